@@ -1,0 +1,48 @@
+# Each target alone, on a fresh clone, makes .venv, installs what it needs at the
+# versions of constraints.txt, and does its work. pip's own settings (PIP_INDEX_URL,
+# PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS, pip.conf) decide where packages come from.
+#
+#   make demo    record, kill, reopen and train: the main job, from end to end
+#   make test    the tests, without the slow ones
+#   make check   format, lint, types, import floors, all tests
+#   make clean   remove .venv and the tools' caches
+
+PYTHON ?= python3
+TESTS ?= not slow and not peer and not gpu
+PYTEST_ARGS ?=
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --constraint constraints.txt
+# What `make test` installs includes what `make demo` needs, so that a demo run
+# after it installs nothing.
+DEMO_READY := $(if $(wildcard .venv/dev.ready),.venv/dev.ready,.venv/rl.ready)
+
+.PHONY: demo test check install clean
+
+demo: $(DEMO_READY)
+	$(BIN)/python -m tools.demo
+
+test: .venv/dev.ready
+	$(BIN)/python -m pytest -m "$(TESTS)" $(PYTEST_ARGS)
+
+check: .venv/dev.ready
+	tools/check
+
+install: .venv/dev.ready
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "mmreplay needs Python 3.11 or newer, and $(PYTHON) is older or missing;" \
+	    "name another with: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 2; }
+	$(PYTHON) -m venv .venv || { rm -rf .venv; exit 2; }
+
+# The build runs in the environment itself, so that it too is pinned.
+.venv/%.ready: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "installing mmreplay[$*] into .venv; the first time takes minutes"
+	$(PIP) setuptools wheel
+	$(PIP) --no-build-isolation --editable ".[$*]"
+	@touch $@
+
+clean:
+	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache \
+	  .import_linter_cache .hypothesis

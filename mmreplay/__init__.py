@@ -1,0 +1,71 @@
+"""mmreplay: a disk-backed, memory-mapped experience dataset for reinforcement learning.
+
+Public names load on first use, so that importing mmreplay costs what numpy costs
+and ``mmreplay info`` does not wait for torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mmreplay.batch import Batch as Batch
+    from mmreplay.buffer.replay_buffer import ReplayBuffer as ReplayBuffer
+    from mmreplay.collect import Recorded as Recorded
+    from mmreplay.collect import record as record
+    from mmreplay.loader import ReplayDataset as ReplayDataset
+    from mmreplay.loader import collate as collate
+    from mmreplay.plan import Plan as Plan
+    from mmreplay.plan import plan_buffer as plan_buffer
+    from mmreplay.ring import Span as Span
+    from mmreplay.samplers.base import Draw as Draw
+    from mmreplay.samplers.uniform import UniformSampler as UniformSampler
+    from mmreplay.schema import Field as Field
+    from mmreplay.schema import Schema as Schema
+    from mmreplay.stats import EpisodeTable as EpisodeTable
+    from mmreplay.stats import Moments as Moments
+    from mmreplay.stats import episode_table as episode_table
+    from mmreplay.stats import field_moments as field_moments
+    from mmreplay.stats import histogram as histogram
+    from mmreplay.verify import Finding as Finding
+    from mmreplay.verify import VerifyReport as VerifyReport
+    from mmreplay.verify import verify_buffer as verify_buffer
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Batch": "mmreplay.batch",
+    "Draw": "mmreplay.samplers.base",
+    "EpisodeTable": "mmreplay.stats",
+    "Field": "mmreplay.schema",
+    "Finding": "mmreplay.verify",
+    "Moments": "mmreplay.stats",
+    "Plan": "mmreplay.plan",
+    "Recorded": "mmreplay.collect",
+    "ReplayBuffer": "mmreplay.buffer.replay_buffer",
+    "ReplayDataset": "mmreplay.loader",
+    "Schema": "mmreplay.schema",
+    "Span": "mmreplay.ring",
+    "UniformSampler": "mmreplay.samplers.uniform",
+    "VerifyReport": "mmreplay.verify",
+    "collate": "mmreplay.loader",
+    "episode_table": "mmreplay.stats",
+    "field_moments": "mmreplay.stats",
+    "histogram": "mmreplay.stats",
+    "plan_buffer": "mmreplay.plan",
+    "record": "mmreplay.collect",
+    "verify_buffer": "mmreplay.verify",
+}
+
+__all__ = sorted(_HOMES)  # one list, not two
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'mmreplay' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

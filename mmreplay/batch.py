@@ -1,0 +1,138 @@
+"""A draw and its data: numpy from a buffer, torch on request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from mmreplay.errors import SchemaError
+from mmreplay.nesting import unflatten
+
+if TYPE_CHECKING:
+    from torch import device as Device
+
+Array = Any
+"""``numpy.ndarray`` in a batch from a buffer, ``torch.Tensor`` after `Batch.torch`."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Batch:
+    """Steps of a buffer, B of them.
+
+    Small fields are views of one packed array, so their rows are strided;
+    ``sample(..., contiguous=True)`` copies them apart.
+
+    Attributes:
+        fields: Array ``[B, *shape]`` by path, ``next_observation/...`` included.
+        env_ids: int64 ``[B]``.
+        positions: int64 ``[B]``.
+        probabilities: float64 ``[B]``.
+        weights: float32 ``[B]``.
+        mask: bool ``[B, T]`` where windows have padding, else None.
+    """
+
+    fields: dict[str, Array]
+    env_ids: Array
+    positions: Array
+    probabilities: Array
+    weights: Array
+    mask: Array | None = None
+    bfloat16: frozenset[str] = frozenset()
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The fields as nested plain dicts."""
+        return unflatten(self.fields)
+
+    def __len__(self) -> int:
+        """Steps in the batch."""
+        return len(self.positions)
+
+    def __repr__(self) -> str:
+        """Say what the fields are, not what is in them."""
+        fields = [
+            f"{path} {str(array.dtype).removeprefix('torch.')}{list(array.shape)}"
+            for path, array in self.fields.items()
+        ]
+        return f"<Batch of {len(self)} steps: {', '.join(fields)}>"
+
+    def __getitem__(self, path: str) -> Array:
+        """One field by path, such as ``"observation/pixels"``.
+
+        Raises:
+            SchemaError: There is no such field.
+        """
+        try:
+            return self.fields[path]
+        except KeyError:
+            if not isinstance(path, str):
+                raise SchemaError(
+                    f"batch has no step {path!r}, expected the path of a field; a "
+                    "DataLoader with batch_sampler= needs collate_fn=mmreplay.collate"
+                ) from None
+            raise SchemaError(
+                f"batch has no field {path!r}, expected one of {list(self.fields)}"
+            ) from None
+
+    def __contains__(self, path: object) -> bool:
+        """Whether there is a field of that path."""
+        return path in self.fields
+
+    def __iter__(self) -> Iterator[str]:
+        """Paths of the fields."""
+        return iter(self.fields)
+
+    def torch(self, device: str | Device | None = None) -> Batch:
+        """Return the batch as tensors, on the CPU without a copy.
+
+        Args:
+            device: Where to; None leaves them on the CPU.
+        """
+        import torch
+
+        if isinstance(self.positions, torch.Tensor):
+            return self if device is None else self.to(device)
+        from_numpy = torch.from_numpy
+        fields = {path: from_numpy(array) for path, array in self.fields.items()}
+        for path in self.bfloat16 & fields.keys():
+            fields[path] = fields[path].view(torch.bfloat16)
+        batch = Batch(
+            fields,
+            from_numpy(self.env_ids),
+            from_numpy(self.positions),
+            from_numpy(self.probabilities),
+            from_numpy(self.weights),
+            None if self.mask is None else from_numpy(self.mask),
+            self.bfloat16,
+        )
+        return batch if device is None else batch.to(device)
+
+    def to(self, device: str | Device, non_blocking: bool = False) -> Batch:
+        """Return a batch of tensors on another device.
+
+        Args:
+            device: Such as ``"cuda"``.
+            non_blocking: Let the copy go on while the program does; from pinned
+                memory only.
+        """
+        return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Batch:
+        """Return a batch of tensors in pinned memory; torch's DataLoader calls it."""
+        return self._each(lambda tensor: tensor.pin_memory())
+
+    def _each(self, change: Any) -> Batch:
+        if not hasattr(self.positions, "pin_memory"):
+            raise SchemaError(
+                "batch holds numpy arrays, expected tensors; call batch.torch(device)"
+            )
+        return replace(
+            self,
+            fields={path: change(tensor) for path, tensor in self.fields.items()},
+            env_ids=change(self.env_ids),
+            positions=change(self.positions),
+            probabilities=change(self.probabilities),
+            weights=change(self.weights),
+            mask=None if self.mask is None else change(self.mask),
+        )

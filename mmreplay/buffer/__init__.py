@@ -1,0 +1,1 @@
+"""The thing itself: a buffer, opened to write or to read."""

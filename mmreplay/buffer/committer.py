@@ -1,0 +1,166 @@
+"""Commits: what survives a power cut, made in the right order and never retried.
+
+Data and flags reach the disk before the checksums, those before the slot that
+vouches for both. A thread commits every so many seconds, and raises the durable
+limits before an add has to wait for it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.errors import FailedError, FullError
+from mmreplay.storage.base import CheckedStore
+from mmreplay.storage.ledger import CommitWriter
+
+Array = NDArray[np.int64]
+
+
+class Committer:
+    """Durable writes of one open buffer.
+
+    Threads: any may call; durable slots are written one at a time. A failed sync
+    poisons it: the kernel marks pages clean that never reached the disk, so the
+    next sync would succeed and lie.
+    """
+
+    def __init__(self, store: CheckedStore, ledger: CommitWriter) -> None:
+        self._store = store
+        self._ledger = ledger
+        self._slot_lock = threading.Lock()
+        self._commit_lock = threading.Lock()
+        self._wake = threading.Event()
+        self._stop = False
+        self._thread: threading.Thread | None = None
+        self._failure: str | None = None
+
+    @property
+    def committed(self) -> Array:
+        """int64 ``[E]``, heads that a power cut would leave."""
+        return self._ledger.committed.heads
+
+    def check(self) -> None:
+        """Raise FailedError if a sync failed before."""
+        if self._failure is not None:
+            raise FailedError(
+                f"an earlier sync failed ({self._failure}), expected none; what was "
+                "acknowledged since the last commit may be lost at a power cut: close "
+                "the buffer, check the disk, and open it again"
+            )
+
+    def given_up(self, needed: Array, target: Array) -> Array:
+        """Durable limits of at least needed; raised to target where they are not."""
+        if (self._ledger.committed.limits < needed).any():
+            self._give_up(target)
+        return self._ledger.committed.limits
+
+    def _give_up(self, target: Array) -> None:
+        with self._slot_lock, _Poisoning(self):
+            held = self._ledger.committed.limits
+            if (held < target).any():
+                self._ledger.give_up(np.maximum(held, target))
+
+    def commit(self, flags: int = 0) -> None:
+        """Make what is published now survive a power cut."""
+        self.check()
+        with self._commit_lock, _Poisoning(self):
+            heads, tails = self._ledger.published
+            done = self._ledger.committed.heads
+            self._store.sync()
+            if self._sum_blocks(done, heads, tails):
+                self._store.sync_sums()
+            with self._slot_lock:
+                self._ledger.commit(heads, tails, flags)
+
+    def _sum_blocks(self, done: Array, heads: Array, tails: Array) -> bool:
+        """Write the checksums of the blocks that became whole since done."""
+        ring = self._store.ring
+        size = ring.block_rows
+        wrote = False
+        for env_id in np.flatnonzero(heads // size > done // size).tolist():
+            # What the ring gave up meanwhile needs no sum, and may be changing.
+            stop = int(heads[env_id])
+            oldest = -(-(stop - ring.slots) // size)
+            first = max(int(done[env_id]) // size, int(tails[env_id]) // size, oldest)
+            blocks = range(first, stop // size)
+            sums = [self._store.checksum(env_id, block) for block in blocks]
+            if sums:
+                self._store.write_sums(env_id, first, np.array(sums, np.uint32))
+                wrote = True
+        return wrote
+
+    def start(self, every_s: float) -> None:
+        """Start the thread that commits every so many seconds."""
+        self._thread = threading.Thread(
+            target=self._run, args=(every_s,), name="mmreplay-commit", daemon=True
+        )
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Ask the thread to raise the durable limits."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """End the thread and wait for it."""
+        self._stop = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _run(self, every_s: float) -> None:
+        due = time.monotonic() + every_s
+        while not self._stop:
+            left = max(0.0, due - time.monotonic())
+            self._wake.wait(min(left, threading.TIMEOUT_MAX))
+            self._wake.clear()
+            try:
+                self._turn(due)
+            except FullError:
+                # Tried again in time; a call of the user's raises where it must.
+                pass
+            except OSError:
+                # Poisoned: the next call of the user's raises and says why.
+                return
+            if time.monotonic() >= due:
+                due = time.monotonic() + every_s
+
+    def _turn(self, due: float) -> None:
+        if self._stop:
+            return
+        ring = self._store.ring
+        target = self._ledger.heads + ring.reserve
+        if (target > ring.slots).any():
+            self._give_up(target)
+        if time.monotonic() >= due and self._dirty():
+            self.commit()
+
+    def _dirty(self) -> bool:
+        heads, tails = self._ledger.published
+        done = self._ledger.committed
+        return bool((heads != done.heads).any() or (tails != done.tails).any())
+
+    def poison(self, why: str) -> None:
+        """Refuse all later work."""
+        self._failure = why
+
+
+class _Poisoning:
+    """Poisons the committer when a durable write fails, and lets the error pass."""
+
+    def __init__(self, committer: Committer) -> None:
+        self._committer = committer
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: object, error: BaseException | None, trace: object
+    ) -> None:
+        # A write that found the disk full harmed nothing, and may be made again.
+        if isinstance(error, OSError) and not isinstance(error, FullError):
+            self._committer.poison(str(error))

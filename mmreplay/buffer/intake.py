@@ -1,0 +1,242 @@
+"""What the user hands to add and extend, checked and cast before a byte is written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.errors import SchemaError
+from mmreplay.nesting import flatten
+from mmreplay.schema import Field, Schema
+
+Columns = dict[str, NDArray[np.generic]]
+
+
+ANY = (-math.inf, math.inf)
+"""Bounds that need no comparison."""
+
+
+class Intake:
+    """Checks steps against one schema.
+
+    The common case, plain arrays of the right dtype and shape under top-level
+    names, is told by a few comparisons a field; everything else goes the long way
+    round through `Field.convert`.
+    """
+
+    def __init__(self, schema: Schema, num_envs: int) -> None:
+        self._schema = schema
+        self._num_envs = num_envs
+        self._names = schema.fields.keys()
+        self._quick = [
+            (path, field.numpy, (num_envs, *field.shape), field.shape)
+            for path, field in schema.fields.items()
+        ]
+        single = num_envs == 1
+        self._scalars = {
+            path: _scalars(field) if single else {}
+            for path, field in schema.fields.items()
+        }
+        self._observation = schema.role("observation")
+
+    def flat(
+        self, data: Mapping[str, object] | None, fields: Mapping[str, object]
+    ) -> Mapping[str, object]:
+        """Values by path, of one nested mapping or of keywords.
+
+        Raises:
+            SchemaError: Both or neither were given, or names differ.
+        """
+        if data is not None and fields:
+            raise SchemaError(
+                "add: got a mapping and keywords, expected one of them; put "
+                f"{sorted(fields)} into the mapping"
+            )
+        if data is not None and not isinstance(data, Mapping):
+            raise SchemaError(
+                f"got {type(data).__name__}, expected a mapping of {list(self._names)} "
+                "or keywords; pass the step's fields by name"
+            )
+        given = fields if data is None else data
+        if given.keys() != self._names:
+            given = flatten(given)
+            if given.keys() != self._names:
+                raise self._misnamed(given)
+        return given
+
+    def _misnamed(self, given: Mapping[str, object]) -> SchemaError:
+        unknown = sorted(set(given) - set(self._names))
+        missing = sorted(set(self._names) - set(given))
+        parts = []
+        if unknown:
+            parts.append(f"unknown fields {unknown}")
+        if missing:
+            parts.append(f"missing fields {missing}")
+        return SchemaError(
+            f"got {' and '.join(parts)}, expected exactly {list(self._names)}; fix "
+            "the names, or make a buffer with another schema"
+        )
+
+    def step(self, given: Mapping[str, object], count: int) -> Columns:
+        """Check one step of count environments.
+
+        Returns:
+            Per path ``[count, *shape]``; of the only environment of a buffer also
+            ``[*shape]``, where it came so.
+        """
+        columns: Columns = {}
+        single = self._num_envs == 1
+        for path, dtype, shape, alone in self._quick:
+            value = given[path]
+            if type(value) is np.ndarray and value.dtype == dtype:
+                got = value.shape
+                if (got == shape and count == self._num_envs) or (
+                    single and got == alone
+                ):
+                    columns[path] = value
+                    continue
+            else:
+                bounds = self._scalars[path].get(type(value))
+                if bounds is ANY or (
+                    bounds is not None and bounds[0] <= value <= bounds[1]  # type: ignore[operator]  # its type is one that compares
+                ):
+                    columns[path] = value  # type: ignore[assignment]  # assigned like an array of no axes
+                    continue
+            columns[path] = self._convert(path, value, count)
+        return columns
+
+    def _convert(self, path: str, value: object, count: int) -> NDArray[np.generic]:
+        field = self._schema.fields[path]
+        lead: tuple[int, ...] = (count,)
+        if self._num_envs == 1 and np.ndim(value) == len(field.shape):  # type: ignore[arg-type]  # any array-like
+            lead = ()
+        return field.convert(value, path, lead)
+
+    def block(self, given: Mapping[str, object], count: int) -> tuple[Columns, int]:
+        """Check T steps of count environments.
+
+        Returns:
+            Per path ``[T, count, *shape]``, and T.
+        """
+        columns: Columns = {}
+        steps = -1
+        for path, field in self._schema.fields.items():
+            value = given[path]
+            if type(value) is np.ndarray and value.dtype == field.numpy:
+                got = value.shape
+                if self._num_envs == 1 and got == (steps, *field.shape):
+                    columns[path] = value[:, None]
+                    continue
+            shape = np.shape(value)  # type: ignore[call-overload]  # any array-like
+            lead = shape[: len(shape) - len(field.shape)]
+            if self._num_envs == 1 and len(lead) == 1:
+                column = field.convert(value, path, (lead[0],))[:, None]
+            elif len(lead) == 2:
+                column = field.convert(value, path, (lead[0], count))
+            else:
+                raise SchemaError(
+                    f"field {path!r}: got shape {list(shape)}, expected "
+                    f"[T, {count}, *{list(field.shape)}]; extend takes many steps, "
+                    "add takes one"
+                )
+            if steps >= 0 and len(column) != steps:
+                raise SchemaError(
+                    f"field {path!r}: got T={len(column)} steps, expected {steps} as "
+                    "in the fields before it; every field needs the same T"
+                )
+            steps = len(column)
+            columns[path] = column
+        if steps < 1:
+            raise SchemaError(
+                "extend: got T=0 steps, expected at least 1; skip the call when "
+                "there is nothing to write"
+            )
+        return columns, steps
+
+    def final(self, observation: object, lead: tuple[int, ...]) -> Columns:
+        """Check final observations.
+
+        Args:
+            observation: One leaf, or a nested mapping of the leaves under the
+                observation role, each ``[*lead, *shape]``.
+            lead: ``(E,)`` for add, ``(T, E)`` for extend.
+
+        Returns:
+            By path of the observation's fields.
+        """
+        role = self._observation
+        if role is None or self._schema.role("next_observation") is not None:
+            why = "no observation field" if role is None else "next_observation stored"
+            raise SchemaError(
+                f"final_observation: got one, expected none, as the schema has {why}; "
+                "leave it out"
+            )
+        nested = isinstance(observation, Mapping | tuple)
+        given = flatten({role: observation}) if nested else {role: observation}
+        paths = self._schema.role_paths("observation")
+        if set(given) != set(paths):
+            raise SchemaError(
+                f"final_observation: got {sorted(given)}, expected {sorted(paths)}; "
+                "give the observation in the shape of the schema"
+            )
+        found: Columns = {}
+        for path, value in given.items():
+            field = self._schema[path]
+            axes = len(lead) + len(field.shape)
+            alone = self._num_envs == 1 and np.ndim(value) == axes - 1  # type: ignore[arg-type]  # any array-like
+            shape = lead[:-1] if alone else lead
+            column = field.convert(value, f"final_observation/{path}", shape)
+            found[path] = column.reshape(*lead, *field.shape)
+        return found
+
+    def env_ids(self, env_ids: object) -> NDArray[np.int64] | None:
+        """Check a subset of environments; None means all.
+
+        Raises:
+            SchemaError: They are no integers, unknown, or named twice.
+        """
+        if env_ids is None:
+            return None
+        ids = np.atleast_1d(np.asarray(env_ids))
+        if ids.ndim != 1 or ids.dtype.kind not in "iu" or len(ids) == 0:
+            raise SchemaError(
+                f"env_ids: got {ids.dtype}{list(ids.shape)}, expected one or more "
+                "integers in one axis; leave it out for all environments"
+            )
+        ids = ids.astype(np.int64)
+        bad = ids[(ids < 0) | (ids >= self._num_envs)]
+        if len(bad):
+            raise SchemaError(
+                f"env_ids: got {int(bad[0])}, expected values in [0, {self._num_envs})"
+                "; this buffer was created with that num_envs"
+            )
+        if len(np.unique(ids)) != len(ids):
+            raise SchemaError(
+                f"env_ids: got {ids.tolist()}, expected each environment once; write "
+                "several steps of one environment with extend"
+            )
+        return ids
+
+
+def _scalars(field: Field) -> dict[type, tuple[float, float]]:
+    """Scalar types that one step of this field may come as, and their bounds.
+
+    Within them the store's own assignment casts as `Field.convert` would; NaN and
+    whatever else is outside goes the long way. The field's own type has none: to
+    compare a numpy scalar costs more than to store it.
+    """
+    if field.shape or field.mutable or field.dtype == "bfloat16":
+        return {}
+    kind = field.numpy.kind
+    if kind == "b":
+        return {bool: ANY, np.bool_: ANY}
+    if kind in "iu":
+        info = np.iinfo(field.dtype)
+        return {int: (int(info.min), int(info.max)), field.numpy.type: ANY}
+    if field.exact:
+        return {field.numpy.type: ANY}
+    largest = float(np.finfo(field.dtype).max)
+    return {float: (-largest, largest), field.numpy.type: ANY}

@@ -1,0 +1,345 @@
+"""Creating, opening and closing: the parts of a buffer and the order they need."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from mmreplay import files, recovery
+from mmreplay.buffer.committer import Committer
+from mmreplay.buffer.writer import Writer
+from mmreplay.episodes import BREAK, CUT, START
+from mmreplay.errors import CorruptError, FormatError, SchemaError, VersionError
+from mmreplay.format import commit as records
+from mmreplay.format import metadata as metadata_file
+from mmreplay.format.metadata import AUTORESETS, Autoreset, Engine, Metadata
+from mmreplay.format.strict_json import Json
+from mmreplay.recovery import Recovery
+from mmreplay.ring import LAYOUTS, Layout, Ring
+from mmreplay.schema import Schema
+from mmreplay.storage.base import Store
+from mmreplay.storage.ledger import CommitReader, CommitWriter, MemoryLedger
+from mmreplay.storage.lock import WriterLock, locked, refuse_network
+from mmreplay.storage.memmap import MemmapStore
+from mmreplay.storage.memory import MemoryStore
+
+RESUME_FLAGS = {
+    "break": START | BREAK,
+    "truncate": START | BREAK | CUT,
+    "continue": None,
+}
+OPEN_TRIES = 3
+
+StrPath = str | os.PathLike[str]
+
+
+def absolute(path: StrPath) -> Path:
+    """The path whatever the working folder becomes; links are left as they are."""
+    return Path(os.path.abspath(path))
+
+
+@dataclass(slots=True)
+class Parts:
+    """What an open buffer is made of."""
+
+    path: Path | None
+    metadata: Metadata
+    store: Store
+    ledger: CommitReader | CommitWriter | MemoryLedger
+    recovery: Recovery
+    writer: Writer | None = None
+    committer: Committer | None = None
+    lock: WriterLock | None = None
+    closed: bool = field(default=False)
+
+    def close(self) -> None:
+        """Commit what is open for writing, and give everything back."""
+        if self.closed:
+            return
+        self.closed = True
+        try:
+            if self.committer is not None:
+                self.committer.stop()
+                self.committer.commit(records.CLEAN)
+        finally:
+            self.ledger.close()
+            self.store.close()
+            if self.lock is not None:
+                self.lock.release()
+
+
+def describe(
+    schema: Schema,
+    capacity: int,
+    num_envs: int,
+    engine: Engine,
+    layout: Layout | None,
+    autoreset: Autoreset,
+    user: Json | None,
+) -> Metadata:
+    """Check what a user asks for and make its metadata.
+
+    Raises:
+        SchemaError: A number or choice is not legal.
+    """
+    for name, number, most in (
+        ("capacity", capacity, metadata_file.MAX_CAPACITY),
+        ("num_envs", num_envs, metadata_file.MAX_NUM_ENVS),
+    ):
+        whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
+        if not whole or not 1 <= number <= most:
+            raise SchemaError(
+                f"{name}: got {number!r}, expected an integer in [1, {most}]"
+            )
+    if engine not in ("memmap", "memory"):
+        raise SchemaError(f"engine: got {engine!r}, expected 'memmap' or 'memory'")
+    if layout is not None and layout not in LAYOUTS:
+        raise SchemaError(f"layout: got {layout!r}, expected one of {LAYOUTS} or None")
+    if autoreset not in AUTORESETS:
+        raise SchemaError(f"autoreset: got {autoreset!r}, expected one of {AUTORESETS}")
+    if user is not None and not isinstance(user, dict):
+        raise SchemaError(
+            f"user: got {type(user).__name__}, expected a dict of JSON values; put it "
+            "into one"
+        )
+    if not isinstance(schema, Schema):
+        raise SchemaError(
+            f"schema: got {type(schema).__name__}, expected a Schema; wrap the fields "
+            "in mmreplay.Schema(...), or use Schema.from_env or Schema.from_example"
+        )
+    return Metadata(
+        uuid=secrets.token_bytes(16),
+        created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        generation=1,
+        engine=engine,
+        autoreset=autoreset,
+        ring=Ring.sized(int(capacity), int(num_envs), layout, schema.row_nbytes),
+        schema=schema,
+        user=user or {},
+    )
+
+
+def create_memory(metadata: Metadata) -> Parts:
+    """Make a buffer in RAM."""
+    ring = metadata.ring
+    store = MemoryStore(ring, metadata.schema)
+    ledger = MemoryLedger(ring.num_envs)
+    writer = Writer(
+        store, ledger, None, metadata.schema, metadata.autoreset,
+        metadata.schema.row_nbytes,
+    )  # fmt: skip
+    found = Recovery("new", ledger.heads, ledger.heads)
+    return Parts(None, metadata, store, ledger, found, writer)
+
+
+def create(
+    path: Path, metadata: Metadata, commit_every: float | None, allow_network: bool
+) -> Parts:
+    """Make a buffer's folder and open it for writing."""
+    check_interval(commit_every)
+    encoded = metadata_file.encode(metadata)
+    _make_place(path)
+    refuse_network(path, allow_network)
+    lock = WriterLock(path)
+    try:
+        # metadata.json appears last: without it the folder is no buffer yet.
+        recovery.sweep(path, metadata)
+        build(path, metadata).close()
+        files.replace_bytes(path / metadata_file.FILE_NAME, encoded)
+        parts = _open_locked(path, metadata, lock)
+        parts.recovery = Recovery("new", parts.ledger.heads, parts.ledger.heads)
+    except BaseException:
+        lock.release()
+        raise
+    _start(parts, commit_every)
+    return parts
+
+
+def build(
+    path: Path,
+    metadata: Metadata,
+) -> MemmapStore:
+    """Create the data folder and files of a generation, synced, with COMMIT."""
+    folder = path / metadata.folder
+    files.remove_tree(folder)
+    files.make_folder(folder)
+    store = MemmapStore.create(folder, metadata.ring, metadata.schema)
+    try:
+        store.sync()
+        store.sync_sums()
+        recovery.create(folder, metadata)
+        files.sync_folder(folder)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def _make_place(path: Path) -> None:
+    """Make the buffer's folder, or accept an empty one or a creation cut short."""
+    if path.exists() and not path.is_dir():
+        raise FormatError(
+            f"{path} is a file, expected a folder to create; choose another path"
+        )
+    if (path / metadata_file.FILE_NAME).exists():
+        raise FormatError(
+            f"{path} already holds a buffer, expected a new path; open it with "
+            "ReplayBuffer.open(path, 'r+'), or choose another path"
+        )
+    if path.is_dir():
+        strangers = [
+            entry.name
+            for entry in path.iterdir()
+            if entry.name != "LOCK" and not entry.name.startswith(("data-", "tmp-"))
+        ]
+        if strangers:
+            raise FormatError(
+                f"{path} is a folder with other files ({sorted(strangers)[0]!r}, ...), "
+                "expected a new or empty one; choose another path"
+            )
+        # Made by a creation that was killed, perhaps, before it could sync this.
+        files.sync_folder(path.parent)
+        return
+    for parent in [*reversed(path.parents), path]:
+        if not parent.exists():
+            files.make_folder(parent, exist_ok=True)
+
+
+def open_reader(path: Path) -> Parts:
+    """Open a buffer read-only; a resize in between is followed."""
+    for attempt in range(OPEN_TRIES):
+        metadata = metadata_file.load(path)
+        try:
+            return _open_generation(path, metadata)
+        except CorruptError:
+            # A writer may have moved on to the next generation while we opened.
+            last = attempt == OPEN_TRIES - 1
+            if last or metadata_file.load(path).generation == metadata.generation:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _open_generation(path: Path, metadata: Metadata) -> Parts:
+    folder = path / metadata.folder
+    _refuse_engine(path, metadata)
+    ledger, found = recovery.open_reader(folder, metadata)
+    try:
+        store = MemmapStore.open(folder, metadata.ring, metadata.schema, writable=False)
+    except BaseException:
+        ledger.close()
+        raise
+    if found.how == "killed" and locked(path):
+        found = Recovery("live", found.heads, found.committed)
+    return Parts(path, metadata, store, ledger, found)
+
+
+def _refuse_engine(path: Path, metadata: Metadata) -> None:
+    if metadata.engine != "memmap":
+        raise VersionError(
+            f"{path} was written with engine {metadata.engine!r}, this mmreplay opens "
+            "'memmap'; install a newer mmreplay"
+        )
+
+
+def open_writer(
+    path: Path, on_resume: str, commit_every: float | None, allow_network: bool
+) -> Parts:
+    """Open a buffer for writing, with its lock."""
+    if on_resume not in RESUME_FLAGS:
+        raise SchemaError(
+            f"on_resume: got {on_resume!r}, expected one of {list(RESUME_FLAGS)}"
+        )
+    check_interval(commit_every)
+    metadata = metadata_file.load(path)
+    _refuse_engine(path, metadata)
+    if metadata.unknown_features:
+        raise VersionError(
+            f"{path} uses the features {list(metadata.unknown_features)}, which this "
+            "mmreplay cannot write; open it with mode='r', or install a newer mmreplay"
+        )
+    refuse_network(path, allow_network)
+    lock = WriterLock(path)
+    try:
+        metadata = metadata_file.load(path)
+        # A writer killed between a rename and its sync left the switch visible, and
+        # not durable; what follows builds on it, and sweeps what it replaced.
+        files.sync_folder(path)
+        parts = _open_locked(path, metadata, lock)
+    except BaseException:
+        lock.release()
+        raise
+    try:
+        # Only now: what opened is the generation in force, and the others are not.
+        removed = recovery.sweep(path, metadata)
+    except BaseException:
+        parts.close()
+        raise
+    if removed:
+        found = parts.recovery
+        parts.recovery = Recovery(
+            found.how, found.heads, found.committed, found.cut_rows,
+            found.given_up_rows, removed,
+        )  # fmt: skip
+    assert parts.writer is not None
+    parts.writer.resume(RESUME_FLAGS[on_resume])
+    _start(parts, commit_every)
+    return parts
+
+
+def _open_locked(path: Path, metadata: Metadata, lock: WriterLock) -> Parts:
+    """Open a generation for writing, the lock being held."""
+    folder = path / metadata.folder
+    store = MemmapStore.open(folder, metadata.ring, metadata.schema, writable=True)
+    try:
+        ledger, found = recovery.open_writer(folder, metadata)
+    except BaseException:
+        store.close()
+        raise
+    committer = Committer(store, ledger)
+    writer = Writer(
+        store, ledger, committer, metadata.schema, metadata.autoreset,
+        metadata.schema.row_nbytes,
+    )  # fmt: skip
+    return Parts(path, metadata, store, ledger, found, writer, committer, lock)
+
+
+def reopen(parts: Parts, commit_every: float | None) -> Parts:
+    """Open the generation now in force under the lock that is already held."""
+    assert parts.path is not None
+    assert parts.lock is not None
+    try:
+        metadata = metadata_file.load(parts.path)
+        fresh = _open_locked(parts.path, metadata, parts.lock)
+    except BaseException:
+        # The former generation is closed: nobody else would give the lock back.
+        parts.lock.release()
+        raise
+    assert fresh.writer is not None
+    assert parts.writer is not None
+    fresh.writer.follow(parts.writer)
+    _start(fresh, commit_every)
+    return fresh
+
+
+def check_interval(commit_every: float | None) -> None:
+    """Refuse an interval between commits that is no time.
+
+    Raises:
+        SchemaError: It is neither None nor above 0.
+    """
+    number = isinstance(commit_every, int | float | np.integer | np.floating)
+    if commit_every is not None and not (number and commit_every > 0):
+        raise SchemaError(
+            f"commit_every: got {commit_every!r}, expected seconds above 0, or None "
+            "to commit only by commit() and close()"
+        )
+
+
+def _start(parts: Parts, commit_every: float | None) -> None:
+    if parts.committer is not None and commit_every is not None:
+        parts.committer.start(commit_every)

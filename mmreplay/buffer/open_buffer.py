@@ -1,0 +1,163 @@
+"""What an open buffer tells about itself, whoever opened it and why."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.buffer import lifecycle
+from mmreplay.buffer.reading import Reading
+from mmreplay.buffer.state import read_statistics
+from mmreplay.buffer.view import LiveView
+from mmreplay.episodes import EpisodeIndex
+from mmreplay.errors import FailedError
+from mmreplay.format.metadata import Autoreset, Metadata
+from mmreplay.recovery import Recovery
+from mmreplay.ring import Span
+from mmreplay.schema import Schema
+
+
+class OpenBuffer:
+    """The parts of an open buffer, followed through resizes; see `ReplayBuffer`.
+
+    Attributes:
+        path: The folder, or None for a buffer in RAM.
+    """
+
+    def __init__(self, parts: lifecycle.Parts) -> None:
+        self.path = parts.path
+        self._use(parts)
+
+    def _use(self, parts: lifecycle.Parts) -> None:
+        self._parts = parts
+        self._reading = Reading(parts)
+        # A buffer that was dropped or left open at exit is closed all the same.
+        self._finalizer = weakref.finalize(self, _close_in_owner, parts, os.getpid())
+
+    @property
+    def _name(self) -> str:
+        return "this buffer" if self.path is None else str(self.path)
+
+    def _read(self) -> Reading:
+        if self._parts.closed:
+            raise FailedError(
+                f"{self._name} is closed, expected it open; use ReplayBuffer.open"
+            )
+        reading = self._reading
+        reading.refresh()
+        if self._parts.ledger.moved:
+            # Resized by its writer: the same steps live in another folder now.
+            assert self.path is not None
+            self._parts.close()
+            self._finalizer.detach()
+            self._use(lifecycle.open_reader(self.path))
+            reading = self._reading
+        return reading
+
+    def __len__(self) -> int:
+        """Steps alive, of all environments; final rows are not counted."""
+        return self._read().index.num_steps
+
+    def __repr__(self) -> str:
+        """Say what the buffer is and holds."""
+        if self._parts.closed:
+            return f"<ReplayBuffer {self._name} (closed)>"
+        ring = self.metadata.ring
+        mode = "r" if self._parts.writer is None else "r+"
+        return (
+            f"<ReplayBuffer {self._name} {mode!r}: {len(self):,} steps of "
+            f"{ring.num_envs} x {ring.capacity:,}, {len(self.schema)} fields, "
+            f"{self.metadata.engine}, {ring.layout}>"
+        )
+
+    @property
+    def metadata(self) -> Metadata:
+        """What metadata.json says."""
+        return self._parts.metadata
+
+    @property
+    def schema(self) -> Schema:
+        """The fields of one step."""
+        return self._parts.metadata.schema
+
+    @property
+    def capacity(self) -> int:
+        """Rows kept per environment."""
+        return self._parts.metadata.ring.capacity
+
+    @property
+    def num_envs(self) -> int:
+        """Environments."""
+        return self._parts.metadata.ring.num_envs
+
+    @property
+    def autoreset(self) -> Autoreset:
+        """What the row after an episode's end is."""
+        return self._parts.metadata.autoreset
+
+    @property
+    def span(self) -> Span:
+        """What is alive now: positions ``[first, stop)``, int64 ``[E]`` each."""
+        return self._read().span
+
+    @property
+    def heads(self) -> NDArray[np.int64]:
+        """int64 ``[E]``, the next position to be written."""
+        return self._read().span.stop
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """int64 ``[E]``, steps alive per environment."""
+        return self._read().index.sizes()
+
+    @property
+    def episodes(self) -> EpisodeIndex:
+        """The episodes alive now."""
+        return self._read().index
+
+    @property
+    def view(self) -> LiveView:
+        """What samplers are given: spans and boundaries, brought up to date."""
+        return self._read().view
+
+    @property
+    def recovery(self) -> Recovery:
+        """What opening found."""
+        return self._parts.recovery
+
+    @property
+    def committed(self) -> NDArray[np.int64]:
+        """int64 ``[E]``, heads that a power cut would leave."""
+        if self._parts.committer is None:
+            return self._parts.recovery.committed
+        return self._parts.committer.committed
+
+    @property
+    def writable(self) -> bool:
+        """Whether it was opened for writing."""
+        return self._parts.writer is not None
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._parts.closed
+
+    @property
+    def nbytes(self) -> tuple[int, int]:
+        """Bytes of the data files: (apparent, allocated on disk)."""
+        self._read()
+        return self._parts.store.disk_nbytes()
+
+    @property
+    def statistics(self) -> dict[str, Any]:
+        """The free-form JSON stored with the data; ``{}`` where there is none."""
+        return read_statistics(self.path)
+
+
+def _close_in_owner(parts: lifecycle.Parts, pid: int) -> None:
+    if os.getpid() == pid:
+        parts.close()

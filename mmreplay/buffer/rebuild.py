@@ -1,0 +1,173 @@
+"""Another generation of a buffer: its newest rows under another ring or schema.
+
+The new folder is complete and synced before metadata.json is renamed: the rename
+is the one switch, and a kill on either side of it leaves one whole buffer.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay import files, recovery
+from mmreplay.buffer import lifecycle
+from mmreplay.buffer.lifecycle import Parts
+from mmreplay.buffer.reading import SCAN_ROWS, Reading
+from mmreplay.errors import SchemaError
+from mmreplay.format import metadata as metadata_file
+from mmreplay.ring import Ring, runs
+from mmreplay.schema import Field, Schema
+from mmreplay.storage.base import Store
+from mmreplay.storage.ledger import CommitWriter
+from mmreplay.storage.memmap import MemmapStore
+
+Fill = dict[str, NDArray[np.generic]] | None
+
+
+def resized(ring: Ring, capacity: int, row_nbytes: int) -> Ring:
+    """The same ring with another capacity.
+
+    Raises:
+        SchemaError: The capacity is not legal.
+    """
+    most = metadata_file.MAX_CAPACITY
+    whole = isinstance(capacity, int | np.integer) and not isinstance(capacity, bool)
+    if not whole or not 1 <= capacity <= most:
+        raise SchemaError(
+            f"capacity: got {capacity!r}, expected an integer in [1, {most}]"
+        )
+    return Ring.sized(int(capacity), ring.num_envs, ring.layout, row_nbytes)
+
+
+def filling(path: str, field: Field, fill: object) -> NDArray[np.generic]:
+    """Check what rows before a new field read as."""
+    scalar = np.ndim(fill) == 0  # type: ignore[arg-type]  # any array-like
+    single = Field((), field.dtype) if scalar else field
+    value = single.convert(fill, path, ())
+    return np.broadcast_to(value, field.shape)
+
+
+def refuse_role(before: Schema, after: Schema, value: NDArray[np.generic]) -> None:
+    """Refuse a new field that would tell of old rows what they never said.
+
+    Raises:
+        SchemaError: It is the next observation, or an end whose fill is not False.
+    """
+    for role in ("next_observation", "terminated", "truncated"):
+        if before.role(role) == after.role(role):
+            continue
+        if role == "next_observation":
+            told = f"a field of the role {role!r}, expected one without: old rows have"
+            raise SchemaError(
+                f"add_field: got {told} another one each; make a new buffer with it"
+            )
+        if value.any():
+            raise SchemaError(
+                f"add_field: got fill True for the role {role!r}, expected False: ends "
+                "are kept as boundaries, which published rows never change; make a new "
+                "buffer"
+            )
+
+
+def swap(
+    parts: Parts,
+    reading: Reading,
+    ring: Ring,
+    schema: Schema,
+    fill: Fill,
+    commit_every: float | None,
+) -> Parts:
+    """Put another generation of a buffer in force and return it open for writing."""
+    if parts.path is None:
+        return in_memory(parts, reading, ring, schema, fill)
+    on_disk(parts, reading, ring, schema, fill)
+    return lifecycle.reopen(parts, commit_every)
+
+
+def on_disk(
+    parts: Parts, reading: Reading, ring: Ring, schema: Schema, fill: Fill
+) -> None:
+    """Build the next generation and put it in force; closes the present one's files.
+
+    Adding waits meanwhile. Until the switch a failure leaves the buffer as it was.
+    """
+    assert parts.path is not None
+    assert parts.committer is not None
+    assert isinstance(parts.ledger, CommitWriter)
+    parts.committer.commit()
+    metadata = parts.metadata.next_generation(ring, schema)
+    encoded = metadata_file.encode(metadata)
+    folder = parts.path / metadata.folder
+    files.remove_tree(folder)
+    files.make_folder(folder)
+    store = MemmapStore.create(folder, ring, schema)
+    try:
+        firsts = _copy(reading, store, fill)
+        heads = reading.span.stop
+        store.sync()
+        _sum(store, firsts, heads)
+        store.sync_sums()
+        recovery.create(folder, metadata, heads, firsts)
+        files.sync_folder(folder)
+    except BaseException:
+        store.close()
+        files.remove_tree(folder)
+        raise
+    store.close()
+    try:
+        files.replace_bytes(parts.path / metadata_file.FILE_NAME, encoded)
+        parts.committer.stop()
+        parts.ledger.mark_moved()
+    except BaseException as error:
+        # Which generation a later opening finds is not known: nothing more may be
+        # added to this one.
+        parts.committer.poison(f"the switch to {metadata.folder} failed: {error}")
+        raise
+    parts.closed = True
+    parts.ledger.close()
+    parts.store.close()
+
+
+def in_memory(
+    parts: Parts, reading: Reading, ring: Ring, schema: Schema, fill: Fill
+) -> Parts:
+    """The same in RAM."""
+    metadata = parts.metadata.next_generation(ring, schema)
+    fresh = lifecycle.create_memory(metadata)
+    firsts = _copy(reading, fresh.store, fill)
+    assert fresh.writer is not None
+    assert parts.writer is not None
+    fresh.writer.adopt(reading.span.stop, firsts)
+    fresh.writer.follow(parts.writer)
+    return fresh
+
+
+def _copy(reading: Reading, store: Store, fill: Fill) -> NDArray[np.int64]:
+    """Copy the newest rows that fit, and return the first position of each env."""
+    span = reading.span
+    ring = store.ring
+    firsts = np.maximum(span.first, span.stop - ring.capacity)
+    for env_id in range(ring.num_envs):
+        stop = int(span.stop[env_id])
+        for first in range(int(firsts[env_id]), stop, SCAN_ROWS):
+            positions = np.arange(first, min(first + SCAN_ROWS, stop))
+            ids = np.full(len(positions), env_id)
+            columns = reading.rows(ids, positions, reading.view.limits).fields
+            for path, value in (fill or {}).items():
+                columns[path] = np.broadcast_to(value, (len(ids), *value.shape))
+            flags = reading.view.flags(ids, positions)
+            store.write(runs(ring.rows(ids, positions)), columns, flags)
+    return firsts
+
+
+def _sum(
+    store: MemmapStore, firsts: NDArray[np.int64], heads: NDArray[np.int64]
+) -> None:
+    """Write the checksums of every whole block that holds a row."""
+    size = store.ring.block_rows
+    for env_id in range(store.ring.num_envs):
+        first = int(firsts[env_id]) // size
+        blocks = range(first, int(heads[env_id]) // size)
+        sums = [store.checksum(env_id, block) for block in blocks]
+        if sums:
+            store.write_sums(env_id, first, np.array(sums, np.uint32))

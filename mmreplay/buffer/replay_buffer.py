@@ -1,0 +1,400 @@
+"""ReplayBuffer: circular buffers of environment steps that live in a folder."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mmreplay.batch import Batch
+from mmreplay.buffer import lifecycle, rebuild
+from mmreplay.buffer.open_buffer import OpenBuffer
+from mmreplay.buffer.state import write_statistics
+from mmreplay.buffer.writer import Writer
+from mmreplay.errors import FailedError, SchemaError
+from mmreplay.format.metadata import Autoreset, Engine
+from mmreplay.ring import Layout, Ring
+from mmreplay.samplers.base import Sampler
+from mmreplay.samplers.uniform import UniformSampler
+from mmreplay.schema import Field, Schema
+
+
+class ReplayBuffer(OpenBuffer):
+    """Experience of one or more environments, in files that are always reopenable.
+
+    One writer and any number of readers, in any processes. Everything `add` and
+    `extend` wrote survives the death of the process; everything committed survives
+    a power cut. Positions count the rows of each environment and never restart.
+
+    Use `create` or `open`, and close it (or use ``with``). Any thread may call: who
+    changes the buffer takes turns, and draws take turns but for their gathering.
+
+    Attributes:
+        path: The folder, or None for a buffer in RAM.
+        sampler: What `sample` draws with.
+    """
+
+    def __init__(
+        self,
+        parts: lifecycle.Parts,
+        sampler: Sampler | None,
+        commit_every: float | None,
+    ) -> None:
+        """Wrap open parts; use `create` or `open`."""
+        super().__init__(parts)
+        # Whoever changes the buffer takes turns, whichever generation is in force.
+        self._turn = threading.RLock()
+        self._commit_every = commit_every
+        self.sampler = UniformSampler() if sampler is None else sampler
+
+    @classmethod
+    def create(
+        cls,
+        path: lifecycle.StrPath | None,
+        schema: Schema,
+        capacity: int,
+        num_envs: int = 1,
+        *,
+        engine: Engine = "memmap",
+        layout: Layout | None = None,
+        autoreset: Autoreset = "disabled",
+        sampler: Sampler | None = None,
+        commit_every: float | None = 10.0,
+        allow_network: bool = False,
+        user: dict[str, Any] | None = None,
+    ) -> ReplayBuffer:
+        """Create a buffer and open it for writing.
+
+        Takes milliseconds and no disk space, whatever the capacity: files are
+        sparse until written.
+
+        Args:
+            path: Folder to make; new or empty. None with ``engine="memory"``.
+            schema: The fields of one step.
+            capacity: Rows kept per environment, at least 1.
+            num_envs: Environments, at least 1.
+            engine: ``"memmap"`` or ``"memory"``.
+            layout: ``"env_major"`` or ``"time_major"``; None chooses by num_envs.
+            autoreset: What the row after an episode's end is: ``"next_step"``
+                (Gymnasium's vector default): the final row; ``"same_step"`` or
+                ``"disabled"``: the first row of the next episode.
+            sampler: What `sample` draws with; `UniformSampler` by default.
+            commit_every: Seconds between commits by a thread; None for none.
+            allow_network: Write to a network file system all the same.
+            user: JSON kept in the metadata.
+
+        Raises:
+            SchemaError: An argument is not legal.
+            FormatError: The path holds something already.
+            FullError: No space is left.
+        """
+        if (path is None) != (engine == "memory"):
+            raise SchemaError(
+                f"path: got {path!r} with engine={engine!r}, expected a folder for "
+                "'memmap' and None for 'memory'"
+            )
+        metadata = lifecycle.describe(
+            schema, capacity, num_envs, engine, layout, autoreset, user
+        )
+        if path is None:
+            return cls(lifecycle.create_memory(metadata), sampler, None)
+        parts = lifecycle.create(
+            lifecycle.absolute(path), metadata, commit_every, allow_network
+        )
+        return cls(parts, sampler, commit_every)
+
+    @classmethod
+    def open(
+        cls,
+        path: lifecycle.StrPath,
+        mode: Literal["r", "r+"] = "r",
+        *,
+        sampler: Sampler | None = None,
+        on_resume: Literal["break", "truncate", "continue"] = "break",
+        commit_every: float | None = 10.0,
+        allow_network: bool = False,
+    ) -> ReplayBuffer:
+        """Open a buffer.
+
+        Args:
+            path: Its folder.
+            mode: ``"r"`` reads, also while a writer lives and on a read-only disk;
+                ``"r+"`` adds as well, and needs the writer's lock.
+            sampler: What `sample` draws with; `UniformSampler` by default.
+            on_resume: What the first row added by this writer is to the last one:
+                ``"break"`` (an unrelated row follows), ``"truncate"`` (the same,
+                and the last step is reported as truncated) or ``"continue"``.
+            commit_every: Seconds between commits by a thread; None for none.
+            allow_network: Write to a network file system all the same.
+
+        Raises:
+            FormatError: It is no buffer, or damaged (`CorruptError`), or of a newer
+                version (`VersionError`).
+            LockedError: Somebody else is writing.
+            FailedError: The disk cannot be written.
+        """
+        if mode not in ("r", "r+"):
+            raise SchemaError(f"mode: got {mode!r}, expected 'r' or 'r+'")
+        where = lifecycle.absolute(path)
+        if mode == "r":
+            return cls(lifecycle.open_reader(where), sampler, None)
+        parts = lifecycle.open_writer(where, on_resume, commit_every, allow_network)
+        return cls(parts, sampler, commit_every)
+
+    def add(
+        self,
+        data: Mapping[str, object] | None = None,
+        /,
+        *,
+        final_observation: object = None,
+        env_ids: ArrayLike | None = None,
+        **fields: object,
+    ) -> None:
+        """Add one step of each environment, all or nothing.
+
+        Args:
+            data: The step as one nested mapping, or else keywords; every field of
+                the schema ``[E, *shape]``, or ``[*shape]`` where num_envs is 1.
+            final_observation: ``[E, *shape]``, what followed the steps that end an
+                episode; read only there. Not with ``autoreset="next_step"``.
+            env_ids: int ``[N]``, the environments that the step is of, each once;
+                all of them by default. Fields are then ``[N, *shape]``.
+            **fields: The step's fields, in place of data.
+
+        Raises:
+            SchemaError: A field is unknown, missing, or of a wrong shape or dtype.
+            FullError: No space is left; nothing of the step is visible.
+            FailedError: The buffer is read-only, closed, or its device failed.
+        """
+        with self._turn:
+            writer = self._writer()
+            given = writer.intake.flat(data, fields)
+            ids = None if env_ids is None else writer.intake.env_ids(env_ids)
+            writer.add(given, final_observation, ids)
+
+    def extend(
+        self,
+        data: Mapping[str, object] | None = None,
+        /,
+        *,
+        final_observation: object = None,
+        env_ids: ArrayLike | None = None,
+        **fields: object,
+    ) -> None:
+        """Add many steps of each environment.
+
+        The whole call is validated first and then published in blocks. Of more
+        steps than the capacity the last ones stay, and positions advance by all.
+
+        Args:
+            data: As in `add`, every field ``[T, E, *shape]``, or ``[T, *shape]``
+                where num_envs is 1.
+            final_observation: ``[T, E, *shape]``; as in `add`.
+            env_ids: As in `add`.
+            **fields: As in `add`.
+
+        Raises:
+            SchemaError: As in `add`; or T is 0.
+            FullError: No space is left; whole blocks are in, and the note on the
+                error says how many steps.
+            FailedError: As in `add`.
+        """
+        with self._turn:
+            writer = self._writer()
+            given = writer.intake.flat(data, fields)
+            ids = None if env_ids is None else writer.intake.env_ids(env_ids)
+            writer.extend(given, final_observation, ids)
+
+    def _writer(self) -> Writer:
+        parts = self._parts
+        if parts.writer is None or parts.closed:
+            state = "closed" if parts.closed else "open with mode='r'"
+            raise FailedError(
+                f"{self._name} is {state}, expected it open for writing; use "
+                "ReplayBuffer.open(path, 'r+')"
+            )
+        return parts.writer
+
+    def sample(self, batch_size: int, *, contiguous: bool = False) -> Batch:
+        """Draw a batch with the buffer's sampler.
+
+        Args:
+            batch_size: Steps, at least 1.
+            contiguous: Copy small fields out of the packed array they share.
+
+        Returns:
+            numpy arrays ``[batch_size, *shape]``.
+
+        Raises:
+            EmptyError: No step can be drawn yet.
+            StarvedError: The writer overwrote every row before it could be read.
+        """
+        return self._read().sample(self.sampler, batch_size, contiguous)
+
+    def take(self, env_ids: ArrayLike, positions: ArrayLike) -> Batch:
+        """Gather given steps, with the next observations that `sample` gives.
+
+        Args:
+            env_ids: int ``[B]``, or what broadcasts with positions.
+            positions: int ``[B]``.
+
+        Raises:
+            StaleError: A position is not in the buffer, or cannot be drawn.
+        """
+        return self._read().take(env_ids, positions)
+
+    def gather_all(self) -> Batch:
+        """Gather every row alive, oldest first, environment by environment.
+
+        Final rows are included, and told by ``batch.fields["final"]``, bool
+        ``[B]`` (which a field of that name of the schema's own takes the place of).
+        """
+        return self._read().gather_all()
+
+    def get_field(
+        self, path: str, env_ids: ArrayLike, positions: ArrayLike
+    ) -> NDArray[np.generic]:
+        """Read one field of given rows.
+
+        Args:
+            path: Such as ``"observation/pixels"``.
+            env_ids: int, any shape that broadcasts with positions.
+            positions: int, any shape; final rows are legal.
+
+        Returns:
+            ``[*broadcast, *shape]``.
+
+        Raises:
+            StaleError: A position is not in the buffer.
+        """
+        return self._read().get_field(path, env_ids, positions)
+
+    def set(
+        self, path: str, env_ids: ArrayLike, positions: ArrayLike, values: object
+    ) -> None:
+        """Overwrite a mutable field's values.
+
+        Args:
+            path: A field declared ``mutable=True``.
+            env_ids: int, any shape that broadcasts with positions.
+            positions: int, any shape.
+            values: ``[*broadcast, *shape]``.
+
+        Raises:
+            SchemaError: The field is not mutable, or values do not fit.
+            StaleError: A position is not in the buffer.
+        """
+        with self._turn:
+            self._writer().check()
+            self._read().set(path, env_ids, positions, values)
+
+    def dequeue(self, count: int, env_ids: ArrayLike | None = None) -> Batch:
+        """Take the oldest rows of each environment out of the buffer.
+
+        Args:
+            count: Rows per environment, at least 1.
+            env_ids: int ``[N]``; all environments by default.
+
+        Returns:
+            ``[N * count, *shape]``, environment by environment; stored fields only.
+
+        Raises:
+            EmptyError: An environment holds fewer rows; nothing is taken.
+        """
+        with self._turn:
+            writer = self._writer()
+            ids = None if env_ids is None else writer.intake.env_ids(env_ids)
+            batch = self._read().oldest(count, ids)
+            firsts = batch.positions.reshape(-1, count)[:, -1] + 1
+            writer.drop(batch.env_ids.reshape(-1, count)[:, 0], firsts)
+            return batch
+
+    def clear(self, env_ids: ArrayLike | None = None) -> None:
+        """Give up every row of some environments; positions go on from where they are.
+
+        Args:
+            env_ids: int ``[N]``; all environments by default.
+        """
+        with self._turn:
+            writer = self._writer()
+            ids = None if env_ids is None else writer.intake.env_ids(env_ids)
+            writer.clear(ids)
+            self.commit()
+
+    def resize(self, capacity: int) -> None:
+        """Keep the newest steps in a ring of another capacity; safe to kill.
+
+        Args:
+            capacity: Rows per environment, at least 1.
+        """
+        with self._turn:
+            self._writer().check()
+            ring = self.metadata.ring
+            ring = rebuild.resized(ring, capacity, self.schema.row_nbytes)
+            self._rebuild(ring, self.schema, None)
+
+    def add_field(self, path: str, field: Field, fill: object) -> None:
+        """Add a field; rows before it read as fill.
+
+        Args:
+            path: A new path.
+            field: Its shape and dtype.
+            fill: ``[*shape]`` or a scalar.
+
+        Raises:
+            SchemaError: The path exists, fill does not fit, or it would change what
+                old rows say of their ends and next observations.
+        """
+        with self._turn:
+            self._writer().check()
+            schema = self.schema.with_field(path, field)
+            column = rebuild.filling(path, field, fill)
+            rebuild.refuse_role(self.schema, schema, column)
+            self._rebuild(self.metadata.ring, schema, {path: column})
+
+    def _rebuild(
+        self, ring: Ring, schema: Schema, fill: dict[str, NDArray[np.generic]] | None
+    ) -> None:
+        fresh = rebuild.swap(
+            self._parts, self._reading, ring, schema, fill, self._commit_every
+        )
+        self._finalizer.detach()
+        self._use(fresh)
+
+    def set_statistics(self, statistics: dict[str, Any]) -> None:
+        """Store free-form JSON with the data, in one step.
+
+        Raises:
+            FormatError: A value is no JSON.
+        """
+        self._writer().check_owner()
+        write_statistics(self.path, statistics)
+
+    def commit(self) -> None:
+        """Make everything added so far survive a power cut.
+
+        Raises:
+            FailedError: The disk refused; the buffer takes nothing more.
+        """
+        self._writer().check()
+        if self._parts.committer is not None:
+            self._parts.committer.commit()
+
+    def close(self) -> None:
+        """Commit and give everything back; a second call does nothing."""
+        with self._turn:
+            if self._parts.writer is not None and not self._parts.closed:
+                self._parts.writer.check_owner()
+            self._finalizer.detach()
+            self._parts.close()
+
+    def __enter__(self) -> ReplayBuffer:
+        """Return the buffer."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the buffer."""
+        self.close()

@@ -1,0 +1,42 @@
+"""statistics.json: free-form, advisory, replaced whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mmreplay import files
+from mmreplay.errors import SchemaError
+from mmreplay.format import strict_json
+
+FILE_NAME = "statistics.json"
+MAX_NBYTES = 16 << 20
+
+
+def read_statistics(folder: Path | None) -> dict[str, Any]:
+    """Return what was stored, or ``{}``."""
+    path = None if folder is None else folder / FILE_NAME
+    if path is None or not path.exists():
+        return {}
+    return strict_json.parse(files.read_bytes(path, MAX_NBYTES), str(path))
+
+
+def write_statistics(folder: Path | None, statistics: dict[str, Any]) -> None:
+    """Store statistics durably, in one step.
+
+    Raises:
+        SchemaError: There is no folder, or they are too large.
+        FormatError: A value is no JSON.
+    """
+    if folder is None:
+        raise SchemaError(
+            "statistics: got a buffer in RAM, expected one with a folder; keep them "
+            "in a variable, or create the buffer with a path"
+        )
+    data = strict_json.dump(statistics, "statistics")
+    if len(data) > MAX_NBYTES:
+        raise SchemaError(
+            f"statistics take {len(data)} bytes, expected at most {MAX_NBYTES}; keep "
+            "large values in a field, or a file of their own"
+        )
+    files.replace_bytes(folder / FILE_NAME, data)

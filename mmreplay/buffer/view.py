@@ -1,0 +1,258 @@
+"""Reading: what is alive now, which steps may be drawn, and their data.
+
+Rows are copied first and checked afterwards: a writer in another process may have
+given them up meanwhile, and what it gave up is told apart exactly by its limit.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.episodes import CUT, FINAL, TERMINATED, TRUNCATED, EpisodeIndex, drawable
+from mmreplay.errors import SchemaError, StaleError
+from mmreplay.ring import Span
+from mmreplay.schema import Schema
+from mmreplay.storage.base import Store
+from mmreplay.storage.ledger import Ledger
+
+Fields = dict[str, NDArray[np.generic]]
+Ids = NDArray[np.int64]
+SERVED = {"terminated": TERMINATED, "truncated": TRUNCATED}
+
+
+class LiveView:
+    """One open buffer as samplers and gathers see it.
+
+    A draw looks at `starts` first and keeps to that moment. Threads: hold `lock`
+    from there to the end of the draw; copying rows needs none.
+    """
+
+    def __init__(
+        self, store: Store, ledger: Ledger, schema: Schema, autoreset: str
+    ) -> None:
+        self.lock = threading.RLock()
+        self._store = store
+        self._ledger = ledger
+        self._ring = store.ring
+        self._final_follows = autoreset == "next_step"
+        self._derived = (
+            schema.role("observation") is not None
+            and schema.role("next_observation") is None
+        )
+        self.next_paths = _next_paths(schema) if self._derived else {}
+        self._paths = schema.paths
+        self._served = {
+            path: SERVED[role]
+            for role in SERVED
+            if (path := schema.role(role)) is not None
+        }
+        self._schema = schema
+        self._index = self._make_index()
+        self._indexed: Span | None = None
+        self._span = self._starts = self._make_span(ledger.heads, ledger.tails)
+        self._starts_of: Span | None = None
+
+    @property
+    def span(self) -> Span:
+        """What is alive now."""
+        heads, tails = self._ledger.heads, self._ledger.tails
+        if heads is not self._of[0] or tails is not self._of[1]:
+            self._span = self._make_span(heads, tails)
+        return self._span
+
+    def _make_span(self, heads: Ids, tails: Ids) -> Span:
+        span = Span(np.maximum(tails, heads - self._ring.capacity), heads)
+        self._of = (heads, tails)
+        return span
+
+    def _make_index(self) -> EpisodeIndex:
+        return EpisodeIndex(
+            self._ring.num_envs,
+            derived=self._derived,
+            final_follows=self._final_follows,
+        )
+
+    @property
+    def index(self) -> EpisodeIndex:
+        """The episodes alive now."""
+        with self.lock:
+            self._look()
+            return self._index
+
+    def _look(self) -> Span:
+        """Bring the index to one moment, which a draw then keeps to."""
+        span = self.span
+        if span is not self._indexed:
+            try:
+                self._index.update(span, self._store.flags_between)
+            except BaseException:
+                # Ctrl-C in the middle: rows half taken in would be counted twice.
+                self._index = self._make_index()
+                raise
+            self._indexed = span
+        return span
+
+    @property
+    def starts(self) -> Span:
+        """Where legal starts lie; see `samplers.base.View`."""
+        with self.lock:
+            span = self._look()
+            if span is not self._starts_of:
+                alone = self._index.newest_drawable()
+                # The newest row of most environments waits for the one after it.
+                short = (span.stop > span.first) & ~alone
+                self._starts = Span(span.first, span.stop - short)
+                self._starts_of = span
+            return self._starts
+
+    @property
+    def num_illegal(self) -> int:
+        """Rows within `starts`, as last looked at, that are no legal start."""
+        return self._index.num_undrawable
+
+    def legal(self, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
+        """Tell legal starts; see `samplers.base.View`."""
+        here = self._store.flags(self._ring.rows(env_ids, positions))
+        if not self._derived:
+            step: NDArray[np.bool_] = (here & FINAL) == 0
+            return step
+        after = self._store.flags(self._ring.rows(env_ids, positions + 1))
+        known = positions + 1 < self.span.stop[env_ids]
+        return drawable(
+            here, after, known, derived=True, final_follows=self._final_follows
+        )
+
+    def start_at(self, ranks: Ids) -> tuple[Ids, Ids]:
+        """Legal starts by rank; see `samplers.base.View`."""
+        return self._index.drawable_at(self._starts, ranks)
+
+    def refresh(self) -> None:
+        """Look at what the writer published since."""
+        with self.lock:
+            self._ledger.refresh()
+
+    def check(self, env_ids: Ids, positions: Ids) -> None:
+        """Refuse positions that are not alive.
+
+        Raises:
+            StaleError: A position was given up, or is not written yet.
+            SchemaError: An environment is unknown.
+        """
+        if len(env_ids) and (env_ids.min() < 0 or env_ids.max() >= self._ring.num_envs):
+            raise SchemaError(
+                f"env_ids: got values in [{env_ids.min()}, {env_ids.max()}], expected "
+                f"them in [0, {self._ring.num_envs})"
+            )
+        span = self.span
+        bad = (positions < span.first[env_ids]) | (positions >= span.stop[env_ids])
+        if bad.any():
+            which = int(np.flatnonzero(bad)[0])
+            env_id, position = int(env_ids[which]), int(positions[which])
+            raise StaleError(
+                f"position {position} of environment {env_id} is not in the buffer, "
+                f"expected one in [{span.first[env_id]}, {span.stop[env_id]}); it was "
+                "overwritten, cleared, or is yet to be written"
+            )
+
+    @property
+    def limits(self) -> Ids:
+        """int64 ``[E]``, to be kept before rows are copied; see `stale`."""
+        return self._ledger.limits
+
+    def stale(
+        self, env_ids: Ids, positions: Ids, before: Ids
+    ) -> NDArray[np.bool_] | None:
+        """Tell which copied rows may have been overwritten while they were copied.
+
+        Args:
+            env_ids: int64 ``[B]``.
+            positions: int64 ``[B]``, alive when before was taken.
+            before: `limits` from before the copying.
+
+        Returns:
+            bool ``[B]``, or None for none.
+        """
+        self.refresh()
+        limits = self._ledger.limits
+        if limits is before:
+            return None
+        dead = positions < limits[env_ids] - self._ring.slots
+        return dead if dead.any() else None
+
+    def gather(self, env_ids: Ids, positions: Ids) -> Fields:
+        """Copy steps with their next observations.
+
+        Args:
+            env_ids: int64 ``[B]``.
+            positions: int64 ``[B]``, alive and, where next observations are
+                derived, legal starts.
+
+        Returns:
+            Per path ``[B, *shape]``.
+        """
+        store = self._store
+        rows = self._ring.rows(env_ids, positions)
+        store.prefetch(rows, self._paths)
+        found = store.gather(rows, self._paths)
+        if not self._served and not self._derived:
+            return found
+        here = store.flags(rows)
+        after = None
+        if self._derived or self.index.num_cuts:
+            following = self._ring.rows(env_ids, positions + 1)
+            known = positions + 1 < self._ledger.heads[env_ids]
+            after = np.where(known, store.flags(following), np.uint8(0))
+        for path, kind in self._served.items():
+            served = (here & kind) != 0
+            if kind == TRUNCATED and after is not None and self._index.num_cuts:
+                served |= (after & CUT) != 0
+            found[path] = served
+        if self._derived and after is not None:
+            # A terminated step without a final row has no next observation, and
+            # needs none: it is drawn with its own, to be discounted by 0.
+            own = ((here & TERMINATED) != 0) & ((after & FINAL) == 0)
+            rows = np.where(own, rows, following)
+            store.prefetch(rows, tuple(self.next_paths))
+            nexts = store.gather(rows, tuple(self.next_paths))
+            for path, name in self.next_paths.items():
+                found[name] = nexts[path]
+        return found
+
+    def read(self, paths: tuple[str, ...], env_ids: Ids, positions: Ids) -> Fields:
+        """Copy stored fields of rows, nothing derived but the two ends."""
+        rows = self._ring.rows(env_ids, positions)
+        self._store.prefetch(rows, paths)
+        found = self._store.gather(rows, paths)
+        for path in paths:
+            kind = self._served.get(path)
+            if kind is not None:
+                found[path] = self._served_at(kind, rows, env_ids, positions)
+        return {path: found[path] for path in paths}
+
+    def _served_at(
+        self, kind: int, rows: Ids, env_ids: Ids, positions: Ids
+    ) -> NDArray[np.bool_]:
+        served: NDArray[np.bool_] = (self._store.flags(rows) & kind) != 0
+        if kind == TRUNCATED:
+            known = positions + 1 < self._ledger.heads[env_ids]
+            after = self._store.flags(self._ring.rows(env_ids, positions + 1))
+            served |= known & ((after & CUT) != 0)
+        return served
+
+    def flags(self, env_ids: Ids, positions: Ids) -> NDArray[np.uint8]:
+        """Flags of rows, uint8 ``[B]``."""
+        return self._store.flags(self._ring.rows(env_ids, positions))
+
+
+def _next_paths(schema: Schema) -> Mapping[str, str]:
+    """Path of each observation field to the name of its derived successor."""
+    role = schema.role("observation")
+    assert role is not None
+    return {
+        path: "next_observation" + path[len(role) :]
+        for path in schema.role_paths("observation")
+    }

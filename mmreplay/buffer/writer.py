@@ -1,0 +1,358 @@
+"""The one writer: it puts rows into a store and moves the heads that publish them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.buffer.boundaries import Expansion, Marker, expand
+from mmreplay.buffer.committer import Committer
+from mmreplay.buffer.intake import Columns, Intake
+from mmreplay.episodes import CUT, END, FINAL
+from mmreplay.errors import ForkedError, SchemaError
+from mmreplay.ring import Ring, Run, runs
+from mmreplay.schema import Schema
+from mmreplay.storage.base import Store
+
+Array = NDArray[np.int64]
+# First-lap space is promised this far ahead of the head, at least one row.
+ALLOCATE_AHEAD_NBYTES = 16 << 20
+
+
+class Book(Protocol):
+    """The ledger as its writer sees it; one in RAM, one on disk."""
+
+    heads: Array
+    limits: Array
+    tails: Array
+
+    def publish(self, heads: Array, limits: Array, tails: Array) -> None:
+        """Make rows visible; see `CommitWriter.publish`."""
+
+
+class Writer:
+    """Adds rows to one open buffer.
+
+    All or nothing: everything is validated, then written, then published by moving
+    the heads; an exception before that leaves nothing visible. Threads: any may
+    call; adds take turns.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        book: Book,
+        committer: Committer | None,
+        schema: Schema,
+        autoreset: str,
+        row_nbytes: int,
+    ) -> None:
+        self._store = store
+        self._book = book
+        self._committer = committer
+        self._ring: Ring = store.ring
+        self._final_follows = autoreset == "next_step"
+        self._marker = Marker(
+            schema, self._ring.num_envs, final_follows=self._final_follows
+        )
+        self.intake = Intake(schema, self._ring.num_envs)
+        self._fields = schema.fields
+        self._pid = os.getpid()
+        self._add_lock = threading.Lock()
+        self._ahead = max(2, ALLOCATE_AHEAD_NBYTES // max(1, row_nbytes))
+        self._heads = book.heads
+        self._limits = book.limits
+        self._tails = book.tails
+        ring = self._ring
+        self._bases = [env * ring.slots for env in range(ring.num_envs)]
+        self._load_head()
+
+    def adopt(self, heads: Array, tails: Array) -> None:
+        """Go on from rows that somebody else put into the store."""
+        self._heads, self._tails = heads.copy(), tails
+        self._limits = self._heads
+        self._book.publish(self._heads, self._limits, self._tails)
+        self._load_head()
+
+    def follow(self, writer: Writer) -> None:
+        """Go on where another writer of the same steps stopped."""
+        writer._catch_up()
+        self._marker.follow(writer._marker)
+
+    def _load_head(self) -> None:
+        """Note the head and limit that all environments share, if they do."""
+        first = int(self._heads[0])
+        self._lockstep = first if (self._heads == first).all() else -1
+        self._room = int(self._limits.min())
+        self._early = self._room - self._ring.reserve // 2
+
+    def resume(self, on_resume_flags: int | None) -> None:
+        """Say how the rows on disk are followed.
+
+        Args:
+            on_resume_flags: Flags for each environment's next row, or None to go
+                on as if nothing had happened.
+        """
+        held = np.flatnonzero(self._heads > self._tails)
+        last = self._last_flags(held)
+        if on_resume_flags is None:
+            self._marker.before[held] = last
+            return
+        # An episode that is over cannot be cut short any more.
+        over = (last & (END | FINAL)) != 0
+        flags = np.where(over, on_resume_flags & ~CUT, on_resume_flags)
+        self._marker.interrupt(held, flags.astype(np.uint8))
+
+    def _last_flags(self, env_ids: Array) -> NDArray[np.uint8]:
+        """Flags of the newest rows of some environments that have one."""
+        stops = self._heads[env_ids].tolist()
+        last = [
+            self._store.flags_between(env_id, stop - 1, stop)[0]
+            for env_id, stop in zip(env_ids.tolist(), stops, strict=True)
+        ]
+        return np.array(last, np.uint8)
+
+    def check(self) -> None:
+        """Refuse a forked child and a writer whose device failed.
+
+        Raises:
+            ForkedError: This process is not the one that opened the buffer.
+            FailedError: A sync failed before.
+        """
+        self.check_owner()
+        if self._committer is not None:
+            self._committer.check()
+
+    def check_owner(self) -> None:
+        """Refuse a forked child; see `check`."""
+        if os.getpid() != self._pid:
+            raise ForkedError(
+                f"this buffer was opened for writing by pid {self._pid}, this is a "
+                f"forked child (pid {os.getpid()}), expected the parent; open the "
+                "path with mode='r' here"
+            )
+
+    def add(
+        self,
+        given: Mapping[str, object],
+        final_observation: object,
+        env_ids: NDArray[np.int64] | None,
+    ) -> None:
+        """Write one step of each environment; see `ReplayBuffer.add`."""
+        self.check()
+        count = self._ring.num_envs if env_ids is None else len(env_ids)
+        columns = self.intake.step(given, count)
+        with self._add_lock:
+            self._catch_up()
+            if final_observation is None and env_ids is None and self._lockstep >= 0:
+                self._add_lockstep(columns)
+                return
+            wide = {
+                path: np.asarray(column, field.numpy).reshape(1, count, *field.shape)
+                for path, column in columns.items()
+                if (field := self._fields[path])
+            }
+            final = None
+            if final_observation is not None:
+                self._check_final()
+                given_final = self.intake.final(final_observation, (count,))
+                final = {path: column[None] for path, column in given_final.items()}
+            self._add_block(wide, final, env_ids)
+
+    def _catch_up(self) -> None:
+        """Note what an interrupted call published and had no time to note."""
+        book = self._book
+        if self._heads is book.heads and self._tails is book.tails:
+            return
+        moved = np.flatnonzero(self._heads != book.heads)
+        self._heads, self._limits, self._tails = book.heads, book.limits, book.tails
+        self._marker.note(moved, self._last_flags(moved))
+        self._load_head()
+
+    def _check_final(self) -> None:
+        if self._final_follows:
+            raise SchemaError(
+                "final_observation: got one, expected none in a buffer with autoreset="
+                "'next_step', where the row after an end holds it; leave it out"
+            )
+
+    def _add_lockstep(self, columns: Columns) -> None:
+        """Write one step of all environments when their heads are equal."""
+        head = self._lockstep
+        ring = self._ring
+        if head >= self._room:
+            self._make_room(self._heads + 1)
+        slot = head % ring.slots
+        if ring.num_envs == 1:
+            places: list[Run] = [(slot, 0, 1)]
+        elif ring.layout == "time_major":
+            places = [(slot * ring.num_envs, 0, ring.num_envs)]
+        else:
+            places = [(base + slot, e, e + 1) for e, base in enumerate(self._bases)]
+        flags = self._marker.step(columns)
+        self._store.write(places, columns, flags)
+        heads = self._heads + 1
+        self._book.publish(heads, self._limits, self._tails)
+        # Noted only now: an add that raised before must leave no trace.
+        self._heads = heads
+        self._lockstep = head + 1
+        self._marker.note_all(flags)
+        self._look_ahead(head)
+
+    def _look_ahead(self, head: int) -> None:
+        """Have the limits raised before an add must wait for it."""
+        if head >= self._early:
+            self._early = self._room
+            if self._committer is not None:
+                self._committer.wake()
+
+    def extend(
+        self,
+        given: Mapping[str, object],
+        final_observation: object,
+        env_ids: NDArray[np.int64] | None,
+    ) -> None:
+        """Write many steps of each environment; see `ReplayBuffer.extend`."""
+        self.check()
+        count = self._ring.num_envs if env_ids is None else len(env_ids)
+        columns, steps = self.intake.block(given, count)
+        final = None
+        if final_observation is not None:
+            self._check_final()
+            final = self.intake.final(final_observation, (steps, count))
+        size = self._ring.reserve if final is None else self._ring.reserve // 2
+        with self._add_lock:
+            self._catch_up()
+            for first in range(0, steps, size):
+                piece = slice(first, min(first + size, steps))
+                part = {path: column[piece] for path, column in columns.items()}
+                ends = (
+                    None if final is None else {p: c[piece] for p, c in final.items()}
+                )
+                try:
+                    self._add_block(part, ends, env_ids)
+                except OSError as error:
+                    error.add_note(f"{first} of {steps} steps of this call are in")
+                    raise
+
+    def _add_block(
+        self,
+        columns: Columns,
+        final: Columns | None,
+        env_ids: NDArray[np.int64] | None,
+    ) -> None:
+        """Write and publish a block of at most `reserve` rows an environment."""
+        if final is None and env_ids is None and self._lockstep >= 0:
+            self._add_lockstep_block(columns)
+            return
+        envs: NDArray[np.int64] | slice = slice(None) if env_ids is None else env_ids
+        ids = np.arange(self._ring.num_envs) if env_ids is None else env_ids
+        before, pending = self._marker.before[envs], self._marker.pending[envs]
+        flags = self._marker.block(columns, before, pending)
+        ended = (flags & END) != 0
+        layout = expand(ended if final is not None else np.zeros_like(ended))
+        heads = self._heads.copy()
+        heads[envs] += layout.counts
+        if (heads > self._limits).any():
+            self._make_room(heads)
+        positions = self._heads[ids][layout.env] + layout.offset
+        rows = self._ring.rows(ids[layout.env], positions)
+        row_flags = flags.reshape(-1)[layout.source]
+        row_flags[layout.final] = FINAL
+        self._store.write(runs(rows), _laid_out(columns, final, layout), row_flags)
+        self._book.publish(heads, self._limits, self._tails)
+        self._heads = heads
+        self._marker.note(envs, row_flags[np.cumsum(layout.counts) - 1])
+        self._load_head()
+
+    def _add_lockstep_block(self, columns: Columns) -> None:
+        """The same for all environments at equal heads, with no final rows."""
+        ring = self._ring
+        marker = self._marker
+        flags = marker.block(columns, marker.before, marker.pending)
+        steps = len(flags)
+        heads = self._heads + steps
+        if self._lockstep + steps > self._room:
+            self._make_room(heads)
+        laid = {path: _as_laid(ring, column) for path, column in columns.items()}
+        places = ring.block_runs(self._lockstep, steps)
+        self._store.write(places, laid, _as_laid(ring, flags))
+        self._book.publish(heads, self._limits, self._tails)
+        self._heads = heads
+        marker.note_all(flags[-1])
+        self._lockstep += steps
+        self._look_ahead(self._lockstep)
+
+    def _make_room(self, heads: Array) -> None:
+        """Raise the limits to take in heads, before a byte below them is written."""
+        target, free = self._targets(heads)
+        if self._committer is not None and not free:
+            target = np.maximum(self._limits, self._committer.given_up(heads, target))
+        for env_id in np.flatnonzero(target > self._limits).tolist():
+            stop = min(int(target[env_id]), self._ring.slots)
+            if int(self._limits[env_id]) < self._ring.slots:
+                self._store.allocate(env_id, stop)
+        limits = np.maximum(target, self._limits)
+        # Readers must know before the first of these rows is overwritten.
+        self._book.publish(self._heads, limits, self._tails)
+        self._limits = limits
+        self._load_head()
+
+    def _targets(self, heads: Array) -> tuple[Array, bool]:
+        """Limits to ask for, and whether nothing is overwritten below them."""
+        ring = self._ring
+        ahead = np.maximum(self._heads + min(ring.reserve, self._ahead), heads)
+        first_lap = np.minimum(ahead, np.maximum(ring.slots, heads))
+        if (first_lap <= ring.slots).all():
+            return np.maximum(first_lap, self._limits), True
+        wide = np.maximum(self._heads + ring.reserve, heads)
+        return np.maximum(wide, self._limits), False
+
+    def clear(self, env_ids: NDArray[np.int64] | None) -> None:
+        """Give up every row of some environments; positions go on."""
+        self.check()
+        envs: NDArray[np.int64] | slice = slice(None) if env_ids is None else env_ids
+        with self._add_lock:
+            self._catch_up()
+            tails = self._tails.copy()
+            tails[envs] = self._heads[envs]
+            self._book.publish(self._heads, self._limits, tails)
+            self._tails = tails
+            self._marker.forget(envs, self._heads[envs] > 0)
+
+    def drop(self, env_ids: NDArray[np.int64], firsts: NDArray[np.int64]) -> None:
+        """Give up the rows below firsts."""
+        self.check()
+        with self._add_lock:
+            self._catch_up()
+            tails = self._tails.copy()
+            tails[env_ids] = np.maximum(tails[env_ids], firsts)
+            self._book.publish(self._heads, self._limits, tails)
+            self._tails = tails
+
+
+def _as_laid(ring: Ring, column: NDArray[Any]) -> NDArray[Any]:
+    """A block ``[T, E, *shape]`` as ``[N, *shape]`` in the order of the ring's rows."""
+    if ring.layout == "env_major" and ring.num_envs > 1:
+        column = column.swapaxes(0, 1)
+    return np.ascontiguousarray(column).reshape(-1, *column.shape[2:])
+
+
+def _laid_out(columns: Columns, final: Columns | None, layout: Expansion) -> Columns:
+    """Columns of a block in the order of its rows, final rows put in."""
+    found: Columns = {}
+    for path, column in columns.items():
+        steps, envs, *shape = column.shape
+        flat = column.reshape(steps * envs, *shape)
+        if envs > 1 or layout.final.any():
+            flat = flat[layout.source]
+        if final is not None and path in final:
+            last = final[path].reshape(steps * envs, *shape)
+            flat[layout.final] = last[layout.source[layout.final]]
+        found[path] = flat
+    return found

@@ -1,0 +1,14 @@
+"""The command ``mmreplay``: what it prints, and what it exits with."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit: 0 well, 1 failed, 2 usage, 3 refused input."""
+    from mmreplay.cli.exits import run
+
+    sys.exit(run(args))

@@ -1,0 +1,49 @@
+"""The commands and their common options."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from mmreplay import __version__
+from mmreplay.cli.change import clear, resize
+from mmreplay.cli.head import head
+from mmreplay.cli.info import info
+from mmreplay.cli.plan import plan
+from mmreplay.cli.plot import plot
+from mmreplay.cli.record import record
+from mmreplay.cli.stats import stats
+from mmreplay.cli.verify import verify
+
+app = typer.Typer(
+    help="Disk-backed experience datasets for reinforcement learning.",
+    epilog="Exit codes: 0 well, 1 damaged or failed, 2 usage, 3 refused input.",
+    no_args_is_help=True,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"mmreplay {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True,
+            help="Print the version.",
+        ),
+    ] = False,
+) -> None:  # fmt: skip
+    """Disk-backed experience datasets for reinforcement learning."""
+
+
+for command in (record, info, head, plan, stats, plot, verify, clear, resize):
+    app.command(command.__name__)(command)

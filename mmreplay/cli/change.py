@@ -1,0 +1,87 @@
+"""``mmreplay clear`` and ``mmreplay resize``: what gives up rows, and asks first."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from mmreplay.cli import show
+from mmreplay.cli.options import BufferPath, Json, Yes, confirm, parse_count
+from mmreplay.errors import SchemaError
+
+
+def clear(
+    path: BufferPath,
+    env: Annotated[
+        list[int] | None,
+        typer.Option("--env", help="Only this environment; repeat it for more."),
+    ] = None,
+    yes: Yes = False,
+    json: Json = False,
+) -> None:
+    """Give up all rows; positions go on from where they are."""
+    from mmreplay.buffer.replay_buffer import ReplayBuffer
+
+    ids = sorted(set(env)) if env else None
+    with ReplayBuffer.open(path) as buffer:
+        unknown = [e for e in ids or [] if not 0 <= e < buffer.num_envs]
+        if unknown:
+            raise SchemaError(
+                f"--env: got {unknown[0]}, expected one in [0, {buffer.num_envs})"
+            )
+        rows = int(buffer.span.lengths[ids or slice(None)].sum())
+    told = "all environments" if ids is None else f"environments {ids}"
+    confirm(f"Give up {show.plural(rows, 'row')} of {told} in {path}?", yes)
+    with ReplayBuffer.open(path, "r+") as buffer:
+        given_up = int(buffer.span.lengths[ids or slice(None)].sum())
+        buffer.clear(ids)
+        left = len(buffer)
+    if json:
+        show.print_json({"path": str(path), "rows_given_up": given_up, "steps": left})
+    else:
+        typer.echo(
+            f"gave up {show.plural(given_up, 'row')}, {show.plural(left, 'step')} left"
+        )
+
+
+def resize(
+    path: BufferPath,
+    capacity: Annotated[
+        int,
+        typer.Argument(
+            parser=parse_count, metavar="CAPACITY", show_default=False,
+            help="Rows per environment, such as 1e6.",
+        ),
+    ],
+    yes: Yes = False,
+    json: Json = False,
+) -> None:  # fmt: skip
+    """Keep the newest rows in a ring of another capacity; safe to kill."""
+    from mmreplay.buffer.replay_buffer import ReplayBuffer
+
+    with ReplayBuffer.open(path) as buffer:
+        before = buffer.capacity
+        lost = int((buffer.span.lengths - capacity).clip(0).sum())
+    if lost:
+        confirm(f"Give up the {show.plural(lost, 'oldest row')} of {path}?", yes)
+    with ReplayBuffer.open(path, "r+") as buffer:
+        buffer.resize(capacity)
+    # The old folder goes at the next writable opening: this one gives space back.
+    with ReplayBuffer.open(path, "r+") as buffer:
+        capacity, steps = buffer.capacity, len(buffer)
+    if json:
+        show.print_json(
+            {
+                "path": str(path),
+                "capacity": capacity,
+                "capacity_before": before,
+                "rows_given_up": lost,
+                "steps": steps,
+            }
+        )
+        return
+    typer.echo(
+        f"capacity {show.count(before)} -> {show.count(capacity)}, "
+        f"{show.plural(lost, 'row')} given up, {show.plural(steps, 'step')} kept"
+    )

@@ -1,0 +1,96 @@
+"""From an error to one line on stderr and an exit code: the only such table."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from mmreplay import errors
+from mmreplay.files import disk
+
+WELL, FAILED, USAGE, REFUSED, INTERRUPTED = 0, 1, 2, 3, 130
+
+CODES: tuple[tuple[type[BaseException], int], ...] = (
+    # The first that fits decides, so leaves stand before their branches.
+    (errors.CorruptError, FAILED),
+    (errors.FormatError, REFUSED),
+    (errors.SchemaError, REFUSED),
+    (errors.SourceError, REFUSED),
+    (errors.EmptyError, REFUSED),
+    (errors.StaleError, REFUSED),
+    # Locked, forked, full, failed and starved.
+    (errors.ReplayError, FAILED),
+    (ModuleNotFoundError, FAILED),
+    (OSError, FAILED),
+    (MemoryError, FAILED),
+)
+# typer carries its own copy of click in some versions, so that click's class is
+# not the one to catch.
+CLICK_ERROR = typer.BadParameter.__mro__[2]
+
+
+def code_of(error: BaseException) -> int | None:
+    """Exit code of an error that a user can cause; None for a bug of ours."""
+    for kind, code in CODES:
+        if isinstance(error, kind):
+            return code
+    return None
+
+
+def run(args: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    from mmreplay.cli.app import app
+
+    try:
+        code = app(args=args, standalone_mode=False, prog_name="mmreplay")
+        sys.stdout.flush()
+    except typer.Abort:
+        say("nothing was changed")
+        return FAILED
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read us has seen enough; the interpreter must not flush again.
+        os.dup2(disk.open(Path(os.devnull), os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except Exception as error:
+        return _told(error)
+    if code == INTERRUPTED:
+        say("interrupted; what was written before is kept")
+    return int(code or WELL)
+
+
+def _told(error: Exception) -> int:
+    if isinstance(error, CLICK_ERROR):
+        context = getattr(error, "ctx", None)
+        where = context.command_path if context else "mmreplay"
+        text = str(getattr(error, "format_message", error.__str__)())
+        if text:
+            say(f"{text.rstrip('.')}; see {where} --help")
+        return int(getattr(error, "exit_code", USAGE))
+    code = code_of(error)
+    if code is None:
+        raise error
+    say(message_of(error))
+    return code
+
+
+def message_of(error: Exception) -> str:
+    """An error's text in one line."""
+    if isinstance(error, OSError) and not isinstance(error, errors.ReplayError):
+        if error.errno == errno.ENOENT:
+            return f"{error.filename} does not exist; check the path"
+        name = f"{error.filename}: " if error.filename else ""
+        return f"{name}{error.strerror or error}; check the path and its permissions"
+    text = " ".join(str(error).split()) or type(error).__name__
+    return "; ".join([text, *getattr(error, "__notes__", ())])
+
+
+def say(message: str) -> None:
+    """Print one line to stderr."""
+    print(f"mmreplay: {message}", file=sys.stderr)

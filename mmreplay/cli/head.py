@@ -1,0 +1,118 @@
+"""``mmreplay head``: the oldest or newest rows of one environment."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mmreplay.cli import show
+from mmreplay.cli.options import BufferPath, Json, parse_count
+from mmreplay.errors import EmptyError, SchemaError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from mmreplay.buffer.replay_buffer import ReplayBuffer
+    from mmreplay.schema import Field
+
+INLINE_ELEMENTS = 4
+
+
+def head(
+    path: BufferPath,
+    rows: Annotated[
+        int, typer.Option("--rows", "-n", parser=parse_count, metavar="N", help="Rows.")
+    ] = 5,
+    env: Annotated[int, typer.Option("--env", help="The environment.")] = 0,
+    newest: Annotated[
+        bool, typer.Option("--newest", help="The newest rows, not the oldest.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Show some rows of one environment; arrays by their range and mean."""
+    from mmreplay.buffer.replay_buffer import ReplayBuffer
+
+    with ReplayBuffer.open(path) as buffer:
+        found = read(buffer, env, rows, newest)
+    if json:
+        show.print_json({"env": env, "rows": found})
+        return
+    names = list(found[0])
+    cells = [[_cell(row[name]) for name in names] for row in found]
+    if not show.fits(names, cells):
+        flipped = [[name, *(row[i] for row in cells)] for i, name in enumerate(names)]
+        show.print_table(flipped[0], flipped[1:])
+    else:
+        show.print_table(names, cells, left=0)
+
+
+def read(
+    buffer: ReplayBuffer, env: int, count: int, newest: bool
+) -> list[dict[str, Any]]:
+    """Rows as JSON values by path, with their positions and marks."""
+    import numpy as np
+
+    if not 0 <= env < buffer.num_envs:
+        raise SchemaError(
+            f"--env: got {env}, expected one in [0, {buffer.num_envs}); the buffer has "
+            f"{show.plural(buffer.num_envs, 'environment')}"
+        )
+    span = buffer.span
+    first, stop = int(span.first[env]), int(span.stop[env])
+    if first == stop:
+        raise EmptyError(
+            f"environment {env} of {buffer.path} holds no rows, expected some; record "
+            "some first, or choose another with --env"
+        )
+    if newest:
+        first = max(first, stop - count)
+    positions = np.arange(first, min(stop, first + count))
+    episodes = buffer.episodes.episodes(env)
+    starts = set(episodes.begin[~episodes.headless].tolist())
+    which = np.searchsorted(episodes.begin, positions, side="right") - 1
+    columns = {
+        path: buffer.get_field(path, env, positions) for path in buffer.schema.paths
+    }
+    found = []
+    for index, position in enumerate(positions.tolist()):
+        inside = which[index] >= 0 and position < episodes.end[which[index]]
+        mark = "start" if position in starts else "" if inside else "final row"
+        row: dict[str, Any] = {"position": position, "mark": mark}
+        for path, column in columns.items():
+            row[path] = value_of(column[index], buffer.schema[path])
+        found.append(row)
+    return found
+
+
+def value_of(value: NDArray[np.generic] | np.generic, field: Field) -> Any:
+    """A scalar or short array as it is, a long one by its range and mean."""
+    import numpy as np
+
+    array = np.asarray(value)
+    if field.dtype == "bfloat16":
+        array = (array.astype(np.uint32) << 16).view(np.float32)
+    if array.size <= INLINE_ELEMENTS:
+        return array.tolist()
+    wide = array.astype(np.float64)
+    return {
+        "dtype": field.dtype,
+        "shape": list(field.shape),
+        "min": array.min().item(),
+        "mean": float(wide.mean()),
+        "max": array.max().item(),
+    }
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, dict):
+        least, mean, most = (show.number(value[n]) for n in ("min", "mean", "max"))
+        return f"{least} .. {most}, mean {mean}"
+    if isinstance(value, list):
+        return f"[{', '.join(_cell(item) for item in value)}]"
+    if isinstance(value, bool):
+        return "yes" if value else "-"
+    if isinstance(value, int):
+        return str(value)
+    return show.number(value) if isinstance(value, float) else str(value)

@@ -1,0 +1,270 @@
+"""``mmreplay info``: what a buffer is and holds."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from mmreplay.cli import show
+from mmreplay.cli.options import BufferPath, Json
+
+if TYPE_CHECKING:
+    from mmreplay.buffer.replay_buffer import ReplayBuffer
+    from mmreplay.episodes import EpisodeIndex
+    from mmreplay.ring import Span
+
+# All rewards of a large ring would be minutes of reading: `stats` reads them.
+NEWEST_EPISODES = 100
+LISTED_ENVS = 16
+SETTLING_TRIES = 10
+HOW = {
+    "clean": "closed in order",
+    "live": "a writer is at work",
+    "killed": "the writer was killed; nothing published is lost",
+    "power_cut": "as after a power cut (or a copy): rows above the last commit are cut",
+}
+
+
+def info(path: BufferPath, json: Json = False) -> None:
+    """Say what a buffer is and holds: schema, sizes, episodes, disk, last commit."""
+    from mmreplay.buffer.replay_buffer import ReplayBuffer
+
+    with ReplayBuffer.open(path) as buffer:
+        facts = gather(buffer)
+    if json:
+        show.print_json(facts)
+    else:
+        _print(str(path), facts)
+
+
+def gather(buffer: ReplayBuffer) -> dict[str, Any]:
+    """Everything that `info` knows, as JSON values."""
+    assert buffer.path is not None
+    metadata = buffer.metadata
+    ring = metadata.ring
+    return {
+        "path": str(buffer.path),
+        "uuid": metadata.uuid.hex(),
+        "created": metadata.created,
+        "engine": metadata.engine,
+        "layout": ring.layout,
+        "autoreset": metadata.autoreset,
+        "generation": metadata.generation,
+        "capacity": ring.capacity,
+        "num_envs": ring.num_envs,
+        "slots": ring.slots,
+        "reserve": ring.reserve,
+        "block_rows": ring.block_rows,
+        "schema": metadata.schema.to_json(),
+        "roles": dict(metadata.schema.roles),
+        "user": metadata.user,
+        **_contents(buffer),
+        "disk": disk(buffer.path),
+        "commit": _commit(buffer),
+        "recovery": {
+            "how": buffer.recovery.how,
+            "cut_rows": buffer.recovery.cut_rows,
+            "given_up_rows": buffer.recovery.given_up_rows,
+        },
+        "writer": _writer(buffer.path),
+    }
+
+
+def _contents(buffer: ReplayBuffer) -> dict[str, Any]:
+    """Rows, steps and episodes; of one moment, unless a writer is very fast."""
+    for _ in range(SETTLING_TRIES):
+        span = buffer.span
+        held = _held(buffer.episodes, span)
+        if buffer.span is span:
+            break
+    return {**held, **_newest(buffer)}
+
+
+def _held(index: EpisodeIndex, span: Span) -> dict[str, Any]:
+    found = [index.episodes(env_id) for env_id in range(len(span.stop))]
+    rows, steps = int(span.lengths.sum()), index.num_steps
+    # Rows that are no start, less the final rows among them; a final row that is
+    # an environment's newest is not judged yet.
+    waiting = sum(
+        int(stop > first and (len(e.end) == 0 or e.end[-1] < stop))
+        for e, first, stop in zip(found, span.first, span.stop, strict=True)
+    )
+    return {
+        "rows": rows,
+        "steps": steps,
+        "final_rows": rows - steps,
+        "never_drawn_steps": index.num_undrawable - (rows - steps - waiting),
+        "tails": span.first.tolist(),
+        "heads": span.stop.tolist(),
+        "sizes": index.sizes().tolist(),
+        "episodes": {
+            "count": sum(len(e.begin) for e in found),
+            "running": sum(int(e.running.sum()) for e in found),
+            "headless": sum(int(e.headless.sum()) for e in found),
+        },
+    }
+
+
+def _newest(buffer: ReplayBuffer) -> dict[str, Any]:
+    from mmreplay.stats import episode_table
+
+    table = episode_table(buffer, newest=-(-NEWEST_EPISODES // buffer.num_envs))
+    return {
+        "newest_returns": summary(table.returns),
+        "newest_lengths": summary(table.lengths),
+    }
+
+
+def summary(values: Any) -> dict[str, float] | None:
+    """Count, mean, min and max of numbers; None where there are none."""
+    import numpy as np
+
+    known = np.asarray(values, np.float64)
+    known = known[~np.isnan(known)]
+    if len(known) == 0:
+        return None
+    return {
+        "count": len(known),
+        "mean": float(known.mean()),
+        "std": float(known.std()),
+        "min": float(known.min()),
+        "max": float(known.max()),
+    }
+
+
+def disk(folder: Path) -> dict[str, int]:
+    """Apparent and allocated bytes of everything in the folder."""
+    apparent = allocated = 0
+    for where, _, names in os.walk(folder):
+        for name in names:
+            try:
+                status = os.lstat(os.path.join(where, name))
+            except FileNotFoundError:
+                continue  # A writer swept it meanwhile.
+            apparent += status.st_size
+            allocated += status.st_blocks * 512
+    return {"apparent": apparent, "allocated": allocated}
+
+
+def _commit(buffer: ReplayBuffer) -> dict[str, Any]:
+    """When the newest durable record was written, and its heads."""
+    from mmreplay.format import commit
+    from mmreplay.storage.ledger import open_commit
+
+    metadata = buffer.metadata
+    assert buffer.path is not None
+    num_envs = metadata.ring.num_envs
+    file, data = open_commit(buffer.path / metadata.folder, num_envs, writable=False)
+    file.close()
+    slots = commit.split(data, metadata.uuid, metadata.generation, num_envs)
+    record = commit.newest_durable(slots)
+    heads = buffer.recovery.committed if record is None else record.heads
+    return {
+        "time_ns": 0 if record is None else record.time_ns,
+        "heads": heads.tolist(),
+        "clean": bool(record is not None and record.flags & commit.CLEAN),
+    }
+
+
+def _writer(folder: Path) -> dict[str, Any] | None:
+    from mmreplay.storage.lock import held_by, locked
+
+    return (held_by(folder) or {}) if locked(folder) else None
+
+
+def _print(name: str, facts: dict[str, Any]) -> None:
+    count, size = show.count, show.size
+    episodes, on_disk = facts["episodes"], facts["disk"]
+    ring = f"{count(facts['capacity'])} rows x {show.plural(facts['num_envs'], 'env')}"
+    show.print_facts(
+        name,
+        [
+            ("is", f"{facts['engine']}, {facts['layout']}, autoreset "
+                   f"{facts['autoreset']}, generation {facts['generation']}, "
+                   f"created {facts['created']}"),
+            ("capacity", f"{ring} ({count(facts['slots'])} slots: reserve "
+                         f"{count(facts['reserve'])}, blocks of "
+                         f"{count(facts['block_rows'])})"),
+            ("holds", f"{show.plural(facts['steps'], 'step')}, "
+                      f"{show.plural(facts['final_rows'], 'final row')}"),
+            ("never drawn", f"{show.plural(facts['never_drawn_steps'], 'step')} "
+                            "(no next observation: truncated without a final row, or "
+                            "before a break)"),
+            ("episodes", f"{count(episodes['count'])}, of them "
+                         f"{count(episodes['running'])} running, "
+                         f"{count(episodes['headless'])} without their first steps"),
+            ("returns", _summary(facts["newest_returns"])),
+            ("lengths", _summary(facts["newest_lengths"])),
+            ("on disk", f"{size(on_disk['allocated'])} allocated, "
+                        f"{size(on_disk['apparent'])} apparent"),
+            ("last commit", _committed(facts)),
+            ("opening", HOW.get(facts["recovery"]["how"], facts["recovery"]["how"])),
+            ("writer", _holder(facts["writer"])),
+        ],
+    )  # fmt: skip
+    _print_schema(facts)
+    _print_envs(facts)
+
+
+def _summary(found: dict[str, float] | None) -> str:
+    if found is None:
+        return "none to tell: no whole episode, or no reward"
+    told = ", ".join(f"{n} {show.number(found[n])}" for n in ("mean", "min", "max"))
+    return f"{told} (newest {show.plural(int(found['count']), 'whole episode')})"
+
+
+def _committed(facts: dict[str, Any]) -> str:
+    record = facts["commit"]
+    behind = sum(facts["heads"]) - sum(record["heads"])
+    told = show.moment(record["time_ns"])
+    if record["time_ns"] > 0:
+        ago = max(0, time.time() - record["time_ns"] / 1e9)
+        told += f" ({count_s(ago)} ago)"
+    return f"{told}, {show.plural(max(0, behind), 'row')} published since"
+
+
+def count_s(seconds: float) -> str:
+    """Seconds in the unit that suits them."""
+    for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _holder(writer: dict[str, Any] | None) -> str:
+    if writer is None:
+        return "none"
+    return f"pid {writer.get('pid', '?')} on {writer.get('host', '?')}"
+
+
+def _print_schema(facts: dict[str, Any]) -> None:
+    roles = {path: role for role, path in facts["roles"].items()}
+    rows = []
+    for field in facts["schema"]:
+        path = field["name"]
+        role = next(
+            (r for top, r in roles.items() if f"{path}/".startswith(f"{top}/")), ""
+        )
+        options = [option for option in ("mutable", "exact") if field[option]]
+        shape = list(field["shape"]) if field["shape"] else "scalar"
+        rows.append([path, field["dtype"], str(shape), role, " ".join(options)])
+    show.print_table(["field", "dtype", "shape", "role", "options"], rows, left=5)
+
+
+def _print_envs(facts: dict[str, Any]) -> None:
+    rows = [
+        [str(env_id), *(show.count(n) for n in numbers)]
+        for env_id, numbers in enumerate(
+            zip(
+                facts["tails"], facts["heads"], facts["sizes"],
+                facts["commit"]["heads"], strict=True,
+            )
+        )
+    ]  # fmt: skip
+    show.print_table(["env", "first", "head", "steps", "committed"], rows[:LISTED_ENVS])
+    if len(rows) > LISTED_ENVS:
+        typer.echo(f"... and {len(rows) - LISTED_ENVS} more; --json lists them all")

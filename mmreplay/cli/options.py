@@ -1,0 +1,69 @@
+"""Arguments and options that several commands share, and how they are read."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def parse_count(given: object) -> int:
+    """Read a whole number of at least 1, such as ``1e6`` or ``1_000_000``."""
+    # A default comes as the number that it is.
+    text = str(given)
+    try:
+        value = float(text.replace(",", ""))
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or value != int(value):
+        raise typer.BadParameter(f"got {text!r}, expected a whole number, such as 1e6")
+    if value < 1:
+        raise typer.BadParameter(f"got {text}, expected at least 1")
+    # Through float only where it is written so: 2**53 + 1 is a legal capacity.
+    plain = text.replace(",", "").replace("_", "").lstrip("+")
+    return int(plain) if plain.isdigit() else int(value)
+
+
+def usage_error(message: str) -> Exception:
+    """What typer raises for a wrong command line, told without a prefix."""
+    # typer carries its own copy of click in some versions, so that the class is
+    # not click's own.
+    kind = typer.BadParameter.__mro__[1]
+    error = kind(message)
+    assert isinstance(error, Exception)
+    return error
+
+
+BufferPath = Annotated[
+    Path,
+    typer.Argument(metavar="PATH", help="The buffer's folder.", show_default=False),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+NumEnvs = Annotated[
+    int | None,
+    typer.Option(
+        "--num-envs", parser=parse_count, metavar="N", help="Environments.",
+        show_default=False,
+    ),
+]  # fmt: skip
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Ask before rows are given up.
+
+    Raises:
+        typer.Abort: The answer is no.
+        UsageError: Nobody is there to ask.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise usage_error(
+            f"{question} got nobody to ask, expected yes or no; add --yes"
+        )
+    if not typer.confirm(question, err=True):
+        raise typer.Abort

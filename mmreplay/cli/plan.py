@@ -1,0 +1,150 @@
+"""``mmreplay plan``: what a buffer would take, before anything is allocated."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mmreplay.cli import show
+from mmreplay.cli.options import Json, NumEnvs, parse_count, usage_error
+from mmreplay.errors import SchemaError
+
+if TYPE_CHECKING:
+    from mmreplay.plan import Plan
+    from mmreplay.schema import Field, Schema
+
+BATCH_SIZE = 256
+
+
+def plan(
+    capacity: Annotated[
+        int,
+        typer.Option(
+            "--capacity", parser=parse_count, metavar="N", show_default=False,
+            help="Rows per environment, such as 1e6.",
+        ),
+    ],
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[ENV_OR_PATH]", show_default=False,
+            help="A Gymnasium id, or a buffer whose fields to take.",
+        ),
+    ] = None,
+    fields: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--field", metavar="NAME:DTYPE[:SHAPE]", show_default=False,
+            help="A field, such as observation/pixels:uint8:84x84; repeat it.",
+        ),
+    ] = None,
+    num_envs: NumEnvs = None,
+    at: Annotated[
+        Path, typer.Option("--at", help="Where it would be, for the free space.")
+    ] = Path(),
+    json: Json = False,
+) -> None:  # fmt: skip
+    """Say what a buffer would take on disk and in RAM; allocates nothing."""
+    from mmreplay.plan import free_nbytes, plan_buffer
+
+    schema, known_envs = _schema(source, fields)
+    found = plan_buffer(schema, capacity, num_envs or known_envs)
+    free = free_nbytes(at)
+    if json:
+        batch = {"batch_256_nbytes": found.batch_nbytes(BATCH_SIZE)}
+        facts = {**asdict(found), **batch, "free_nbytes": free}
+        show.print_json({**facts, "fits": found.nbytes <= free})
+    else:
+        _print(found, free)
+
+
+def _schema(source: str | None, fields: list[str] | None) -> tuple[Schema, int]:
+    """The fields asked for, and the number of environments that goes with them."""
+    from mmreplay.schema import Schema
+
+    if (source is None) == (not fields):
+        raise usage_error(
+            "give either an environment's id or a buffer's folder, or fields by --field"
+        )
+    if source is None:
+        return Schema.from_flat(dict(parse_field(text) for text in fields or [])), 1
+    if Path(source).exists():
+        from mmreplay.format import metadata
+
+        known = metadata.load(Path(source))
+        return known.schema, known.ring.num_envs
+    return _of_env(source), 1
+
+
+def _of_env(name: str) -> Schema:
+    from mmreplay.collect.environments import make_vector
+    from mmreplay.schema import Schema
+
+    try:
+        env = make_vector(name, 1, {})
+    except SchemaError as error:
+        raise SchemaError(f"{error}; there is no folder {name} either") from error
+    try:
+        return Schema.from_env(env)
+    finally:
+        env.close()
+
+
+def parse_field(text: str) -> tuple[str, Field]:
+    """Read ``name:dtype`` or ``name:dtype:3x84x84``."""
+    from mmreplay.schema import Field
+
+    name, _, rest = text.partition(":")
+    dtype, _, shape = rest.partition(":")
+    try:
+        axes = [int(axis) for axis in shape.replace(",", "x").split("x") if axis]
+    except ValueError:
+        axes = [-1]
+    if not name or not dtype or any(axis < 1 for axis in axes):
+        raise usage_error(
+            f"--field: got {text!r}, expected NAME:DTYPE or NAME:DTYPE:SHAPE, such as "
+            "reward:float32 or observation:uint8:84x84"
+        )
+    try:
+        return name, Field(axes, dtype)
+    except SchemaError as error:
+        raise usage_error(f"--field {text!r}: {error}") from error
+
+
+def _print(plan_: Plan, free: int) -> None:
+    size, count = show.size, show.count
+    ring = plan_.ring
+    rows = [
+        [f.path, f.kind, f.file, count(f.row_nbytes), size(f.nbytes)]
+        for f in plan_.fields
+    ]
+    rows += [
+        ["(alignment of records)", "", "records.bin", "", size(plan_.padding_nbytes)],
+        ["(flags)", "", "flags.bin", "1", size(plan_.flags_nbytes)],
+        ["(checksums)", "", "sums.bin", "", size(plan_.sums_nbytes)],
+        ["(commit record)", "", "COMMIT", "", size(plan_.commit_nbytes)],
+    ]
+    show.print_table(["field", "type", "file", "bytes/row", "on disk"], rows, left=3)
+    lack = plan_.nbytes - free
+    room = f"lacks {size(lack)}" if lack > 0 else "it fits"
+    slack = ring.slots - ring.capacity
+    show.print_facts(
+        f"{count(ring.capacity)} rows x {show.plural(ring.num_envs, 'environment')}, "
+        f"{ring.layout}",
+        [
+            ("in all", f"{size(plan_.nbytes)} when full; next to nothing at first, as "
+                       "files are sparse"),
+            ("slack", f"{size(plan_.slack_nbytes)} of it: {count(slack)} rows an "
+                      f"environment (reserve {count(ring.reserve)}, a block of "
+                      f"{count(ring.block_rows)}, rounding)"),
+            ("free disk", f"{size(free)}: {room}"),
+            ("RAM, warm", f"{size(plan_.pages_nbytes)} of page cache for draws that "
+                          "never wait for the disk; with less they go at its speed"),
+            ("RAM, least", f"{size(plan_.flags_working_nbytes)} of flags, and "
+                           f"{size(plan_.batch_nbytes(BATCH_SIZE))} a batch of "
+                           f"{BATCH_SIZE} with next observations"),
+        ],
+    )  # fmt: skip

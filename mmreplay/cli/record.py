@@ -1,0 +1,116 @@
+"""``mmreplay record``: an environment played into a buffer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mmreplay.cli import show
+from mmreplay.cli.options import BufferPath, Json, NumEnvs, parse_count, usage_error
+
+RESUMES = ("break", "truncate", "continue")
+
+
+Env = Annotated[
+    str,
+    typer.Argument(
+        metavar="ENV", help="A Gymnasium id, such as ALE/Pong-v5.", show_default=False
+    ),
+]
+Steps = Annotated[
+    int,
+    typer.Option(
+        "--steps", parser=parse_count, metavar="N", show_default=False,
+        help="Steps to add, of all environments together, such as 1e5.",
+    ),
+]  # fmt: skip
+Capacity = Annotated[
+    int | None,
+    typer.Option(
+        "--capacity", parser=parse_count, metavar="N", show_default=False,
+        help="Rows kept per environment of a new buffer; by default all that come.",
+    ),
+]  # fmt: skip
+Seed = Annotated[
+    int | None,
+    typer.Option("--seed", help="Of environments and actions.", show_default=False),
+]
+PolicyName = Annotated[
+    str | None,
+    typer.Option(
+        "--policy", metavar="MODULE:NAME", show_default=False,
+        help="A function from observations to actions; random by default.",
+    ),
+]  # fmt: skip
+OnResume = Annotated[
+    str,
+    typer.Option(
+        "--on-resume", metavar="|".join(RESUMES),
+        help="What the first new row is to the last old one.",
+    ),
+]  # fmt: skip
+
+
+def record(
+    env: Env,
+    path: BufferPath,
+    steps: Steps,
+    num_envs: NumEnvs = None,
+    capacity: Capacity = None,
+    seed: Seed = None,
+    policy: PolicyName = None,
+    on_resume: OnResume = "break",
+    json: Json = False,
+) -> None:
+    """Play an environment into a new buffer, or go on with an existing one."""
+    if seed is not None and seed < 0:
+        raise usage_error(f"--seed: got {seed}, expected at least 0")
+    if on_resume not in RESUMES:
+        raise usage_error(
+            f"--on-resume: got {on_resume!r}, expected one of {', '.join(RESUMES)}"
+        )
+    function = None if policy is None else load_policy(policy)
+    from mmreplay.collect import record as play
+
+    found = play(
+        env, path, function, steps=steps, num_envs=num_envs, capacity=capacity,
+        seed=seed, on_resume=on_resume,  # type: ignore[arg-type]  # checked above
+    )  # fmt: skip
+    if json:
+        show.print_json({**asdict(found), "path": str(path)})
+        return
+    rate = found.steps / found.seconds if found.seconds else 0.0
+    typer.echo(
+        f"{path}: {show.plural(found.steps, 'step')} and "
+        f"{show.plural(found.episodes, 'episode end')} in {found.seconds:.1f} s, "
+        f"{show.count(rate)} steps/s, {show.size(found.nbytes)}"
+    )
+
+
+def load_policy(name: str) -> Callable[[Any], Any]:
+    """Import what ``module:name`` names, from the current folder too.
+
+    Raises:
+        UsageError: There is no such module or function.
+    """
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise usage_error(
+            f"--policy: got {name!r}, expected MODULE:NAME, such as mypolicy:act"
+        )
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        function = getattr(import_module(module), attribute)
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise usage_error(f"--policy {name!r}: {error}") from error
+    finally:
+        sys.path.pop(0)
+    if not callable(function):
+        raise usage_error(f"--policy {name!r}: it is not callable")
+    return function  # type: ignore[no-any-return]  # whatever the user's module has

@@ -1,0 +1,75 @@
+"""``mmreplay stats``: what the data looks like."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from mmreplay.cli import show
+from mmreplay.cli.info import summary
+from mmreplay.cli.options import BufferPath, Json
+
+if TYPE_CHECKING:
+    from mmreplay.stats import EpisodeTable, Moments
+
+
+def stats(path: BufferPath, json: Json = False) -> None:
+    """Tell each field's range, mean and spread, and all episodes' returns."""
+    from mmreplay.buffer.replay_buffer import ReplayBuffer
+    from mmreplay.stats import episode_table, field_moments
+
+    with ReplayBuffer.open(path) as buffer:
+        with show.waiting("fields") as progress:
+            moments = field_moments(buffer, progress=progress)
+        with show.waiting("episodes") as progress:
+            episodes = episode_table(buffer, progress)
+        steps = len(buffer)
+    if json:
+        show.print_json(_facts(steps, moments, episodes))
+    else:
+        _print(str(path), steps, moments, episodes)
+
+
+def _facts(
+    steps: int, moments: dict[str, Moments], episodes: EpisodeTable
+) -> dict[str, Any]:
+    whole = episodes.pick(episodes.whole)
+    names = ("env_ids", "begin", "lengths", "returns", "headless", "running")
+    return {
+        "steps": steps,
+        "fields": {p: {**asdict(m), "std": m.std} for p, m in moments.items()},
+        "returns": summary(whole.returns),
+        "lengths": summary(whole.lengths),
+        "episodes": {name: getattr(episodes, name) for name in names},
+    }
+
+
+def _print(
+    name: str, steps: int, moments: dict[str, Moments], episodes: EpisodeTable
+) -> None:
+    number = show.number
+    show.print_table(
+        ["field", "min", "max", "mean", "std", "elements", "not finite"],
+        [
+            [path, number(m.min), number(m.max), number(m.mean), number(m.std),
+             show.count(m.count), show.count(m.nonfinite)]
+            for path, m in moments.items()
+        ],
+    )  # fmt: skip
+    whole = episodes.pick(episodes.whole)
+    rows = []
+    for what, values in (("return", whole.returns), ("length", whole.lengths)):
+        found = summary(values) or {}
+        told = [number(found.get(n)) for n in ("min", "max", "mean", "std")]
+        rows.append([what, *told, show.count(found.get("count", 0))])
+    show.print_table(["", "min", "max", "mean", "std", "whole episodes"], rows)
+    running, headless = int(episodes.running.sum()), int(episodes.headless.sum())
+    show.print_facts(
+        name,
+        [
+            ("steps", show.count(steps)),
+            ("episodes", f"{show.count(len(episodes))}, of them {show.count(running)} "
+                         f"running and {show.count(headless)} without their first "
+                         "steps, which the table above leaves out"),
+        ],
+    )  # fmt: skip

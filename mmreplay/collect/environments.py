@@ -1,0 +1,75 @@
+"""Environments by their ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any, cast
+
+import numpy as np
+
+from mmreplay.errors import SchemaError
+
+ATARI = "ALE/"
+
+
+def make_vector(name: str, num_envs: int, kwargs: Mapping[str, Any]) -> Any:
+    """Make a vector environment of an id, which resets in the step after an end.
+
+    Raises:
+        SchemaError: Gymnasium does not know the id, or cannot make it.
+        ModuleNotFoundError: gymnasium, or ale-py for Atari, is not installed.
+    """
+    check_number("num_envs", num_envs)
+    gymnasium = gymnasium_for(f"recording {name!r}")
+    if name.startswith(ATARI):
+        _register_atari(gymnasium, name)
+    try:
+        # What gymnasium.make gives, side by side: an id's own vectorization may
+        # preprocess (ale-py's does) and would store something else.
+        return gymnasium.make_vec(
+            name, num_envs=num_envs, vectorization_mode="sync", **kwargs
+        )
+    except gymnasium.error.Error as error:
+        raise SchemaError(
+            f"environment {name!r}: got {error}; expected an id that gymnasium.make "
+            "knows, of `gymnasium.pprint_registry()`; or pass the environment itself"
+        ) from error
+
+
+def gymnasium_for(what: str) -> Any:
+    """Import gymnasium.
+
+    Raises:
+        ModuleNotFoundError: It is not installed.
+    """
+    if find_spec("gymnasium") is None:
+        raise ModuleNotFoundError(
+            f"{what}: got no gymnasium, expected it installed; "
+            "pip install 'mmreplay[rl]'"
+        )
+    import gymnasium
+
+    return gymnasium
+
+
+def _register_atari(gymnasium: Any, name: str) -> None:
+    if find_spec("ale_py") is None:
+        raise ModuleNotFoundError(
+            f"recording {name!r}: got no ale-py, expected it installed for Atari; "
+            "pip install 'mmreplay[rl]'"
+        )
+    import ale_py
+
+    # Its banner is for people who start emulators.
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+    gymnasium.register_envs(ale_py)
+
+
+def check_number(name: str, number: object) -> None:
+    """Refuse what is no integer of at least 1."""
+    whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
+    if not whole or cast("int", number) < 1:
+        raise SchemaError(
+            f"{name}: got {number!r}, expected an integer of at least 1; give a number"
+        )

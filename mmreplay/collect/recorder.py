@@ -1,0 +1,257 @@
+"""Playing environments into a buffer, step by step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.collect.environments import check_number, make_vector
+from mmreplay.collect.meter import Meter
+from mmreplay.collect.sources import Leaves, Source, open_source
+from mmreplay.errors import SchemaError
+from mmreplay.format.metadata import FILE_NAME, Autoreset
+from mmreplay.nesting import unflatten
+from mmreplay.schema import Field, Schema
+
+if TYPE_CHECKING:
+    from gymnasium import Env
+    from gymnasium.vector import VectorEnv
+
+Policy = Callable[[Any], Any]
+Resume = Literal["break", "truncate", "continue"]
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What one recording added to a buffer.
+
+    Attributes:
+        path: The buffer's folder.
+        steps: Steps written; final rows are not counted.
+        seconds: From the first reset to the buffer's close.
+        nbytes: Bytes of the rows written, final rows included.
+        episodes: Episodes that ended.
+    """
+
+    path: Path
+    steps: int
+    seconds: float
+    nbytes: int
+    episodes: int
+
+
+def record(
+    env: str | Env[Any, Any] | VectorEnv[Any, Any, Any],
+    path: str | os.PathLike[str],
+    policy: Policy | None = None,
+    *,
+    steps: int,
+    num_envs: int | None = None,
+    capacity: int | None = None,
+    seed: int | None = None,
+    progress: bool | None = None,
+    autoreset: Autoreset | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    on_resume: Resume = "break",
+    commit_every: float | None = 10.0,
+) -> Recorded:
+    """Play an environment into a new buffer, or go on with an existing one.
+
+    Exactly `steps` steps are added, as ``len`` counts them; where they are no
+    multiple of num_envs, the last call adds a step of the environments that have
+    the fewest. An interruption (``KeyboardInterrupt``) or an error of the
+    environment closes the buffer with all that came before it, and goes on up. The
+    last episodes are left as they are: no truncation is invented.
+
+    Args:
+        env: A Gymnasium environment or vector environment, or the id of one, such
+            as ``"ALE/Pong-v5"``, of which a vector environment is made.
+        path: The buffer's folder; resumed where there is one.
+        policy: Takes the observation as the environment gives it (``[E, *shape]``
+            from a vector environment) and returns the action that it takes; None
+            for random actions.
+        steps: Steps to add, of all environments, at least 1.
+        num_envs: With an id: environments to make; 1 by default.
+        capacity: Rows kept per environment; by default all that is recorded fits.
+            A buffer that exists keeps its own.
+        seed: Of the environments and of random actions.
+        progress: Show a progress bar on stderr; None where it is a terminal.
+        autoreset: What a vector environment does after an end, where its metadata
+            do not say.
+        env_kwargs: With an id: what the environment is made with.
+        on_resume: As in `ReplayBuffer.open`.
+        commit_every: As in `ReplayBuffer.create`.
+
+    Raises:
+        SchemaError: The environment is unknown, has a space that cannot be stored,
+            or differs from the buffer.
+        ModuleNotFoundError: gymnasium, or ale-py for Atari, is not installed.
+        LockedError: Somebody else is writing the buffer.
+    """
+    check_number("steps", steps)
+    made = isinstance(env, str)
+    played = (
+        make_vector(env, 1 if num_envs is None else num_envs, env_kwargs or {})
+        if isinstance(env, str)
+        else env
+    )
+    try:
+        source = open_source(played, autoreset, num_envs)
+        # Every second row of an environment is a final one at most.
+        most = 2 * -(-steps // source.num_envs) + 2
+        started = perf_counter()
+        buffer = _open(
+            Path(path), Schema.from_env(played), source, capacity, most,
+            on_resume, commit_every,
+        )  # fmt: skip
+        with buffer, Meter(steps, _row_nbytes(buffer.schema), progress) as meter:
+            act = policy or _random(played, seed)
+            source.reset(seed)
+            episodes = _play(source, buffer, act, steps, meter)
+        seconds = perf_counter() - started
+    finally:
+        if made:
+            played.close()
+    return Recorded(Path(path), steps, seconds, meter.nbytes, episodes)
+
+
+def _play(
+    source: Source, buffer: ReplayBuffer, policy: Policy, steps: int, meter: Meter
+) -> int:
+    """Add exactly steps steps, and return how many episodes ended."""
+    none = np.zeros(source.num_envs, bool)
+    waiting = none
+    seen = source.leaves("observation", source.observation)
+    done = episodes = 0
+    try:
+        while done < steps:
+            action = policy(source.observation)
+            row = seen | source.leaves("action", action)
+            turn = source.step(action)
+            row |= turn.leaves()
+            # From here on an interruption may find the final rows written.
+            due, waiting = waiting, none
+            kept = _kept(due, steps - done, buffer)
+            _add(buffer, row, turn.final, kept)
+            stepped = kept & ~due
+            ended = stepped & (turn.terminated | turn.truncated)
+            done += int(stepped.sum())
+            episodes += int(ended.sum())
+            finals = 0 if turn.final is None else int(ended.sum())
+            meter.update(done, int(kept.sum()) + finals)
+            seen = source.leaves("observation", source.observation)
+            if source.autoreset == "next_step":
+                # The row after an end is the final row, whatever the call says.
+                waiting = ended
+    finally:
+        if waiting.any():
+            # What followed the last ends is known, and drawing them needs it.
+            _add(buffer, row | seen, None, waiting)
+            meter.update(done, int(waiting.sum()))
+    return episodes
+
+
+def _kept(
+    waiting: NDArray[np.bool_], room: int, buffer: ReplayBuffer
+) -> NDArray[np.bool_]:
+    """The environments whose row is added: all, or those that room is left for."""
+    live = np.flatnonzero(~waiting)
+    kept = np.ones(len(waiting), bool)
+    if len(live) > room:
+        fewest = np.argsort(buffer.heads[live], kind="stable")
+        kept[live[fewest[room:]]] = False
+    return kept
+
+
+def _add(
+    buffer: ReplayBuffer, row: Leaves, final: Leaves | None, kept: NDArray[np.bool_]
+) -> None:
+    if kept.all():
+        buffer.add(row, final_observation=_nested(final))
+        return
+    ids = np.flatnonzero(kept)
+    part = {path: leaf[ids] for path, leaf in row.items()}
+    ends = None if final is None else {p: leaf[ids] for p, leaf in final.items()}
+    buffer.add(part, final_observation=_nested(ends), env_ids=ids)
+
+
+def _nested(final: Leaves | None) -> object:
+    """Final observations as `ReplayBuffer.add` takes them: a leaf or a mapping."""
+    if final is None or "observation" in final:
+        return final and final["observation"]
+    return unflatten(dict(final))["observation"]
+
+
+def _row_nbytes(schema: Schema) -> int:
+    """Bytes of one row on disk: the flags, which hold both ends, and the rest."""
+    return 1 + sum(
+        field.nbytes
+        for path, field in schema.fields.items()
+        if path not in ("terminated", "truncated")
+    )
+
+
+def _random(env: Any, seed: int | None) -> Policy:
+    env.action_space.seed(seed)
+    return lambda _: env.action_space.sample()
+
+
+def _open(
+    path: Path, schema: Schema, source: Source, capacity: int | None, most: int,
+    on_resume: Resume, commit_every: float | None,
+) -> ReplayBuffer:  # fmt: skip
+    """Create the buffer, or open the one that is there and compare."""
+    if not (path / FILE_NAME).exists():
+        return ReplayBuffer.create(
+            path, schema, most if capacity is None else capacity, source.num_envs,
+            autoreset=source.autoreset, commit_every=commit_every,
+        )  # fmt: skip
+    buffer = ReplayBuffer.open(
+        path, "r+", on_resume=on_resume, commit_every=commit_every
+    )
+    try:
+        _compare(buffer, schema, source, capacity)
+    except BaseException:
+        buffer.close()
+        raise
+    return buffer
+
+
+def _compare(
+    buffer: ReplayBuffer, schema: Schema, source: Source, capacity: int | None
+) -> None:
+    """Refuse an environment that is not the one that the buffer was made for."""
+    ours, theirs = dict(buffer.schema.fields), dict(schema.fields)
+    for name in [*ours, *theirs]:
+        if ours.get(name) != theirs.get(name):
+            raise SchemaError(
+                f"field {name!r}: the environment gives {_told(theirs, name)}, the "
+                f"buffer at {buffer.path} holds {_told(ours, name)}, "
+                "expected the same; record to another path"
+            )
+    for name, got, held in (
+        ("num_envs", source.num_envs, buffer.num_envs),
+        ("autoreset", source.autoreset, buffer.autoreset),
+        ("capacity", buffer.capacity if capacity is None else capacity,
+         buffer.capacity),
+    ):  # fmt: skip
+        if got != held:
+            raise SchemaError(
+                f"{name}: got {got!r}, the buffer at {buffer.path} has {held!r}, "
+                "expected the same; record to another path"
+            )
+
+
+def _told(fields: Mapping[str, Field], name: str) -> str:
+    field = fields.get(name)
+    if field is None:
+        return "nothing"
+    return f"{field.dtype}{list(field.shape)}" + " mutable" * field.mutable

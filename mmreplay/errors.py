@@ -1,0 +1,93 @@
+"""Every error mmreplay raises on purpose.
+
+ReplayError
+├─ SchemaError      the data does not match the fields declared (ValueError)
+├─ FormatError      the files are not a replay this version reads (ValueError)
+│  ├─ CorruptError  they were, and are damaged
+│  └─ VersionError  a newer version wrote them
+├─ LockedError      another writer holds the buffer (OSError)
+├─ ForkedError      a writer was used in a forked child (RuntimeError)
+├─ FullError        the disk has no room for what was to be written (OSError)
+├─ FailedError      the device failed; this writer writes no more (OSError)
+├─ EmptyError       nothing to draw yet (LookupError)
+├─ StarvedError     a reader found no whole record in time (TimeoutError)
+├─ StaleError       the steps asked for are no longer, or not yet, alive (IndexError)
+└─ SourceError      data to be read in is not what it says it is (ValueError)
+
+Each is also the builtin that callers catch. A message says what, what was got,
+what was expected and the way out, in the user's names. Errors that are an
+`OSError` take the number of the error that caused them: ``FullError(message,
+errno_=errno.ENOSPC)``.
+"""
+
+from __future__ import annotations
+
+
+class ReplayError(Exception):
+    """Base of every error mmreplay raises on purpose."""
+
+
+class SchemaError(ReplayError, ValueError):
+    """Data or a declaration does not match the fields declared."""
+
+
+class FormatError(ReplayError, ValueError):
+    """The files are not a replay that this version can read."""
+
+
+class CorruptError(FormatError):
+    """The files were a replay, and are damaged."""
+
+
+class VersionError(FormatError):
+    """The files are a replay of a version this one does not read."""
+
+
+class _SystemError(ReplayError, OSError):
+    """An `OSError` whose text is our message and whose errno is the cause's."""
+
+    # OSError parses its arguments in __new__ unless __init__ is its own; two
+    # arguments there would turn the message into "[Errno 28] ...".
+    def __init__(self, message: str = "", *, errno_: int | None = None) -> None:
+        super().__init__(message)
+        self.errno = errno_
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # OSError's own way to pickle forgets errno.
+        return type(self), self.args, {**self.__dict__, "errno": self.errno}
+
+    def __str__(self) -> str:
+        # A path in `filename` would otherwise be appended to the message.
+        return str(self.args[0]) if self.args else ""
+
+
+class LockedError(_SystemError):
+    """Another writer holds the buffer."""
+
+
+class ForkedError(ReplayError, RuntimeError):
+    """A writer was used in a process forked from the one that opened it."""
+
+
+class FullError(_SystemError):
+    """The disk has no room for what was to be written."""
+
+
+class FailedError(_SystemError):
+    """The device failed, so this writer writes no more."""
+
+
+class EmptyError(ReplayError, LookupError):
+    """There is nothing to draw yet."""
+
+
+class StarvedError(ReplayError, TimeoutError):
+    """A reader found no whole record within its time."""
+
+
+class StaleError(ReplayError, IndexError):
+    """Steps were asked for that are no longer, or not yet, alive."""
+
+
+class SourceError(ReplayError, ValueError):
+    """Data to be read in is not what it says it is."""

@@ -1,0 +1,395 @@
+"""The one door to the disk: every write, sync, rename and lock goes through here.
+
+`disk` holds the raw calls, one method each, so that a test can count, fail, tear
+or kill at any of them by putting another `Disk` in its place. Everything else in
+this module is built on it, and everything else in mmreplay is built on that.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from mmreplay.errors import CorruptError, FailedError, FormatError, FullError
+
+READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+# Space is reserved in pieces of this many bytes, so that it costs one call a MiB.
+ALLOCATION_NBYTES = 1 << 20
+COPY_NBYTES = 4 << 20
+
+
+class Disk:
+    """The raw calls that change or lock files."""
+
+    def open(self, path: Path, flags: int) -> int:
+        """Open without following a link, blocking on a pipe or leaking to a child."""
+        safe = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        return os.open(path, flags | safe, 0o644)
+
+    def close(self, fd: int) -> None:
+        """Give the descriptor back."""
+        os.close(fd)
+
+    def pwrite(self, fd: int, data: memoryview | bytes, offset: int) -> int:
+        """Write at an offset; may write less than asked."""
+        return os.pwrite(fd, data, offset)
+
+    def store(self, fd: int, mapping: mmap.mmap, offset: int, data: bytes) -> None:
+        """Store through the mapping of a file whose space is reserved."""
+        mapping[offset : offset + len(data)] = data
+
+    def truncate(self, fd: int, nbytes: int) -> None:
+        """Set the size of a new file; the bytes are zero and take no space."""
+        os.ftruncate(fd, nbytes)
+
+    def allocate(self, fd: int, offset: int, nbytes: int) -> None:
+        """Reserve space inside the file."""
+        os.posix_fallocate(fd, offset, nbytes)
+
+    def datasync(self, fd: int) -> None:
+        """Wait until the file's data is on the device."""
+        os.fdatasync(fd)
+
+    def sync_folder(self, fd: int) -> None:
+        """Wait until the folder's entries are on the device."""
+        os.fsync(fd)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Put source in target's place, in one step."""
+        os.replace(source, target)
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file."""
+        os.unlink(path)
+
+    def mkdir(self, path: Path) -> None:
+        """Make a folder."""
+        os.mkdir(path)
+
+    def rmdir(self, path: Path) -> None:
+        """Remove an empty folder."""
+        os.rmdir(path)
+
+    def lock(self, fd: int) -> None:
+        """Take the whole-file lock or raise BlockingIOError; it dies with us."""
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+disk = Disk()
+
+
+@contextmanager
+def _told(what: str, path: Path) -> Iterator[None]:
+    """Turn the system's error into ours, with the file's name."""
+    try:
+        yield
+    except OSError as error:
+        raise _error(what, path, error) from error
+
+
+def _error(what: str, path: Path, error: OSError) -> FullError | FailedError:
+    if error.errno in FULL:
+        return FullError(
+            f"cannot {what} {path}: {error.strerror}; what was being written is "
+            "not published; free space, or resize to less capacity, and call again",
+            errno_=error.errno,
+        )
+    return _failed(what, path, error)
+
+
+def _failed(what: str, path: Path, error: OSError) -> FailedError:
+    expected = "expected the device to obey; check the disk, and open the buffer again"
+    if error.errno in READ_ONLY:
+        expected = (
+            "expected a place that can be written; open with mode='r' to read, or "
+            "choose another path"
+        )
+    return FailedError(
+        f"cannot {what} {path}: {error.strerror} (errno {error.errno}), {expected}",
+        errno_=error.errno,
+    )
+
+
+class File:
+    """One open regular file of known size, read and written at offsets.
+
+    Threads: each call is one system call or a loop of them without shared state,
+    so several threads may read and write different ranges at once.
+    """
+
+    __slots__ = ("_mapping", "fd", "nbytes", "path", "writable")
+
+    def __init__(self, path: Path, fd: int, nbytes: int, writable: bool) -> None:
+        self.path = path
+        self.fd = fd
+        self.nbytes = nbytes
+        self.writable = writable
+        self._mapping: mmap.mmap | None = None
+
+    @classmethod
+    def create(cls, path: Path, nbytes: int) -> File:
+        """Create a sparse file of nbytes zero bytes; it must not exist."""
+        with _told("create", path):
+            fd = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            try:
+                disk.truncate(fd, nbytes)
+            except BaseException:
+                disk.close(fd)
+                raise
+        return cls(path, fd, nbytes, writable=True)
+
+    @classmethod
+    def open(cls, path: Path, nbytes: int | None, *, writable: bool = False) -> File:
+        """Open an existing regular file, of exactly nbytes bytes where given.
+
+        Raises:
+            FormatError: It is a link, a folder, a pipe or a device.
+            CorruptError: It is missing or has another size.
+            FailedError: The system refuses.
+        """
+        try:
+            fd = disk.open(path, os.O_RDWR if writable else os.O_RDONLY)
+        except FileNotFoundError as error:
+            raise CorruptError(f"{path} is missing, expected a file") from error
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+                raise _irregular(path) from error
+            raise _error("open", path, error) from error
+        try:
+            size = _regular_size(fd, path)
+            if nbytes is not None and size != nbytes:
+                raise CorruptError(
+                    f"{path} has {size} bytes, expected {nbytes} from metadata.json; "
+                    "the file was cut or replaced: restore it from a copy"
+                )
+        except BaseException:
+            disk.close(fd)
+            raise
+        return cls(path, fd, size, writable)
+
+    def pwrite(self, data: memoryview | bytes, offset: int) -> None:
+        """Write all of data at offset.
+
+        Args:
+            data: C-contiguous bytes.
+            offset: First byte to write, inside the file.
+
+        Raises:
+            FullError: No space is left.
+            FailedError: The device or the system refuses.
+        """
+        try:
+            done = disk.pwrite(self.fd, data, offset)
+            if done != memoryview(data).nbytes:
+                self._write_rest(data, offset, done)
+        except OSError as error:
+            raise _error("write", self.path, error) from error
+
+    def _write_rest(self, data: memoryview | bytes, offset: int, done: int) -> None:
+        rest = memoryview(data).cast("B")
+        while done < len(rest):
+            more = disk.pwrite(self.fd, rest[done:], offset + done)
+            if more == 0:
+                told = f"the device took {done} of {len(rest)} bytes"
+                raise OSError(errno.EIO, told)
+            done += more
+
+    def pread(self, nbytes: int, offset: int) -> bytes:
+        """Read exactly nbytes at offset."""
+        data = bytearray(nbytes)
+        self.pread_into(memoryview(data), offset)
+        return bytes(data)
+
+    def pread_into(self, target: memoryview, offset: int) -> None:
+        """Fill target, C-contiguous bytes, from offset.
+
+        Raises:
+            CorruptError: The file ends before.
+            FailedError: The device refuses.
+        """
+        view = memoryview(target).cast("B")
+        done = 0
+        with _told("read", self.path):
+            while done < len(view):
+                got = os.preadv(self.fd, [view[done:]], offset + done)
+                if got == 0:
+                    raise CorruptError(
+                        f"{self.path} ends at byte {offset + done}, expected "
+                        f"{offset + len(view)}; the file was cut while open"
+                    )
+                done += got
+
+    def store(self, data: bytes, offset: int) -> None:
+        """Store through the writing mapping; write where `map_writable` made none."""
+        if self._mapping is None:
+            self.pwrite(data, offset)
+            return
+        disk.store(self.fd, self._mapping, offset, data)
+
+    def map_writable(self) -> None:
+        """Reserve all of the file's space and map it for `store`.
+
+        The space is reserved first, because a store into a hole of a full disk
+        is a SIGBUS, not an error.
+        """
+        self.allocate(0, self.nbytes)
+        with _told("map", self.path):
+            self._mapping = mmap.mmap(self.fd, self.nbytes)
+
+    def map_readonly(self) -> mmap.mmap:
+        """Return a mapping of the whole file that cannot be written through."""
+        with _told("map", self.path):
+            return mmap.mmap(self.fd, self.nbytes, prot=mmap.PROT_READ)
+
+    def allocate(self, offset: int, nbytes: int) -> None:
+        """Reserve space, so that a later write there does not find the disk full.
+
+        File systems that cannot reserve (EOPNOTSUPP) are left to report a full
+        disk at the write itself.
+        """
+        try:
+            disk.allocate(self.fd, offset, nbytes)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                raise _error("reserve space in", self.path, error) from error
+
+    def sync(self) -> None:
+        """Wait until what was written is on the device; never retried on failure.
+
+        Raises:
+            FailedError: It is not, also where the cause is a full disk: the pages
+                that found no room are lost, and a second sync would not say so.
+        """
+        try:
+            disk.datasync(self.fd)
+        except OSError as error:
+            raise _failed("sync", self.path, error) from error
+
+    def disk_nbytes(self) -> tuple[int, int]:
+        """Return (apparent, allocated) bytes; a sparse file takes less than it has."""
+        return self.nbytes, os.fstat(self.fd).st_blocks * 512
+
+    def identity(self) -> tuple[int, int]:
+        """Return (st_dev, st_ino): a copy of the file has others."""
+        status = os.fstat(self.fd)
+        return status.st_dev, status.st_ino
+
+    def close(self) -> None:
+        """Give mapping and descriptor back; a second call does nothing."""
+        if self._mapping is not None:
+            self._mapping.close()
+            self._mapping = None
+        if self.fd >= 0:
+            disk.close(self.fd)
+            self.fd = -1
+
+
+def _irregular(path: Path) -> FormatError:
+    return FormatError(
+        f"{path} is not a regular file, expected one; links, folders, pipes and "
+        "devices are refused: put the file itself there"
+    )
+
+
+def _regular_size(fd: int, path: Path) -> int:
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
+        raise _irregular(path)
+    return status.st_size
+
+
+def read_bytes(path: Path, max_nbytes: int) -> bytes:
+    """Read a small regular file whole.
+
+    Raises:
+        FormatError: It is larger than max_nbytes, or no regular file.
+        CorruptError: It is missing.
+    """
+    file = File.open(path, None)
+    try:
+        if file.nbytes > max_nbytes:
+            raise FormatError(
+                f"{path} has {file.nbytes} bytes, expected at most {max_nbytes}; "
+                "it is not a file that mmreplay wrote"
+            )
+        return file.pread(file.nbytes, 0)
+    finally:
+        file.close()
+
+
+def replace_bytes(path: Path, data: bytes) -> None:
+    """Replace a file whole: after a crash it holds the old bytes or the new ones."""
+    temporary = path.with_name(f"tmp-{path.name}")
+    remove_tree(temporary)
+    file = File.create(temporary, len(data))
+    try:
+        file.pwrite(data, 0)
+        file.sync()
+    finally:
+        file.close()
+    with _told("rename", temporary):
+        disk.rename(temporary, path)
+    # The rename is an entry of the folder, and reaches the disk with it.
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until the folder's entries (new files, renames) are on the device."""
+    with _told("sync", path):
+        # A folder may be reached through a link of the user's; `open` follows none.
+        fd = disk.open(path.resolve(), os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            disk.sync_folder(fd)
+        finally:
+            disk.close(fd)
+
+
+def make_folder(path: Path, *, exist_ok: bool = False) -> None:
+    """Make one folder, and make its entry durable."""
+    if exist_ok and path.is_dir():
+        return
+    with _told("make folder", path):
+        disk.mkdir(path)
+    sync_folder(path.parent)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Put source in target's place, durably."""
+    with _told("rename", source):
+        disk.rename(source, target)
+    sync_folder(target.parent)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a file, or a folder of ours with what is in it; absent is fine."""
+    if path.is_dir() and not path.is_symlink():
+        for child in sorted(path.iterdir()):
+            remove_tree(child)
+        with _told("remove", path):
+            disk.rmdir(path)
+        return
+    with _told("remove", path), suppress(FileNotFoundError):
+        disk.unlink(path)
+
+
+def boot_id() -> bytes:
+    """Return 16 bytes that change at each boot; live slots of another are void.
+
+    Where the system has none (not Linux), 16 zero bytes: never trusted. To take a
+    passing lack of descriptors for that would cut what was published.
+    """
+    path = Path("/proc/sys/kernel/random/boot_id")
+    try:
+        text = path.read_text("ascii")
+    except (FileNotFoundError, PermissionError):
+        return bytes(16)
+    except OSError as error:
+        raise _error("read", path, error) from error
+    return bytes.fromhex(text.strip().replace("-", ""))

@@ -1,0 +1,1 @@
+"""What the files of a buffer say, as values: metadata.json and COMMIT."""

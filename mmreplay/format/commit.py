@@ -1,0 +1,207 @@
+"""The COMMIT file as values: four slots, each one record or void.
+
+Slots 0 and 1 (D0, D1) are durable: written with pwrite and synced. Slots 2 and 3
+(L0, L1) are live: stored through a mapping at every publication, and trusted only
+within the boot that wrote them, because the page cache that they speak of dies
+with it. docs/format.md has the byte offsets.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+MAGIC = b"MMRCMT01"
+HEADER = struct.Struct("<8sIIQQ16s16sQQQq")
+HEADER_NBYTES = 128
+SEQUENCE = struct.Struct("<Q")
+SEQUENCE_OFFSET = 16
+CHECKSUM = struct.Struct("<I")
+PER_ENV_NBYTES = 32
+PAGE_NBYTES = 4096
+NUM_SLOTS = 4
+DURABLE_SLOTS = (0, 1)
+LIVE_SLOTS = (2, 3)
+
+# No count comes near it in the life of a disk; arithmetic above would wrap around.
+MAX_COUNT = 1 << 62
+
+CLEAN = 1
+POISONED = 2
+MOVED = 4
+
+
+def slot_nbytes(num_envs: int) -> int:
+    """Bytes of one slot: the pages that hold the record and its checksum."""
+    needed = HEADER_NBYTES + PER_ENV_NBYTES * num_envs + CHECKSUM.size
+    return -(-needed // PAGE_NBYTES) * PAGE_NBYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One slot's content.
+
+    Attributes:
+        sequence: Numbers the records of one buffer; never falls.
+        epoch: One more at every writable open.
+        flags: CLEAN, POISONED, MOVED.
+        boot_id: 16 bytes, the boot that wrote it.
+        uuid: 16 bytes, the buffer.
+        generation: The data folder that it speaks of.
+        device: st_dev of the COMMIT file.
+        inode: st_ino of the COMMIT file.
+        time_ns: Unix time of a durable record in ns; informs, decides nothing.
+        heads: int64 ``[E]``, next position to be written.
+        limits: int64 ``[E]``, rows below may have been overwritten already.
+        tails: int64 ``[E]``, positions below are given up.
+        sealed: int64 ``[E]``, positions below are in sealed shards (Zarr).
+    """
+
+    sequence: int
+    epoch: int
+    flags: int
+    boot_id: bytes
+    uuid: bytes
+    generation: int
+    device: int
+    inode: int
+    time_ns: int
+    heads: NDArray[np.int64]
+    limits: NDArray[np.int64]
+    tails: NDArray[np.int64]
+    sealed: NDArray[np.int64]
+
+    @property
+    def num_envs(self) -> int:
+        """Environments."""
+        return len(self.heads)
+
+    def encode(self) -> bytes:
+        """Return the slot's bytes."""
+        data = bytearray(slot_nbytes(self.num_envs))
+        HEADER.pack_into(
+            data, 0, MAGIC, self.flags, self.num_envs, self.sequence, self.epoch,
+            self.boot_id, self.uuid, self.generation, self.device, self.inode,
+            self.time_ns,
+        )  # fmt: skip
+        columns = np.stack([self.heads, self.limits, self.tails, self.sealed])
+        body = columns.astype("<i8").tobytes()
+        data[HEADER_NBYTES : HEADER_NBYTES + len(body)] = body
+        seal(data)
+        return bytes(data)
+
+
+def seal(data: bytearray) -> None:
+    """Put the checksum of a slot's bytes at their end."""
+    end = len(data) - CHECKSUM.size
+    CHECKSUM.pack_into(data, end, google_crc32c.value(bytes(data[:end])))
+
+
+def decode(data: bytes, uuid: bytes, num_envs: int) -> Record | None:
+    """Return a slot's record, or None where it holds no whole record of this buffer.
+
+    A torn, blank or foreign slot is an ordinary thing here, not an error: that is
+    why there are four.
+    """
+    end = len(data) - CHECKSUM.size
+    if len(data) != slot_nbytes(num_envs) or data[:8] != MAGIC:
+        return None
+    if CHECKSUM.unpack_from(data, end)[0] != google_crc32c.value(data[:end]):
+        return None
+    (_, flags, envs, sequence, epoch, boot, own_uuid, generation, device, inode,
+     time_ns) = HEADER.unpack_from(data)  # fmt: skip
+    if own_uuid != uuid or envs != num_envs:
+        return None
+    body = np.frombuffer(data, "<i8", 4 * num_envs, HEADER_NBYTES)
+    heads, limits, tails, sealed = body.reshape(4, num_envs).astype(np.int64)
+    if (tails > heads).any() or (heads > limits).any() or (tails < 0).any():
+        return None
+    if max(sequence, epoch, limits.max()) >= MAX_COUNT:
+        return None
+    return Record(
+        sequence, epoch, flags, boot, own_uuid, generation, device, inode, time_ns,
+        heads, limits, tails, sealed,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a record must name to be this file's own.
+
+    Attributes:
+        uuid: 16 bytes, the buffer.
+        generation: The data folder.
+        boot_id: 16 bytes, the running boot.
+        device: st_dev of the open COMMIT file.
+        inode: st_ino of it: a copied folder has another.
+    """
+
+    uuid: bytes
+    generation: int
+    boot_id: bytes
+    device: int
+    inode: int
+
+    def trusts(self, record: Record) -> bool:
+        """Tell whether a live record speaks of this boot's page cache."""
+        return (
+            any(self.boot_id)
+            and record.boot_id == self.boot_id
+            and (record.device, record.inode) == (self.device, self.inode)
+        )
+
+
+Slots = tuple[Record | None, ...]
+"""The records of D0, D1, L0, L1."""
+
+
+def split(data: bytes, uuid: bytes, generation: int, num_envs: int) -> Slots:
+    """Decode the four slots of a COMMIT file's bytes."""
+    size = slot_nbytes(num_envs)
+    found = [
+        decode(data[size * slot : size * (slot + 1)], uuid, num_envs)
+        for slot in range(NUM_SLOTS)
+    ]
+    return tuple(
+        record if record is not None and record.generation == generation else None
+        for record in found
+    )
+
+
+def newest_durable(slots: Slots) -> Record | None:
+    """The newest record that was synced, by (epoch, sequence)."""
+    found = [slots[slot] for slot in DURABLE_SLOTS]
+    return max((r for r in found if r is not None), key=_order, default=None)
+
+
+def newest_live(slots: Slots, identity: Identity) -> Record | None:
+    """The newest live record to be trusted, if none durable is of a later epoch.
+
+    Within one epoch the live record outranks durable ones of a higher sequence:
+    those that give up more of the ring repeat the last *committed* heads.
+    """
+    found = [slots[slot] for slot in LIVE_SLOTS]
+    live = max(
+        (r for r in found if r is not None and identity.trusts(r)),
+        key=_order,
+        default=None,
+    )
+    durable = newest_durable(slots)
+    if live is not None and durable is not None and durable.epoch > live.epoch:
+        return None
+    return live
+
+
+def highest_limit(slots: Slots) -> NDArray[np.int64]:
+    """int64 ``[E]``: rows below may have been overwritten, whoever's slot says so."""
+    limits = [record.limits for record in slots if record is not None]
+    highest: NDArray[np.int64] = np.max(limits, axis=0)
+    return highest
+
+
+def _order(record: Record) -> tuple[int, int]:
+    return record.epoch, record.sequence

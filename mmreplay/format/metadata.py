@@ -1,0 +1,288 @@
+"""metadata.json as a value: what a buffer is, written once and replaced whole.
+
+The file is JSON whose last member is the CRC32C of all bytes before that member.
+Whatever can be computed from the rest (offsets, strides, slots) is stored too, so
+that a reader in another language need not repeat the arithmetic, and is checked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import google_crc32c
+
+from mmreplay.errors import CorruptError, FormatError, SchemaError, VersionError
+from mmreplay.files import read_bytes
+from mmreplay.format import strict_json
+from mmreplay.format.strict_json import Json
+from mmreplay.ring import LAYOUTS, Ring
+from mmreplay.schema import Schema
+
+Engine = Literal["memmap", "zarr", "memory"]
+Autoreset = Literal["disabled", "same_step", "next_step"]
+AUTORESETS: tuple[Autoreset, ...] = ("disabled", "same_step", "next_step")
+ENGINES: tuple[Engine, ...] = ("memmap", "zarr", "memory")
+
+FILE_NAME = "metadata.json"
+MAGIC = "mmreplay"
+MAJOR, MINOR = 1, 0
+MAX_NBYTES = 1 << 20
+MAX_CAPACITY = 1 << 48
+MAX_NUM_ENVS = 1 << 20
+MAX_FILES_NBYTES = 1 << 63
+# Features this version knows; a buffer that needs another is refused.
+INCOMPAT: frozenset[str] = frozenset()
+RO_COMPAT: frozenset[str] = frozenset()
+
+T = TypeVar("T", bound=str)
+_TAIL = re.compile(rb'"crc32c": "([0-9a-f]{8})"\n\}\n\Z')
+_TAIL_NBYTES = len(b'"crc32c": "00000000"\n}\n')
+_KEYS = {
+    "format", "version", "features", "uuid", "created", "generation", "engine",
+    "layout", "autoreset", "capacity", "num_envs", "slots", "reserve",
+    "block_rows", "schema", "roles", "user",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """What a buffer is.
+
+    Attributes:
+        uuid: 16 bytes that name the buffer for ever.
+        created: UTC time, ISO 8601.
+        generation: Number of the data folder in force, from 1.
+        engine: ``"memmap"``, ``"zarr"`` or ``"memory"``.
+        autoreset: What follows an episode's end in one environment.
+        ring: Capacity, environments, layout and slots.
+        schema: The fields.
+        user: The user's own JSON.
+        ro_compat: Features that a reader may ignore and a writer must know.
+    """
+
+    uuid: bytes
+    created: str
+    generation: int
+    engine: Engine
+    autoreset: Autoreset
+    ring: Ring
+    schema: Schema
+    user: Json
+    ro_compat: tuple[str, ...] = ()
+
+    @property
+    def folder(self) -> str:
+        """Name of the data folder in force."""
+        return f"data-{self.generation:06d}"
+
+    @property
+    def unknown_features(self) -> tuple[str, ...]:
+        """Features that allow reading and forbid writing."""
+        return tuple(sorted(set(self.ro_compat) - RO_COMPAT))
+
+    def next_generation(self, ring: Ring, schema: Schema) -> Metadata:
+        """Return the metadata of the folder that takes this one's place."""
+        return replace(self, generation=self.generation + 1, ring=ring, schema=schema)
+
+
+def encode(metadata: Metadata) -> bytes:
+    """Return the bytes of metadata.json."""
+    ring = metadata.ring
+    _check_size(ring, metadata.schema)
+    value: Json = {
+        "format": MAGIC,
+        "version": [MAJOR, MINOR],
+        "features": {
+            "incompat": [], "ro_compat": list(metadata.ro_compat), "compat": [],
+        },
+        "uuid": metadata.uuid.hex(),
+        "created": metadata.created,
+        "generation": metadata.generation,
+        "engine": metadata.engine,
+        "layout": ring.layout,
+        "autoreset": metadata.autoreset,
+        "capacity": ring.capacity,
+        "num_envs": ring.num_envs,
+        "slots": ring.slots,
+        "reserve": ring.reserve,
+        "block_rows": ring.block_rows,
+        "schema": metadata.schema.to_json(),
+        "roles": dict(metadata.schema.roles),
+        "user": metadata.user,
+    }  # fmt: skip
+    body = strict_json.dump(value, "metadata")[: -len("\n}")] + b",\n "
+    checksum = google_crc32c.value(body)
+    data = body + b'"crc32c": "%08x"\n}\n' % checksum
+    if len(data) > MAX_NBYTES:
+        raise SchemaError(
+            f"metadata takes {len(data)} bytes, expected at most {MAX_NBYTES}; keep "
+            "large values out of user=, in a field or a file of their own"
+        )
+    return data
+
+
+def decode(data: bytes, path: Path) -> Metadata:
+    """Return the metadata that the bytes say, all of it checked.
+
+    Raises:
+        FormatError: They are not a buffer's metadata.
+        VersionError: They need a newer version.
+        CorruptError: Their checksum does not match.
+    """
+    name = str(path)
+    value = strict_json.parse(data, name)
+    if value.get("format") != MAGIC:
+        raise FormatError(
+            f"{name} says format {value.get('format')!r}, expected {MAGIC!r}; "
+            "the folder is not a replay buffer"
+        )
+    _check_version(value, name)
+    _check_checksum(data, name)
+    missing = _KEYS - value.keys()
+    if missing:
+        raise FormatError(f"{name} lacks {sorted(missing)}; it is damaged")
+    try:
+        return _from_json(value, name)
+    except SchemaError as error:
+        raise FormatError(f"{name}: {error}") from error
+
+
+def load(folder: Path) -> Metadata:
+    """Read and check the metadata of the buffer in a folder."""
+    path = folder / FILE_NAME
+    if not folder.exists():
+        raise FormatError(
+            f"{folder} does not exist, expected a buffer's folder; check the path, or "
+            "make one with ReplayBuffer.create or mmreplay record"
+        )
+    if not folder.is_dir():
+        raise FormatError(
+            f"{folder} is a file, expected a buffer's folder; pass the folder that "
+            "holds metadata.json"
+        )
+    if not path.exists():
+        raise FormatError(
+            f"{folder} is no replay buffer: it has no {FILE_NAME}; pass the folder "
+            "that ReplayBuffer.create made"
+        )
+    return decode(read_bytes(path, MAX_NBYTES), path)
+
+
+def _check_version(value: Json, name: str) -> None:
+    version = value.get("version")
+    if (
+        not isinstance(version, list)
+        or len(version) != 2
+        or not all(type(number) is int for number in version)
+    ):
+        raise FormatError(f"{name} says version {version!r}, expected [major, minor]")
+    if version[0] != MAJOR:
+        raise VersionError(
+            f"{name} has format version {version[0]}.{version[1]}, this mmreplay reads "
+            f"{MAJOR}.x; install a newer mmreplay"
+        )
+    features = value.get("features")
+    if not isinstance(features, Mapping):
+        raise FormatError(f"{name} says features {features!r}, expected an object")
+    unknown = set(_names(features, "incompat", name)) - INCOMPAT
+    if unknown:
+        raise VersionError(
+            f"{name} needs the features {sorted(unknown)}, which this mmreplay does "
+            "not know; install a newer mmreplay"
+        )
+
+
+def _check_checksum(data: bytes, name: str) -> None:
+    match = _TAIL.search(data)
+    if match is None:
+        raise CorruptError(
+            f"{name} does not end with its checksum; it was cut or edited: restore it"
+        )
+    stored = int(match[1], 16)
+    computed = google_crc32c.value(data[:-_TAIL_NBYTES])
+    if stored != computed:
+        raise CorruptError(
+            f"{name} has checksum {computed:08x}, expected {stored:08x}; it was "
+            "damaged or edited by hand: restore it from a copy"
+        )
+
+
+def _from_json(value: Json, name: str) -> Metadata:
+    ring = Ring(
+        _number(value, "capacity", name, 1, MAX_CAPACITY),
+        _number(value, "num_envs", name, 1, MAX_NUM_ENVS),
+        _choice(value, "layout", name, LAYOUTS),
+        _number(value, "reserve", name, 2, MAX_CAPACITY),
+        _number(value, "block_rows", name, 1, MAX_CAPACITY),
+        _number(value, "slots", name, 1, 2 * MAX_CAPACITY),
+    )
+    if ring.block_rows & (ring.block_rows - 1):
+        raise FormatError(
+            f"{name} says block_rows {ring.block_rows}, expected a power of two"
+        )
+    needed = ring.capacity + ring.reserve + ring.block_rows
+    if ring.slots < needed or ring.slots % ring.block_rows:
+        raise FormatError(
+            f"{name} says {ring.slots} slots, expected at least {needed} (capacity + "
+            f"reserve + block_rows) in whole blocks of {ring.block_rows}"
+        )
+    created, uuid = value["created"], value["uuid"]
+    if not isinstance(created, str) or len(created) > 64:
+        raise FormatError(f"{name} says created {created!r}, expected a UTC time")
+    if not isinstance(uuid, str) or not re.fullmatch("[0-9a-f]{32}", uuid):
+        raise FormatError(f"{name} says uuid {uuid!r}, expected 32 hex digits")
+    user, roles = value["user"], value["roles"]
+    if not isinstance(user, dict) or not isinstance(roles, dict):
+        raise FormatError(f"{name}: 'user' and 'roles' must be objects")
+    schema = Schema.from_json(value["schema"], roles)
+    _check_size(ring, schema)
+    return Metadata(
+        uuid=bytes.fromhex(uuid),
+        created=created,
+        generation=_number(value, "generation", name, 1, 999_999),
+        engine=_choice(value, "engine", name, ENGINES),
+        autoreset=_choice(value, "autoreset", name, AUTORESETS),
+        ring=ring,
+        schema=schema,
+        user=user,
+        ro_compat=tuple(_names(value["features"], "ro_compat", name)),
+    )
+
+
+def _check_size(ring: Ring, schema: Schema) -> None:
+    """Refuse sizes that no system call takes."""
+    row_nbytes = 8 + sum(field.nbytes for field in schema.fields.values())
+    nbytes = ring.num_rows * row_nbytes
+    if nbytes >= MAX_FILES_NBYTES:
+        raise SchemaError(
+            f"capacity: got {ring.capacity} rows of {ring.num_envs} environments, "
+            f"{nbytes} bytes in all, expected fewer than {MAX_FILES_NBYTES}; choose a "
+            "smaller capacity"
+        )
+
+
+def _number(value: Json, key: str, name: str, least: int, most: int) -> int:
+    number = value[key]
+    if type(number) is not int or not least <= number <= most:
+        raise FormatError(
+            f"{name} says {key} {number!r}, expected an integer in [{least}, {most}]"
+        )
+    return number
+
+
+def _choice(value: Json, key: str, name: str, legal: tuple[T, ...]) -> T:
+    for choice in legal:
+        if value[key] == choice:
+            return choice
+    raise FormatError(f"{name} says {key} {value[key]!r}, expected one of {legal}")
+
+
+def _names(features: Mapping[str, object], key: str, name: str) -> list[str]:
+    names = features.get(key, [])
+    if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
+        raise FormatError(f"{name} says {key} {names!r}, expected a list of names")
+    return names

@@ -1,0 +1,5 @@
+"""A buffer for torch's DataLoader."""
+
+from mmreplay.loader.batching import collate as collate
+from mmreplay.loader.dataset import ReplayDataset as ReplayDataset
+from mmreplay.loader.draws import Draws as Draws

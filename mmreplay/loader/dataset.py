@@ -1,0 +1,256 @@
+"""A buffer as a map-style torch Dataset: whole draws, or single steps by rank."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+from mmreplay.batch import Batch
+from mmreplay.buffer.lifecycle import StrPath
+from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.errors import EmptyError, SchemaError, StaleError, StarvedError
+from mmreplay.loader.draws import Draws
+from mmreplay.nesting import unflatten
+from mmreplay.samplers.base import Draw, Sampler
+from mmreplay.samplers.uniform import UniformSampler
+from mmreplay.storage.lock import locked
+
+MAX_TRIES = 10
+
+Ids = NDArray[np.int64]
+
+
+class ReplayDataset(Dataset[Any]):
+    """Steps of a buffer for torch's DataLoader, in three ways.
+
+    Whole draws, the fast way, by any sampler::
+
+        draws = dataset.draws(mr.UniformSampler(seed=0), batch_size=256)
+        DataLoader(dataset, sampler=draws, batch_size=None, num_workers=2)
+        DataLoader(dataset, batch_sampler=draws, collate_fn=mr.collate)
+
+    Single steps by rank, each epoch every legal start once, at the cost of
+    stacking them::
+
+        DataLoader(dataset, batch_size=256, shuffle=True)
+
+    Draws give a `Batch` of tensors, single steps nested dicts of tensors. Workers
+    get the path and open the buffer themselves, read-only, by fork or spawn. A
+    buffer that is being written is followed. What its writer overwrites between a
+    draw and its gathering is replaced, uniformly, by other legal starts.
+
+    Attributes:
+        redrawn: Steps replaced so, in this process.
+    """
+
+    def __init__(self, source: ReplayBuffer | StrPath) -> None:
+        """Make a dataset of a buffer.
+
+        Args:
+            source: A folder, or an open buffer; one in RAM takes num_workers=0.
+
+        Raises:
+            FormatError: There is no buffer at the path.
+        """
+        if not isinstance(source, ReplayBuffer):
+            source = ReplayBuffer.open(source)
+        self._adopt(source)
+
+    def _adopt(self, buffer: ReplayBuffer) -> None:
+        self._buffer: ReplayBuffer | None = buffer
+        self._path = buffer.path
+        self._pid = os.getpid()
+        self.redrawn = 0
+
+    @property
+    def buffer(self) -> ReplayBuffer:
+        """The buffer, as this process has it open.
+
+        Raises:
+            SchemaError: It is in the RAM of the process that forked this one.
+        """
+        if self._buffer is None or self._pid != os.getpid():
+            # A mapping and its bookkeeping survive a fork; sharing them does not
+            # survive a thread that held them at that moment.
+            if self._path is None:
+                raise _in_ram()
+            self._adopt(ReplayBuffer.open(self._path))
+        assert self._buffer is not None
+        return self._buffer
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What goes to a spawned worker: the path."""
+        if self._path is None:
+            raise _in_ram()
+        return {"path": self._path}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the path; the buffer is opened when it is first used."""
+        self._path = state["path"]
+        self._buffer = None
+        self._pid = os.getpid()
+        self.redrawn = 0
+
+    def __len__(self) -> int:
+        """Legal starts now."""
+        view = self.buffer.view
+        return int(view.starts.lengths.sum()) - view.num_illegal
+
+    def __getitem__(self, index: int | Draw) -> Any:
+        """Gather a whole draw, or one step.
+
+        Args:
+            index: A draw; or a rank in ``[-len, len)`` among the legal starts,
+                environment by environment, oldest first.
+
+        Returns:
+            A `Batch` of tensors ``[B, *shape]``; or for an integer a nested dict of
+            tensors ``[*shape]``, ``next_observation`` included.
+
+        Raises:
+            IndexError: There is no legal start of that rank.
+            SchemaError: The index is neither.
+        """
+        if isinstance(index, Draw):
+            return self._gather(index)
+        ranks = _ranks([index])
+        return _rows(self._take(lambda: self._at(ranks, strict=True)))[0]
+
+    def __getitems__(self, indices: Draw | Sequence[int]) -> Any:
+        """Gather what a DataLoader asks for at once.
+
+        Args:
+            indices: A draw, or ranks; where a living writer has meanwhile taken
+                legal starts away, ranks beyond their number count from 0 again.
+
+        Returns:
+            A `Batch` of a draw, otherwise a list of nested dicts.
+        """
+        if isinstance(indices, Draw):
+            return self._gather(indices)
+        ranks = _ranks(indices)
+        if len(ranks) == 0:
+            return []
+        return _rows(self._take(lambda: self._at(ranks, strict=False)))
+
+    def draws(
+        self, sampler: Sampler, batch_size: int, num_batches: int | None = None
+    ) -> Draws:
+        """Bind a sampler, for a DataLoader's ``sampler`` or ``batch_sampler``.
+
+        Args:
+            sampler: Draws in the main process; its state is there.
+            batch_size: Steps a draw, at least 1.
+            num_batches: Draws an iteration; without end by default.
+        """
+        return Draws(self, sampler, batch_size, num_batches)
+
+    def _at(self, ranks: Ids, strict: bool) -> tuple[Ids, Ids]:
+        """Places of legal starts by rank."""
+        view = self.buffer.view
+        starts = view.starts
+        count = int(starts.lengths.sum()) - view.num_illegal
+        ranks = np.where(ranks < 0, ranks + count, ranks)
+        if (ranks < 0).any() or (ranks >= count).any():
+            beyond = int(ranks[(ranks < 0) | (ranks >= count)][0])
+            if strict or not self._written():
+                raise IndexError(
+                    f"rank {beyond}: got a buffer with {count} legal starts, expected "
+                    f"a rank in [0, {count}); ask len(dataset) anew"
+                )
+            if count == 0:
+                raise EmptyError(
+                    f"rank {beyond}: got a buffer without a legal start, expected at "
+                    "least one; its writer cleared it, add steps first"
+                )
+            ranks = ranks % count
+        return view.start_at(ranks)
+
+    def _written(self) -> bool:
+        """Whether a writer lives that may take rows away."""
+        buffer = self.buffer
+        return buffer.writable or (buffer.path is not None and locked(buffer.path))
+
+    def _gather(self, draw: Draw) -> Batch:
+        """The data of a draw, with other steps for those that are gone."""
+        # A function of the draw alone, so that it is the same in every worker.
+        again = UniformSampler(seed=zlib.crc32(draw.positions.tobytes()))
+        env_ids, positions = draw.env_ids.copy(), draw.positions.copy()
+
+        def places() -> tuple[Ids, Ids]:
+            view = self.buffer.view
+            # Clipped: that an environment is unknown is for `take` to say.
+            gone = positions < view.span.first.take(env_ids, mode="clip")
+            count = int(gone.sum())
+            if count:
+                fresh = again.draw(view, count)
+                env_ids[gone], positions[gone] = fresh.env_ids, fresh.positions
+                self.redrawn += count
+            return env_ids, positions
+
+        batch = self._take(places)
+        return replace(
+            batch, probabilities=draw.probabilities, weights=draw.weights
+        ).torch()
+
+    def _take(self, places: Callable[[], tuple[Ids, Ids]]) -> Batch:
+        """Gather places, which are asked for anew when the writer was faster.
+
+        Returns:
+            A batch whose arrays own their memory, each apart: views of one packed
+            array would each carry all of it to the main process.
+        """
+        for _ in range(MAX_TRIES):
+            env_ids, positions = places()
+            try:
+                batch = self.buffer.take(env_ids, positions)
+            except StaleError:
+                # Only a row that was given up since is a reason to try again.
+                if not (positions < self.buffer.span.first[env_ids]).any():
+                    raise
+                continue
+            fields = {p: np.ascontiguousarray(a) for p, a in batch.fields.items()}
+            return replace(batch, fields=fields)
+        raise StarvedError(
+            f"a batch of {len(positions)} steps was overwritten before it could be "
+            f"read, {MAX_TRIES} times over, expected a writer slower than that; "
+            f"enlarge the capacity ({self.buffer.capacity}) or draw smaller batches"
+        )
+
+
+def _ranks(indices: Sequence[int]) -> Ids:
+    ranks = None if any(isinstance(i, Draw) for i in indices) else np.asarray(indices)
+    if (
+        ranks is None
+        or ranks.ndim != 1
+        or (ranks.size and ranks.dtype.kind not in "iu")
+    ):
+        kind = type(indices[0]).__name__
+        raise SchemaError(
+            f"index: got {kind}, expected an integer or a Draw; give draws as sampler "
+            "with batch_size=None, or as batch_sampler with collate_fn=mr.collate"
+        )
+    return ranks.astype(np.int64)
+
+
+def _rows(batch: Batch) -> list[dict[str, Any]]:
+    """Nested dicts of single steps."""
+    columns = {path: array.unbind(0) for path, array in batch.torch().fields.items()}
+    return [
+        unflatten({path: column[row] for path, column in columns.items()})
+        for row in range(len(batch))
+    ]
+
+
+def _in_ram() -> SchemaError:
+    return SchemaError(
+        "ReplayDataset: got a buffer in RAM in a worker process, expected one with a "
+        "folder that workers can open; use num_workers=0, or create it with a path"
+    )

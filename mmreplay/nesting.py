@@ -1,0 +1,169 @@
+"""Nested data as paths, and back.
+
+A *path* names one leaf: the keys that lead to it, joined by ``/``, such as
+``observation/pixels``. Tuples are branches whose items are named ``0``, ``1``,
+and so on, because Gymnasium's Tuple spaces give tuples. Everything else,
+lists and arrays included, is a leaf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from numpy import ndarray
+
+from mmreplay.errors import SchemaError
+
+SEPARATOR = "/"
+MAX_PATH_LENGTH = 256
+
+
+def flatten(nested: Mapping[str, object]) -> dict[str, object]:
+    """Leaves by path, in the order they stand.
+
+    Args:
+        nested: Mappings and tuples of leaves, nested at will.
+
+    Returns:
+        Path to leaf. An empty mapping or tuple leaves no trace.
+
+    Raises:
+        SchemaError: A name is no string, is empty, or holds ``/`` or NUL, or a
+            path is longer than 256 characters (as in a mapping within itself).
+    """
+    flat: dict[str, object] = {}
+    for name, value in nested.items():
+        if type(name) is not str or not name or SEPARATOR in name or "\0" in name:
+            check_name(name)
+        # Asking for Mapping goes through the ABC, a quarter of a microsecond.
+        if type(value) is not ndarray and isinstance(value, (Mapping, tuple)):
+            flat.update(_leaves(value, name))
+        else:
+            flat[name] = value
+    return flat
+
+
+def unflatten(flat: Mapping[str, object]) -> dict[str, object]:
+    """Nested dicts of the leaves, in the order they stand.
+
+    Tuples come back as dicts with the keys ``"0"``, ``"1"``, and so on.
+
+    Args:
+        flat: Path to leaf.
+
+    Raises:
+        SchemaError: A path is no string, has an empty name or NUL in it, or is
+            both a leaf and a branch.
+    """
+    nested: dict[str, object] = {}
+    for path, value in flat.items():
+        if type(path) is str and path and SEPARATOR not in path and "\0" not in path:
+            _put(nested, path, path, value)
+        else:
+            _place(nested, path, value)
+    return nested
+
+
+def check_name(name: object, under: str = "") -> None:
+    """Refuse a name that could not be one part of a path.
+
+    Args:
+        name: The key found.
+        under: Path of the mapping it was found in.
+
+    Raises:
+        SchemaError: It is no string, is empty, or holds ``/`` or NUL.
+    """
+    where = f" under {under!r}" if under else ""
+    if not isinstance(name, str):
+        raise SchemaError(
+            f"field name{where}: got {name!r} ({type(name).__name__}), expected a "
+            "string; rename the key"
+        )
+    if not name:
+        raise SchemaError(
+            f"field name{where}: got an empty string, expected at least one "
+            "character; rename the key"
+        )
+    if SEPARATOR in name or "\0" in name:
+        raise SchemaError(
+            f"field name{where}: got {name!r}, expected a name without '/' or NUL; "
+            "nest mappings where you want a path"
+        )
+
+
+def split(path: object) -> list[str]:
+    """Names that a path is made of.
+
+    Raises:
+        SchemaError: It is no path.
+    """
+    if not isinstance(path, str):
+        raise SchemaError(
+            f"field path: got {path!r} ({type(path).__name__}), expected a string "
+            "such as 'observation/pixels'"
+        )
+    names = path.split(SEPARATOR)
+    if not all(names) or "\0" in path:
+        raise SchemaError(
+            f"field path: got {path!r}, expected non-empty names joined by '/', "
+            "without NUL; rename the field"
+        )
+    return names
+
+
+def under(paths: Iterable[str], prefix: str) -> tuple[str, ...]:
+    """Those of the paths that are the prefix itself or lie below it."""
+    below = prefix + SEPARATOR
+    return tuple(path for path in paths if path == prefix or path.startswith(below))
+
+
+def _leaves(
+    branch: Mapping[str, object] | tuple[object, ...], path: str
+) -> Iterator[tuple[str, object]]:
+    items: Iterable[tuple[object, object]]
+    if isinstance(branch, tuple):
+        items = ((str(index), value) for index, value in enumerate(branch))
+    else:
+        items = branch.items()
+    for name, value in items:
+        check_name(name, path)
+        below = f"{path}{SEPARATOR}{name}"
+        if len(below) > MAX_PATH_LENGTH:
+            raise SchemaError(
+                f"field path {below[:60]!r}...: got {len(below)} characters, "
+                f"expected at most {MAX_PATH_LENGTH}; nest less deeply"
+            )
+        if isinstance(value, (Mapping, tuple)):
+            yield from _leaves(value, below)
+        else:
+            yield below, value
+
+
+def _place(nested: dict[str, object], path: str, value: object) -> None:
+    *branches, last = split(path)
+    here = nested
+    for depth, name in enumerate(branches, 1):
+        child = here.setdefault(name, {})
+        if type(child) is not dict:
+            raise _both(SEPARATOR.join(branches[:depth]))
+        here = child
+    _put(here, last, path, value)
+
+
+def _put(branch: dict[str, object], name: str, path: str, value: object) -> None:
+    if name in branch:
+        raise _both(path)
+    if type(value) is dict:
+        # Kept as it is, it would be filled by a later path below it.
+        raise SchemaError(
+            f"field path {path!r}: got a dict, expected a leaf; flatten it first"
+        )
+    branch[name] = value
+
+
+def _both(path: str) -> SchemaError:
+    return SchemaError(
+        f"field path {path!r}: got both a leaf and a branch of that name, expected "
+        "one of them; rename one"
+    )

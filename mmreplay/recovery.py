@@ -1,0 +1,283 @@
+"""What opening a buffer decides from its COMMIT file, with no repair step.
+
+Within the boot that wrote them, live slots are the truth: the page cache outlived
+the process, so everything published is there. Otherwise the newest durable slot
+is: everything above its heads is cut. Nothing else is stored that could disagree.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay import files
+from mmreplay.errors import FailedError, ReplayError
+from mmreplay.files import File
+from mmreplay.format import commit
+from mmreplay.format.commit import Identity, Record, Slots
+from mmreplay.format.metadata import FILE_NAME, Metadata
+from mmreplay.storage import ledger
+from mmreplay.storage.ledger import (
+    CommitReader,
+    CommitWriter,
+    create_commit,
+    no_durable,
+    open_commit,
+)
+from mmreplay.storage.lock import file_system
+
+How = Literal["new", "clean", "live", "killed", "power_cut"]
+COPY_ON_WRITE = {"btrfs", "zfs", "bcachefs"}
+GENERATION = re.compile("data-([0-9]{6})")
+KNOWN = {FILE_NAME, "LOCK", "statistics.json", "samplers", "limiter"}
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What opening found.
+
+    Attributes:
+        how: ``"new"``; ``"clean"`` (closed in order); ``"live"`` (a writer holds
+            it); ``"killed"`` (the writer died, nothing published is lost);
+            ``"power_cut"`` (the machine stopped, or the folder is a copy: rows
+            above the last commit are cut).
+        heads: int64 ``[E]``, where each environment goes on.
+        committed: int64 ``[E]``, heads that a power cut would leave.
+        cut_rows: Rows known to have been published and cut; a lower bound.
+        given_up_rows: Rows that were committed and overwritten since.
+        removed: Left-over temporary files that the writer swept.
+    """
+
+    how: How
+    heads: NDArray[np.int64]
+    committed: NDArray[np.int64]
+    cut_rows: int = 0
+    given_up_rows: int = 0
+    removed: tuple[str, ...] = ()
+
+
+def identify(file: File, metadata: Metadata) -> Identity:
+    """Say what a trusted record of this COMMIT file must name."""
+    device, inode = file.identity()
+    return Identity(metadata.uuid, metadata.generation, files.boot_id(), device, inode)
+
+
+def create(
+    folder: Path,
+    metadata: Metadata,
+    heads: NDArray[np.int64] | None = None,
+    tails: NDArray[np.int64] | None = None,
+) -> None:
+    """Create the COMMIT file of a new generation.
+
+    Args:
+        folder: The generation's folder.
+        metadata: What it will be.
+        heads: int64 ``[E]``, positions to go on from; 0 for a new buffer.
+        tails: int64 ``[E]``, oldest positions alive.
+    """
+    zeros = np.zeros(metadata.ring.num_envs, np.int64)
+    heads = zeros if heads is None else heads
+    tails = zeros if tails is None else tails
+
+    def first(file: File) -> Record:
+        known = identify(file, metadata)
+        return Record(
+            1, 1, commit.CLEAN, known.boot_id, known.uuid, known.generation,
+            known.device, known.inode, 0, heads, heads, tails, zeros,
+        )  # fmt: skip
+
+    create_commit(folder, metadata.ring.num_envs, first)
+
+
+def settle(
+    slots: Slots, identity: Identity, metadata: Metadata, folder: Path
+) -> tuple[Record, Record, Recovery]:
+    """Choose what is published and what is durable.
+
+    Returns:
+        The live record, the durable one, and what was found.
+
+    Raises:
+        CorruptError: No durable slot is whole.
+    """
+    durable = commit.newest_durable(slots)
+    if durable is None:
+        raise no_durable(folder)
+    live = commit.newest_live(slots, identity)
+    limits = commit.highest_limit(slots)
+    # Rows that these limits gave up may hold later rows, whoever's they are.
+    lost = limits - metadata.ring.slots
+    how: How = "killed"
+    best = live
+    if live is None or (durable.flags & commit.CLEAN and _same(live, durable)):
+        how = "clean" if durable.flags & commit.CLEAN else "power_cut"
+        best = durable if live is None else live
+    assert best is not None
+    kept = _lift(best, limits, lost)
+    cut, given_up = 0, 0
+    if how == "power_cut":
+        seen = [r.heads for r in slots if r is not None and r.epoch == durable.epoch]
+        cut = int((np.max(seen, axis=0) - best.heads).clip(0).sum())
+        before = np.maximum(best.tails, best.heads - metadata.ring.capacity)
+        given_up = int(np.minimum(lost - before, best.heads - before).clip(0).sum())
+    report = Recovery(how, kept.heads, durable.heads, cut, given_up)
+    return kept, _lift(durable, limits, lost), report
+
+
+def _same(live: Record, durable: Record) -> bool:
+    return bool((live.heads == durable.heads).all())
+
+
+def _lift(record: Record, limits: NDArray[np.int64], lost: NDArray[np.int64]) -> Record:
+    """Give up what may have been overwritten; positions never restart."""
+    tails = np.maximum(record.tails, lost)
+    heads = np.maximum(record.heads, tails)
+    return replace(record, heads=heads, tails=tails, limits=np.maximum(limits, heads))
+
+
+def open_reader(folder: Path, metadata: Metadata) -> tuple[CommitReader, Recovery]:
+    """Open the COMMIT file of a generation for reading; changes nothing."""
+    file, data = open_commit(folder, metadata.ring.num_envs, writable=False)
+    try:
+        identity = identify(file, metadata)
+        slots = _read_whole(file, data, metadata)
+        live, _, report = settle(slots, identity, metadata, folder)
+        return CommitReader(file, identity, live), report
+    except BaseException:
+        file.close()
+        raise
+
+
+def _read_whole(file: File, data: bytes, metadata: Metadata) -> Slots:
+    """Read again while a live writer keeps both live slots torn under our eyes.
+
+    The durable slot would do, but it is older than what was published, and would
+    be told as a power cut. Torn slots that do not change have nobody storing them.
+    """
+    deadline = time.monotonic() + ledger.PATIENCE_S
+    while True:
+        slots = _split(data, metadata)
+        if any(slots[slot] is not None for slot in commit.LIVE_SLOTS):
+            return slots
+        before, data = data, file.pread(len(data), 0)
+        if data == before:
+            return slots
+        if time.monotonic() > deadline:
+            raise ledger.starved(file.path)
+
+
+def open_writer(folder: Path, metadata: Metadata) -> tuple[CommitWriter, Recovery]:
+    """Open the COMMIT file for writing and put all four slots in one epoch.
+
+    Idempotent under a crash at any point of itself: each slot rewritten says what
+    the next opening would decide anyway, and the newest is never the first to go.
+    """
+    file, data = open_commit(folder, metadata.ring.num_envs, writable=True)
+    try:
+        # Where a store goes to new blocks, no space can be reserved for it, and on a
+        # full disk it is a SIGBUS: there live slots are written.
+        if file_system(folder) not in COPY_ON_WRITE:
+            file.map_writable()
+        identity = identify(file, metadata)
+        slots = _split(data, metadata)
+        live, durable, report = settle(slots, identity, metadata, folder)
+        epoch = 1 + max(record.epoch for record in slots if record is not None)
+        number = 1 + max(record.sequence for record in slots if record is not None)
+        fresh = replace(
+            live, epoch=epoch, flags=0, boot_id=identity.boot_id,
+            device=identity.device, inode=identity.inode,
+        )  # fmt: skip
+        # Live first: a durable slot of the new epoch alone would hide what was
+        # published and not yet committed. Written, not stored: a copy may share its
+        # blocks with the original, and only a write can say that the disk is full.
+        size = commit.slot_nbytes(metadata.ring.num_envs)
+        for slot in _oldest_first(slots, commit.LIVE_SLOTS):
+            fresh = replace(fresh, sequence=number)
+            file.pwrite(fresh.encode(), size * slot)
+            number += 1
+        kept = durable
+        order = _oldest_first(slots, commit.DURABLE_SLOTS)
+        for slot in order:
+            kept = replace(
+                fresh, heads=durable.heads, tails=durable.tails, sequence=number,
+                limits=durable.limits, time_ns=durable.time_ns,
+            )  # fmt: skip
+            file.pwrite(kept.encode(), size * slot)
+            file.sync()
+            number += 1
+        return CommitWriter(file, identity, fresh, kept, order[0]), report
+    except BaseException:
+        file.close()
+        raise
+
+
+def _split(data: bytes, metadata: Metadata) -> Slots:
+    return commit.split(
+        data, metadata.uuid, metadata.generation, metadata.ring.num_envs
+    )
+
+
+def _oldest_first(slots: Slots, which: tuple[int, int]) -> list[int]:
+    """Order two slots so that the newest whole one is overwritten last."""
+    ages = {}
+    for slot in which:
+        record = slots[slot]
+        ages[slot] = (0, 0) if record is None else (record.epoch, record.sequence)
+    return sorted(which, key=lambda slot: ages[slot])
+
+
+def sweep(folder: Path, metadata: Metadata) -> tuple[str, ...]:
+    """Remove our temporary files and folders of earlier or unborn generations.
+
+    Only the writer calls it, with the lock held. Other unknown names are left for
+    `verify` to report.
+    """
+    removed = []
+    try:
+        found = sorted(folder.iterdir())
+    except OSError as error:
+        raise FailedError(
+            f"cannot list {folder}: {error.strerror}, expected a folder that can be "
+            "read; close other files, or check the disk",
+            errno_=error.errno,
+        ) from error
+    for path in found:
+        generation = GENERATION.fullmatch(path.name)
+        if generation and path.name != metadata.folder:
+            # What cannot be told costs readers the news, not the data.
+            with suppress(ReplayError):
+                _tell_moved(path, int(generation[1]), metadata)
+        elif not path.name.startswith("tmp-"):
+            continue
+        files.remove_tree(path)
+        removed.append(path.name)
+    return tuple(removed)
+
+
+def _tell_moved(folder: Path, generation: int, metadata: Metadata) -> None:
+    """Tell readers of an earlier generation to open again, as its writer should have.
+
+    A writer that dies between the rename of metadata.json and its last record
+    leaves them with a folder that looks alive and never changes again.
+    """
+    if generation >= metadata.generation or folder.is_symlink():
+        return
+    num_envs = metadata.ring.num_envs
+    file, data = open_commit(folder, num_envs, writable=True)
+    try:
+        slots = commit.split(data, metadata.uuid, generation, num_envs)
+        live = commit.newest_live(slots, identify(file, metadata))
+        if live is not None and not live.flags & commit.MOVED:
+            last = replace(live, flags=commit.MOVED, sequence=live.sequence + 1)
+            older, _ = _oldest_first(slots, commit.LIVE_SLOTS)
+            file.pwrite(last.encode(), commit.slot_nbytes(num_envs) * older)
+    finally:
+        file.close()

@@ -1,0 +1,179 @@
+"""Where a step lives in a circular buffer.
+
+A *position* counts every row ever written to one environment and never wraps.
+A *slot* is the place that holds it: ``slot == position % slots``. A *row* is the
+place in the files, of all environments. Positions are what the API hands out,
+because a slot means another step after one lap.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Layout = Literal["env_major", "time_major"]
+LAYOUTS: tuple[Layout, ...] = ("env_major", "time_major")
+# Up to here a sequence of one environment should be one contiguous read; above,
+# one step of all environments should be one write.
+ENV_MAJOR_NUM_ENVS = 32
+MAX_RESERVE = 4096
+# Small rows come fast: the reserve lasts a few of the device's syncs all the same.
+RESERVE_NBYTES = 8 << 20
+MAX_BLOCK_ROWS = 1024
+
+Run = tuple[int, int, int]
+"""(row, first, stop): items ``[first, stop)`` of a batch go to rows from row on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What is alive at one moment: positions ``[first, stop)`` per environment.
+
+    Attributes:
+        first: int64 ``[E]``, the oldest position alive.
+        stop: int64 ``[E]``, the next position to be written.
+    """
+
+    first: NDArray[np.int64]
+    stop: NDArray[np.int64]
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """int64 ``[E]``, rows alive per environment."""
+        return self.stop - self.first
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """The arithmetic of one buffer's rows.
+
+    ``slots`` exceed the capacity by the reserve, which is given up ahead of the
+    writing, and by one block, so that no block with a living row is ever being
+    overwritten. They are whole blocks, so that a block never crosses the wrap.
+
+    Attributes:
+        capacity: Rows kept per environment.
+        num_envs: Environments.
+        layout: ``"env_major"`` (row = env * slots + slot) or ``"time_major"``
+            (row = slot * num_envs + env).
+        reserve: Rows per environment that may be given up ahead of the head.
+        block_rows: Rows per environment under one checksum; a power of two.
+        slots: Rows per environment on disk.
+    """
+
+    capacity: int
+    num_envs: int
+    layout: Layout
+    reserve: int
+    block_rows: int
+    slots: int
+
+    @classmethod
+    def sized(
+        cls,
+        capacity: int,
+        num_envs: int,
+        layout: Layout | None = None,
+        row_nbytes: int = 0,
+    ) -> Ring:
+        """Choose reserve, block and slots for a capacity.
+
+        Args:
+            capacity: Rows per environment to keep readable.
+            num_envs: Environments.
+            layout: None chooses by num_envs.
+            row_nbytes: Bytes of one row, where the reserve is to suit it.
+        """
+        if layout is None:
+            small = num_envs <= ENV_MAJOR_NUM_ENVS
+            layout = "env_major" if small else "time_major"
+        sixteenth = max(1, capacity // 16)
+        # Two at least: a step and its final row are published together.
+        most = max(MAX_RESERVE, RESERVE_NBYTES // max(1, row_nbytes * num_envs))
+        if not row_nbytes:
+            most = MAX_RESERVE
+        reserve = max(2, min(most, sixteenth))
+        block_rows = 1 << (min(MAX_BLOCK_ROWS, sixteenth).bit_length() - 1)
+        blocks = -(-(capacity + reserve + block_rows) // block_rows)
+        return cls(capacity, num_envs, layout, reserve, block_rows, blocks * block_rows)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows on disk, of all environments."""
+        return self.slots * self.num_envs
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of one environment."""
+        return self.slots // self.block_rows
+
+    def row(self, env_id: int, position: int) -> int:
+        """Row of one position."""
+        slot = position % self.slots
+        if self.layout == "env_major":
+            return env_id * self.slots + slot
+        return slot * self.num_envs + env_id
+
+    def rows(
+        self, env_ids: NDArray[np.int64], positions: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Rows of positions.
+
+        Args:
+            env_ids: int64 ``[B]``, in ``[0, num_envs)``.
+            positions: int64 ``[B]``, or any shape that broadcasts with env_ids.
+
+        Returns:
+            int64 ``[B]``.
+        """
+        slots = positions % self.slots
+        if self.num_envs == 1:
+            return slots
+        if self.layout == "env_major":
+            return env_ids * self.slots + slots
+        return slots * self.num_envs + env_ids
+
+    def stretch(self, env_id: int, first: int, stop: int) -> list[tuple[int, int, int]]:
+        """Split positions ``[first, stop)`` of one environment at the wrap.
+
+        Returns:
+            ``(row, step, count)`` for each piece: count rows from row on, each
+            step rows after the last one.
+        """
+        step = 1 if self.layout == "env_major" else self.num_envs
+        pieces = []
+        while first < stop:
+            count = min(stop - first, self.slots - first % self.slots)
+            pieces.append((self.row(env_id, first), step, count))
+            first += count
+        return pieces
+
+    def block_runs(self, first: int, count: int) -> list[Run]:
+        """Runs of count steps of all environments from one position on.
+
+        The batch is laid out as the ring is: environment by environment when
+        env-major, step by step when time-major.
+        """
+        found: list[Run] = []
+        wide = self.num_envs if self.layout == "time_major" else 1
+        for env_id in range(self.num_envs // wide):
+            item = env_id * count
+            for row, _, part in self.stretch(env_id, first, first + count):
+                found.append((row, item, item + part * wide))
+                item += part * wide
+        return found
+
+
+def runs(rows: NDArray[np.int64]) -> list[Run]:
+    """Group rows that follow each other on disk, in the order given.
+
+    Args:
+        rows: int64 ``[N]``, N at least 1.
+    """
+    breaks = np.flatnonzero(np.diff(rows) != 1) + 1
+    edges = [0, *breaks.tolist(), len(rows)]
+    firsts = rows[edges[:-1]].tolist()
+    return [(row, edges[i], edges[i + 1]) for i, row in enumerate(firsts)]

@@ -1,0 +1,1 @@
+"""Samplers: which steps to draw. `base` is the protocol, each other file one kind."""

@@ -1,0 +1,213 @@
+"""What a field takes at the door, and how it is cast.
+
+Casts that lose nothing pass. So do casts that are meant: Python and numpy
+scalars and lists whose numbers fit, and floats into narrower floats, since
+Gymnasium gives float64 rewards. A field with ``exact=True`` takes only what
+loses nothing. All else is refused with the cast to write.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import lru_cache
+from typing import TYPE_CHECKING, Protocol, cast
+
+import numpy as np
+
+from mmreplay.errors import SchemaError
+from mmreplay.schema.dtypes import WAYS_OUT, bfloat16_bits, describe
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from mmreplay.schema.field import Field
+
+# Their numbers are cast by value if they fit; arrays go by dtype alone.
+_LOOSE = (bool, int, float, complex, np.generic, list, tuple)
+_NUMPY = (np.ndarray, *_LOOSE)
+
+
+class _Tensor(Protocol):
+    """The part of a torch tensor that is used; torch is never imported here."""
+
+    dtype: object
+
+    def detach(self) -> _Tensor: ...
+    def cpu(self) -> _Tensor: ...
+    def view(self, dtype: object) -> _Tensor: ...
+    def numpy(self) -> NDArray[np.generic]: ...
+
+
+def convert(
+    field: Field, value: object, path: str, lead: tuple[int, ...]
+) -> NDArray[np.generic]:
+    """Cast one incoming value to a field; see `Field.convert`."""
+    got, brain = as_numpy(value, path)
+    shape = lead + field.shape
+    way_out = _refusal(
+        got.dtype, brain, field.dtype, field.exact, isinstance(value, _LOOSE)
+    )
+    if way_out is None and got.shape != shape:
+        way_out = _shape_way_out(field, got.shape, lead)
+    if way_out is not None:
+        raise SchemaError(
+            f"field {path!r}: got {_describe(value, got, brain)}, expected "
+            f"{describe(field.dtype, shape)}; {way_out}"
+        )
+    if field.dtype == "bfloat16":
+        return _cast_bfloat16(got, brain, path)
+    if brain:
+        got = (got.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return _cast(field, got, path)
+
+
+def as_numpy(value: object, path: str) -> tuple[NDArray[np.generic], bool]:
+    """The value as a numpy array, and whether it holds the bits of bfloat16.
+
+    Args:
+        value: Array, scalar, list, torch tensor, or what gives an array.
+        path: Field it is for, as messages name it.
+
+    Returns:
+        The array, and True with uint16 bits where the value was bfloat16.
+
+    Raises:
+        SchemaError: It cannot be an array.
+    """
+    try:
+        if not isinstance(value, _NUMPY) and hasattr(value, "detach"):
+            return _from_tensor(cast("_Tensor", value))
+        array: NDArray[np.generic] = np.asarray(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise SchemaError(
+            f"field {path!r}: got {type(value).__name__} that makes no array, expected "
+            "numbers of one shape; pad what is ragged, and pass arrays"
+        ) from error
+    # What jax gives: ml_dtypes' bfloat16, void to numpy itself.
+    if array.dtype.kind == "V" and array.dtype.name == "bfloat16":
+        return array.view(np.uint16), True
+    return array, False
+
+
+# Rewards come as float64 with every step: the same few questions each time.
+@lru_cache(maxsize=1024)
+def _refusal(
+    got: np.dtype[np.generic], brain: bool, expected: str, exact: bool, loose: bool
+) -> str | None:
+    """Why a dtype is not taken, as the way out; None where it is."""
+    got_name = "bfloat16" if brain else got.name
+    if got_name == expected:
+        return None
+    if brain:
+        got = np.dtype(np.float32)
+    if got.kind not in "biuf":
+        return WAYS_OUT.get(got.kind, "pass an array of numbers")
+    if expected == "bfloat16":
+        return _bfloat16_refusal(got, exact, loose)
+    target = np.dtype(expected)
+    if _lossless(got, target) if exact else np.can_cast(got, target, "safe"):
+        return None
+    if target.kind == "b":
+        return "pass .astype('bool') if it means true and false"
+    if target.kind in "iu":
+        if got.kind == "f":
+            return f"round it and pass .astype({expected!r}), or declare {got_name}"
+        return None if loose else _pass_cast(got_name, expected)
+    if exact:
+        return f"{_pass_cast(got_name, expected)}, or leave out exact=True"
+    return None if got.kind == "f" or loose else _pass_cast(got_name, expected)
+
+
+def _bfloat16_refusal(
+    got: np.dtype[np.generic], exact: bool, loose: bool
+) -> str | None:
+    # uint16 is taken as bits. bfloat16 has 8 bits of precision: bytes fit.
+    if got.name == "uint16" or got.itemsize == 1:
+        return None
+    if exact:
+        return "pass torch.bfloat16 or its bits as uint16, or leave out exact=True"
+    return None if got.kind == "f" or loose else "pass .astype('float32')"
+
+
+def _lossless(got: np.dtype[np.generic], target: np.dtype[np.generic]) -> bool:
+    # numpy calls int64 to float64 safe, which it is up to 2**53.
+    if got.kind in "iu" and target.kind == "f" and got.itemsize >= target.itemsize:
+        return False
+    return np.can_cast(got, target, "safe")
+
+
+def _pass_cast(got: str, expected: str) -> str:
+    return f"pass .astype({expected!r}) if its values fit, or declare {got}"
+
+
+def _shape_way_out(field: Field, got: tuple[int, ...], lead: tuple[int, ...]) -> str:
+    if not lead:
+        return "pass the value of one step"
+    if got == field.shape:
+        return f"put the leading axes {list(lead)} in front"
+    return f"pass {list(field.shape)} for each of the leading axes {list(lead)}"
+
+
+def _from_tensor(tensor: _Tensor) -> tuple[NDArray[np.generic], bool]:
+    tensor = tensor.detach().cpu()
+    if str(tensor.dtype) != "torch.bfloat16":
+        return tensor.numpy(), False
+    # numpy has no bfloat16; where there is a tensor, torch is loaded already.
+    bits = tensor.view(sys.modules["torch"].int16).numpy()
+    return bits.view(np.uint16), True
+
+
+def _cast(field: Field, got: NDArray[np.generic], path: str) -> NDArray[np.generic]:
+    target = field.numpy
+    if target.kind != "f":
+        if target.kind in "iu":
+            _check_range(got, target, path)
+        return got.astype(target, copy=False)
+    try:
+        # Infinity where a number was is a loss that nobody asked for.
+        with np.errstate(over="raise", under="ignore", invalid="ignore"):
+            return got.astype(target, copy=False)
+    except FloatingPointError:
+        raise _overflow(got, field.dtype, path) from None
+
+
+def _cast_bfloat16(
+    got: NDArray[np.generic], brain: bool, path: str
+) -> NDArray[np.generic]:
+    if brain or got.dtype.name == "uint16":
+        return got.astype("<u2", copy=False)
+    values = got if got.dtype.kind == "f" else got.astype(np.float64)
+    values = cast("NDArray[np.floating]", values)
+    bits = bfloat16_bits(values)
+    if (((bits & 0x7FFF) == 0x7F80) & np.isfinite(values)).any():
+        raise _overflow(got, "bfloat16", path)
+    return bits.astype("<u2", copy=False)
+
+
+def _check_range(
+    got: NDArray[np.generic], target: np.dtype[np.generic], path: str
+) -> None:
+    if not got.size or np.can_cast(got.dtype, target, "safe"):
+        return
+    integers = cast("NDArray[np.signedinteger]", got)
+    info = np.iinfo(cast("np.dtype[np.signedinteger]", target))
+    for value in (int(integers.min()), int(integers.max())):
+        if not info.min <= value <= info.max:
+            raise SchemaError(
+                f"field {path!r}: got the value {value}, expected {target.name} "
+                f"({info.min} to {info.max}); declare a wider dtype"
+            )
+
+
+def _overflow(got: NDArray[np.generic], expected: str, path: str) -> SchemaError:
+    return SchemaError(
+        f"field {path!r}: got {got.dtype.name} values too large for the field, "
+        f"expected values that {expected} can hold; clip them or declare a wider dtype"
+    )
+
+
+def _describe(value: object, got: NDArray[np.generic], brain: bool) -> str:
+    if got.dtype.kind in "OUS" and got.ndim == 0:
+        text = repr(value)
+        return f"{type(value).__name__} {text if len(text) <= 40 else text[:40] + '…'}"
+    return describe("bfloat16" if brain else got.dtype.name, got.shape)

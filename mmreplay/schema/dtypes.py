@@ -1,0 +1,126 @@
+"""Names of the dtypes a field may have, and how each is kept in bytes.
+
+bfloat16 is the one that numpy lacks: its name stands in the schema, its bits
+(the upper half of a float32) in uint16.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mmreplay.errors import SchemaError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_STORED = {
+    "bool": "|b1",
+    "int8": "|i1",
+    "int16": "<i2",
+    "int32": "<i4",
+    "int64": "<i8",
+    "uint8": "|u1",
+    "uint16": "<u2",
+    "uint32": "<u4",
+    "uint64": "<u8",
+    "float16": "<f2",
+    "float32": "<f4",
+    "float64": "<f8",
+    "bfloat16": "<u2",
+}
+
+DTYPES = tuple(_STORED)
+"""Every name a field's dtype may have."""
+
+# Why a dtype that numpy knows cannot be a field's, by its kind, as a way out.
+WAYS_OUT = {
+    "c": "store the real and imaginary parts along a trailing axis of 2",
+    "O": "store numbers, or bytes as a uint8 field",
+    "U": "store bytes as a uint8 field",
+    "T": "store bytes as a uint8 field",
+    "S": "store bytes as a uint8 field",
+    "V": "store each part as a field of its own",
+    "M": "store it as int64 by .astype('int64')",
+    "m": "store it as int64 by .astype('int64')",
+}
+
+
+def storage_dtype(name: str) -> np.dtype[np.generic]:
+    """Little-endian numpy dtype that a field of this dtype is kept in.
+
+    Args:
+        name: One of `DTYPES`; bfloat16 is kept in uint16.
+
+    Raises:
+        SchemaError: It is none of them.
+    """
+    try:
+        return np.dtype(_STORED[name])
+    except (KeyError, TypeError):
+        raise SchemaError(
+            f"field dtype: got {name!r}, expected one of {', '.join(DTYPES)}"
+        ) from None
+
+
+def canonical_name(dtype: object) -> str:
+    """Name in `DTYPES` of a numpy dtype, class or string, whatever its byte order.
+
+    Raises:
+        SchemaError: It is no dtype, or one that a field cannot have.
+    """
+    if isinstance(dtype, str) and dtype in _STORED:
+        return dtype
+    try:
+        # numpy reads None as float64.
+        known = None if dtype is None else np.dtype(dtype)  # type: ignore[call-overload]  # any object may come; numpy refuses what is none
+    except (TypeError, ValueError):
+        known = None
+    if known is not None and known.name in _STORED:
+        return str(known.name)
+    got = repr(dtype) if known is None else known
+    way_out = WAYS_OUT.get(known.kind if known is not None else "", "use one of them")
+    raise SchemaError(
+        f"field dtype: got {got}, expected one of {', '.join(DTYPES)}; {way_out}"
+    )
+
+
+def describe(dtype: str, shape: tuple[int, ...]) -> str:
+    """A dtype and shape as messages show them: ``uint8[84, 84]``."""
+    return f"{dtype}{list(shape)}"
+
+
+def bfloat16_bits(values: NDArray[np.floating]) -> NDArray[np.uint16]:
+    """Bits of the nearest bfloat16 of each value, ties to even.
+
+    Args:
+        values: float16, float32 or float64 ``[*shape]``.
+
+    Returns:
+        uint16 ``[*shape]``. NaN stays NaN with its sign; what is too large is
+        infinity.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        single = np.asarray(values).astype(np.float32)
+    bits = np.atleast_1d(single).view(np.uint32)
+    if values.dtype.itemsize > 4:
+        bits = _to_odd(bits, np.atleast_1d(values))
+    # Half of the lower 16 bits' unit, less one where the upper half is even.
+    rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
+    quiet = (bits >> 16) | 0x40
+    nan = np.isnan(np.atleast_1d(values))
+    return np.where(nan, quiet, rounded).astype(np.uint16).reshape(values.shape)
+
+
+def _to_odd(
+    bits: NDArray[np.uint32], values: NDArray[np.floating]
+) -> NDArray[np.uint32]:
+    # Rounding float64 to float32 and that to bfloat16, each to nearest, can miss
+    # the nearest by one. Rounded to odd first (towards zero, the last bit set
+    # where anything was lost), the second rounding sees on which side it stood.
+    wide = bits.view(np.float32).astype(values.dtype)
+    beyond = (np.abs(wide) > np.abs(values)).astype(np.uint32)
+    lost = ((wide != values) & ~np.isnan(values)).astype(np.uint32)
+    odd: NDArray[np.uint32] = (bits - beyond) | lost
+    return odd

@@ -1,0 +1,143 @@
+"""One array per step."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, SupportsIndex, cast
+
+import numpy as np
+
+from mmreplay.errors import SchemaError
+from mmreplay.schema.convert import convert
+from mmreplay.schema.dtypes import canonical_name, storage_dtype
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import DTypeLike, NDArray
+
+MAX_AXES = 32
+MAX_NBYTES = 2**48
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Field:
+    """One array per step.
+
+    Attributes:
+        shape: Shape of one step's value, without step or environment axes.
+        dtype: One of `DTYPES`. Given as a numpy dtype, class or string of any
+            byte order, it is kept by that name; little-endian on disk.
+        exact: Whether casts that could lose anything are refused.
+        mutable: Whether `ReplayBuffer.set` may rewrite its values.
+        numpy: The numpy dtype it is stored in (uint16 for bfloat16).
+        nbytes: Bytes per step.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    exact: bool = field(default=False, kw_only=True)
+    mutable: bool = field(default=False, kw_only=True)
+    numpy: np.dtype[np.generic] = field(init=False, repr=False, compare=False)
+    nbytes: int = field(init=False, repr=False, compare=False)
+
+    # Written out rather than generated, so that a caller may give any dtype and
+    # shape that numpy would take, and a reader still finds a name and a tuple.
+    def __init__(
+        self,
+        shape: Sequence[int],
+        dtype: DTypeLike,
+        *,
+        exact: bool = False,
+        mutable: bool = False,
+    ) -> None:
+        """Declare a field.
+
+        Args:
+            shape: At most 32 axes, each at least 1; ``()`` for a scalar.
+            dtype: bool, (u)int8 to 64, float16 to 64, or ``"bfloat16"``.
+            exact: Refuse casts that could lose anything.
+            mutable: Let `ReplayBuffer.set` rewrite values.
+
+        Raises:
+            SchemaError: An axis, the dtype or the size is not storable.
+        """
+        axes, name = _checked_shape(shape), canonical_name(dtype)
+        for option, value in (("exact", exact), ("mutable", mutable)):
+            if not isinstance(value, bool | np.bool_):
+                raise SchemaError(
+                    f"field option {option}: got {value!r}, expected True or False"
+                )
+        stored = storage_dtype(name)
+        set_ = object.__setattr__
+        set_(self, "shape", axes)
+        set_(self, "dtype", name)
+        set_(self, "exact", bool(exact))
+        set_(self, "mutable", bool(mutable))
+        set_(self, "numpy", stored)
+        set_(self, "nbytes", _checked_nbytes(axes, stored.itemsize))
+
+    def convert(
+        self, value: object, path: str, lead: tuple[int, ...]
+    ) -> NDArray[np.generic]:
+        """Validate one incoming value and cast it to this field.
+
+        Args:
+            value: Array, scalar, list or torch tensor ``[*lead, *shape]``. For a
+                bfloat16 field uint16 arrays are its bits.
+            path: The field's path, as messages name it.
+            lead: Leading axes, such as environments.
+
+        Returns:
+            Array of dtype `numpy` ``[*lead, *shape]``; the argument or its memory
+            where nothing is to be cast.
+
+        Raises:
+            SchemaError: Its shape differs, or the cast could lose what was not
+                meant to be lost.
+        """
+        if (
+            type(value) is np.ndarray
+            and value.dtype == self.numpy
+            and value.shape == lead + self.shape
+        ):
+            return value
+        return convert(self, value, path, lead)
+
+
+def _checked_shape(shape: Iterable[object]) -> tuple[int, ...]:
+    try:
+        parts: tuple[object, ...] = tuple(shape)
+        if any(isinstance(part, bool | np.bool_) for part in parts):
+            raise TypeError
+        axes = tuple(operator.index(cast("SupportsIndex", part)) for part in parts)
+    except TypeError:
+        raise SchemaError(
+            f"field shape: got {shape!r}, expected a tuple of integers; write (3,) "
+            "for a vector of 3 and () for a scalar"
+        ) from None
+    if len(axes) > MAX_AXES:
+        raise SchemaError(
+            f"field shape: got {len(axes)} axes, expected at most {MAX_AXES}; merge "
+            "some of them"
+        )
+    if any(axis < 1 for axis in axes):
+        raise SchemaError(
+            f"field shape: got {list(axes)}, expected axes of at least 1; leave the "
+            "field out if it is empty"
+        )
+    return axes
+
+
+def _checked_nbytes(shape: tuple[int, ...], itemsize: int) -> int:
+    # In Python integers: numpy's product wraps around.
+    nbytes = itemsize
+    for axis in shape:
+        nbytes *= axis
+    if nbytes >= MAX_NBYTES:
+        raise SchemaError(
+            f"field shape: got {list(shape)}, {nbytes} bytes per step, expected "
+            f"fewer than {MAX_NBYTES}; check the shape"
+        )
+    return nbytes

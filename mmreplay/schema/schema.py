@@ -1,0 +1,318 @@
+"""The fields of one step by path, and the roles that some of them play."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from mmreplay.errors import SchemaError
+from mmreplay.nesting import MAX_PATH_LENGTH, flatten, under, unflatten
+from mmreplay.schema.dtypes import describe
+from mmreplay.schema.field import Field
+from mmreplay.schema.roles import ROLES, assign_roles, check_roles, listing
+from mmreplay.schema.serial import field_from_json, field_to_json
+from mmreplay.schema.spaces import env_spaces, example_field, field_at, space_fields
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import DTypeLike
+
+MAX_FIELDS = 4096
+
+
+class Schema:
+    """Fields of one step, in order, and their roles; it never changes.
+
+    Equal schemas have the same fields in the same order and the same roles.
+
+    Attributes:
+        fields: Field by path, in order.
+        roles: Path of a leaf or of a subtree, by role.
+    """
+
+    __slots__ = ("fields", "roles")
+
+    fields: Mapping[str, Field]
+    roles: Mapping[str, str]
+
+    def __init__(
+        self, fields: Mapping[str, object], roles: Mapping[str, str] | None = None
+    ) -> None:
+        """Declare the fields of a step.
+
+        Args:
+            fields: Nested mappings (and tuples) of `Field`.
+            roles: Path by role, for roles whose field is not named after them.
+                A path names a leaf or a subtree. A role that is left out is
+                played by the field or subtree of its name, if there is one.
+
+        Raises:
+            SchemaError: A name, field or role is not storable, or what plays a
+                role does not fit it.
+        """
+        self._declare(flatten(_mapping(fields, "schema fields")), roles)
+
+    @classmethod
+    def from_flat(
+        cls, fields: Mapping[str, Field], roles: Mapping[str, str] | None = None
+    ) -> Schema:
+        """Declare fields by path, such as ``observation/pixels``.
+
+        The order is kept even where a subtree's fields do not stand together.
+
+        Args:
+            fields: Field by path.
+            roles: As in `Schema`.
+
+        Raises:
+            SchemaError: As `Schema` does; also a path that is leaf and branch.
+        """
+        unflatten(fields)
+        schema = cls.__new__(cls)
+        schema._declare(fields, roles)
+        return schema
+
+    @classmethod
+    def from_spaces(
+        cls,
+        observation_space: object,
+        action_space: object,
+        *,
+        reward_dtype: DTypeLike = "float32",
+    ) -> Schema:
+        """Fields of an environment's steps by its Gymnasium spaces.
+
+        Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of them,
+        nested at will, keep their dtypes and shapes.
+
+        Args:
+            observation_space: Of one environment.
+            action_space: Of one environment.
+            reward_dtype: Of the scalar reward.
+
+        Returns:
+            Schema of observation, action, reward, terminated and truncated.
+
+        Raises:
+            SchemaError: A space has no fixed size, or is of another kind.
+            ModuleNotFoundError: Gymnasium is not installed.
+        """
+        return cls(
+            {
+                "observation": space_fields(observation_space, "observation"),
+                "action": space_fields(action_space, "action"),
+                "reward": field_at("reward", (), reward_dtype),
+                "terminated": Field((), "bool"),
+                "truncated": Field((), "bool"),
+            }
+        )
+
+    @classmethod
+    def from_env(cls, env: object) -> Schema:
+        """Fields of the steps of a Gymnasium environment or vector environment.
+
+        Raises:
+            SchemaError: It has no spaces, or as `from_spaces` does.
+        """
+        return cls.from_spaces(*env_spaces(env))
+
+    @classmethod
+    def from_example(cls, step: Mapping[str, object]) -> Schema:
+        """Fields of the steps that look like one example.
+
+        Arrays, numpy scalars and torch tensors keep dtype and shape. A Python
+        bool becomes bool, an int int64, a float float32; so do lists of them.
+
+        Args:
+            step: Nested mapping of one step's values, without an axis for
+                environments.
+
+        Raises:
+            SchemaError: A value is not storable.
+        """
+        leaves = flatten(_mapping(step, "example step"))
+        return cls.from_flat(
+            {path: example_field(path, leaves[path]) for path in leaves}
+        )
+
+    @classmethod
+    def from_json(cls, fields: object, roles: object) -> Schema:
+        """The schema that `to_json` and `roles` wrote, strictly.
+
+        Args:
+            fields: List of objects with exactly the keys of `to_json`.
+            roles: Object of path by role.
+
+        Raises:
+            SchemaError: A key is missing or unknown, a value of the wrong type,
+                or the schema would be refused by `Schema`.
+        """
+        if not isinstance(fields, list) or len(fields) > MAX_FIELDS:
+            raise SchemaError(
+                f"schema fields: got {_size(fields)}, expected a list of at most "
+                f"{MAX_FIELDS} fields; the file is not one that mmreplay wrote"
+            )
+        flat: dict[str, Field] = {}
+        for entry in fields:
+            path, field = field_from_json(entry)
+            if path in flat:
+                raise SchemaError(
+                    f"schema fields: got {path!r} twice, expected each path once; the "
+                    "file is not one that mmreplay wrote"
+                )
+            flat[path] = field
+        return cls.from_flat(flat, _mapping(roles, "schema roles"))
+
+    def to_json(self) -> list[dict[str, object]]:
+        """One object a field, in order: name, dtype, shape, exact, mutable."""
+        return [field_to_json(path, field) for path, field in self.fields.items()]
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Path of every field, in order."""
+        return tuple(self.fields)
+
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of one step, its flags included."""
+        return 1 + sum(field.nbytes for field in self.fields.values())
+
+    def role(self, name: str) -> str | None:
+        """Path of the leaf or subtree that plays a role; None if nothing does.
+
+        Raises:
+            SchemaError: There is no such role.
+        """
+        if name not in ROLES:
+            raise SchemaError(
+                f"role {name!r}: got an unknown role, expected one of "
+                f"{', '.join(ROLES)}; roles are named, fields are free"
+            )
+        return self.roles.get(name)
+
+    def role_paths(self, name: str) -> tuple[str, ...]:
+        """Paths of all fields that play a role, in order; empty if none does.
+
+        Raises:
+            SchemaError: There is no such role.
+        """
+        path = self.role(name)
+        return () if path is None else under(self.fields, path)
+
+    def with_field(self, path: str, field: Field) -> Schema:
+        """This schema with one more field at its end.
+
+        Raises:
+            SchemaError: The path is taken, or is no path.
+        """
+        if path in self.fields:
+            raise SchemaError(
+                f"field {path!r}: got a path that the schema has already, expected "
+                "another; choose another name"
+            )
+        return Schema.from_flat({**self.fields, path: field}, self.roles)
+
+    def __getitem__(self, path: str) -> Field:
+        try:
+            return self.fields[path]
+        except (KeyError, TypeError):
+            raise SchemaError(
+                f"field {path!r}: got a path that is not in the schema, expected one "
+                f"of {listing(self.fields)}"
+            ) from None
+
+    def __contains__(self, path: object) -> bool:
+        return path in self.fields
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.fields)
+
+    def __len__(self) -> int:
+        return len(self.fields)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Schema):
+            return NotImplemented
+        ours, theirs = list(self.fields.items()), list(other.fields.items())
+        return ours == theirs and self.roles == other.roles
+
+    def __hash__(self) -> int:
+        return hash((tuple(self.fields.items()), frozenset(self.roles.items())))
+
+    def __repr__(self) -> str:
+        width = max(map(len, self.fields))
+        lines = []
+        for path, field in self.fields.items():
+            line = f"  {path:{width}}  {describe(field.dtype, field.shape)}"
+            line += " exact" * field.exact + " mutable" * field.mutable
+            roles = [r for r, top in self.roles.items() if under([path], top)]
+            # A role says nothing new where the field is named after it.
+            if roles and self.roles[roles[0]] != roles[0]:
+                line += f" as {roles[0]}"
+            lines.append(line)
+        return "\n".join(["Schema(", *lines, ")"])
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # The views of its dicts cannot be pickled.
+        return Schema.from_flat, (dict(self.fields), dict(self.roles))
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(
+            f"schema.{name}: got an assignment, expected none; a schema never "
+            "changes, make another"
+        )
+
+    def _declare(
+        self, flat: Mapping[str, object], roles: Mapping[str, str] | None
+    ) -> None:
+        fields = _checked(flat)
+        playing = assign_roles(tuple(fields), roles)
+        check_roles(fields, playing)
+        object.__setattr__(self, "fields", MappingProxyType(fields))
+        object.__setattr__(self, "roles", MappingProxyType(playing))
+
+
+def _checked(flat: Mapping[str, object]) -> dict[str, Field]:
+    if not 1 <= len(flat) <= MAX_FIELDS:
+        raise SchemaError(
+            f"schema: got {len(flat)} fields, expected 1 to {MAX_FIELDS}; join "
+            "small fields into arrays"
+        )
+    fields: dict[str, Field] = {}
+    for path, field in flat.items():
+        if not isinstance(field, Field):
+            raise SchemaError(
+                f"field {path!r}: got {type(field).__name__}, expected a Field; "
+                "write Field(shape, dtype), or use Schema.from_example"
+            )
+        if len(path) > MAX_PATH_LENGTH or not _encodable(path):
+            raise SchemaError(
+                f"field path {path[:60]!r}: got {len(path)} characters, expected at "
+                f"most {MAX_PATH_LENGTH} that UTF-8 can hold; rename the field"
+            )
+        fields[path] = field
+    return fields
+
+
+def _mapping(value: object, what: str) -> Mapping[str, Any]:
+    if isinstance(value, Mapping):
+        return value
+    raise SchemaError(
+        f"{what}: got {type(value).__name__}, expected a mapping by name; pass a dict"
+    )
+
+
+def _size(fields: object) -> str:
+    if isinstance(fields, list):
+        return f"a list of {len(fields)}"
+    return type(fields).__name__
+
+
+def _encodable(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,102 @@
+"""The protocol of every engine: rows in, rows out, by row number.
+
+An engine knows rows, not positions or episodes; the ledger knows heads, not data;
+the buffer brings both together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.ring import Ring, Run
+from mmreplay.schema import Schema
+
+Columns = Mapping[str, NDArray[np.generic]]
+
+
+class Store(Protocol):
+    """Rows of one generation of a buffer's files.
+
+    Durability: what `write` and `set` stored may be lost, or half there, after a
+    power cut, until `sync` returns; a killed process loses nothing of it. Order:
+    a sync covers every write before it. Threads: one may write while others read;
+    a reader may see part of a row that is being overwritten, and must find out
+    from the ledger's limit whether that can have happened.
+    """
+
+    ring: Ring
+    schema: Schema
+
+    def write(
+        self, runs: Sequence[Run], columns: Columns, flags: NDArray[np.uint8]
+    ) -> None:
+        """Write a batch of rows; nothing is visible until the ledger publishes.
+
+        Args:
+            runs: Which items of the batch go to which consecutive rows.
+            columns: Per path ``[N, *shape]``, of the field's own dtype.
+            flags: uint8 ``[N]``.
+
+        Raises:
+            FullError: No space is left; some of the rows may be written.
+            FailedError: The device refuses; likewise.
+        """
+
+    def allocate(self, env_id: int, stop_slot: int) -> None:
+        """Reserve space for one environment's slots below stop_slot."""
+
+    def gather(
+        self, rows: NDArray[np.int64], paths: Sequence[str]
+    ) -> dict[str, NDArray[np.generic]]:
+        """Copy rows out.
+
+        Args:
+            rows: int64 ``[B]``, in ``[0, num_rows)``; checked by the caller.
+            paths: Fields to read.
+
+        Returns:
+            Per path ``[B, *shape]``; small fields are views of one packed array.
+        """
+
+    def prefetch(self, rows: NDArray[np.int64], paths: Sequence[str]) -> None:
+        """Ask the disk for rows ahead of a gather where pages are missing."""
+
+    def flags(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Flags of rows, uint8 of the shape of rows."""
+
+    def flags_between(self, env_id: int, first: int, stop: int) -> NDArray[np.uint8]:
+        """Flags of positions ``[first, stop)`` of one environment."""
+
+    def set(
+        self, path: str, rows: NDArray[np.int64], values: NDArray[np.generic]
+    ) -> None:
+        """Overwrite a mutable field's values in rows."""
+
+    def sync(self) -> None:
+        """Make every row written so far survive a power cut."""
+
+    def disk_nbytes(self) -> tuple[int, int]:
+        """Return (apparent, allocated) bytes."""
+
+    def close(self) -> None:
+        """Give files and mappings back."""
+
+
+class CheckedStore(Store, Protocol):
+    """A store on a disk, which can be damaged: checksums of blocks of rows."""
+
+    def checksum(self, env_id: int, block: int) -> int:
+        """CRC32C of one block, block numbered over all laps."""
+
+    def write_sums(self, env_id: int, first: int, sums: NDArray[np.uint32]) -> None:
+        """Keep the checksums of blocks from first on, with their laps."""
+
+    def read_sum(self, env_id: int, block: int) -> tuple[int, int]:
+        """Return the (checksum, lap) kept in a block's place."""
+
+    def sync_sums(self) -> None:
+        """Make the checksums survive a power cut."""

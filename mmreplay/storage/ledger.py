@@ -1,0 +1,350 @@
+"""Heads, limits and tails: the COMMIT file in use, by its writer and by readers.
+
+Publishing is a store into a mapped page: it survives the process, because the
+page cache does. Durable slots are written and synced: they survive the power.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.errors import CorruptError, StarvedError
+from mmreplay.files import File
+from mmreplay.format import commit
+from mmreplay.format.commit import Identity, Record
+
+FILE_NAME = "COMMIT"
+PATIENCE_S = 2.0
+
+Array = NDArray[np.int64]
+
+
+class Ledger(Protocol):
+    """What a buffer asks to know what is alive.
+
+    ``heads``, ``limits`` and ``tails`` are int64 ``[E]``, of one moment: an array
+    is replaced, never changed, once it was handed out.
+    """
+
+    heads: Array
+    limits: Array
+    tails: Array
+
+    def refresh(self) -> bool:
+        """Look again; True if something changed."""
+
+    @property
+    def moved(self) -> bool:
+        """The buffer was rebuilt in another folder; open it again."""
+
+    def close(self) -> None:
+        """Give the file back."""
+
+
+class CommitWriter:
+    """The one writer's hold of a COMMIT file.
+
+    Threads: one may publish while another writes durable slots; the caller
+    serialises each kind.
+
+    Attributes:
+        heads: int64 ``[E]``, published.
+        limits: int64 ``[E]``, published.
+        tails: int64 ``[E]``, published.
+        published: heads and tails of one moment.
+        committed: The last durable record.
+    """
+
+    heads: Array
+    limits: Array
+    tails: Array
+    published: tuple[Array, Array]
+
+    moved = False
+
+    def __init__(
+        self, file: File, identity: Identity, live: Record, durable: Record, slot: int
+    ) -> None:
+        """Take over after recovery.
+
+        Args:
+            file: COMMIT, writable and mapped.
+            identity: This buffer, boot and file.
+            live: What is published.
+            durable: What survives a power cut.
+            slot: The durable slot to be written next, not the newest one.
+        """
+        self._file = file
+        self._identity = identity
+        self._epoch = live.epoch
+        # One count for both kinds of slot; next() is atomic between threads.
+        self._numbers = itertools.count(1 + max(live.sequence, durable.sequence))
+        self._next_durable = slot
+        self._next_live = commit.LIVE_SLOTS[0]
+        self._size = commit.slot_nbytes(live.num_envs)
+        self._buffer = bytearray(live.encode())
+        self._body = memoryview(self._buffer)[: self._size - commit.CHECKSUM.size]
+        columns = np.frombuffer(
+            self._buffer, "<i8", 4 * live.num_envs, commit.HEADER_NBYTES
+        )
+        self._columns = columns.reshape(4, live.num_envs)
+        self._show(live.heads, live.limits, live.tails)
+        self.committed = durable
+
+    def refresh(self) -> bool:
+        """Tell that nothing changed: only we write."""
+        return False
+
+    def publish(self, heads: Array, limits: Array, tails: Array) -> None:
+        """Make rows visible to every reader, and to whoever opens after a kill.
+
+        Args:
+            heads: int64 ``[E]``; rows below are whole.
+            limits: int64 ``[E]``, at least heads.
+            tails: int64 ``[E]``; rows below are given up.
+        """
+        number = next(self._numbers)
+        self._columns[0] = heads
+        self._columns[1] = limits
+        self._columns[2] = tails
+        commit.SEQUENCE.pack_into(self._buffer, commit.SEQUENCE_OFFSET, number)
+        body = bytes(self._body)
+        data = body + commit.CHECKSUM.pack(google_crc32c.value(body))
+        # Two slots strictly in turn (durable records take numbers too), so that one
+        # holds the last publication whole while the other is being stored.
+        try:
+            self._file.store(data, self._size * self._next_live)
+            self._next_live = sum(commit.LIVE_SLOTS) - self._next_live
+            self._show(heads, limits, tails)
+        except BaseException:
+            self._recall()
+            raise
+
+    def _recall(self) -> None:
+        """Look up what was published last, after a call that was interrupted.
+
+        Ctrl-C may come right after the store: a row that readers may have seen
+        must not be written anew, nor the slot that says so be the next to go.
+        """
+        records = []
+        for slot in commit.LIVE_SLOTS:
+            data = self._file.pread(self._size, self._size * slot)
+            record = commit.decode(data, self._identity.uuid, len(self.heads))
+            if record is not None:
+                records.append((record.sequence, slot, record))
+        if records:
+            _, slot, record = max(records, key=lambda found: found[0])
+            self._next_live = sum(commit.LIVE_SLOTS) - slot
+            self._show(record.heads, record.limits, record.tails)
+
+    def _show(self, heads: Array, limits: Array, tails: Array) -> None:
+        self.heads, self.limits, self.tails = heads, limits, tails
+        self.published = (heads, tails)
+
+    def give_up(self, limits: Array) -> None:
+        """Let rows below limits be overwritten, durably, before the first one is.
+
+        The record repeats the committed heads: the rows above them may not be on
+        the disk yet, and a power cut now must not make them look as if they were.
+        """
+        self._write_durable(replace(self.committed, limits=limits))
+
+    def commit(self, heads: Array, tails: Array, flags: int = 0) -> None:
+        """Vouch for rows whose data and checksums were synced before.
+
+        Args:
+            heads: int64 ``[E]``, what was published when the syncing began.
+            tails: int64 ``[E]``, likewise.
+            flags: CLEAN at close, MOVED when another folder takes over.
+        """
+        limits = np.maximum(self.committed.limits, self.limits)
+        record = replace(
+            self.committed, heads=heads, tails=tails, limits=limits, flags=flags
+        )
+        self._write_durable(record)
+
+    def _write_durable(self, record: Record) -> None:
+        record = replace(
+            record,
+            sequence=next(self._numbers),
+            epoch=self._epoch,
+            boot_id=self._identity.boot_id,
+            time_ns=time.time_ns(),
+        )
+        self._file.pwrite(record.encode(), self._size * self._next_durable)
+        self._file.sync()
+        self._next_durable = 1 - self._next_durable
+        self.committed = record
+
+    def mark_moved(self) -> None:
+        """Tell live readers to open again; the last thing before close."""
+        flags = struct.unpack_from("<I", self._buffer, 8)[0] | commit.MOVED
+        struct.pack_into("<I", self._buffer, 8, flags)
+        self.publish(self.heads, self.limits, self.tails)
+
+    def close(self) -> None:
+        """Give the file back."""
+        self._file.close()
+
+
+class CommitReader:
+    """A reader's view of a COMMIT file that somebody may be writing.
+
+    Never goes back: a lower sequence than one seen is not accepted.
+    """
+
+    def __init__(self, file: File, identity: Identity, start: Record) -> None:
+        self._file = file
+        self._identity = identity
+        self._size = commit.slot_nbytes(start.num_envs)
+        self._mapping = file.map_readonly()
+        self._num_envs = start.num_envs
+        self._take(start)
+
+    def _take(self, record: Record) -> None:
+        self.sequence = record.sequence
+        self.heads, self.limits, self.tails = record.heads, record.limits, record.tails
+        self.moved = bool(record.flags & commit.MOVED)
+
+    def refresh(self) -> bool:
+        """Look again; True if something changed.
+
+        Raises:
+            StarvedError: No whole record could be read within two seconds.
+        """
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            newest = max((self._peek(slot), slot) for slot in commit.LIVE_SLOTS)
+            if newest[0] <= self.sequence:
+                return False
+            record = self._read(newest[1])
+            if record is not None:
+                return self._accept(record)
+            if self._both_torn():
+                return False
+            if time.monotonic() > deadline:
+                raise starved(self._file.path)
+
+    def _accept(self, record: Record) -> bool:
+        if record.sequence <= self.sequence or not self._identity.trusts(record):
+            return False
+        self._take(record)
+        return True
+
+    def _peek(self, slot: int) -> int:
+        offset = self._size * slot + commit.SEQUENCE_OFFSET
+        return int(commit.SEQUENCE.unpack_from(self._mapping, offset)[0])
+
+    def _read(self, slot: int) -> Record | None:
+        """Read the newest slot, or, where it is torn and stays so, the other one.
+
+        A writer killed in the middle of a store leaves the slot torn for ever. As
+        long as its bytes do not change, nothing later happened, and the other
+        slot is the truth: the writer goes on only when its store is done.
+        """
+        data = self._bytes(slot)
+        record = self._decode(data)
+        if record is None:
+            other = self._decode(self._bytes(sum(commit.LIVE_SLOTS) - slot))
+            if other is not None and self._bytes(slot) == data:
+                record = other
+        return record
+
+    def _both_torn(self) -> bool:
+        """Tell that nobody publishes: a writer always leaves one slot whole.
+
+        A power cut may tear both, and they stay so until the next writable open.
+        """
+        found = [self._bytes(slot) for slot in commit.LIVE_SLOTS]
+        torn = all(self._decode(data) is None for data in found)
+        return torn and found == [self._bytes(slot) for slot in commit.LIVE_SLOTS]
+
+    def _decode(self, data: bytes) -> Record | None:
+        return commit.decode(data, self._identity.uuid, self._num_envs)
+
+    def _bytes(self, slot: int) -> bytes:
+        return self._mapping[self._size * slot : self._size * (slot + 1)]
+
+    def close(self) -> None:
+        """Give file and mapping back."""
+        self._mapping.close()
+        self._file.close()
+
+
+class MemoryLedger:
+    """Heads of a buffer in RAM."""
+
+    moved = False
+
+    def __init__(self, num_envs: int) -> None:
+        self.heads = self.limits = self.tails = np.zeros(num_envs, np.int64)
+
+    def refresh(self) -> bool:
+        """Tell that nothing changed."""
+        return False
+
+    def publish(self, heads: Array, limits: Array, tails: Array) -> None:
+        """Make rows visible."""
+        self.heads, self.limits, self.tails = heads, limits, tails
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def open_commit(folder: Path, num_envs: int, *, writable: bool) -> tuple[File, bytes]:
+    """Open a COMMIT file and return it with its bytes."""
+    nbytes = commit.NUM_SLOTS * commit.slot_nbytes(num_envs)
+    file = File.open(folder / FILE_NAME, nbytes, writable=writable)
+    try:
+        return file, file.pread(nbytes, 0)
+    except BaseException:
+        file.close()
+        raise
+
+
+def create_commit(
+    folder: Path, num_envs: int, identity: Callable[[File], Record]
+) -> None:
+    """Create a COMMIT file whose durable slots both hold the first record.
+
+    Args:
+        folder: The new data folder.
+        num_envs: Environments.
+        identity: Makes the record, given the new file.
+    """
+    size = commit.slot_nbytes(num_envs)
+    file = File.create(folder / FILE_NAME, commit.NUM_SLOTS * size)
+    try:
+        data = identity(file).encode()
+        for slot in commit.DURABLE_SLOTS:
+            file.pwrite(data, size * slot)
+        file.sync()
+    finally:
+        file.close()
+
+
+def starved(path: Path) -> StarvedError:
+    """The error for live slots that stay torn."""
+    return StarvedError(
+        f"{path}: got no whole record in {PATIENCE_S:g} s, expected one in "
+        "microseconds; the file is damaged: close the writer, and open the buffer "
+        "with mode='r+', which goes on from the last commit"
+    )
+
+
+def no_durable(folder: Path) -> CorruptError:
+    """The error for a COMMIT without a whole durable slot."""
+    return CorruptError(
+        f"{folder / FILE_NAME}: got no whole durable slot, expected at least one of "
+        "two; the file is damaged: restore it from a copy"
+    )

@@ -1,0 +1,173 @@
+"""The lock of a buffer's one writer: it dies with its owner, however that dies.
+
+flock rather than POSIX locks, which a second open in the same process passes and
+any close of the file drops. A forked child closes its copy at once, or the lock
+would live on in a DataLoader worker after the writer was killed.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import time
+from pathlib import Path
+
+from mmreplay import files
+from mmreplay.errors import FailedError, LockedError
+from mmreplay.files import File
+from mmreplay.format import strict_json
+
+FILE_NAME = "LOCK"
+TEXT_NBYTES = 512
+
+# Types of file systems that several hosts may write.
+NETWORK = {
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "lustre", "ceph", "glusterfs",
+    "fuse.sshfs", "fuse.s3fs", "fuse.gcsfuse", "afs", "beegfs", "gpfs",
+}  # fmt: skip
+
+_held: dict[tuple[int, int], WriterLock] = {}
+
+
+class WriterLock:
+    """The held lock of one folder.
+
+    Raises:
+        LockedError: Somebody, here or in another process, holds it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / FILE_NAME
+        if not path.exists():
+            _create(path)
+        self._file = File.open(path, None, writable=True)
+        self.pid = os.getpid()
+        try:
+            self._take(folder)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _take(self, folder: Path) -> None:
+        key = self._file.identity()
+        if key in _held:
+            raise LockedError(
+                f"{folder} is already open for writing in this process (pid "
+                f"{os.getpid()}), expected one writer; close that buffer first, or "
+                "open this one with mode='r'"
+            )
+        try:
+            files.disk.lock(self._file.fd)
+        except BlockingIOError as error:
+            raise LockedError(
+                f"{folder} is being written by {holder(folder)}, expected no writer; "
+                "wait until it closes, or open with mode='r'"
+            ) from error
+        except OSError as error:
+            raise FailedError(
+                f"cannot lock {self._file.path}: {error.strerror}, expected a file "
+                "system with flock; put the buffer on another one",
+                errno_=error.errno,
+            ) from error
+        text = json.dumps(
+            {"pid": self.pid, "host": socket.gethostname(), "start": time.time()}
+        )
+        data = text.encode().ljust(TEXT_NBYTES)
+        self._file.pwrite(data, 0)
+        # Held only once nothing can fail: closing the file is what gives it back.
+        _held[key] = self
+        self._key = key
+
+    def release(self) -> None:
+        """Let others write; a second call does nothing."""
+        if _held.pop(self._key, None) is self:
+            self._file.close()
+
+    def forget(self) -> None:
+        """Close our copy in a forked child; never unlock, that is the parent's."""
+        self._file.close()
+
+
+def _create(path: Path) -> None:
+    try:
+        File.create(path, TEXT_NBYTES).close()
+    except FailedError as error:
+        # Another writer made it at the same moment; one of both gets the lock.
+        if error.errno != errno.EEXIST:
+            raise
+
+
+def holder(folder: Path) -> str:
+    """Say who wrote the lock's text last, such as ``"pid 12 on host"``."""
+    text = held_by(folder)
+    if text is None:
+        return "another process"
+    return f"pid {text.get('pid')} on {text.get('host')}"
+
+
+def held_by(folder: Path) -> dict[str, object] | None:
+    """Return the lock's text, which only informs, or None where it says nothing."""
+    try:
+        path = folder / FILE_NAME
+        # Strictly: nesting deep enough would end Python's own parser.
+        return strict_json.parse(files.read_bytes(path, 1 << 16), str(path))
+    except (OSError, ValueError):
+        return None
+
+
+def locked(folder: Path) -> bool:
+    """Tell whether somebody holds the lock now; asking never takes it.
+
+    To try the lock would, for a moment, turn a writer away. Where the system does
+    not list its locks, or hides other containers', the answer is False.
+    """
+    path = folder / FILE_NAME
+    try:
+        inode = os.stat(path).st_ino
+        table = Path("/proc/locks").read_text("ascii")
+    except OSError:
+        return False
+    held = [line.split() for line in table.splitlines() if " FLOCK " in line]
+    return any(line[5].rpartition(":")[2] == str(inode) for line in held)
+
+
+def _forget_in_child() -> None:
+    for lock in list(_held.values()):
+        lock.forget()
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def file_system(path: Path) -> str:
+    """Return the type of the file system that holds path, ``"?"`` where unknown."""
+    try:
+        table = Path("/proc/self/mountinfo").read_text()
+        device = os.stat(path).st_dev
+    except OSError:
+        return "?"
+    number = f"{os.major(device)}:{os.minor(device)}"
+    kinds = [
+        line.split(" - ")[1].split()[0]
+        for line in table.splitlines()
+        if line.split()[2] == number and " - " in line
+    ]
+    return kinds[-1] if kinds else "?"
+
+
+def refuse_network(path: Path, allowed: bool) -> None:
+    """Refuse to write where locks and mappings of several hosts do not meet.
+
+    Raises:
+        FailedError: It is a network file system and none was allowed.
+    """
+    kind = file_system(path)
+    if kind in NETWORK and not allowed:
+        raise FailedError(
+            f"{path} is on a network file system ({kind}), expected a local one for "
+            "writing, as locks and mappings are not reliable there; write to a local "
+            "disk, or pass allow_network=True if only this host ever writes"
+        )

@@ -1,0 +1,336 @@
+"""Rows in memory-mapped files: written with pwrite, read through mappings.
+
+A store through a sparse mapping on a full disk kills the process with SIGBUS on
+every file system tried, while pwrite raises. And advising a mapping for random
+reads slows whoever writes through it twentyfold. So the mappings here are
+read-only, and advised as the reading wants.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.files import ALLOCATION_NBYTES, File
+from mmreplay.ring import Ring, Run, runs
+from mmreplay.schema import Schema
+from mmreplay.storage.base import Columns
+from mmreplay.storage.pages import Pages
+from mmreplay.storage.placement import FLAGS, RECORDS, SUMS, Placement, place
+from mmreplay.storage.recycler import Recycler
+
+SUM_DTYPE = np.dtype([("crc", "<u4"), ("lap", "<u4")])
+MAX_STAGES = 8
+# The kernel takes page cache for a large write in large pieces, which are rarely at
+# hand, and on a virtual machine come from the host: 7 MB at once took up to seven
+# times as long as in these (tools/bench/bench_pixels.py, filling).
+PIECE_NBYTES = 64 << 10
+
+_Member = tuple[str, NDArray[np.generic], np.dtype[np.void] | None]
+_Stage = tuple[NDArray[np.uint8], list[_Member]]
+
+
+class MemmapStore:
+    """One data folder; see `Store` for what each method owes."""
+
+    def __init__(
+        self, ring: Ring, schema: Schema, placement: Placement, files: dict[str, File]
+    ) -> None:
+        self.ring = ring
+        self.schema = schema
+        self._placement = placement
+        self._files = files
+        self._recycler = Recycler()
+        self._stages: dict[int, _Stage] = {}
+        self._allocated: dict[tuple[str, int], int] = {}
+        self._flags_file = files[FLAGS]
+        self._sums_file = files[SUMS]
+        self._data_files = [f for name, f in files.items() if name != SUMS]
+        self._records_file = files.get(RECORDS)
+        self._map()
+
+    def _map(self) -> None:
+        """Map every file for reading, data for random reads."""
+        self._mappings: list[mmap.mmap] = []
+        self._pages: dict[str, Pages] = {}
+        self._pages_of: dict[tuple[str, ...], list[Pages]] = {}
+        self._flags = np.frombuffer(self._mapped(FLAGS, random=False), np.uint8)
+        if self._records_file is not None:
+            raw = np.dtype((np.void, self._placement.stride))
+            self._records = np.frombuffer(self._mapped(RECORDS, random=True), raw)
+        self._large: list[tuple[str, File, NDArray[np.generic], int]] = []
+        for path, name in self._placement.large.items():
+            field = self.schema.fields[path]
+            flat = np.frombuffer(self._mapped(name, random=True), field.numpy)
+            array = flat.reshape(self.ring.num_rows, *field.shape)
+            self._large.append((path, self._files[name], array, field.nbytes))
+        self._large_paths = {path: array for path, _, array, _ in self._large}
+
+    def _mapped(self, name: str, *, random: bool) -> mmap.mmap:
+        mapping = self._files[name].map_readonly()
+        if random:
+            # The kernel's own read-ahead reads 128 KiB for every missing row.
+            mapping.madvise(mmap.MADV_RANDOM)
+            row_nbytes = self._files[name].nbytes // self.ring.num_rows
+            self._pages[name] = Pages(mapping, self._files[name], row_nbytes)
+        self._mappings.append(mapping)
+        return mapping
+
+    @classmethod
+    def create(cls, folder: Path, ring: Ring, schema: Schema) -> MemmapStore:
+        """Create the sparse files of a new generation in an existing folder."""
+        placement = place(schema)
+        files: dict[str, File] = {}
+        try:
+            for name, nbytes in file_sizes(ring, schema, placement).items():
+                files[name] = File.create(folder / name, nbytes)
+            return cls(ring, schema, placement, files)
+        except BaseException:
+            _close(files)
+            raise
+
+    @classmethod
+    def open(
+        cls, folder: Path, ring: Ring, schema: Schema, *, writable: bool
+    ) -> MemmapStore:
+        """Open the files of a generation, after checking type and size of each."""
+        placement = place(schema)
+        files: dict[str, File] = {}
+        try:
+            for name, nbytes in file_sizes(ring, schema, placement).items():
+                files[name] = File.open(folder / name, nbytes, writable=writable)
+            return cls(ring, schema, placement, files)
+        except BaseException:
+            _close(files)
+            raise
+
+    def write(
+        self, runs: Sequence[Run], columns: Columns, flags: NDArray[np.uint8]
+    ) -> None:
+        """Write a batch of rows; see `Store.write`."""
+        count = len(flags)
+        if count == 1:
+            self._write_one(runs[0][0], columns, flags)
+            return
+        for path, file, _, nbytes in self._large:
+            column = columns[path]
+            for row, first, stop in runs:
+                data = np.ascontiguousarray(column[first:stop])
+                _pwrite(file, data.reshape(-1).view(np.uint8), row * nbytes)
+        if self._records_file is not None:
+            stage, views = self._stages.get(count) or self._stage(count)
+            for path, view, whole in views:
+                column = columns[path]
+                if whole is not None:
+                    flat = np.ascontiguousarray(column).reshape(count, -1)
+                    column = flat.view(whole)[:, 0]
+                view[...] = column
+            stride = self._placement.stride
+            for row, first, stop in runs:
+                rows = stage[first:stop].reshape(-1)
+                _pwrite(self._records_file, rows, row * stride)
+        for row, first, stop in runs:
+            self._flags_file.pwrite(flags[first:stop].data, row)
+
+    def _write_one(self, row: int, columns: Columns, flags: NDArray[np.uint8]) -> None:
+        """The same for one row, as most calls are: nothing to cut, little to call."""
+        for path, file, _, nbytes in self._large:
+            file.pwrite(np.ascontiguousarray(columns[path]).data, row * nbytes)
+        if self._records_file is not None:
+            stage, views = self._stages.get(1) or self._stage(1)
+            for path, view, _ in views:
+                view[...] = columns[path]
+            self._records_file.pwrite(stage.data, row * self._placement.stride)
+        self._flags_file.pwrite(flags.data, row)
+
+    def _stage(self, count: int) -> _Stage:
+        """Make the packed rows that a batch of this size is put together in."""
+        assert self._placement.record is not None
+        stage = np.zeros(count, self._placement.record)
+        views = [_member(stage, path) for path in self._placement.record.names or ()]
+        if len(self._stages) >= MAX_STAGES:
+            self._stages.clear()
+        raw = stage.view(np.uint8).reshape(count, -1)
+        self._stages[count] = (raw, views)
+        return raw, views
+
+    def allocate(self, env_id: int, stop_slot: int) -> None:
+        """Reserve space below a slot; see `Store.allocate`.
+
+        The files of a time-major ring have no part of one environment's own, so
+        there the whole step is reserved, once, for environment 0.
+        """
+        ring = self.ring
+        wide = 1 if ring.layout == "env_major" else ring.num_envs
+        if wide > 1 and env_id:
+            return
+        for name, file in self._files.items():
+            if name == SUMS:
+                continue
+            row_nbytes = file.nbytes // ring.num_rows
+            region = env_id * ring.slots * row_nbytes
+            end = region + ring.slots * row_nbytes * wide
+            done = self._allocated.get((name, env_id), region)
+            want = region + stop_slot * row_nbytes * wide
+            if want > done:
+                until = min(end, max(want, done + ALLOCATION_NBYTES))
+                file.allocate(done, until - done)
+                self._allocated[name, env_id] = until
+
+    def gather(
+        self, rows: NDArray[np.int64], paths: Sequence[str]
+    ) -> dict[str, NDArray[np.generic]]:
+        """Copy rows out; see `Store.gather`."""
+        record = self._placement.record
+        packed = None
+        found: dict[str, NDArray[np.generic]] = {}
+        for path in paths:
+            large = self._large_paths.get(path)
+            if large is not None:
+                shape = (len(rows), *large.shape[1:])
+                out = self._recycler.empty(shape, large.dtype)
+                # Without clip, take goes through a buffer; rows are in range.
+                found[path] = large.take(rows, 0, out, "clip")
+            elif path not in self._placement.served:
+                if packed is None:
+                    assert record is not None
+                    raw = self._recycler.empty(rows.shape, self._records.dtype)
+                    packed = self._records.take(rows, 0, raw, "clip").view(record)
+                found[path] = packed[path]
+        return found
+
+    def prefetch(self, rows: NDArray[np.int64], paths: Sequence[str]) -> None:
+        """Ask the disk for missing rows; see `Store.prefetch`."""
+        key = tuple(paths)
+        pages = self._pages_of.get(key)
+        if pages is None:
+            names = {
+                self._placement.large.get(path, RECORDS)
+                for path in paths
+                if path not in self._placement.served
+            }
+            pages = self._pages_of[key] = [self._pages[name] for name in sorted(names)]
+        for each in pages:
+            each.prefetch(rows)
+
+    def flags(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Flags of rows; see `Store.flags`."""
+        return self._flags.take(rows)
+
+    def flags_between(self, env_id: int, first: int, stop: int) -> NDArray[np.uint8]:
+        """Flags of a stretch; see `Store.flags_between`."""
+        pieces = [
+            self._flags[row : row + step * count : step]
+            for row, step, count in self.ring.stretch(env_id, first, stop)
+        ]
+        return np.concatenate(pieces) if pieces else np.empty(0, np.uint8)
+
+    def set(
+        self, path: str, rows: NDArray[np.int64], values: NDArray[np.generic]
+    ) -> None:
+        """Overwrite a mutable field's values; see `Store.set`."""
+        file = self._files[self._placement.large[path]]
+        nbytes = self.schema.fields[path].nbytes
+        for row, first, stop in runs(rows):
+            data = np.ascontiguousarray(values[first:stop])
+            file.pwrite(data.data, row * nbytes)
+
+    def checksum(self, env_id: int, block: int) -> int:
+        """CRC32C of a block: first position, flags, records, then large fields."""
+        size = self.ring.block_rows
+        (row, step, count), *_ = self.ring.stretch(
+            env_id, block * size, (block + 1) * size
+        )
+        where = slice(row, row + step * count, step)
+        crc = google_crc32c.value(struct.pack("<Q", block * size))
+        crc = google_crc32c.extend(crc, self._flags[where].tobytes())
+        if self._records_file is not None:
+            crc = google_crc32c.extend(crc, self._records[where].tobytes())
+        for path, _, array, _ in self._large:
+            if not self.schema.fields[path].mutable:
+                crc = google_crc32c.extend(crc, array[where].tobytes())
+        return int(crc)
+
+    def write_sums(self, env_id: int, first: int, sums: NDArray[np.uint32]) -> None:
+        """Keep checksums; see `Store.write_sums`."""
+        blocks = np.arange(first, first + len(sums))
+        entries = np.empty(len(sums), SUM_DTYPE)
+        entries["crc"] = sums
+        entries["lap"] = (blocks // self.ring.num_blocks) & 0xFFFFFFFF
+        places = env_id * self.ring.num_blocks + blocks % self.ring.num_blocks
+        for entry, start, stop in runs(places):
+            data = entries[start:stop].view(np.uint8)
+            self._sums_file.pwrite(data.data, entry * SUM_DTYPE.itemsize)
+
+    def read_sum(self, env_id: int, block: int) -> tuple[int, int]:
+        """Return a block's kept (checksum, lap)."""
+        place = env_id * self.ring.num_blocks + block % self.ring.num_blocks
+        data = self._sums_file.pread(SUM_DTYPE.itemsize, place * SUM_DTYPE.itemsize)
+        crc, lap = struct.unpack("<II", data)
+        return crc, lap
+
+    def sync(self) -> None:
+        """Make every row survive a power cut; see `Store.sync`."""
+        for file in self._data_files:
+            file.sync()
+
+    def sync_sums(self) -> None:
+        """Make the checksums survive a power cut."""
+        self._sums_file.sync()
+
+    def disk_nbytes(self) -> tuple[int, int]:
+        """Return (apparent, allocated) bytes."""
+        usage = [file.disk_nbytes() for file in self._files.values()]
+        return sum(a for a, _ in usage), sum(b for _, b in usage)
+
+    def close(self) -> None:
+        """Give files back; mappings go with the last array that views them."""
+        _close(self._files)
+
+
+def _pwrite(file: File, data: NDArray[np.uint8], offset: int) -> None:
+    """Write bytes at an offset, a piece at a time."""
+    if len(data) <= PIECE_NBYTES:
+        file.pwrite(data.data, offset)
+        return
+    for first in range(0, len(data), PIECE_NBYTES):
+        file.pwrite(data[first : first + PIECE_NBYTES].data, offset + first)
+
+
+def _member(stage: NDArray[np.void], path: str) -> _Member:
+    """One field of packed rows, and the dtype to move its values as, if any.
+
+    A vector moved as one opaque value is one copy, not one per component; a single
+    step may come as scalars, and is assigned by numpy's rules.
+    """
+    member = stage[path]
+    if len(stage) == 1 or member.ndim == 1:
+        return path, member, None
+    assert stage.dtype.fields is not None
+    offset = stage.dtype.fields[path][1]
+    whole = np.dtype(f"V{member[0].nbytes}")
+    raw = stage.view(np.uint8).reshape(len(stage), -1)
+    opaque = raw[:, offset : offset + whole.itemsize].view(whole)[:, 0]
+    return path, opaque, whole
+
+
+def file_sizes(ring: Ring, schema: Schema, placement: Placement) -> dict[str, int]:
+    """Bytes of every file of a generation, by name."""
+    sizes = {FLAGS: ring.num_rows}
+    if placement.record is not None:
+        sizes[RECORDS] = ring.num_rows * placement.stride
+    for path, name in placement.large.items():
+        sizes[name] = ring.num_rows * schema.fields[path].nbytes
+    sizes[SUMS] = ring.num_envs * ring.num_blocks * SUM_DTYPE.itemsize
+    return sizes
+
+
+def _close(files: dict[str, File]) -> None:
+    for file in files.values():
+        file.close()

@@ -1,0 +1,91 @@
+"""The same rows in RAM, for tests and small jobs; nothing survives the process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.ring import Ring, Run
+from mmreplay.schema import Schema
+from mmreplay.storage.base import Columns
+from mmreplay.storage.placement import place
+
+
+class MemoryStore:
+    """Arrays of rows; see `Store` for what each method owes.
+
+    The pages of an array of zeros take memory when first written, so a large ring
+    costs what it holds.
+    """
+
+    def __init__(self, ring: Ring, schema: Schema) -> None:
+        self.ring = ring
+        self.schema = schema
+        served = place(schema).served
+        self._flags = np.zeros(ring.num_rows, np.uint8)
+        self._arrays = {
+            path: np.zeros((ring.num_rows, *field.shape), field.numpy)
+            for path, field in schema.fields.items()
+            if path not in served
+        }
+
+    def write(
+        self, runs: Sequence[Run], columns: Columns, flags: NDArray[np.uint8]
+    ) -> None:
+        """Write a batch of rows; see `Store.write`."""
+        count = len(flags)
+        for path, array in self._arrays.items():
+            column = columns[path]
+            for row, first, stop in runs:
+                value = column if count == 1 else column[first:stop]
+                array[row : row + stop - first] = value
+        for row, first, stop in runs:
+            self._flags[row : row + stop - first] = flags[first:stop]
+
+    def allocate(self, env_id: int, stop_slot: int) -> None:
+        """Do nothing: memory was promised when the arrays were made."""
+
+    def gather(
+        self, rows: NDArray[np.int64], paths: Sequence[str]
+    ) -> dict[str, NDArray[np.generic]]:
+        """Copy rows out; see `Store.gather`."""
+        return {
+            path: self._arrays[path].take(rows, 0)
+            for path in paths
+            if path in self._arrays
+        }
+
+    def prefetch(self, rows: NDArray[np.int64], paths: Sequence[str]) -> None:
+        """Do nothing: the rows are in memory."""
+
+    def flags(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Flags of rows; see `Store.flags`."""
+        return self._flags.take(rows)
+
+    def flags_between(self, env_id: int, first: int, stop: int) -> NDArray[np.uint8]:
+        """Flags of a stretch; see `Store.flags_between`."""
+        pieces = [
+            self._flags[row : row + step * count : step]
+            for row, step, count in self.ring.stretch(env_id, first, stop)
+        ]
+        return np.concatenate(pieces) if pieces else np.empty(0, np.uint8)
+
+    def set(
+        self, path: str, rows: NDArray[np.int64], values: NDArray[np.generic]
+    ) -> None:
+        """Overwrite a mutable field's values; see `Store.set`."""
+        self._arrays[path][rows] = values
+
+    def sync(self) -> None:
+        """Do nothing: nothing here survives."""
+
+    def disk_nbytes(self) -> tuple[int, int]:
+        """Return (bytes of the arrays, 0)."""
+        nbytes = sum(array.nbytes for array in self._arrays.values())
+        return nbytes + self._flags.nbytes, 0
+
+    def close(self) -> None:
+        """Let the arrays go."""
+        self._arrays = {}

@@ -1,0 +1,85 @@
+"""Which file holds a field, and where in a record.
+
+Fields below 4 KiB per step share records.bin, so that a batch of six small fields
+is one gather and one page of disk instead of six. Larger fields, and mutable ones
+whatever their size, have a file of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mmreplay.schema import Schema
+
+RECORDS = "records.bin"
+FLAGS = "flags.bin"
+SUMS = "sums.bin"
+LARGE_NBYTES = 4096
+ALIGNMENT = 8
+SERVED_ROLES = ("terminated", "truncated")
+"""Read from flags.bin, not stored twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where every field of a schema lives.
+
+    Attributes:
+        record: The record's dtype, its field names being paths; None where all
+            fields are large.
+        large: Path to file name, in schema order.
+        served: Path to flag role, ``"terminated"`` or ``"truncated"``.
+    """
+
+    record: np.dtype[np.void] | None
+    large: dict[str, str]
+    served: dict[str, str]
+
+    @property
+    def stride(self) -> int:
+        """Bytes of one record; 0 without records."""
+        return 0 if self.record is None else self.record.itemsize
+
+
+def place(schema: Schema) -> Placement:
+    """Decide the place of every field.
+
+    Record members are sorted by item size, largest first, and by schema order
+    within: each is then aligned without padding, and the stride, a multiple of 8,
+    lets torch take strided views.
+    """
+    served = {}
+    for role in SERVED_ROLES:
+        path = schema.role(role)
+        if path is not None:
+            served[path] = role
+    small: list[str] = []
+    large: dict[str, str] = {}
+    for path, field in schema.fields.items():
+        if path in served:
+            continue
+        if field.mutable or field.nbytes >= LARGE_NBYTES:
+            large[path] = f"f{len(large):03d}.bin"
+        else:
+            small.append(path)
+    small.sort(key=lambda path: -schema.fields[path].numpy.itemsize)
+    return Placement(_record(schema, small) if small else None, large, served)
+
+
+def _record(schema: Schema, paths: list[str]) -> np.dtype[np.void]:
+    offsets, end = [], 0
+    for path in paths:
+        offsets.append(end)
+        end += schema.fields[path].nbytes
+    return np.dtype(
+        {
+            "names": paths,
+            "formats": [
+                (schema.fields[path].numpy, schema.fields[path].shape) for path in paths
+            ],
+            "offsets": offsets,
+            "itemsize": -(-end // ALIGNMENT) * ALIGNMENT,
+        }
+    )

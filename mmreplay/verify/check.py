@@ -1,0 +1,172 @@
+"""The order of a check: names, metadata, files, COMMIT, flags, checksums."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from mmreplay import files
+from mmreplay.errors import CorruptError, FailedError, FormatError, VersionError
+from mmreplay.files import File
+from mmreplay.format import commit, strict_json
+from mmreplay.format import metadata as metadata_file
+from mmreplay.format.metadata import Metadata
+from mmreplay.storage.ledger import FILE_NAME as COMMIT
+from mmreplay.storage.lock import FILE_NAME as LOCK
+from mmreplay.storage.memmap import file_sizes
+from mmreplay.storage.placement import FLAGS, place
+from mmreplay.verify.boundaries import FlagCheck
+from mmreplay.verify.report import Notebook, Progress, VerifyReport
+from mmreplay.verify.slots import CommitFile
+from mmreplay.verify.sums import SumCheck
+
+STATISTICS = "statistics.json"
+STATISTICS_NBYTES = 16 << 20
+KNOWN = {metadata_file.FILE_NAME, LOCK, STATISTICS, "samplers", "limiter"}
+TRIES = 3
+
+
+def verify_buffer(
+    path: str | os.PathLike[str], progress: Progress | None = None
+) -> VerifyReport:
+    """Check every claim that the files of a buffer make; change nothing.
+
+    Metadata, names, file sizes and types, the slots of COMMIT, the flags of all
+    committed rows alive, and the checksums of all committed whole blocks that hold
+    one. Works on a read-only folder and while a writer lives: what that gives up
+    meanwhile is skipped and counted. Memory: a few MiB, whatever the size.
+
+    Args:
+        path: The buffer's folder.
+        progress: Called with (bytes read, bytes to read).
+
+    Raises:
+        FormatError: There is no buffer at path.
+        VersionError: It needs a newer mmreplay.
+    """
+    folder = Path(os.path.abspath(path))
+    for _ in range(TRIES):
+        notes = Notebook(progress)
+        metadata = _metadata(folder, notes)
+        if metadata is None:
+            break
+        _check_names(folder, metadata, notes)
+        _check_statistics(folder, notes)
+        _check_generation(folder, metadata, notes)
+        damaged = any(finding.damage for finding in notes.findings)
+        # A writer may have moved on to the next generation while we read.
+        if not damaged or _generation(folder) == metadata.generation:
+            break
+    return notes.report(folder)
+
+
+def _metadata(folder: Path, notes: Notebook) -> Metadata | None:
+    try:
+        metadata = metadata_file.load(folder)
+    except VersionError:
+        raise
+    except FormatError as error:
+        if not (folder / metadata_file.FILE_NAME).exists():
+            raise
+        notes.note("metadata", metadata_file.FILE_NAME, None, str(error))
+        return None
+    if metadata.engine != "memmap":
+        raise VersionError(
+            f"{folder} was written with engine {metadata.engine!r}, this mmreplay "
+            "verifies 'memmap'; install a newer mmreplay"
+        )
+    return metadata
+
+
+def _generation(folder: Path) -> int:
+    try:
+        return metadata_file.load(folder).generation
+    except FormatError:
+        return -1
+
+
+def _check_names(folder: Path, metadata: Metadata, notes: Notebook) -> None:
+    """Report names that are not ours, or of no use any more; delete none."""
+    for entry in sorted(folder.iterdir()):
+        name = entry.name
+        generation = name.startswith("data-") and name[5:].isdigit()
+        if name in KNOWN or name == metadata.folder:
+            continue
+        if name.startswith("tmp-") or generation:
+            notes.note(
+                "left_over", name, None,
+                f"{name} is left over from a writer that was stopped, expected none; "
+                "the next writable open removes it",
+            )  # fmt: skip
+        else:
+            notes.note("unknown", name, None, f"{name} is not a name of ours")
+    if (folder / LOCK).exists():
+        _open(folder / LOCK, LOCK, None, notes, {})
+
+
+def _check_statistics(folder: Path, notes: Notebook) -> None:
+    path = folder / STATISTICS
+    if path.exists():
+        try:
+            strict_json.parse(files.read_bytes(path, STATISTICS_NBYTES), STATISTICS)
+        except (FormatError, FailedError) as error:
+            notes.note("statistics", STATISTICS, None, str(error))
+
+
+def _check_generation(folder: Path, metadata: Metadata, notes: Notebook) -> None:
+    """Check the data folder in force."""
+    ring, where = metadata.ring, folder / metadata.folder
+    sizes = file_sizes(ring, metadata.schema, place(metadata.schema))
+    sizes[COMMIT] = commit.NUM_SLOTS * commit.slot_nbytes(ring.num_envs)
+    if where.is_dir():
+        for entry in sorted(where.iterdir()):
+            if entry.name not in sizes:
+                name = f"{metadata.folder}/{entry.name}"
+                notes.note("unknown", name, None, f"{name} is not a name of ours")
+    opened: dict[str, File] = {}
+    try:
+        for name, nbytes in sizes.items():
+            _open(where / name, f"{metadata.folder}/{name}", nbytes, notes, opened)
+        if len(opened) == len(sizes):
+            _check_data(opened, metadata, notes)
+        elif COMMIT in opened:
+            _commit_file(opened, metadata).check(notes)
+    finally:
+        for file in opened.values():
+            file.close()
+
+
+def _open(
+    path: Path, name: str, nbytes: int | None, notes: Notebook, opened: dict[str, File]
+) -> None:
+    """Open a file of a known size, or report it; kept only where opened is."""
+    try:
+        file = File.open(path, nbytes)
+    except (FormatError, FailedError) as error:
+        notes.note("file", name, None, str(error))
+        return
+    if nbytes is None:
+        file.close()
+    else:
+        opened[path.name] = file
+
+
+def _commit_file(opened: dict[str, File], metadata: Metadata) -> CommitFile:
+    return CommitFile(opened[COMMIT], f"{metadata.folder}/{COMMIT}", metadata)
+
+
+def _check_data(opened: dict[str, File], metadata: Metadata, notes: Notebook) -> None:
+    commit_file = _commit_file(opened, metadata)
+    claim = commit_file.check(notes)
+    if claim is None:
+        return
+    follows = metadata.autoreset == "next_step"
+    name = f"{metadata.folder}/{FLAGS}"
+    flags = FlagCheck(opened[FLAGS], name, metadata.ring, follows, commit_file)
+    sums = SumCheck(opened, metadata.folder, metadata, commit_file)
+    notes.expected_nbytes = flags.nbytes(claim) + sums.nbytes(claim)
+    try:
+        flags.run(claim, notes)
+    except (CorruptError, FailedError) as error:
+        notes.note("file", name, None, str(error))
+    sums.run(claim, notes)

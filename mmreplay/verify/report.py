@@ -1,0 +1,114 @@
+"""What a check found, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+Kind = Literal[
+    "metadata", "statistics", "file", "commit", "slot", "sum", "lap", "flags",
+    "torn", "left_over", "unknown",
+]  # fmt: skip
+# A crash leaves the first two behind in a buffer that is whole, and the third is
+# somebody else's file.
+NOTES: frozenset[str] = frozenset({"torn", "left_over", "unknown"})
+MAX_FINDINGS = 1000
+
+Progress = Callable[[int, int], None]
+"""(bytes read so far, bytes to read)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One claim that does not hold.
+
+    Attributes:
+        kind: ``"metadata"``, ``"statistics"`` (the JSON files), ``"file"`` (missing,
+            cut, no regular file, unreadable), ``"commit"`` (no whole durable slot),
+            ``"slot"`` (a slot contradicts itself or another), ``"sum"`` (a block's
+            data and checksum differ), ``"lap"`` (a block's checksum is missing or of
+            another lap), ``"flags"`` (impossible boundaries); and, being no damage,
+            ``"torn"`` (a slot that a crash cut short), ``"left_over"`` (a folder or
+            file that the next writer sweeps), ``"unknown"`` (a name not ours).
+        file: Path within the buffer's folder.
+        offset: Byte in the file, where it has one.
+        message: What, got, expected, in one sentence.
+    """
+
+    kind: Kind
+    file: str
+    offset: int | None
+    message: str
+
+    @property
+    def damage(self) -> bool:
+        """Whether data or claims are lost, rather than something to know of."""
+        return self.kind not in NOTES
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What `verify_buffer` found.
+
+    Attributes:
+        path: The buffer's folder.
+        findings: At most 1,000, in the order found.
+        omitted: Findings beyond those.
+        blocks: Blocks whose checksum was computed and compared.
+        skipped_blocks: Blocks that a live writer gave up while they were read.
+        rows: Committed rows alive whose flags were checked.
+        unsummed_rows: Those of them in blocks that have no checksum yet (the
+            newest of each environment) or no longer.
+        nbytes: Bytes read from the data files.
+    """
+
+    path: Path
+    findings: tuple[Finding, ...]
+    omitted: int
+    blocks: int
+    skipped_blocks: int
+    rows: int
+    unsummed_rows: int
+    nbytes: int
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is damaged; notes may be there all the same."""
+        return self.omitted == 0 and not any(f.damage for f in self.findings)
+
+
+@dataclass(slots=True)
+class Notebook:
+    """Findings and counts while a check goes on."""
+
+    progress: Progress | None = None
+    findings: list[Finding] = field(default_factory=list)
+    omitted: int = 0
+    blocks: int = 0
+    skipped_blocks: int = 0
+    rows: int = 0
+    unsummed_rows: int = 0
+    nbytes: int = 0
+    expected_nbytes: int = 0
+
+    def note(self, kind: Kind, file: str, offset: int | None, message: str) -> None:
+        """Keep a finding, or count it where there are too many to keep."""
+        if len(self.findings) < MAX_FINDINGS:
+            self.findings.append(Finding(kind, file, offset, message))
+        else:
+            self.omitted += 1
+
+    def read(self, nbytes: int) -> None:
+        """Count bytes read, and tell whoever waits."""
+        self.nbytes += nbytes
+        if self.progress is not None:
+            self.progress(self.nbytes, max(self.nbytes, self.expected_nbytes))
+
+    def report(self, path: Path) -> VerifyReport:
+        """Close the book."""
+        return VerifyReport(
+            path, tuple(self.findings), self.omitted, self.blocks, self.skipped_blocks,
+            self.rows, self.unsummed_rows, self.nbytes,
+        )  # fmt: skip

@@ -1,0 +1,210 @@
+"""The four slots of COMMIT: whole, of this buffer, and in agreement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay import files
+from mmreplay.files import File
+from mmreplay.format import commit
+from mmreplay.format.commit import Identity, Record, Slots
+from mmreplay.format.metadata import Metadata
+from mmreplay.verify.report import Notebook
+
+NAMES = ("D0", "D1", "L0", "L1")
+KNOWN_FLAGS = commit.CLEAN | commit.POISONED | commit.MOVED
+# A writer stores a slot in a microsecond; one caught in the middle is whole soon.
+READS = 20
+
+Array = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What COMMIT vouches for.
+
+    Attributes:
+        firsts: int64 ``[E]``, the oldest position alive.
+        heads: int64 ``[E]``, positions below are committed.
+        limits: int64 ``[E]``, positions below may be overwritten one lap earlier.
+    """
+
+    firsts: Array
+    heads: Array
+    limits: Array
+
+
+class CommitFile:
+    """An open COMMIT file that a writer may be using."""
+
+    def __init__(self, file: File, name: str, metadata: Metadata) -> None:
+        self._file = file
+        self._name = name
+        self._metadata = metadata
+        self._size = commit.slot_nbytes(metadata.ring.num_envs)
+
+    def read(self) -> tuple[bytes, Slots]:
+        """Return the file and its records, read again while a slot looks torn."""
+        known = self._metadata
+        for _ in range(READS):
+            data = self._file.pread(commit.NUM_SLOTS * self._size, 0)
+            slots = commit.split(
+                data, known.uuid, known.generation, known.ring.num_envs
+            )
+            if all(
+                record is not None or not any(self._bytes(data, slot))
+                for slot, record in enumerate(slots)
+            ):
+                break
+        return data, slots
+
+    def limits(self) -> Array:
+        """int64 ``[E]``, the highest limits that any slot says now."""
+        # One pass may see one live slot old and the other torn; not three.
+        seen = [self.read()[1] for _ in range(3)]
+        found = [r.limits for slots in seen for r in slots if r is not None]
+        return np.max(found, axis=0) if found else self._nothing()
+
+    def _nothing(self) -> Array:
+        return np.zeros(self._metadata.ring.num_envs, np.int64)
+
+    def _bytes(self, data: bytes, slot: int) -> bytes:
+        return data[self._size * slot : self._size * (slot + 1)]
+
+    def check(self, notes: Notebook) -> Claim | None:
+        """Check every slot, and return what they vouch for, if anything."""
+        data, slots = self.read()
+        device, inode = self._file.identity()
+        identity = Identity(
+            self._metadata.uuid, self._metadata.generation, files.boot_id(), device,
+            inode,
+        )  # fmt: skip
+        durable = commit.newest_durable(slots)
+        for slot, record in enumerate(slots):
+            if record is None:
+                self._check_void(notes, slot, self._bytes(data, slot))
+            else:
+                self._check_record(notes, slot, record)
+        self._check_order(notes, slots)
+        if durable is None:
+            notes.note(
+                "commit", self._name, 0,
+                "got no whole durable slot, expected at least one of two; the buffer "
+                "cannot be opened: restore COMMIT from a copy",
+            )  # fmt: skip
+            return None
+        live = commit.newest_live(slots, identity)
+        if all(slots[slot] is not None for slot in commit.LIVE_SLOTS):
+            self._check_live(notes, live, durable)
+        return self._claim(slots, durable, live)
+
+    def _note(self, notes: Notebook, slot: int, message: str) -> None:
+        notes.note("slot", self._name, self._size * slot, f"{NAMES[slot]}: {message}")
+
+    def _check_void(self, notes: Notebook, slot: int, data: bytes) -> None:
+        """Tell a slot that is torn from one that was never of this buffer."""
+        if not any(data):
+            if slot in commit.DURABLE_SLOTS:
+                self._note(notes, slot, "got zeros, expected a durable record")
+            return
+        stored = commit.CHECKSUM.unpack_from(data, len(data) - commit.CHECKSUM.size)[0]
+        computed = google_crc32c.value(data[: -commit.CHECKSUM.size])
+        if stored == computed:
+            self._note(
+                notes, slot,
+                "got a whole record that is not of this buffer and generation, or "
+                "whose tail, head and limit are out of order; expected one of "
+                f"generation {self._metadata.generation}",
+            )  # fmt: skip
+            return
+        # Also beside a clean close: the next opening may have died at its first
+        # store. So no torn slot by itself proves damage.
+        notes.note(
+            "torn", self._name, self._size * slot,
+            f"{NAMES[slot]}: got checksum {computed:08x}, expected {stored:08x}; a "
+            "crash leaves that, the other slots decide, and the next writer rewrites "
+            "it",
+        )  # fmt: skip
+
+    def _check_record(self, notes: Notebook, slot: int, record: Record) -> None:
+        ring = self._metadata.ring
+        if record.flags & ~KNOWN_FLAGS:
+            self._note(
+                notes, slot, f"got flags {record.flags}, expected at most {KNOWN_FLAGS}"
+            )
+        if record.sequence < 1 or record.epoch < 1:
+            self._note(
+                notes, slot,
+                f"got sequence {record.sequence} and epoch {record.epoch}, expected "
+                "both to be at least 1",
+            )  # fmt: skip
+        if slot in commit.LIVE_SLOTS:
+            # A durable slot may give up rows that its own heads still count.
+            firsts = np.maximum(record.tails, record.heads - ring.capacity)
+            over = np.flatnonzero(record.limits - ring.slots > firsts)
+            for env_id in over[:1].tolist():
+                self._note(
+                    notes, slot,
+                    f"environment {env_id}: got limit {record.limits[env_id]}, "
+                    f"expected at most {firsts[env_id] + ring.slots}, or rows alive "
+                    "would be overwritten",
+                )  # fmt: skip
+
+    def _check_order(self, notes: Notebook, slots: Slots) -> None:
+        """Within one epoch positions grow with the sequence."""
+        for pair in (commit.DURABLE_SLOTS, commit.LIVE_SLOTS):
+            found = [(slots[slot], slot) for slot in pair]
+            whole = [(r, slot) for r, slot in found if r is not None]
+            whole.sort(key=lambda item: (item[0].epoch, item[0].sequence))
+            for (older, _), (newer, slot) in pairwise(whole):
+                self._check_growth(notes, older, newer, slot)
+
+    def _check_growth(
+        self, notes: Notebook, older: Record, newer: Record, slot: int
+    ) -> None:
+        if older.epoch != newer.epoch:
+            return
+        if older.sequence == newer.sequence:
+            if older.encode() != newer.encode():
+                self._note(
+                    notes, slot,
+                    f"got sequence {newer.sequence}, as another record of its epoch "
+                    "has, expected a number of its own",
+                )  # fmt: skip
+            return
+        for what in ("heads", "limits", "tails"):
+            before, after = getattr(older, what), getattr(newer, what)
+            for env_id in np.flatnonzero(after < before)[:1].tolist():
+                self._note(
+                    notes, slot,
+                    f"environment {env_id}: got {what} {after[env_id]} after "
+                    f"{before[env_id]}, expected them never to fall",
+                )  # fmt: skip
+
+    def _check_live(
+        self, notes: Notebook, live: Record | None, durable: Record
+    ) -> None:
+        if live is None or live.epoch != durable.epoch:
+            return
+        for env_id in np.flatnonzero(durable.heads > live.heads)[:1].tolist():
+            self._note(
+                notes, commit.LIVE_SLOTS[0],
+                f"environment {env_id}: got published head {live.heads[env_id]}, "
+                f"expected at least the committed one, {durable.heads[env_id]}",
+            )  # fmt: skip
+
+    def _claim(self, slots: Slots, durable: Record, live: Record | None) -> Claim:
+        """What is committed and alive; see `recovery.settle`."""
+        ring = self._metadata.ring
+        limits = commit.highest_limit(slots)
+        newest = durable if live is None else live
+        heads = np.maximum(newest.heads, durable.heads)
+        tails = np.maximum(np.maximum(durable.tails, newest.tails), limits - ring.slots)
+        firsts = np.maximum(tails, heads - ring.capacity)
+        kept = replace(durable, heads=np.maximum(durable.heads, firsts))
+        return Claim(firsts, kept.heads, limits)

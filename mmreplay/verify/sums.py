@@ -1,0 +1,193 @@
+"""Block checksums against the data, by plain reads of a few MiB at a time.
+
+Not through the store's mapping: that is advised for random rows, and reads page by
+page. Computing the sum in another way than the writer is also the better check.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.errors import CorruptError, FailedError
+from mmreplay.files import File
+from mmreplay.format.metadata import Metadata
+from mmreplay.ring import Ring
+from mmreplay.storage.memmap import SUM_DTYPE
+from mmreplay.storage.placement import FLAGS, RECORDS, SUMS, place
+from mmreplay.verify.report import Notebook
+from mmreplay.verify.slots import Claim, CommitFile
+
+CHUNK_NBYTES = 4 << 20
+
+Array = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Stripe:
+    """Rows that lie together on disk and are checked in one pass.
+
+    Attributes:
+        row: The first row.
+        width: Rows of one slot: 1, or all environments of a time-major ring.
+        blocks: (column, environment, block) of each checksum that covers them.
+    """
+
+    row: int
+    width: int
+    blocks: tuple[tuple[int, int, int], ...]
+
+
+class SumCheck:
+    """Compares the checksums of one generation with its data."""
+
+    def __init__(
+        self,
+        opened: dict[str, File],
+        folder: str,
+        metadata: Metadata,
+        commit_file: CommitFile,
+    ) -> None:
+        self._sums = opened[SUMS]
+        self._folder = folder
+        self._ring = metadata.ring
+        self._commit = commit_file
+        self._covered = _covered(opened, metadata)
+
+    def _blocks(self, claim: Claim) -> tuple[Array, Array]:
+        """First and stop, int64 ``[E]``, of the whole blocks that hold a row alive."""
+        size = self._ring.block_rows
+        # A block that was overwritten in part has rows alive and a sum no longer.
+        given_up = -(-(claim.limits - self._ring.slots) // size)
+        firsts = np.maximum(claim.firsts // size, given_up)
+        return firsts, np.maximum(claim.heads // size, firsts)
+
+    def nbytes(self, claim: Claim) -> int:
+        """Bytes that `run` will read."""
+        firsts, stops = self._blocks(claim)
+        row_nbytes = sum(nbytes for _, nbytes in self._covered)
+        return int((stops - firsts).sum()) * self._ring.block_rows * row_nbytes
+
+    def run(self, claim: Claim, notes: Notebook) -> None:
+        """Check all committed whole blocks that hold a row alive."""
+        ring = self._ring
+        size = ring.block_rows
+        firsts, stops = self._blocks(claim)
+        oldest = np.maximum(claim.firsts, firsts * size)
+        summed = np.maximum(stops * size - oldest, 0)
+        notes.unsummed_rows += int((claim.heads - claim.firsts - summed).sum())
+        for stripe in stripes(ring, firsts, stops):
+            try:
+                sums = self._compute(stripe, notes)
+                for (_, env_id, block), computed in zip(
+                    stripe.blocks, sums, strict=True
+                ):
+                    self._compare(stripe, env_id, block, computed, notes)
+            except (CorruptError, FailedError) as error:
+                notes.note("file", self._folder, None, str(error))
+
+    def _compute(self, stripe: Stripe, notes: Notebook | None) -> list[int]:
+        """CRC32C of each block of a stripe: position, flags, records, large fields."""
+        size, width = self._ring.block_rows, stripe.width
+        crcs = [
+            int(google_crc32c.value(struct.pack("<Q", block * size)))
+            for _, _, block in stripe.blocks
+        ]
+        for file, row_nbytes in self._covered:
+            step = max(1, CHUNK_NBYTES // (row_nbytes * width))
+            for slot in range(0, size, step):
+                count = min(step, size - slot)
+                first = stripe.row + slot * width
+                data = file.pread(count * width * row_nbytes, first * row_nbytes)
+                rows = np.frombuffer(data, np.uint8).reshape(count, width, row_nbytes)
+                for index, (column, _, _) in enumerate(stripe.blocks):
+                    part = data if width == 1 else rows[:, column].tobytes()
+                    crcs[index] = int(google_crc32c.extend(crcs[index], part))
+                if notes is not None:
+                    notes.read(count * len(stripe.blocks) * row_nbytes)
+        return crcs
+
+    def _entry(self, env_id: int, block: int) -> tuple[int, int, int]:
+        """Offset, checksum and lap of a block's entry."""
+        ring = self._ring
+        index = env_id * ring.num_blocks + block % ring.num_blocks
+        offset = index * SUM_DTYPE.itemsize
+        crc, lap = struct.unpack("<II", self._sums.pread(SUM_DTYPE.itemsize, offset))
+        return offset, crc, lap
+
+    def _compare(
+        self, stripe: Stripe, env_id: int, block: int, computed: int, notes: Notebook
+    ) -> None:
+        ring = self._ring
+        offset, crc, lap = self._entry(env_id, block)
+        expected_lap = (block // ring.num_blocks) & 0xFFFFFFFF
+        if (crc, lap) != (computed, expected_lap):
+            first = block * ring.block_rows
+            if first < self._commit.limits()[env_id] - ring.slots:
+                notes.skipped_blocks += 1
+                return
+            name = f"{self._folder}/{SUMS}"
+            where = (
+                f"environment {env_id}, positions [{first}, {first + ring.block_rows})"
+            )
+            if lap != expected_lap:
+                notes.note(
+                    "lap", name, offset,
+                    f"{where}: got a checksum of lap {lap}, expected one of lap "
+                    f"{expected_lap}; the sum is lost, and its block unproven",
+                )  # fmt: skip
+            else:
+                notes.note(
+                    "sum", name, offset,
+                    f"{where}: the data has checksum {computed:08x}, expected "
+                    f"{crc:08x}; a byte was changed in {self._bytes(stripe)}",
+                )  # fmt: skip
+        notes.blocks += 1
+
+    def _bytes(self, stripe: Stripe) -> str:
+        """Name the byte ranges that a stripe's checksums cover."""
+        rows = self._ring.block_rows * stripe.width
+        return ", ".join(
+            f"{file.path.name} [{stripe.row * n}, {(stripe.row + rows) * n})"
+            for file, n in self._covered
+        )
+
+
+def _covered(opened: dict[str, File], metadata: Metadata) -> list[tuple[File, int]]:
+    """Files under the checksums and their bytes a row, in the sums' order."""
+    schema = metadata.schema
+    placement = place(schema)
+    found = [(opened[FLAGS], 1)]
+    if placement.record is not None:
+        found.append((opened[RECORDS], placement.stride))
+    for path, name in placement.large.items():
+        if not schema.fields[path].mutable:
+            found.append((opened[name], schema.fields[path].nbytes))
+    return found
+
+
+def stripes(ring: Ring, firsts: Array, stops: Array) -> Iterator[Stripe]:
+    """Lay blocks out in the order of the disk.
+
+    Args:
+        ring: Where rows live.
+        firsts: int64 ``[E]``, each environment's first block to check.
+        stops: int64 ``[E]``, one past its last; at most one lap later.
+    """
+    size = ring.block_rows
+    if ring.layout == "env_major":
+        for env_id in range(ring.num_envs):
+            for block in range(int(firsts[env_id]), int(stops[env_id])):
+                yield Stripe(ring.row(env_id, block * size), 1, ((0, env_id, block),))
+        return
+    for place_ in range(ring.num_blocks):
+        here = firsts + (place_ - firsts) % ring.num_blocks
+        alive = np.flatnonzero(here < stops).tolist()
+        if alive:
+            blocks = tuple((env_id, env_id, int(here[env_id])) for env_id in alive)
+            yield Stripe(ring.row(0, place_ * size), ring.num_envs, blocks)

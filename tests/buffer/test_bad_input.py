@@ -1,0 +1,335 @@
+"""What a user may get wrong: a named error, and a buffer that is as it was."""
+
+import re
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay.errors import (
+    EmptyError,
+    SchemaError,
+    StaleError,
+)
+from tests.buffer.support import Twin
+
+STEP = {
+    "observation": np.array([[1, 2], [3, 4]]),
+    "action": np.array([1, 2], np.int32),
+    "reward": np.array([0.5, 1]),
+    "terminated": np.array([False, True]),
+    "truncated": np.array([False, False]),
+}
+
+
+def but(**changes):
+    """The good step with some fields changed, or taken out by None."""
+    return {k: v for k, v in (STEP | changes).items() if v is not None}
+
+
+def blocks(**changes):
+    """Three good steps, with some fields changed."""
+    return {k: np.stack([v] * 3) for k, v in STEP.items()} | changes
+
+
+def snapshot(buffer):
+    rows = buffer.gather_all()
+    values = {path: np.array(rows[path]) for path in rows}
+    return values, rows.positions, rows.env_ids, buffer.span, len(buffer)
+
+
+def assert_same(before, after):
+    for old, new in zip(before[0].items(), after[0].items(), strict=True):
+        assert old[0] == new[0]
+        np.testing.assert_array_equal(old[1], new[1])
+    np.testing.assert_array_equal(before[1], after[1])
+    np.testing.assert_array_equal(before[2], after[2])
+    np.testing.assert_array_equal(before[3].first, after[3].first)
+    np.testing.assert_array_equal(before[3].stop, after[3].stop)
+    assert before[4] == after[4]
+
+
+@pytest.fixture(params=["memmap", "memory"])
+def twin(request, tmp_path):
+    path = tmp_path / "ring" if request.param == "memmap" else None
+    twin = Twin(path, 8, 2)
+    for kinds in (["", ""], ["t", ""], ["", "u"], ["", ""]):
+        twin.add(kinds)
+    yield twin
+    twin.buffer.close()
+
+
+def all_of(*parts):
+    """A pattern that finds the parts in this order."""
+    return ".*".join(re.escape(part) for part in parts)
+
+
+ADDS = {
+    "wrong shape": (
+        {"data": but(observation=np.zeros((2, 3), np.int64))},
+        ("field 'observation'", "got int64[2, 3]", "expected int64[2, 2]", "pass"),
+    ),
+    "one environment missing": (
+        {"data": but(action=np.int32([1]))},
+        ("field 'action'", "got int32[1]", "expected int32[2]", "pass"),
+    ),
+    "no environment axis": (
+        {"data": but(reward=0.5)},
+        ("field 'reward'", "got", "expected float32[2]", "axes"),
+    ),
+    "wrong dtype": (
+        {"data": but(action=np.array([1.5, 2]))},
+        ("field 'action'", "got float64[2]", "expected int32[2]", "round it"),
+    ),
+    "narrowing integers": (
+        {"data": but(action=np.array([1, 2]))},
+        ("field 'action'", "got int64[2]", "expected int32[2]", ".astype('int32')"),
+    ),
+    "complex": (
+        {"data": but(reward=np.array([1j, 2]))},
+        ("field 'reward'", "got complex128[2]", "expected float32[2]", "real and imag"),
+    ),
+    "objects": (
+        {"data": but(reward=np.array([None, 2]))},
+        ("field 'reward'", "got object[2]", "expected float32[2]", "store numbers"),
+    ),
+    "ragged": (
+        {"data": but(observation=[[1, 2], [3]])},
+        ("field 'observation'", "got list", "expected numbers of one shape", "pad"),
+    ),
+    "text": (
+        {"data": but(reward="high")},
+        ("field 'reward'", "got str 'high'", "expected float32[2]", "bytes"),
+    ),
+    "infinite after the cast": (
+        {"data": but(reward=np.array([1e300, 0]))},
+        ("field 'reward'", "got float64 values too large", "expected", "clip"),
+    ),
+    "unknown field": (
+        {"data": but(rewards=np.zeros(2))},
+        ("got unknown fields ['rewards']", "expected exactly", "fix the names"),
+    ),
+    "missing field": (
+        {"data": but(reward=None)},
+        ("got missing fields ['reward']", "expected exactly", "fix the names"),
+    ),
+    "misspelt field": (
+        {"data": but(reward=None, rew=np.zeros(2))},
+        ("unknown fields ['rew']", "missing fields ['reward']", "expected exactly"),
+    ),
+    "nothing": ({}, ("got missing fields", "expected exactly", "fix the names")),
+    "mapping and keywords": (
+        {"data": but(reward=None), "reward": np.zeros(2)},
+        ("got a mapping and keywords", "expected one of them", "put ['reward']"),
+    ),
+    "no mapping": (
+        {"data": [1, 2, 3]},
+        ("got list", "expected", "mapping"),
+    ),
+    "unknown environment": (
+        {"data": but(), "env_ids": [0, 2]},
+        ("env_ids", "got 2", "expected values in [0, 2)"),
+    ),
+    "negative environment": (
+        {"data": but(), "env_ids": [-1, 0]},
+        ("env_ids", "got -1", "expected values in [0, 2)"),
+    ),
+    "an environment twice": (
+        {"data": but(), "env_ids": [1, 1]},
+        ("env_ids", "got [1, 1]", "expected each environment once", "extend"),
+    ),
+    "environments as floats": (
+        {"data": but(), "env_ids": [0.0, 1.0]},
+        ("env_ids", "got float64[2]", "expected one or more integers", "leave it out"),
+    ),
+    "environments as a mask": (
+        {"data": but(), "env_ids": [True, False]},
+        ("env_ids", "got bool[2]", "expected one or more integers"),
+    ),
+    "no environment": (
+        {"data": but(), "env_ids": []},
+        ("env_ids", "got", "expected one or more integers", "leave it out"),
+    ),
+    "more steps than environments": (
+        {"data": but(), "env_ids": [1]},
+        ("field 'observation'", "got int64[2, 2]", "expected int64[1, 2]"),
+    ),
+    "final observation of a wrong shape": (
+        {"data": but(), "final_observation": np.zeros((2, 3), np.int64)},
+        ("final_observation", "got int64[2, 3]", "expected int64[2, 2]"),
+    ),
+    "final observation of a wrong dtype": (
+        {"data": but(), "final_observation": np.zeros((2, 2))},
+        ("final_observation", "got float64[2, 2]", "expected int64[2, 2]"),
+    ),
+    "final observation by unknown names": (
+        {"data": but(), "final_observation": {"pixels": np.zeros((2, 2))}},
+        ("final_observation", "got ['observation/pixels']", "expected ['observation']"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ADDS)
+def test_a_bad_step_is_refused_and_leaves_no_trace(twin, name):
+    options, parts = ADDS[name]
+    options = dict(options)
+    data = options.pop("data", None)
+    before = snapshot(twin.buffer)
+    with pytest.raises(SchemaError, match=all_of(*parts)):
+        twin.buffer.add(data, **options)
+    assert_same(before, snapshot(twin.buffer))
+    twin.add(["", "t"])
+    twin.check()
+
+
+EXTENDS = {
+    "no steps": (
+        {k: v[:0] for k, v in blocks().items()},
+        ("extend", "got T=0 steps", "expected at least 1", "skip the call"),
+    ),
+    "one step without its axis": (
+        but(),
+        ("field 'observation'", "got shape [2, 2]", "expected [T, 2,", "add takes one"),
+    ),
+    "fields of different lengths": (
+        blocks(reward=np.zeros((2, 2))),
+        ("field 'reward'", "got T=2 steps", "expected 3", "the same T"),
+    ),
+    "another number of environments": (
+        blocks(reward=np.zeros((3, 1))),
+        ("field 'reward'", "got float64[3, 1]", "expected float32[3, 2]"),
+    ),
+    "a bad value at the end": (
+        blocks(reward=np.array([[0, 0], [0, 0], [0, 1e300]])),
+        ("field 'reward'", "values too large", "clip"),
+    ),
+    "unknown and missing": (
+        {"reward": np.zeros((3, 2)), "x": np.zeros((3, 2))},
+        ("unknown fields ['x']", "missing fields ['action'", "expected exactly"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EXTENDS)
+def test_bad_blocks_are_refused_whole(twin, name):
+    data, parts = EXTENDS[name]
+    before = snapshot(twin.buffer)
+    with pytest.raises(SchemaError, match=all_of(*parts)):
+        twin.buffer.extend(data)
+    assert_same(before, snapshot(twin.buffer))
+    twin.extend([["", "t"]] * 3)
+    twin.check()
+
+
+CALLS = {
+    "batch of none": (
+        lambda b: b.sample(0),
+        SchemaError,
+        ("batch_size", "got 0", "expected an integer of at least 1"),
+    ),
+    "batch of less": (lambda b: b.sample(-3), SchemaError, ("batch_size", "got -3")),
+    "batch of a part": (
+        lambda b: b.sample(1.5),
+        SchemaError,
+        ("batch_size", "got 1.5", "expected an integer"),
+    ),
+    "batch of text": (lambda b: b.sample("4"), SchemaError, ("batch_size", "got '4'")),
+    "position not written": (
+        lambda b: b.take([0, 1], [0, 4]),
+        StaleError,
+        ("position 4 of environment 1 is not in the buffer", "expected one in [0, 4)"),
+    ),
+    "position below zero": (
+        lambda b: b.get_field("reward", 0, -1),
+        StaleError,
+        ("position -1 of environment 0", "expected one in [0, 4)"),
+    ),
+    "the newest row": (
+        lambda b: b.take([0], [3]),
+        StaleError,
+        ("cannot be drawn as a transition", "expected a step whose", "get_field"),
+    ),
+    "environment unknown": (
+        lambda b: b.take([2], [0]),
+        SchemaError,
+        ("env_ids", "got values in [2, 2]", "expected them in [0, 2)"),
+    ),
+    "environment below zero": (
+        lambda b: b.get_field("reward", [[-1]], [[0]]),
+        SchemaError,
+        ("env_ids", "got values in [-1, -1]", "expected them in [0, 2)"),
+    ),
+    "positions as floats": (
+        lambda b: b.take([0], [0.0]),
+        SchemaError,
+        ("positions", "got float64", "expected integers"),
+    ),
+    "shapes apart": (
+        lambda b: b.take([0, 1], [0, 1, 2]),
+        SchemaError,
+        ("got shapes [2] and [3]", "expected shapes that broadcast"),
+    ),
+    "unknown field": (
+        lambda b: b.get_field("rewards", 0, 0),
+        SchemaError,
+        ("rewards", "expected"),
+    ),
+    "set of a fixed field": (
+        lambda b: b.set("reward", 0, 0, 1.0),
+        SchemaError,
+        ("field 'reward' is not mutable", "expected one declared with", "mutable=True"),
+    ),
+    "dequeue of none": (
+        lambda b: b.dequeue(0),
+        SchemaError,
+        ("count", "got 0", "expected an integer of at least 1"),
+    ),
+    "dequeue of too many": (
+        lambda b: b.dequeue(5, [1]),
+        EmptyError,
+        ("cannot dequeue 5 rows", "environment 1 holds 4", "ask for fewer"),
+    ),
+    "dequeue of a part": (lambda b: b.dequeue(1.5), SchemaError, ("count", "got 1.5")),
+    "clear of an unknown environment": (
+        lambda b: b.clear([5]),
+        SchemaError,
+        ("env_ids", "got 5", "expected values in [0, 2)"),
+    ),
+    "resize to none": (
+        lambda b: b.resize(0),
+        SchemaError,
+        ("capacity", "got 0", "expected an integer in [1,"),
+    ),
+    "resize to a part": (lambda b: b.resize(2.5), SchemaError, ("capacity", "got 2.5")),
+    "a field that is there": (
+        lambda b: b.add_field("reward", mr.Field((), "int8"), 0),
+        SchemaError,
+        ("reward", "expected"),
+    ),
+    "a field under a field": (
+        lambda b: b.add_field("reward/raw", mr.Field((), "int8"), 0),
+        SchemaError,
+        ("reward",),
+    ),
+    "a fill that does not fit": (
+        lambda b: b.add_field("more", mr.Field((2,), "int8"), [1, 2, 3]),
+        SchemaError,
+        ("field 'more'", "got", "expected int8[2]"),
+    ),
+    "a fill that is too large": (
+        lambda b: b.add_field("more", mr.Field((2,), "int8"), 300),
+        SchemaError,
+        ("field 'more'", "got the value 300", "expected int8"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_bad_call_is_refused_and_changes_nothing(twin, name):
+    call, error, parts = CALLS[name]
+    before = snapshot(twin.buffer)
+    with pytest.raises(error, match=all_of(*parts)):
+        call(twin.buffer)
+    assert_same(before, snapshot(twin.buffer))
+    twin.add(["", "t"])
+    twin.check()

@@ -1,0 +1,160 @@
+"""Arguments, states and modes that do not go: said by name, and nothing changes."""
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay.errors import (
+    EmptyError,
+    FailedError,
+    FormatError,
+    SchemaError,
+    StaleError,
+)
+from tests.buffer.support import FIELDS, Twin, schema
+from tests.buffer.test_bad_input import all_of, assert_same, but, snapshot
+
+
+def test_an_empty_buffer_says_what_to_do(tmp_path):
+    with mr.ReplayBuffer.create(tmp_path / "ring", schema(), 5) as buffer:
+        with pytest.raises(EmptyError, match=r"got 0 published rows.*add steps first"):
+            buffer.sample(4)
+        with pytest.raises(StaleError, match=r"position 0.*expected one in \[0, 0\)"):
+            buffer.take([0], [0])
+        with pytest.raises(EmptyError, match=r"cannot dequeue 1 rows.*holds 0"):
+            buffer.dequeue(1)
+        assert len(buffer.gather_all()) == len(buffer) == 0
+        assert buffer.take([], []).fields.keys() >= FIELDS.keys()
+
+
+def test_final_observations_where_none_are_taken(tmp_path):
+    final = np.zeros((2, 2), np.int64)
+    following = Twin(None, 5, 2, autoreset="next_step")
+    with pytest.raises(SchemaError, match="expected none in a buffer with autoreset="):
+        following.buffer.add(but(), final_observation=final)
+    stored = Twin(None, 5, 2, stored=True)
+    step = but(next_observation=np.zeros((2, 2), np.int64))
+    with pytest.raises(SchemaError, match="schema has next_observation stored; leave"):
+        stored.buffer.add(step, final_observation=final)
+    bare = mr.Schema({"reward": mr.Field((), "float32")})
+    buffer = mr.ReplayBuffer.create(None, bare, 4, engine="memory")
+    with pytest.raises(SchemaError, match="schema has no observation field; leave"):
+        buffer.add(reward=1.0, final_observation=[1])
+    assert len(following.buffer) == len(stored.buffer) == len(buffer) == 0
+
+
+CREATES = {
+    "capacity 0": ({"capacity": 0}, ("capacity", "got 0", "expected an integer in")),
+    "capacity below": ({"capacity": -4}, ("capacity", "got -4", "integer in [1,")),
+    "capacity of a part": ({"capacity": 2.5}, ("capacity", "got 2.5")),
+    "capacity as text": ({"capacity": "1e6"}, ("capacity", "got '1e6'")),
+    "capacity true": ({"capacity": True}, ("capacity", "got True")),
+    "capacity beyond": ({"capacity": 1 << 60}, ("capacity", "expected an integer in")),
+    "no environment": ({"num_envs": 0}, ("num_envs", "got 0", "integer in [1,")),
+    "unknown engine": (
+        {"engine": "sqlite"},
+        ("engine", "got 'sqlite'", "expected 'memmap' or 'memory'"),
+    ),
+    "memory with a path": (
+        {"engine": "memory"},
+        ("path", "engine='memory'", "expected a folder for 'memmap' and None"),
+    ),
+    "unknown layout": (
+        {"layout": "row"},
+        ("layout", "got 'row'", "expected one of ('env_major', 'time_major')"),
+    ),
+    "unknown autoreset": (
+        {"autoreset": "yes"},
+        ("autoreset", "got 'yes'", "expected one of ('disabled', 'same_step',"),
+    ),
+    "no schema": (
+        {"schema": {"a": mr.Field((), "int8")}},
+        ("schema", "got dict", "expected a Schema", "mmreplay.Schema(...)"),
+    ),
+    "an interval of none": (
+        {"commit_every": 0},
+        ("commit_every", "got 0", "expected seconds above 0", "None"),
+    ),
+    "an interval as text": ({"commit_every": "10"}, ("commit_every", "got '10'")),
+}
+
+
+@pytest.mark.parametrize("name", CREATES)
+def test_nothing_is_made_of_bad_arguments(tmp_path, name):
+    changes, parts = CREATES[name]
+    options = {"schema": schema(), "capacity": 5, "num_envs": 1} | changes
+    with pytest.raises(SchemaError, match=all_of(*parts)):
+        mr.ReplayBuffer.create(tmp_path / "ring", **options)
+    assert not (tmp_path / "ring").exists()
+
+
+@pytest.mark.parametrize("user", [{"a": object()}, {"a": float("nan")}, {1: 2}, [1]])
+def test_metadata_that_is_no_json_is_refused(tmp_path, user):
+    with pytest.raises((FormatError, SchemaError), match=r"user|metadata"):
+        mr.ReplayBuffer.create(tmp_path / "ring", schema(), 5, user=user)
+    assert not (tmp_path / "ring").exists()
+
+
+def test_a_closed_buffer_says_so(tmp_path):
+    twin = Twin(tmp_path / "ring", 5)
+    twin.add([""])
+    buffer = twin.buffer
+    buffer.close()
+    buffer.close()
+    for call in (
+        lambda: buffer.add(),
+        lambda: buffer.extend(),
+        lambda: buffer.commit(),
+        lambda: buffer.clear(),
+        lambda: buffer.resize(9),
+        lambda: buffer.dequeue(1),
+        lambda: buffer.set("reward", 0, 0, 0),
+        lambda: buffer.set_statistics({}),
+    ):
+        with pytest.raises(FailedError, match=r"is closed, expected it open for writ"):
+            call()
+    for call in (
+        lambda: buffer.sample(1),
+        lambda: buffer.take([0], [0]),
+        lambda: buffer.gather_all(),
+        lambda: buffer.get_field("reward", 0, 0),
+        lambda: len(buffer),
+        lambda: buffer.span,
+        lambda: buffer.episodes,
+        lambda: buffer.nbytes,
+    ):
+        with pytest.raises(FailedError, match=r"is closed, expected it open; use"):
+            call()
+    assert "closed" in repr(buffer)
+
+
+def test_a_reader_cannot_write(tmp_path):
+    twin = Twin(tmp_path / "ring", 5)
+    twin.add([""])
+    with mr.ReplayBuffer.open(twin.path) as reader:
+        before = snapshot(reader)
+        for call in (
+            lambda: reader.add(),
+            lambda: reader.extend(),
+            lambda: reader.commit(),
+            lambda: reader.clear(),
+            lambda: reader.resize(9),
+            lambda: reader.add_field("x", mr.Field((), "int8"), 0),
+            lambda: reader.dequeue(1),
+            lambda: reader.set("reward", 0, 0, 0),
+            lambda: reader.set_statistics({}),
+        ):
+            with pytest.raises(FailedError, match=r"open with mode='r'.*'r\+'"):
+                call()
+        assert_same(before, snapshot(reader))
+    twin.buffer.close()
+
+
+@pytest.mark.parametrize("value", [{"a": object()}, {"a": float("inf")}, {1: 2}, [1]])
+def test_statistics_that_are_no_json_leave_the_old_ones(tmp_path, value):
+    twin = Twin(tmp_path / "ring", 5)
+    twin.buffer.set_statistics({"mean": 1.5})
+    with pytest.raises((FormatError, SchemaError), match="statistics"):
+        twin.buffer.set_statistics(value)
+    assert twin.buffer.statistics == {"mean": 1.5}
+    twin.buffer.close()

@@ -1,0 +1,222 @@
+"""Mistakes end in one clear line and an exit code, never in a traceback."""
+
+import subprocess
+import sys
+
+import pytest
+
+import mmreplay as mr
+from mmreplay import errors
+from mmreplay.cli import exits
+from mmreplay.cli.options import parse_count
+
+READING = ["info", "head", "stats", "verify", "plot", "clear"]
+
+
+def one_line(err):
+    assert err.startswith("mmreplay: ")
+    assert err.count("\n") == 1
+    return err
+
+
+@pytest.mark.parametrize("command", READING)
+def test_a_path_that_is_not_there_is_refused(cli, tmp_path, command):
+    code, out, err = cli(command, tmp_path / "typo")
+    assert (code, out) == (3, "")
+    assert "does not exist, expected a buffer's folder" in one_line(err)
+
+
+@pytest.mark.parametrize("command", READING)
+def test_a_file_in_the_place_of_a_folder_is_refused(cli, tmp_path, command):
+    (tmp_path / "file").write_text("")
+    code, _, err = cli(command, tmp_path / "file")
+    assert code == 3
+    assert "is a file, expected a buffer's folder" in one_line(err)
+
+
+@pytest.mark.parametrize("command", READING)
+def test_a_folder_that_is_no_buffer_is_refused(cli, tmp_path, command):
+    code, _, err = cli(command, tmp_path)
+    assert code == 3
+    assert "is no replay buffer" in one_line(err)
+
+
+def test_a_damaged_buffer_fails(cli, path):
+    (path / "data-000001" / "COMMIT").write_bytes(b"")
+    code, _, err = cli("info", path)
+    assert code == 1
+    assert "COMMIT has 0 bytes" in one_line(err)
+
+
+def test_a_newer_version_is_refused(cli, path):
+    file = path / "metadata.json"
+    file.write_text(file.read_text().replace("  1,\n  0", "  7,\n  0"))
+    code, _, err = cli("info", path)
+    assert code == 3
+    assert "install a newer mmreplay" in one_line(err)
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["info"], "Missing argument 'PATH'"),
+        (["nonsense"], "No such command 'nonsense'"),
+        (["info", "x", "--nonsense"], "No such option"),
+        (["head", "x", "-n", "-3"], "got -3, expected at least 1"),
+        (["head", "x", "-n", "many"], "expected a whole number, such as 1e6"),
+        (["resize", "x", "0"], "got 0, expected at least 1"),
+        (["resize", "x", "1.5"], "got '1.5', expected a whole number"),
+        (["resize", "x", "inf"], "expected a whole number"),
+        (["record", "E", "x"], "Missing option '--steps'"),
+        (["record", "E", "x", "--steps", "0"], "expected at least 1"),
+        (["record", "E", "x", "--steps", "9", "--seed", "-1"], "--seed: got -1"),
+        (["record", "E", "x", "--steps", "9", "--on-resume", "no"], "expected one of"),
+        (["record", "E", "x", "--steps", "9", "--policy", "a"], "expected MODULE:NAME"),
+        (["record", "E", "x", "--steps", "9", "--policy", "no_such:f"], "no_such"),
+        (["record", "E", "x", "--steps", "9", "--policy", "os:no_such"], "no_such"),
+        (["record", "E", "x", "--steps", "9", "--policy", "os:sep"], "not callable"),
+        (["plan", "--capacity", "9"], "give either"),
+        (["plan", "x", "--field", "a:bool", "--capacity", "9"], "give either"),
+        (["plan", "--field", "a", "--capacity", "9"], "expected NAME:DTYPE"),
+        (["plan", "--field", "a:bool:3xx-1", "--capacity", "9"], "expected NAME:DTYPE"),
+        (["plan", "--field", "a:floot", "--capacity", "9"], "field dtype: got 'floot'"),
+    ],
+)
+def test_a_wrong_command_line_is_told_in_one_line(cli, args, told):
+    code, out, err = cli(*args)
+    assert (code, out) == (2, "")
+    assert told in one_line(err)
+    assert "--help" in err
+
+
+def test_an_unknown_environment_is_refused(cli, tmp_path):
+    pytest.importorskip("gymnasium")
+    code, _, err = cli("record", "Nonsense-v9", tmp_path / "b", "--steps", "9")
+    assert code == 3
+    assert "Nonsense" in one_line(err)
+    code, _, err = cli("plan", "Nonsense-v9", "--capacity", "9")
+    assert code == 3
+    assert "there is no folder Nonsense-v9 either" in one_line(err)
+
+
+def test_an_environment_of_the_buffer_that_is_not_there_is_refused(cli, path):
+    code, _, err = cli("head", path, "--env", "7")
+    assert code == 3
+    assert "--env: got 7, expected one in [0, 2)" in one_line(err)
+
+
+def test_rows_of_an_empty_buffer_are_refused(cli, tmp_path):
+    schema = mr.Schema({"x": mr.Field((), "int64")})
+    mr.ReplayBuffer.create(tmp_path / "b", schema, 10).close()
+    code, _, err = cli("head", tmp_path / "b")
+    assert code == 3
+    assert "holds no rows, expected some" in one_line(err)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.CorruptError("x"), 1),
+        (errors.FailedError("x"), 1),
+        (errors.FullError("x"), 1),
+        (errors.LockedError("x"), 1),
+        (errors.StarvedError("x"), 1),
+        (errors.ForkedError("x"), 1),
+        (errors.FormatError("x"), 3),
+        (errors.VersionError("x"), 3),
+        (errors.SchemaError("x"), 3),
+        (errors.SourceError("x"), 3),
+        (errors.EmptyError("x"), 3),
+        (errors.StaleError("x"), 3),
+        (PermissionError(13, "Permission denied", "f"), 1),
+        (ModuleNotFoundError("x"), 1),
+        (KeyError("a bug of ours"), None),
+    ],
+)
+def test_each_error_has_its_code(error, code):
+    assert exits.code_of(error) == code
+
+
+def test_every_error_of_ours_has_a_code():
+    for thing in vars(errors).values():
+        if isinstance(thing, type) and issubclass(thing, errors.ReplayError):
+            assert exits.code_of(thing("x")) in (1, 3)
+
+
+def test_a_systems_error_is_told_with_its_file():
+    told = exits.message_of(PermissionError(13, "Permission denied", "a/b"))
+    assert told == "a/b: Permission denied; check the path and its permissions"
+    told = exits.message_of(FileNotFoundError(2, "No such file", "a/b"))
+    assert told == "a/b does not exist; check the path"
+
+
+def test_a_message_of_many_lines_becomes_one_with_its_notes():
+    error = errors.SchemaError("one\n  two")
+    error.add_note("three")
+    assert exits.message_of(error) == "one two; three"
+
+
+def test_a_bug_of_ours_is_not_hidden(monkeypatch, cli, path):
+    def broken(*_):
+        raise KeyError("a bug")
+
+    monkeypatch.setattr("mmreplay.cli.info.gather", broken)
+    with pytest.raises(KeyError, match="a bug"):
+        cli("info", path)
+
+
+def test_an_interruption_says_what_is_kept(monkeypatch, cli, path):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mmreplay.cli.info.gather", interrupted)
+    code, _, err = cli("info", path)
+    assert code == 130
+    assert "interrupted; what was written before is kept" in one_line(err)
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_names_every_command(cli, flag):
+    code, out, _ = cli(flag)
+    assert code == 0
+    for name in (*READING, "record", "plan", "resize"):
+        assert name in out
+
+
+def test_every_command_explains_itself(cli):
+    for name in (*READING, "record", "plan", "resize"):
+        code, out, _ = cli(name, "--help")
+        assert code == 0
+        assert "--json" in out
+
+
+def test_the_version_is_told(cli):
+    assert cli("--version") == (0, f"mmreplay {mr.__version__}\n", "")
+
+
+def test_the_module_is_the_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "mmreplay", "info", "/no/such/buffer"],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 3
+    assert done.stdout == ""
+    one_line(done.stderr)
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(path):
+    command = f"{sys.executable} -m mmreplay info {path} --json | head -n 1"
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "{\n"
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("1e6", 1_000_000), ("1_000", 1000), ("1,000", 1000), (5, 5), ("+7", 7),
+     ("9007199254740993", 9007199254740993)],
+)  # fmt: skip
+def test_counts_are_read_as_people_write_them(text, number):
+    assert parse_count(text) == number

@@ -1,0 +1,167 @@
+"""A reader written from docs/format.md alone; it shares no code with mmreplay.
+
+Reads a folder that nobody writes to, and checks everything that the page says can be
+checked. `assert` stands for "MUST": this is a specification at work, not a library.
+"""
+
+import json
+import math
+import os
+import stat
+import struct
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+
+STORED = {"bool": "?", "bfloat16": "<u2"} | {
+    kind + str(bits): f"<{kind[0]}{bits // 8}"
+    for kind, sizes in (
+        ("int", (8, 16, 32, 64)),
+        ("uint", (8, 16, 32, 64)),
+        ("float", (16, 32, 64)),
+    )
+    for bits in sizes
+}
+ENDS = ("terminated", "truncated")
+
+
+def load(path, size=None):
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(fd, "rb") as file:
+        assert stat.S_ISREG(os.fstat(fd).st_mode)
+        data = file.read()
+    assert size is None or len(data) == size, (path, len(data), size)
+    return data
+
+
+def read_metadata(folder):
+    data = load(folder / "metadata.json")
+    body, tail = data[:-23], data[-23:]
+    assert len(data) <= 1 << 20
+    assert tail == b'"crc32c": "%08x"\n}\n' % google_crc32c.value(body)
+    said = json.loads(data)
+    assert said["format"] == "mmreplay"
+    assert said["version"][0] == 1
+    assert not said["features"]["incompat"]
+    assert said["engine"] == "memmap"
+    assert said["slots"] >= said["capacity"] + said["reserve"] + said["block_rows"]
+    assert said["slots"] % said["block_rows"] == 0
+    return said
+
+
+def parts(said):
+    """Which file a field is in, with its offset in the record where it is there."""
+    files, small, served = {}, [], {}
+    for field in said["schema"]:
+        dtype = np.dtype(STORED[field["dtype"]])
+        name, shape = field["name"], tuple(field["shape"])
+        nbytes = dtype.itemsize * math.prod(shape)
+        role = [end for end in ENDS if said["roles"].get(end) == name]
+        if role:
+            served[name] = 2 if role == ["terminated"] else 4
+        elif field["mutable"] or nbytes >= 4096:
+            files[name] = (f"f{len(files):03d}.bin", dtype, shape, field["mutable"])
+        else:
+            small.append((-dtype.itemsize, len(small), name, dtype, shape, nbytes))
+    members, end = {}, 0
+    for _, _, name, dtype, shape, nbytes in sorted(small):
+        members[name] = (end, dtype, shape, nbytes)
+        end += nbytes
+    return files, members, -(-end // 8) * 8, served
+
+
+def read_commit(path, said):
+    envs = said["num_envs"]
+    size = -(-(128 + 32 * envs + 4) // 4096) * 4096
+    data = load(path, 4 * size)
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    here = (
+        bytes.fromhex(boot.replace("-", "")),
+        path.stat().st_dev,
+        path.stat().st_ino,
+    )
+    records = []
+    for slot in range(4):
+        part = data[slot * size : (slot + 1) * size]
+        magic, _, n, sequence, epoch, boot, uuid, generation, dev, ino, _ = (
+            struct.unpack_from("<8sIIQQ16s16sQQQq", part)
+        )
+        columns = np.frombuffer(part, "<i8", 4 * envs, 128).reshape(4, envs)
+        head, limit, tail = (column.tolist() for column in columns[:3])
+        whole = (
+            magic == b"MMRCMT01"
+            and (n, uuid.hex(), generation) == (envs, said["uuid"], said["generation"])
+            and struct.unpack("<I", part[-4:])[0] == google_crc32c.value(part[:-4])
+            and all(0 <= t <= h <= m < 1 << 62 for h, m, t in zip(head, limit, tail))  # noqa: B905
+            and max(epoch, sequence) < 1 << 62
+        )
+        trusted = whole and (slot < 2 or (boot, dev, ino) == here)
+        if whole:
+            records.append((slot, trusted, (epoch, sequence), head, limit, tail))
+    durable = max((r for r in records if r[0] < 2), key=lambda r: r[2])
+    live = [r for r in records if r[0] >= 2 and r[1] and r[2][0] >= durable[2][0]]
+    truth = max(live, key=lambda r: r[2]) if live else durable
+    limits = np.max([r[4] for r in records], axis=0)
+    tails = np.maximum(truth[5], limits - said["slots"])
+    heads = np.maximum(truth[3], tails)
+    return heads, tails, limits, np.array(durable[3])
+
+
+def check_sums(said, columns, sums, tails, limits, committed):
+    """Check every block that has a valid sum, and count them."""
+    size, slots = said["block_rows"], said["slots"]
+    laps, checked = slots // size, 0
+    for env in range(said["num_envs"]):
+        oldest = max(0, limits[env] - slots, tails[env] - size + 1)
+        for block in range(-(-int(oldest) // size), int(committed[env]) // size):
+            where = rows_of(said, env, np.arange(block * size, (block + 1) * size))
+            covered = [struct.pack("<Q", block * size)]
+            covered += [column[where].tobytes() for column in columns]
+            entry = struct.unpack_from("<II", sums, 8 * (env * laps + block % laps))
+            crc = google_crc32c.value(b"".join(covered))
+            assert entry == (crc, block // laps % 2**32), (env, block)
+            checked += 1
+    return checked
+
+
+def rows_of(said, env, positions):
+    if said["layout"] == "env_major":
+        return env * said["slots"] + positions % said["slots"]
+    return positions % said["slots"] * said["num_envs"] + env
+
+
+def read(folder):
+    """Everything alive: first, stop, flags and rows per environment; blocks checked."""
+    said = read_metadata(folder)
+    data = folder / f"data-{said['generation']:06d}"
+    files, members, stride, served = parts(said)
+    total = said["slots"] * said["num_envs"]
+    flags = np.frombuffer(load(data / "flags.bin", total), "u1")
+    covered, values = [flags], {}
+    if members:
+        raw = load(data / "records.bin", total * stride)
+        records = np.frombuffer(raw, "u1").reshape(total, stride)
+        covered.append(records)
+        for name, (offset, dtype, shape, nbytes) in members.items():
+            part = np.ascontiguousarray(records[:, offset : offset + nbytes])
+            values[name] = part.view(dtype).reshape(total, *shape)
+    for name, (file, dtype, shape, mutable) in files.items():
+        raw = load(data / file, total * dtype.itemsize * math.prod(shape))
+        values[name] = np.frombuffer(raw, dtype).reshape(total, *shape)
+        if not mutable:
+            covered.append(values[name])
+    heads, tails, limits, committed = read_commit(data / "COMMIT", said)
+    sums = load(data / "sums.bin", total // said["block_rows"] * 8)
+    checked = check_sums(said, covered, sums, tails, limits, committed)
+    firsts = np.maximum(tails, heads - said["capacity"])
+    envs = []
+    for env in range(said["num_envs"]):
+        where = rows_of(said, env, np.arange(firsts[env], heads[env]))
+        here = flags[where]
+        found = {name: column[where] for name, column in values.items()}
+        after = np.append(here[1:], 0)[: len(here)]
+        for name, bit in served.items():
+            found[name] = (here & bit != 0) | (bit == 4) & (after & 32 != 0)
+        envs.append((here, found))
+    return {"first": firsts, "stop": heads, "envs": envs, "blocks": checked}

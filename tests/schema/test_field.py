@@ -1,0 +1,113 @@
+"""What may be declared as a field."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+from mmreplay.errors import SchemaError
+from mmreplay.schema import DTYPES, Field, storage_dtype
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_a_dtype_is_kept_by_name_and_stored_little_endian(name):
+    field = Field((2, 3), name)
+    numpy_name = "uint16" if name == "bfloat16" else name
+    assert field.dtype == name
+    assert field.numpy.name == numpy_name
+    assert field.numpy.str[0] in "<|"
+    assert field.numpy == storage_dtype(name)
+    assert field.nbytes == 6 * np.dtype(numpy_name).itemsize
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        (">f4", "float32"),
+        (np.dtype(">i2"), "int16"),
+        (np.uint8, "uint8"),
+        (float, "float64"),
+        (int, "int64"),
+        (bool, "bool"),
+        ("half", "float16"),
+    ],
+)
+def test_numpy_dtypes_classes_and_strings_become_the_name(given, name):
+    assert Field((), given) == Field((), name)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "message"),
+    [
+        ("complex64", "got complex64, expected one of bool, .* trailing axis of 2"),
+        (object, "got object, expected .* bytes as a uint8 field"),
+        ("U5", "got <U5, expected .* bytes as a uint8 field"),
+        (np.bytes_, r"got \|S0, expected .* bytes as a uint8 field"),
+        ("datetime64[s]", r"expected .* store it as int64 by \.astype\('int64'\)"),
+        ("f4,i4", "got .*'<f4'.*, expected .* each part as a field of its own"),
+        (np.longdouble, "got float128, expected .* use one of them"),
+        ("float31", "got 'float31', expected .* use one of them"),
+        (None, "got None, expected one of bool"),
+        ([], "expected one of bool"),
+    ],
+)
+def test_other_dtypes_are_refused_with_the_way_out(dtype, message):
+    with pytest.raises(SchemaError, match=f"field dtype: .*{message}"):
+        Field((), dtype)
+
+
+@pytest.mark.parametrize("name", ["complex64", ">f4", None, ["float32"]])
+def test_storage_dtype_takes_canonical_names_only(name):
+    with pytest.raises(SchemaError, match=r"field dtype: got .*, expected one of bool"):
+        storage_dtype(name)
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        (3, r"got 3, expected a tuple of integers; write \(3,\)"),
+        ((2.0,), r"got \(2.0,\), expected a tuple of integers"),
+        ((True,), r"got \(True,\), expected a tuple of integers"),
+        ("84", "got '84', expected a tuple of integers"),
+        (None, "got None, expected a tuple of integers"),
+        ((2, 0), r"got \[2, 0\], expected axes of at least 1; leave the field out"),
+        ((-1,), r"got \[-1\], expected axes of at least 1"),
+        ((1,) * 33, "got 33 axes, expected at most 32; merge"),
+        ((2**46,), "281474976710656 bytes per step, expected fewer .* check the shape"),
+        # numpy's own product of this one is 0.
+        ((2**32, 2**32), "73786976294838206464 bytes per step, expected fewer"),
+    ],
+)
+def test_shapes_that_cannot_be_stored_are_refused(shape, message):
+    with pytest.raises(SchemaError, match=f"field shape: .*{message}"):
+        Field(shape, "float32")
+
+
+def test_the_largest_shapes_are_taken():
+    assert Field((1,) * 32, "bool").nbytes == 1
+    assert Field((2**48 - 1,), "bool").nbytes == 2**48 - 1
+
+
+def test_a_shape_is_kept_as_a_tuple_of_python_integers():
+    field = Field([np.int64(2), 3], "int8")
+    assert field.shape == (2, 3)
+    assert [type(axis) for axis in field.shape] == [int, int]
+
+
+@pytest.mark.parametrize("option", ["exact", "mutable"])
+def test_options_are_bools_that_equality_sees(option):
+    assert Field((), "int8", **{option: True}) != Field((), "int8")
+    with pytest.raises(
+        SchemaError, match=f"option {option}: got 'yes', expected True or False"
+    ):
+        Field((), "int8", **{option: "yes"})
+
+
+def test_a_field_never_changes_and_survives_pickle():
+    field = Field((2,), "bfloat16", exact=True)
+    with pytest.raises(AttributeError):
+        field.dtype = "int8"
+    again = pickle.loads(pickle.dumps(field))
+    assert again == field
+    assert hash(again) == hash(field)
+    assert (again.numpy, again.nbytes) == (field.numpy, field.nbytes)

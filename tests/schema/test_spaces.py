@@ -1,0 +1,205 @@
+"""Schemas of Gymnasium spaces, environments and example steps."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from mmreplay.errors import SchemaError
+from mmreplay.schema import Field, Schema
+
+gymnasium = pytest.importorskip("gymnasium")
+spaces = gymnasium.spaces
+
+
+TWO = spaces.Discrete(2)
+
+
+def schema_of(observation, action=TWO) -> Schema:
+    return Schema.from_spaces(observation, action)
+
+
+LEAVES = [
+    (spaces.Box(0, 255, (84, 84, 3), np.uint8), Field((84, 84, 3), "uint8")),
+    (spaces.Box(-1, 1, (3,), np.float64), Field((3,), "float64")),
+    (spaces.Box(-1, 1, (), np.float16), Field((), "float16")),
+    (spaces.Discrete(5), Field((), "int64")),
+    (spaces.Discrete(5, dtype=np.int32), Field((), "int32")),
+    (spaces.MultiDiscrete([2, 3]), Field((2,), "int64")),
+    (spaces.MultiDiscrete([[2], [3]], dtype=np.uint8), Field((2, 1), "uint8")),
+    (spaces.MultiBinary(3), Field((3,), "int8")),
+    (spaces.MultiBinary([2, 3]), Field((2, 3), "int8")),
+]
+
+
+@pytest.mark.parametrize(("space", "field"), LEAVES, ids=lambda value: str(value)[:40])
+def test_a_space_keeps_its_dtype_and_shape_and_its_samples_fit(space, field):
+    schema = schema_of(space, space)
+    for role in ("observation", "action"):
+        assert schema[role] == field
+        sample = np.asarray(space.sample())
+        assert field.convert(sample, role, ()).tobytes() == sample.tobytes()
+
+
+def test_the_rest_of_a_transition_is_added():
+    schema = Schema.from_spaces(
+        spaces.Box(0, 1, (2,)), spaces.Discrete(2), reward_dtype=np.float64
+    )
+    assert dict(schema.fields) == {
+        "observation": Field((2,), "float32"),
+        "action": Field((), "int64"),
+        "reward": Field((), "float64"),
+        "terminated": Field((), "bool"),
+        "truncated": Field((), "bool"),
+    }
+    assert schema_of(spaces.Discrete(2))["reward"] == Field((), "float32")
+
+
+def test_dicts_and_tuples_become_paths():
+    space = spaces.Dict(
+        {
+            "camera": spaces.Box(0, 255, (8, 8), np.uint8),
+            "arms": spaces.Tuple(
+                (spaces.Discrete(2), spaces.Dict(grip=spaces.MultiBinary(2)))
+            ),
+        }
+    )
+    schema = schema_of(space, spaces.Tuple((spaces.Discrete(3),)))
+    # Gymnasium's Dict gives its own order.
+    assert set(schema.role_paths("observation")) == {
+        "observation/camera",
+        "observation/arms/0",
+        "observation/arms/1/grip",
+    }
+    assert schema.role_paths("action") == ("action/0",)
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        (spaces.Text(5), "got a Text space, expected Box, .*; encode it as a Box"),
+        (
+            spaces.Graph(spaces.Box(0, 1), None),
+            "got a Graph space, expected Box, .*; pad its nodes",
+        ),
+        (
+            spaces.Sequence(spaces.Discrete(2)),
+            "got a Sequence space, .*; pad it to a Box of a fixed size",
+        ),
+        (
+            spaces.OneOf((spaces.Discrete(2),)),
+            "got a OneOf space, .*; use a Dict of every choice",
+        ),
+        (3, "got a int space, expected Box, .*; wrap the environment so that"),
+        (spaces.Dict(), "got an empty space, expected Box, .*; leave it out"),
+        (spaces.Tuple(()), "got an empty space, expected Box"),
+        (spaces.Box(0, 1, (0,)), r"field shape: got \[0\], expected axes of at least"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_other_spaces_are_refused_with_their_path(space, message):
+    with pytest.raises(SchemaError, match=f"field 'action': {message}"):
+        Schema.from_spaces(spaces.Discrete(2), space)
+    if isinstance(space, spaces.Space):
+        nested = spaces.Dict({"a": spaces.Tuple((space,))})
+        with pytest.raises(SchemaError, match=f"field 'observation/a/0': {message}"):
+            schema_of(nested)
+
+
+def test_keys_that_are_no_names_are_refused():
+    with pytest.raises(
+        SchemaError, match="under 'observation': got 'a/b', expected a name without '/'"
+    ):
+        schema_of(spaces.Dict({"a/b": spaces.Discrete(2)}))
+
+
+def test_a_reward_dtype_is_refused_by_name():
+    with pytest.raises(SchemaError, match=r"field 'reward': .*got complex64"):
+        Schema.from_spaces(
+            spaces.Discrete(2), spaces.Discrete(2), reward_dtype="complex64"
+        )
+
+
+def test_an_environment_and_its_vector_have_the_same_schema():
+    single = gymnasium.make("CartPole-v1")
+    vector = gymnasium.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync")
+    try:
+        schema = Schema.from_env(single)
+        assert Schema.from_env(vector) == schema
+        assert schema["observation"] == Field((4,), "float32")
+        assert schema["action"] == Field((), "int64")
+    finally:
+        single.close()
+        vector.close()
+
+
+def test_what_has_no_spaces_is_no_environment():
+    with pytest.raises(
+        SchemaError, match=r"Schema\.from_env: got dict, expected .*; pass its spaces"
+    ):
+        Schema.from_env({})
+
+
+def test_importing_schema_loads_no_gymnasium_and_examples_need_none():
+    code = (
+        "import sys, mmreplay.schema as s; s.Schema.from_example({'a': [1.0]}); "
+        "sys.exit(any(m in sys.modules for m in ('gymnasium', 'torch')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_without_gymnasium_the_way_out_is_told(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'mmreplay\[rl\]'"):
+        schema_of(spaces.Discrete(2))
+
+
+@pytest.mark.parametrize(
+    ("value", "field"),
+    [
+        (1.0, Field((), "float32")),
+        (1, Field((), "int64")),
+        (True, Field((), "bool")),
+        ([1.0, 2], Field((2,), "float32")),
+        ([[1], [2]], Field((2, 1), "int64")),
+        ([True], Field((1,), "bool")),
+        (np.float64(1), Field((), "float64")),
+        (np.bool_(True), Field((), "bool")),
+        (np.zeros((2, 3), ">f8"), Field((2, 3), "float64")),
+        (np.zeros((84, 84), "u1"), Field((84, 84), "uint8")),
+        (np.array(1.0), Field((), "float64")),
+    ],
+)
+def test_an_example_tells_dtype_and_shape_and_fits(value, field):
+    schema = Schema.from_example({"a": {"b": value}})
+    assert dict(schema.fields) == {"a/b": field}
+    assert (field.convert(value, "a/b", ()) == np.asarray(value)).all()
+
+
+def test_an_example_keeps_torch_dtypes():
+    torch = pytest.importorskip("torch")
+    schema = Schema.from_example(
+        {"a": torch.zeros(2, dtype=torch.bfloat16), "b": (torch.zeros(()), 1)}
+    )
+    assert dict(schema.fields) == {
+        "a": Field((2,), "bfloat16"),
+        "b/0": Field((), "float32"),
+        "b/1": Field((), "int64"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("x", "field 'a/b': field dtype: got <U1, .*bytes as a uint8 field"),
+        (None, "field 'a/b': field dtype: got object, .*bytes as a uint8 field"),
+        ([[1], [1, 2]], "field 'a/b': got list that makes no array"),
+        (np.zeros((0, 3)), r"field 'a/b': field shape: got \[0, 3\], expected axes"),
+    ],
+)
+def test_an_example_that_is_no_data_is_refused_with_its_path(value, message):
+    with pytest.raises(SchemaError, match=message):
+        Schema.from_example({"a": {"b": value}})
+    with pytest.raises(SchemaError, match="example step: got list, expected a mapping"):
+        Schema.from_example([value])

@@ -1,0 +1,142 @@
+"""One writer: in this process, in another, in a forked child, over a network."""
+
+import contextlib
+import os
+import signal
+
+import pytest
+
+import mmreplay as mr
+from mmreplay.errors import FailedError, ForkedError, LockedError
+from mmreplay.nesting import unflatten
+from mmreplay.storage import lock
+from tests.format.making import fill, schema_of, step_of
+from tools.torture.disks import Disk, using
+
+
+@pytest.fixture
+def folder(tmp_path):
+    mr.ReplayBuffer.create(tmp_path / "b", schema_of(), 12, 2).close()
+    return tmp_path / "b"
+
+
+def in_child(work):
+    """Run work in a forked child and return its exit status, 0 where it was true."""
+    child = os.fork()
+    if child == 0:
+        status = 9
+        with contextlib.suppress(BaseException):
+            status = 0 if work() else 1
+        os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def refused(error, words, call):
+    try:
+        call()
+    except error as raised:
+        return all(word in str(raised) for word in words)
+    return False
+
+
+def test_a_second_writer_of_the_same_process_is_refused(folder):
+    with mr.ReplayBuffer.open(folder, "r+"):
+        with pytest.raises(LockedError, match=r"already open for writing in this proc"):
+            mr.ReplayBuffer.open(folder, "r+")
+        assert lock.locked(folder)
+    assert not lock.locked(folder)
+    mr.ReplayBuffer.open(folder, "r+").close()
+
+
+def test_a_second_writer_of_another_process_is_told_who_holds_it(folder):
+    words = ["is being written by", f"pid {os.getpid()} on", "mode='r'"]
+    with mr.ReplayBuffer.open(folder, "r+"):
+        open_it = lambda: mr.ReplayBuffer.open(folder, "r+")  # noqa: E731
+        assert in_child(lambda: refused(LockedError, words, open_it)) == 0
+
+
+def test_a_forked_child_writes_nothing_and_harms_nothing(folder):
+    with mr.ReplayBuffer.open(folder, "r+", commit_every=None) as buffer:
+        fill(buffer, 0, 3)
+        words = [f"opened for writing by pid {os.getpid()}", "expected the parent"]
+        block = {path: column[None] for path, column in step_of(3).items()}
+        for call in (
+            lambda: fill(buffer, 3, 4),
+            lambda: buffer.extend(unflatten(block)),
+            buffer.commit,
+            buffer.close,
+            buffer.clear,
+            lambda: buffer.resize(5),
+        ):
+            assert in_child(lambda call=call: refused(ForkedError, words, call)) == 0
+        assert in_child(lambda: len(buffer) == 6) == 0
+        assert lock.locked(folder)
+        fill(buffer, 3, 5)
+    with mr.ReplayBuffer.open(folder) as reader:
+        assert reader.heads.tolist() == [5, 5]
+        assert reader.recovery.how == "clean"
+
+
+def test_a_lock_dies_with_its_owner_though_a_forked_worker_lives_on(folder):
+    read, write = os.pipe()
+    owner = os.fork()
+    if owner == 0:
+        held = mr.ReplayBuffer.open(folder, "r+")
+        worker = os.fork()
+        if worker == 0:
+            signal.pause()
+            os._exit(0)
+        os.write(write, worker.to_bytes(4, "little"))
+        signal.pause()
+        held.close()
+        os._exit(0)
+    worker = int.from_bytes(os.read(read, 4), "little")
+    try:
+        with pytest.raises(LockedError, match=rf"pid {owner} on"):
+            mr.ReplayBuffer.open(folder, "r+")
+        os.kill(owner, signal.SIGKILL)
+        os.waitpid(owner, 0)
+        os.kill(worker, 0)
+        mr.ReplayBuffer.open(folder, "r+").close()
+    finally:
+        os.kill(worker, signal.SIGKILL)
+        os.close(read)
+        os.close(write)
+
+
+def test_a_network_file_system_is_written_only_where_allowed(folder, monkeypatch):
+    monkeypatch.setattr(lock, "file_system", lambda path: "nfs4")
+    with pytest.raises(
+        FailedError, match=r"network file system \(nfs4\).*allow_network"
+    ):
+        mr.ReplayBuffer.open(folder, "r+")
+    mr.ReplayBuffer.open(folder).close()
+    mr.ReplayBuffer.open(folder, "r+", allow_network=True).close()
+
+
+def test_the_locks_text_only_informs(folder):
+    (folder / "LOCK").unlink()
+    assert lock.held_by(folder) is None
+    assert not lock.locked(folder)
+    with mr.ReplayBuffer.open(folder, "r+"):
+        text = lock.held_by(folder)
+        assert text["pid"] == os.getpid()
+        assert set(text) == {"pid", "host", "start"}
+
+
+class RacingDisk(Disk):
+    """A disk on which somebody else makes the lock's file a moment before we do."""
+
+    def open(self, path, flags):
+        if path.name == "LOCK" and flags & os.O_CREAT:
+            path.write_bytes(b"")
+        return super().open(path, flags)
+
+
+def test_two_first_writers_at_once_are_one_writer_and_one_refused(folder):
+    (folder / "LOCK").unlink()
+    with using(RacingDisk()):
+        buffer = mr.ReplayBuffer.open(folder, "r+")
+    with pytest.raises(LockedError, match="already open"):
+        mr.ReplayBuffer.open(folder, "r+")
+    buffer.close()

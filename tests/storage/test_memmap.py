@@ -1,0 +1,178 @@
+"""Rows in files keep the contract, come back after opening, and are checked."""
+
+import errno
+import gc
+import os
+
+import google_crc32c
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay.errors import CorruptError, FailedError, FormatError, FullError
+from mmreplay.ring import Ring, runs
+from mmreplay.storage.memmap import MemmapStore
+from tests.contracts.store import KEPT, SCHEMA, StoreContract, bits
+from tools.torture.disks import FaultyDisk, WatchedDisk, using
+
+
+class TestMemmapStore(StoreContract):
+    def make(self, ring, schema, tmp_path):
+        return MemmapStore.create(tmp_path, ring, schema)
+
+    def test_another_opening_reads_what_was_written(self, store, ring, tmp_path, rng):
+        rows = rng.permutation(ring.num_rows)[:9]
+        columns = self.columns(9, rng)
+        store.write(runs(rows), columns, np.arange(9, dtype=np.uint8))
+        reader = MemmapStore.open(tmp_path, ring, SCHEMA, writable=False)
+        for path, array in reader.gather(rows, KEPT).items():
+            assert (bits(array) == bits(columns[path])).all(), path
+        assert reader.flags(rows).tolist() == list(range(9))
+        reader.close()
+
+    def test_a_block_is_summed_as_the_format_says(self, ring, tmp_path, rng):
+        schema = mr.Schema(
+            {
+                "small": mr.Field((3,), "int16"),
+                "wide": mr.Field((512,), "float64"),
+                "notes": mr.Field((), "float32", mutable=True),
+            }
+        )
+        ring = Ring.sized(40, 3, ring.layout)
+        store = MemmapStore.create(tmp_path, ring, schema)
+        first = ring.block_rows * (ring.num_blocks + 3)
+        positions = np.arange(first, first + ring.block_rows)
+        rows = ring.rows(np.full(len(positions), 2), positions)
+        columns = self.columns(len(rows), rng, schema)
+        flags = rng.integers(0, 64, len(rows)).astype(np.uint8)
+        store.write(runs(rows), columns, flags)
+        block = first // ring.block_rows
+        records = np.zeros((len(rows), 8), np.uint8)
+        records[:, :6] = bits(columns["small"])
+        told = first.to_bytes(8, "little") + flags.tobytes() + records.tobytes()
+        expected = google_crc32c.value(told + columns["wide"].tobytes())
+        assert store.checksum(2, block) == expected
+        store.set("notes", rows, np.ones(len(rows), np.float32))
+        assert store.checksum(2, block) == expected
+        store.write_sums(2, block, np.array([expected], np.uint32))
+        assert store.read_sum(2, block) == (expected, 1)
+        store.close()
+
+    def test_sums_cross_the_wrap(self, tmp_path):
+        ring = Ring.sized(40, 2)
+        store = MemmapStore.create(tmp_path, ring, SCHEMA)
+        first = 3 * ring.num_blocks - 2
+        store.write_sums(1, first, np.array([11, 12, 13, 14], np.uint32))
+        kept = [store.read_sum(1, first + i) for i in range(4)]
+        assert kept == [(11, 2), (12, 2), (13, 3), (14, 3)]
+        assert store.read_sum(0, first) == (0, 0)
+        store.close()
+
+    def test_a_new_store_takes_no_space(self, tmp_path):
+        ring = Ring.sized(1_000_000_000, 2)
+        store = MemmapStore.create(tmp_path, ring, SCHEMA)
+        apparent, allocated = store.disk_nbytes()
+        assert apparent > 1 << 42
+        assert allocated == 0
+        store.close()
+
+    def test_a_reader_cannot_write(self, store, ring, tmp_path):
+        reader = MemmapStore.open(tmp_path, ring, SCHEMA, writable=False)
+        with pytest.raises(
+            FailedError, match=r"cannot write .*flags|cannot write .*f0"
+        ):
+            reader.write(
+                [(0, 0, 1)], self.columns(1, np.random.default_rng(0)), np.ones(1, "u1")
+            )
+        with pytest.raises(ValueError, match="read-only"):
+            reader._flags[0] = 1
+        reader.close()
+
+    @pytest.mark.parametrize(
+        ("number", "error", "told"),
+        [
+            (errno.ENOSPC, FullError, "No space left on device.*free space"),
+            (errno.EIO, FailedError, "Input/output error"),
+            (errno.EROFS, FailedError, "Read-only file system"),
+        ],
+    )
+    def test_a_write_that_fails_names_the_file(self, store, number, error, told, rng):
+        columns, flags = self.columns(2, rng), np.ones(2, np.uint8)
+        with using(WatchedDisk()) as disk:
+            store.write([(5, 0, 2)], columns, flags)
+        assert disk.calls["pwrite"] > 3
+        fault = OSError(number, os.strerror(number))
+        for at in range(disk.calls["pwrite"]):
+            with (
+                using(FaultyDisk(fault, at=at, names=("pwrite",))),
+                pytest.raises(
+                    error, match=rf"cannot write {store_folder(store)}.*{told}"
+                ),
+            ):
+                store.write([(5, 0, 2)], columns, flags)
+
+    def test_short_writes_are_finished(self, store, rng):
+        columns = self.columns(6, rng)
+        rows = np.arange(4, 10)
+        with using(FaultyDisk("short", count=4, names=("pwrite",))):
+            store.write(runs(rows), columns, np.arange(6, dtype=np.uint8))
+        for path, array in store.gather(rows, KEPT).items():
+            assert (bits(array) == bits(columns[path])).all(), path
+
+    def test_no_descriptor_is_left(self, ring, tmp_path):
+        gc.collect()
+        before = len(os.listdir("/proc/self/fd"))
+        store = MemmapStore.create(tmp_path, ring, SCHEMA)
+        assert len(os.listdir("/proc/self/fd")) - before < 2 * 8
+        store.close()
+        fault = OSError(errno.EMFILE, "too many")
+        with (
+            using(FaultyDisk(fault, at=3, names=("open",))),
+            pytest.raises(FailedError, match="too many"),
+        ):
+            MemmapStore.open(tmp_path, ring, SCHEMA, writable=True)
+        del store
+        gc.collect()
+        # Mappings keep a descriptor of their own, until the last array goes.
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+def store_folder(store):
+    return store._flags_file.path.parent
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "told"),
+    [
+        ("missing", CorruptError, "flags.bin is missing, expected a file"),
+        ("short", CorruptError, r"flags.bin has \d+ bytes, expected \d+ from metadata"),
+        ("long", CorruptError, r"flags.bin has \d+ bytes, expected \d+ from metadata"),
+        ("link", FormatError, "flags.bin is not a regular file, expected one; links"),
+        ("folder", FormatError, "flags.bin is not a regular file, expected one; links"),
+        ("pipe", FormatError, "flags.bin is not a regular file, expected one; links"),
+    ],
+)
+@pytest.mark.parametrize("writable", [False, True])
+def test_files_that_are_not_what_they_should_be(
+    tmp_path, damage, error, told, writable
+):
+    ring = Ring.sized(9, 2)
+    MemmapStore.create(tmp_path, ring, SCHEMA).close()
+    path = tmp_path / "flags.bin"
+    data = path.read_bytes()
+    path.unlink()
+    if damage == "short":
+        path.write_bytes(data[:-1])
+    elif damage == "long":
+        path.write_bytes(data + b"x")
+    elif damage == "link":
+        (tmp_path / "elsewhere").write_bytes(data)
+        path.symlink_to(tmp_path / "elsewhere")
+    elif damage == "folder":
+        path.mkdir()
+    elif damage == "pipe":
+        os.mkfifo(path)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(error, match=told):
+        MemmapStore.open(tmp_path, ring, SCHEMA, writable=writable)
+    assert len(os.listdir("/proc/self/fd")) == before

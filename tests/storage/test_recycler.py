@@ -1,0 +1,53 @@
+"""Arrays come back only when the last view of them is gone."""
+
+import numpy as np
+import pytest
+
+from mmreplay.storage.recycler import MAX_ARRAYS, MAX_NBYTES, MAX_SHAPES, Recycler
+
+UINT8 = np.dtype(np.uint8)
+
+
+@pytest.mark.parametrize(
+    "hold", [lambda a: a, lambda a: a[2:5], lambda a: memoryview(a), lambda a: a.T]
+)
+def test_an_array_that_is_seen_by_somebody_is_not_handed_out_again(hold):
+    recycler = Recycler()
+    held = [hold(recycler.empty((8, 3), UINT8)) for _ in range(3)]
+    for view in held:
+        np.asarray(view)[...] = 7
+    for _ in range(10):
+        recycler.empty((8, 3), UINT8)[...] = 0
+    assert all((np.asarray(view) == 7).all() for view in held)
+
+
+def test_a_tensor_counts_as_somebody():
+    torch = pytest.importorskip("torch")
+    recycler = Recycler()
+    tensor = torch.from_numpy(recycler.empty((8,), UINT8))[1:]
+    tensor[...] = 7
+    recycler.empty((8,), UINT8)[...] = 0
+    assert (tensor == 7).all()
+
+
+def test_a_dropped_array_is_used_again():
+    recycler = Recycler()
+    first = recycler.empty((8,), UINT8)
+    address = first.ctypes.data
+    del first
+    assert recycler.empty((8,), UINT8).ctypes.data == address
+
+
+def test_what_is_kept_is_bounded():
+    recycler = Recycler()
+    for count in range(1, 40):
+        held = [recycler.empty((count,), UINT8) for _ in range(9)]
+        assert len({id(array) for array in held}) == 9
+    kept = [array for pool in recycler._pools.values() for array in pool]
+    assert len(kept) <= MAX_SHAPES * MAX_ARRAYS
+    recycler.empty((MAX_NBYTES + 1,), UINT8)
+    assert all(
+        array.nbytes <= MAX_NBYTES
+        for pool in recycler._pools.values()
+        for array in pool
+    )

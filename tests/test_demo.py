@@ -1,0 +1,66 @@
+"""The demo's own checks can fail: what it says of a kill is worth something."""
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from tools.demo import crash, play
+
+
+def written(path, steps=40):
+    """A buffer and what its writer would have told."""
+    rng = np.random.default_rng(0)
+    schema = mr.Schema(
+        {
+            "observation": mr.Field((84, 84), "uint8"),
+            "action": mr.Field((), "int64"),
+            "terminated": mr.Field((), "bool"),
+        }
+    )
+    rows = [
+        {
+            "observation": rng.integers(0, 256, (play.NUM_ENVS, 84, 84), np.uint8),
+            "action": rng.integers(6, size=play.NUM_ENVS),
+            "terminated": np.zeros(play.NUM_ENVS, bool),
+        }
+        for _ in range(steps)
+    ]
+    with mr.ReplayBuffer.create(path, schema, 100, play.NUM_ENVS) as buffer:
+        for row in rows:
+            buffer.add(row)
+    positions = np.arange(steps)[:, None] + np.zeros(play.NUM_ENVS, np.int64)
+    return positions, np.array([crash._sums(row) for row in rows], np.uint32)
+
+
+def test_all_that_was_told_is_found(tmp_path):
+    told = crash.Told(*written(tmp_path / "b"), seconds=1.0)
+    found = crash.look_for(tmp_path / "b", told)
+    assert (found.missing, found.different, found.damage) == (0, 0, 0)
+    assert found.heads == [40] * play.NUM_ENVS
+
+
+def test_a_row_that_was_told_and_is_not_there_is_missing(tmp_path):
+    positions, sums = written(tmp_path / "b")
+    told = crash.Told(positions + 1, sums, 1.0)
+    found = crash.look_for(tmp_path / "b", told)
+    assert found.missing == play.NUM_ENVS
+    assert found.different == 39 * play.NUM_ENVS
+
+
+def test_a_row_that_holds_something_else_is_different(tmp_path):
+    positions, sums = written(tmp_path / "b")
+    sums[7, 2] ^= 1
+    found = crash.look_for(tmp_path / "b", crash.Told(positions, sums, 1.0))
+    assert (found.missing, found.different) == (0, 1)
+
+
+def test_frames_are_means_of_two_by_two_pixels():
+    pytest.importorskip("ale_py")
+    env = play.make_pong()
+    frame = np.random.default_rng(0).integers(0, 256, (210, 160), np.uint8)
+    small = env.observation(frame)
+    court = frame[26:194].reshape(84, 2, 80, 2).astype(float).mean(axis=(1, 3))
+    np.testing.assert_array_equal(small[:, 2:82], np.floor(court))
+    assert (small[:, [0, 1, 82, 83]] == 0).all()
+    assert env.observation_space.contains(small)
+    env.close()

@@ -1,0 +1,101 @@
+"""Importing mmreplay is cheap, and what it offers is documented."""
+
+import inspect
+import json
+import subprocess
+import sys
+
+import pytest
+
+import mmreplay
+
+HEAVY = {
+    "torch",
+    "zarr",
+    "numcodecs",
+    "pyarrow",
+    "pandas",
+    "h5py",
+    "safetensors",
+    "gymnasium",
+    "ale_py",
+    "mujoco",
+    "matplotlib",
+    "typer",
+    "rich",
+}
+
+
+def modules_after(code: str) -> set[str]:
+    """Top-level modules that a fresh interpreter has loaded after running code."""
+    listing = "import json, sys; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{listing}"],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    names = json.loads(done.stdout.splitlines()[-1])
+    return {name.partition(".")[0] for name in names}
+
+
+def test_importing_mmreplay_loads_nothing_heavy():
+    assert not HEAVY & modules_after("import mmreplay")
+
+
+def test_a_heavy_module_would_be_noticed():
+    assert "safetensors" in modules_after("import safetensors")
+
+
+def test_a_buffer_and_a_schema_are_had_without_torch_or_gymnasium():
+    loaded = modules_after("from mmreplay import Field, ReplayBuffer, Schema")
+    assert not HEAVY & loaded
+
+
+def test_no_public_name_is_listed_twice():
+    assert len(mmreplay.__all__) == len(set(mmreplay.__all__))
+
+
+def test_dir_lists_the_public_names():
+    assert set(mmreplay.__all__) <= set(dir(mmreplay))
+
+
+@pytest.mark.parametrize("name", mmreplay.__all__)
+def test_every_public_name_resolves_and_has_a_docstring(name):
+    thing = getattr(mmreplay, name)
+    if isinstance(thing, str):  # __version__
+        return
+    assert inspect.getdoc(thing), f"mmreplay.{name} has no docstring"
+    if inspect.isclass(thing):
+        # A dataclass without one is given its signature for a docstring.
+        assert thing.__doc__
+        assert not thing.__doc__.startswith(f"{name}(")
+
+
+def public_methods() -> list[str]:
+    """Methods and properties that the public classes define themselves."""
+    found = []
+    for name in mmreplay.__all__:
+        thing = getattr(mmreplay, name)
+        if not inspect.isclass(thing):
+            continue
+        for member, value in vars(thing).items():
+            described = inspect.isroutine(value) or isinstance(value, property)
+            if described and not member.startswith("_"):
+                found.append(f"{name}.{member}")
+    return found
+
+
+def test_every_public_method_has_a_docstring():
+    missing = []
+    for path in public_methods():
+        name, member = path.split(".")
+        if not inspect.getdoc(getattr(getattr(mmreplay, name), member)):
+            missing.append(path)
+    assert not missing
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no_such_name"):
+        mmreplay.no_such_name  # noqa: B018

@@ -1,0 +1,252 @@
+"""Streamed facts against numpy over everything at once."""
+
+import math
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay import stats
+from mmreplay.stats import Moments, episode_table, field_moments, histogram, moments_of
+
+
+def schema(reward="float32"):
+    return mr.Schema(
+        {
+            "observation": {
+                "image": mr.Field((4, 4), "uint8"),
+                "x": mr.Field((3,), "float64"),
+            },
+            "action": mr.Field((), "int64"),
+            "half": mr.Field((2,), "bfloat16"),
+            "reward": mr.Field((), reward),
+            "terminated": mr.Field((), "bool"),
+            "truncated": mr.Field((), "bool"),
+        }
+    )
+
+
+def fill(buffer, rng, count):
+    lead = (count, buffer.num_envs)
+    buffer.extend(
+        {
+            "observation": {
+                "image": rng.integers(0, 256, (*lead, 4, 4), np.uint8),
+                "x": rng.normal(1e9, 1.0, (*lead, 3)),
+            },
+            "action": rng.integers(-3, 4, lead),
+            "half": rng.integers(0, 0x3F80, (*lead, 2)).astype(np.uint16),
+            "reward": rng.integers(-5, 6, lead).astype(np.float32),
+            "terminated": rng.random(lead) < 0.05,
+            "truncated": rng.random(lead) < 0.05,
+        }
+    )
+
+
+@pytest.fixture(params=["disabled", "next_step"])
+def buffer(request, tmp_path, rng, monkeypatch):
+    """A wrapped buffer, read in blocks that cut episodes."""
+    monkeypatch.setattr(stats, "MAX_BLOCK_ROWS", 7)
+    with mr.ReplayBuffer.create(
+        tmp_path / "b", schema(), 200, 3, autoreset=request.param, commit_every=None
+    ) as buffer:
+        for _ in range(5):
+            fill(buffer, rng, 60)
+        yield buffer
+
+
+def steps_of(buffer):
+    everything = buffer.gather_all()
+    return everything, ~everything["final"]
+
+
+@pytest.mark.parametrize(
+    "path", ["observation/image", "observation/x", "action", "reward"]
+)
+def test_moments_are_those_of_all_steps_at_once(buffer, path):
+    everything, steps = steps_of(buffer)
+    values = everything[path][steps].astype(np.float64)
+    found = field_moments(buffer, (path,))[path]
+    assert found.count == values.size
+    assert (found.min, found.max) == (values.min(), values.max())
+    # Relative to the spread: float64 keeps 16 digits, 10 of them above it.
+    assert found.mean == pytest.approx(values.mean(), rel=1e-14)
+    assert found.std == pytest.approx(values.std(), rel=1e-6)
+
+
+def test_bfloat16_is_reckoned_with_by_value(buffer):
+    everything, steps = steps_of(buffer)
+    bits = everything["half"][steps].astype(np.uint32) << 16
+    values = bits.view(np.float32).astype(np.float64)
+    found = field_moments(buffer, ("half",))["half"]
+    assert found.max == values.max()
+    assert found.mean == pytest.approx(values.mean())
+
+
+def test_all_fields_are_told_by_default(buffer):
+    assert set(field_moments(buffer)) == set(buffer.schema.paths)
+
+
+def test_merging_is_as_good_as_one_pass(rng):
+    values = rng.normal(1e12, 1.0, 10_000)
+    total = Moments()
+    for part in np.split(values, [1, 17, 4000]):
+        total = total.merge(moments_of(part))
+    assert total.count == 10_000
+    # One pass itself keeps 4 digits of the spread at this distance from zero.
+    assert total.std == pytest.approx(values.std(), rel=1e-3)
+
+
+def test_what_is_not_finite_is_counted_apart():
+    found = moments_of(np.array([1.0, np.nan, 3.0, np.inf]))
+    assert (found.count, found.nonfinite, found.mean) == (2, 2, 2.0)
+    assert (found.min, found.max) == (1.0, 3.0)
+
+
+def test_moments_of_nothing_are_no_numbers():
+    found = Moments().merge(moments_of(np.array([np.nan])))
+    assert (found.count, found.nonfinite) == (0, 1)
+    assert math.isnan(found.mean)
+    assert math.isnan(found.std)
+
+
+def test_large_integers_keep_their_last_digit():
+    found = moments_of(np.array([2**62 + 1, 5]))
+    assert (found.min, found.max) == (5, 2**62 + 1)
+
+
+def brute_force(buffer):
+    """(env, begin, end, return, headless, running), row by row."""
+    everything = buffer.gather_all()
+    span = buffer.span
+    found = []
+    for env_id in range(buffer.num_envs):
+        mine = np.flatnonzero(everything.env_ids == env_id)
+        begin, total, after_end = int(span.first[env_id]), 0.0, False
+        for row in mine.tolist():
+            position = int(everything.positions[row])
+            if everything["final"][row]:
+                begin, total = position + 1, 0.0
+                continue
+            total += float(everything["reward"][row])
+            after_end = bool(
+                everything["terminated"][row] | everything["truncated"][row]
+            )
+            newest = row == mine[-1]
+            if after_end or newest:
+                found.append((env_id, begin, position + 1, total, not after_end))
+                begin, total = position + 1, 0.0
+    return found
+
+
+def test_episodes_are_those_of_a_loop_over_rows(buffer):
+    table = episode_table(buffer)
+    found = list(
+        zip(
+            table.env_ids.tolist(), table.begin.tolist(), table.end.tolist(),
+            table.returns.tolist(), table.running.tolist(), strict=True,
+        )
+    )  # fmt: skip
+    assert found == brute_force(buffer)
+    assert (table.lengths == table.end - table.begin).all()
+
+
+def test_headless_and_running_episodes_are_told_apart(tmp_path):
+    fields = mr.Schema(
+        {"reward": mr.Field((), "float32"), "terminated": mr.Field((), "bool")}
+    )
+    with mr.ReplayBuffer.create(
+        tmp_path / "b", fields, 10, commit_every=None
+    ) as buffer:
+        ends = np.zeros(14, bool)
+        ends[[5, 9]] = True
+        buffer.extend(reward=np.ones(10, np.float32), terminated=ends[:10])
+        buffer.extend(reward=np.ones(4, np.float32), terminated=ends[10:])
+        table = episode_table(buffer)
+        assert table.begin.tolist() == [4, 6, 10]
+        assert table.headless.tolist() == [True, False, False]
+        assert table.running.tolist() == [False, False, True]
+        assert table.whole.tolist() == [False, True, False]
+        assert table.returns.tolist() == [2, 4, 4]
+        assert episode_table(buffer, newest=1).begin.tolist() == [6]
+
+
+def test_the_newest_whole_episodes_of_each_environment(buffer):
+    table = episode_table(buffer)
+    newest = episode_table(buffer, newest=2)
+    for env_id in range(3):
+        whole = table.whole & (table.env_ids == env_id)
+        mine = newest.env_ids == env_id
+        assert newest.begin[mine].tolist() == table.begin[whole][-2:].tolist()
+        assert newest.returns[mine].tolist() == table.returns[whole][-2:].tolist()
+
+
+def test_without_a_reward_returns_are_no_numbers(tmp_path):
+    fields = mr.Schema({"observation": mr.Field((), "int64")})
+    with mr.ReplayBuffer.create(tmp_path / "b", fields, 10) as buffer:
+        buffer.extend(observation=np.arange(5))
+        table = episode_table(buffer)
+        assert table.lengths.tolist() == [5]
+        assert np.isnan(table.returns).all()
+
+
+def test_an_empty_buffer_has_no_episodes_and_no_numbers(tmp_path):
+    with mr.ReplayBuffer.create(tmp_path / "b", schema(), 10) as buffer:
+        assert len(episode_table(buffer)) == 0
+        assert len(episode_table(buffer, newest=3)) == 0
+        assert field_moments(buffer)["reward"].count == 0
+        counts, edges = histogram(buffer, "action", 10)
+        assert (counts.tolist(), len(edges)) == ([0], 2)
+
+
+@pytest.mark.parametrize("bins", [3, 100])
+def test_a_histogram_counts_every_element_once(buffer, bins):
+    everything, steps = steps_of(buffer)
+    for path in ("observation/image", "action", "reward", "observation/x"):
+        values = everything[path][steps]
+        counts, edges = histogram(buffer, path, bins)
+        assert counts.sum() == values.size
+        assert len(counts) <= bins
+        assert edges[0] <= values.min()
+        assert edges[-1] >= values.max()
+
+
+def test_integers_get_a_bin_each_where_they_fit(buffer):
+    everything, steps = steps_of(buffer)
+    counts, edges = histogram(buffer, "action", 50)
+    assert ((edges[:-1] + edges[1:]) / 2).tolist() == [-3, -2, -1, 0, 1, 2, 3]
+    actions = everything["action"][steps]
+    assert counts.tolist() == [int((actions == a).sum()) for a in range(-3, 4)]
+
+
+def test_a_bool_field_has_moments_and_a_histogram(buffer):
+    everything, steps = steps_of(buffer)
+    share = everything["terminated"][steps].mean()
+    assert field_moments(buffer, ("terminated",))["terminated"].mean == pytest.approx(
+        share
+    )
+    counts, _ = histogram(buffer, "terminated", 10)
+    assert counts[1] == everything["terminated"][steps].sum()
+
+
+def test_steps_overwritten_meanwhile_make_an_episode_headless(tmp_path, monkeypatch):
+    """A writer laps the reader between two blocks."""
+    monkeypatch.setattr(stats, "MAX_BLOCK_ROWS", 5)
+    fields = mr.Schema({"reward": mr.Field((), "float32")})
+    writer = mr.ReplayBuffer.create(tmp_path / "b", fields, 32, commit_every=None)
+    writer.extend(reward=np.ones(32, np.float32))
+    reader = mr.ReplayBuffer.open(tmp_path / "b")
+    table = episode_table(
+        reader, lambda done, total: writer.extend(reward=np.ones(6, np.float32))
+    )
+    assert table.headless.tolist() == [True]
+    assert table.returns[0] == table.lengths[0]
+    assert table.lengths[0] < 32
+    writer.close()
+    reader.close()
+
+
+def test_progress_reaches_the_end(buffer):
+    seen = []
+    episode_table(buffer, lambda done, total: seen.append((done, total)))
+    assert seen[-1][0] == seen[-1][1] == len(buffer)

@@ -1,0 +1,53 @@
+"""Slices of ``python -m tools.torture``: nothing found, and every mutant found."""
+
+import pytest
+
+from tools.torture import kills, powerloss
+from tools.torture.mutants import MUTANTS
+from tools.torture.rows import GEOMETRIES
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=lambda geometry: geometry.name)
+def test_no_power_cut_loses_or_invents_a_committed_row(geometry):
+    report = powerloss.attack(80, 11, (geometry,), None)
+    assert report.findings == {}, report.examples
+    assert report.seen["how power_cut"] > 20
+    assert report.seen["how killed"] > 5
+
+
+@pytest.mark.crash
+def test_no_kill_loses_a_published_row():
+    report = kills.attack(32, 12)
+    assert report.findings == {}, report.examples
+    assert report.states == 32
+
+
+@pytest.mark.slow
+@pytest.mark.crash
+@pytest.mark.parametrize("seed", [101, 102])
+def test_nothing_is_found_in_many_power_cuts(seed):
+    report = powerloss.attack(1000, seed)
+    assert report.findings == {}, report.examples
+
+
+@pytest.mark.slow
+@pytest.mark.crash
+def test_nothing_is_found_in_many_kills():
+    report = kills.attack(150, 13)
+    assert report.findings == {}, report.examples
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        pytest.param(mutant, marks=[pytest.mark.slow] if mutant.early else [])
+        for mutant in MUTANTS
+    ],
+    ids=lambda mutant: mutant.name,
+)
+def test_a_protocol_without_one_of_its_rules_is_caught(mutant):
+    report = mutant.attack(3000, 1)
+    assert report.findings
+    assert report.states < 3000

@@ -1,0 +1,231 @@
+"""Each operation fails, is killed and loses its power at each of its disk calls."""
+
+import errno
+import gc
+import os
+import shutil
+from contextlib import suppress
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from mmreplay import files
+from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.errors import FormatError, ReplayError
+from mmreplay.files import Disk
+from mmreplay.schema import Field
+from tools.torture.disks import PRIMITIVES, FaultyDisk, WatchedDisk, using
+from tools.torture.power import PowerCut, SimulatedDisk
+from tools.torture.powerloss import abandon
+from tools.torture.rows import Geometry, content, faults
+
+GEOMETRY = Geometry("two", 16, 2, "env_major", large=False)
+ZEROS = np.zeros(2, np.int64)
+STARTS = [(1, ZEROS)]
+IMAGES = 3
+
+
+def create(path):
+    return ReplayBuffer.create(
+        path,
+        GEOMETRY.schema,
+        GEOMETRY.capacity,
+        GEOMETRY.num_envs,
+        autoreset="same_step",
+        commit_every=None,
+    )
+
+
+def reopen(path):
+    return ReplayBuffer.open(path, "r+", commit_every=None)
+
+
+def add(buffer, steps=1):
+    for _ in range(steps):
+        heads = buffer.heads
+        ones = np.ones(2, np.int64)
+        buffer.add(content(GEOMETRY, np.arange(2), heads, ones))
+
+
+def used(path, do):
+    """Open, do, and close; a crash leaves the buffer as a dead process does."""
+    buffer = reopen(path)
+    try:
+        do(buffer)
+        buffer.close()
+    finally:
+        # `close` gave all back, or was never reached.
+        if not buffer.closed:
+            abandon(buffer)
+
+
+OPERATIONS = {
+    "create": lambda path: create(path).close(),
+    "open and close": lambda path: used(path, lambda buffer: None),
+    "add over the wrap": lambda path: used(path, lambda buffer: add(buffer, 9)),
+    "commit": lambda path: used(path, lambda b: (add(b), b.commit(), add(b))),
+    "clear": lambda path: used(path, lambda buffer: buffer.clear([1])),
+    "shrink": lambda path: used(path, lambda buffer: buffer.resize(10)),
+    "grow": lambda path: used(path, lambda buffer: buffer.resize(40)),
+    "add a field": lambda path: used(
+        path, lambda buffer: buffer.add_field("extra", Field((), "int8"), 7)
+    ),
+    "statistics": lambda path: used(path, lambda b: b.set_statistics({"mean": 1})),
+}
+NUM_ROWS = 30
+
+
+class Unsynced(Disk):
+    """A disk for checks, which nothing will crash: syncs take no time."""
+
+    def datasync(self, fd):
+        pass
+
+    def sync_folder(self, fd):
+        pass
+
+
+def num_descriptors():
+    """Open descriptors; mappings have their own, until their arrays are gone."""
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture
+def prepared(tmp_path):
+    """A closed buffer in its second lap."""
+    folder = tmp_path / "prepared"
+    folder.mkdir()
+    buffer = create(folder / "buffer")
+    add(buffer, NUM_ROWS)
+    buffer.close()
+    return folder
+
+
+def fresh(prepared, tmp_path, name):
+    """A folder to work in, with the prepared buffer unless it is to be made."""
+    work = tmp_path / "work"
+    shutil.rmtree(work, ignore_errors=True)
+    if name == "create":
+        work.mkdir()
+    else:
+        shutil.copytree(prepared, work)
+    return work
+
+
+def num_calls(name, prepared, tmp_path, names=PRIMITIVES):
+    work = fresh(prepared, tmp_path, name)
+    with using(WatchedDisk()) as disk:
+        OPERATIONS[name](work / "buffer")
+    return sum(disk.calls[name] for name in names)
+
+
+def check(path, name):
+    """The buffer opens, twice, with every row that was committed, and goes on."""
+    if name == "create" and not (path / "metadata.json").exists():
+        with pytest.raises(FormatError):
+            reopen(path)
+        create(path).close()
+    least = 0 if name == "create" else NUM_ROWS
+    for mode in ("r", "r+"):
+        buffer = ReplayBuffer.open(path, mode, commit_every=None)
+        assert (buffer.heads >= least).all()
+        # Clearing, shrinking and writing give up what they say, and no more.
+        floor = {"clear": 0, "shrink": 8, "add over the wrap": 8}.get(name, 14)
+        assert (buffer.span.lengths >= min(floor, least)).all()
+        assert faults(buffer, GEOMETRY, STARTS) == []
+        assert buffer.statistics in ({}, {"mean": 1})
+        buffer.close()
+    buffer = reopen(path)
+    add_more = "extra" not in buffer.schema.paths
+    if add_more:
+        add(buffer, 3)
+        assert faults(buffer, GEOMETRY, STARTS) == []
+    buffer.close()
+
+
+@pytest.mark.slow
+@pytest.mark.crash
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_power_cut_or_kill_at_any_call_leaves_a_whole_buffer(
+    name, prepared, tmp_path
+):
+    for at in range(num_calls(name, prepared, tmp_path) + 1):
+        for seed in range(IMAGES + 1):
+            work = fresh(prepared, tmp_path, name)
+            disk = SimulatedDisk(work, calls_left=at)
+            with using(disk), suppress(PowerCut):
+                OPERATIONS[name](work / "buffer")
+            boot = files.boot_id()
+            if seed < IMAGES:
+                disk.crash(work, np.random.default_rng(100 * at + seed))
+                boot = b"another boot...."
+            else:
+                disk.cut()
+            boots = mock.patch.object(files, "boot_id", return_value=boot)
+            with boots, using(Unsynced()):
+                check(work / "buffer", name)
+
+
+@pytest.mark.slow
+@pytest.mark.crash
+@pytest.mark.parametrize("name", ["create", "shrink", "grow", "add a field"])
+def test_what_goes_on_after_a_kill_survives_a_power_cut(name, prepared, tmp_path):
+    """A killed process may leave renames and new entries that nobody synced."""
+    for at in range(num_calls(name, prepared, tmp_path) + 1):
+        for seed in range(2 * IMAGES):
+            work = fresh(prepared, tmp_path, name)
+            disk = SimulatedDisk(work, calls_left=at)
+            with using(disk), suppress(PowerCut):
+                OPERATIONS[name](work / "buffer")
+            disk.revive()
+            with using(disk):
+                again = work / "buffer"
+                make = create if not (again / "metadata.json").exists() else reopen
+                buffer = make(again)
+                heads = buffer.heads
+                buffer.commit()
+                abandon(buffer)
+            disk.crash(work, np.random.default_rng(100 * at + seed))
+            boots = mock.patch.object(files, "boot_id", return_value=bytes(16))
+            with boots, using(Unsynced()):
+                buffer = reopen(again)
+                assert (buffer.heads == heads).all()
+                assert faults(buffer, GEOMETRY, STARTS) == []
+                buffer.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fault",
+    [
+        KeyboardInterrupt(),
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+        OSError(errno.EIO, os.strerror(errno.EIO)),
+    ],
+    ids=["interrupt", "full", "failing"],
+)
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_fault_at_any_call_is_told_and_gives_everything_back(
+    name, prepared, tmp_path, fault
+):
+    # A store into reserved space has no error to raise.
+    names = tuple(
+        name for name in PRIMITIVES if name != "store" or not isinstance(fault, OSError)
+    )
+    # What is old is left out of the collections, which then take no time.
+    gc.freeze()
+    for at in range(num_calls(name, prepared, tmp_path, names)):
+        work = fresh(prepared, tmp_path, name)
+        before = num_descriptors()
+        # A new one each time: it remembers the frames that it went through.
+        again = type(fault)(*fault.args)
+        disk = FaultyDisk(again, at, names=names)
+        with using(disk), pytest.raises((KeyboardInterrupt, ReplayError)):
+            OPERATIONS[name](work / "buffer")
+        assert disk.struck == 1
+        del again, disk
+        assert num_descriptors() == before
+        with using(Unsynced()):
+            check(work / "buffer", name)

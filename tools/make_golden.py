@@ -1,0 +1,246 @@
+"""Make the golden buffers of format version 1: the same bytes at every run.
+
+    python -m tools.make_golden [folder]
+
+writes `tests/golden/v1` (or the folder) anew. Uuid, times, boot id, device and
+inode are fixed; LOCK, which only informs, is left out. Goldens of a released
+version are never made again: a change of format takes a new `v<N>` beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+import mmreplay as mr
+from mmreplay.files import File
+from mmreplay.nesting import unflatten
+
+TARGET = Path(__file__).parent.parent / "tests" / "golden" / "v1"
+BOOT = bytes([0x11]) * 16
+IDENTITY = (2049, 77)
+CREATED = time.struct_time((2026, 1, 2, 3, 4, 5, 4, 2, 0))
+TIME_NS = 1_767_323_045_000_000_000
+LONGEST_HEX = 64
+
+ALL_DTYPES = {
+    f"info/{name}": mr.Field((), name)
+    for name in (
+        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"),
+        *("uint64", "float16", "float32", "float64", "bfloat16"),
+    )
+}
+ENDS = {
+    "terminated": mr.Field((), "bool"),
+    "truncated": mr.Field((), "bool"),
+}
+
+
+@contextmanager
+def fixed(number: int) -> Iterator[None]:
+    """Fix all that differs from run to run."""
+    uuid = bytes([0xA0 + number]) * 16
+    with ExitStack() as stack:
+        for name, value in (
+            ("secrets.token_bytes", uuid),
+            ("time.gmtime", CREATED),
+            ("time.time_ns", TIME_NS),
+            ("mmreplay.files.boot_id", BOOT),
+        ):
+            stack.enter_context(mock.patch(name, return_value=value))
+        identity = mock.patch.object(File, "identity", return_value=IDENTITY)
+        stack.enter_context(identity)
+        yield
+
+
+def value(field: mr.Field, number: int) -> NDArray[np.generic]:
+    """The value of a field in the step that bears a number; NaN and -0.0 included."""
+    numbers = np.arange(int(np.prod(field.shape))) * 7 + number
+    wide = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    column: NDArray[np.generic]
+    if field.dtype == "bool":
+        column = numbers % 3 == 0
+    elif field.dtype.startswith("float"):
+        floats = (numbers / 8).astype(field.numpy)
+        floats[numbers % 13 == 0] = np.nan
+        floats[numbers % 13 == 1] = -0.0
+        column = floats
+    else:
+        column = wide.astype(field.numpy)
+    return column.reshape(field.shape)
+
+
+def step(
+    buffer: mr.ReplayBuffer, numbers: list[int], ends: dict[str, list[bool]]
+) -> dict[str, Any]:
+    """One step of some environments; the field `number` tells which."""
+    flat: dict[str, Any] = {}
+    for path, field in buffer.schema.fields.items():
+        flat[path] = np.stack([value(field, number) for number in numbers])
+    flat["number"] = np.array(numbers, np.int64)
+    return unflatten(flat | {path: np.array(end) for path, end in ends.items()})
+
+
+def env_major(folder: Path) -> mr.ReplayBuffer:
+    """Two environments out of step, every dtype, final rows; killed, not closed."""
+    schema = mr.Schema.from_flat(
+        {
+            "observation/joints": mr.Field((3,), "float32"),
+            "observation/marks": mr.Field((2,), "bfloat16"),
+            "number": mr.Field((), "int64"),
+            **ALL_DTYPES,
+            **ENDS,
+            "advantage": mr.Field((2,), "float32", mutable=True),
+        }
+    )
+    buffer = mr.ReplayBuffer.create(
+        folder, schema, 48, 2, autoreset="same_step", commit_every=None,
+        user={"made by": "tools/make_golden.py", "list": [1, None, "é"]},
+    )  # fmt: skip
+    final = {
+        path.partition("/")[2]: np.stack(
+            [value(schema[path], 9000 + e) for e in (0, 1)]
+        )
+        for path in schema.role_paths("observation")
+    }
+    for number in range(90):
+        ids = [0, 1] if number % 5 else [1]
+        ended = {
+            "terminated": [number % 9 == 8 and e == 0 for e in ids],
+            "truncated": [number % 17 == 16 for _ in ids],
+        }
+        last = {name: column[ids] for name, column in final.items()}
+        numbers = [1000 * e + number for e in ids]
+        buffer.add(step(buffer, numbers, ended), final_observation=last, env_ids=ids)
+        if number in (30, 70, 87):
+            buffer.commit()
+    some = np.arange(3) + buffer.span.first[1]
+    buffer.set("advantage", 1, some, np.full((3, 2), 7.5))
+    return buffer
+
+
+def time_major(folder: Path) -> mr.ReplayBuffer:
+    """Three environments in step, `next_step`, resized, resumed with a break."""
+    schema = mr.Schema.from_flat(
+        {
+            "observation": mr.Field((2, 2), "uint8"),
+            "number": mr.Field((), "int64"),
+            "reward": mr.Field((), "float32"),
+            **ENDS,
+        }
+    )
+    buffer = mr.ReplayBuffer.create(
+        folder, schema, 20, 3, layout="time_major", autoreset="next_step",
+        commit_every=None,
+    )  # fmt: skip
+    _march(buffer, 0, 30)
+    buffer.resize(32)
+    _march(buffer, 30, 60)
+    buffer.close()
+    buffer = mr.ReplayBuffer.open(folder, "r+", commit_every=None)
+    _march(buffer, 60, 81)
+    buffer.close()
+    return buffer
+
+
+def _march(buffer: mr.ReplayBuffer, first: int, stop: int) -> None:
+    """Steps of all environments at once, by add and by extend in turn."""
+    for number in range(first, stop):
+        ended = {
+            "terminated": [(number + e) % 8 == 7 for e in range(3)],
+            "truncated": [number % 13 == 12] * 3,
+        }
+        data = step(buffer, [1000 * e + number for e in range(3)], ended)
+        if number % 2:
+            buffer.add(data)
+        else:
+            buffer.extend({key: column[None] for key, column in data.items()})
+
+
+def large(folder: Path) -> mr.ReplayBuffer:
+    """One environment, two large fields, roles by other names, a cut episode."""
+    schema = mr.Schema(
+        {
+            "pixels": mr.Field((64, 64), "uint8"),
+            "number": mr.Field((), "int64"),
+            "heat": mr.Field((3,), "float64", mutable=True),
+            "done": mr.Field((), "bool"),
+            "cut": mr.Field((), "bool"),
+        },
+        roles={"observation": "pixels", "terminated": "done", "truncated": "cut"},
+    )
+    buffer = mr.ReplayBuffer.create(folder, schema, 3, commit_every=None)
+    for number in range(9):
+        if number == 7:
+            buffer.close()
+            buffer = mr.ReplayBuffer.open(
+                folder, "r+", on_resume="truncate", commit_every=None
+            )
+        buffer.add(step(buffer, [number], {"done": [number == 5], "cut": [False]}))
+    buffer.close()
+    return buffer
+
+
+MAKERS = (env_major, time_major, large)
+
+
+def describe(folder: Path) -> dict[str, Any]:
+    """What a reader in another boot finds in a buffer: every row, as hex or CRC32C."""
+    with mr.ReplayBuffer.open(folder) as buffer:
+        found = buffer.gather_all()
+        where = found.env_ids, found.positions
+        rows: dict[str, Any] = {
+            path: [_text(row) for row in found[path]] for path in buffer.schema.paths
+        }
+        return {
+            "first": buffer.span.first.tolist(),
+            "stop": buffer.span.stop.tolist(),
+            "how": buffer.recovery.how,
+            "cut_rows": buffer.recovery.cut_rows,
+            "steps": len(buffer),
+            "env_ids": found.env_ids.tolist(),
+            "positions": found.positions.tolist(),
+            "flags": buffer._reading.view.flags(*where).tolist(),
+            "rows": rows,
+        }
+
+
+def _text(row: NDArray[np.generic]) -> str:
+    data = np.ascontiguousarray(row).tobytes()
+    if len(data) <= LONGEST_HEX:
+        return data.hex()
+    return f"crc32c:{google_crc32c.value(data):08x}"
+
+
+def make(target: Path) -> None:
+    """Write every golden buffer and what is in it."""
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    expected = {}
+    for number, maker in enumerate(MAKERS):
+        name = maker.__name__
+        with tempfile.TemporaryDirectory() as scratch, fixed(number):
+            buffer = maker(Path(scratch) / name)
+            # Copied before it is closed: what a kill leaves is golden, too.
+            shutil.copytree(Path(scratch) / name, target / name)
+            buffer.close()
+        (target / name / "LOCK").unlink()
+        expected[name] = describe(target / name)
+    text = json.dumps(expected, indent=1, sort_keys=True)
+    (target / "expected.json").write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]) if len(sys.argv) > 1 else TARGET)

@@ -1,0 +1,47 @@
+"""``python -m tools.torture``: attack the commit protocol and print what was found."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from tools.torture import kills, mutants, powerloss
+from tools.torture.powerloss import Report
+
+
+def show(name: str, report: Report, started: float) -> int:
+    """Print a report and return the exit code."""
+    seconds = time.monotonic() - started
+    print(f"{name}: {report.states} states in {seconds:.0f} s, {dict(report.seen)}")
+    for kind, count in report.findings.most_common():
+        print(f"  {count} x {kind}; first: {report.examples[kind]}")
+    print(f"  {report.findings.total()} findings")
+    return 1 if report.findings else 0
+
+
+def main() -> int:
+    """Run one attack."""
+    parser = argparse.ArgumentParser(prog="python -m tools.torture")
+    commands = parser.add_subparsers(dest="command", required=True)
+    power = commands.add_parser("powerloss", help="simulated power cuts")
+    power.add_argument("--states", type=int, default=5000)
+    power.add_argument("--seed", type=int, default=1)
+    killed = commands.add_parser("kills", help="writers killed with SIGKILL")
+    killed.add_argument("--points", type=int, default=300)
+    killed.add_argument("--seed", type=int, default=1)
+    broken = commands.add_parser("mutants", help="protocols with a rule missing")
+    broken.add_argument("--states", type=int, default=8000)
+    broken.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    started = time.monotonic()
+    if arguments.command == "mutants":
+        return 1 if mutants.hunt(arguments.states, arguments.seed) else 0
+    if arguments.command == "kills":
+        return show("kills", kills.attack(arguments.points, arguments.seed), started)
+    report = powerloss.attack(arguments.states, arguments.seed)
+    return show(arguments.command, report, started)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

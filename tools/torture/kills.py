@@ -1,0 +1,202 @@
+"""Does every opening after a SIGKILL show what was published, bit by bit?
+
+A child process writes at random and notes in shared memory what each call that
+returned had published; the parent kills it within 30 ms and opens what is left.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import signal
+import tempfile
+import time
+import traceback
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.errors import EmptyError, ReplayError, StaleError, StarvedError
+from tools.torture.powerloss import Report, abandon
+from tools.torture.rows import GEOMETRIES, Array, Geometry, faults, mixtures
+from tools.torture.scribe import Notes, Scribe, broken_promises, broken_sums
+
+MOST_S = 0.030
+# Often enough that kills land in commits and durable limits too.
+COMMIT_EVERY_S = 0.002
+FAILED = 3
+BATCH = 64
+# Fewer rows where each costs a sync, so that laps are many there too.
+SCALES = (4, 1)
+HEADER = 16
+
+
+class Victim:
+    """One buffer whose writers are killed.
+
+    Args:
+        geometry: Of the buffer.
+        path: Where to make it.
+        rng: Decides everything but the moment of death.
+        report: Takes what is found.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        path: Path,
+        rng: np.random.Generator,
+        report: Report,
+    ) -> None:
+        self.geometry = geometry
+        self.path = path
+        self.rng = rng
+        self.report = report
+        notes = Notes.nbytes(geometry.num_envs)
+        # The lineage that began, the heads it began at, and the notes.
+        self.shared = mmap.mmap(-1, HEADER + 8 * geometry.num_envs + notes)
+        self.began = np.frombuffer(self.shared, np.int64, 1)
+        self.heads = np.frombuffer(self.shared, np.int64, geometry.num_envs, HEADER)
+        memory = memoryview(self.shared)[HEADER + 8 * geometry.num_envs :]
+        self.notes = Notes.over(memory, geometry.num_envs)
+        self.starts: list[tuple[int, Array]] = []
+        self.lineage = 0
+        ReplayBuffer.create(
+            path,
+            geometry.schema,
+            geometry.capacity,
+            geometry.num_envs,
+            layout=geometry.layout,
+            autoreset="same_step",
+            commit_every=None,
+        ).close()
+
+    def point(self) -> None:
+        """Let a child write, kill it, and check what it left."""
+        self.lineage += 1
+        seed = int(self.rng.integers(2**32))
+        pid = os.fork()
+        if pid == 0:
+            self._write(seed)
+        self._wait(float(self.rng.random()) * MOST_S)
+        os.kill(pid, signal.SIGKILL)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if code != -signal.SIGKILL:
+            self._add([f"writer failed: it ended with {code}"])
+        if self.began[0] == self.lineage:
+            self.starts.append((self.lineage, self.heads.copy()))
+        self._look()
+
+    def _wait(self, seconds: float) -> None:
+        """Let the child live, watching it as a reader half of the time."""
+        deadline = time.monotonic() + seconds
+        if self.rng.random() < 0.5:
+            time.sleep(seconds)
+            return
+        try:
+            with ReplayBuffer.open(self.path, "r") as buffer:
+                while time.monotonic() < deadline:
+                    self._draw(buffer)
+        except (StaleError, StarvedError) as error:
+            self.report.seen[f"live {type(error).__name__}"] += 1
+        except (ReplayError, AssertionError, ValueError) as error:
+            self._add([f"live reader failed: {type(error).__name__} {error}"])
+
+    def _draw(self, buffer: ReplayBuffer) -> None:
+        """Check a batch drawn from under the writer's hands."""
+        try:
+            batch = buffer.sample(BATCH)
+        except EmptyError:
+            return
+        self.report.seen["live rows"] += BATCH
+        self._add(mixtures(batch.fields, batch.env_ids, batch.positions, self.geometry))
+
+    def _write(self, seed: int) -> None:
+        """Open and write until killed; never returns."""
+        try:
+            buffer = ReplayBuffer.open(self.path, "r+", commit_every=COMMIT_EVERY_S)
+            rng = np.random.default_rng(seed)
+            scribe = Scribe(buffer, self.geometry, self.lineage, self.notes, rng, 0.01)
+            self.heads[:] = buffer.heads
+            self.began[0] = self.lineage
+            while True:
+                scribe.step()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(FAILED)
+
+    def _look(self) -> None:
+        """Open for reading, and every third time for writing too."""
+        try:
+            heads = self._opened("r")
+            if self.rng.random() < 0.3:
+                self._opened("r+")
+        except (ReplayError, AssertionError, ValueError) as error:
+            self._add([f"failed: {type(error).__name__} {error}"])
+            return
+        self.notes.acked[:] = heads
+        self.report.states += 1
+
+    def _opened(self, mode: str) -> Array:
+        if mode == "r":
+            buffer = ReplayBuffer.open(self.path, "r")
+        else:
+            buffer = ReplayBuffer.open(self.path, "r+", commit_every=None)
+        notes = self.notes
+        self._add(broken_promises(buffer, notes, notes.acked, notes.attempted))
+        self._add(faults(buffer, self.geometry, self.starts))
+        self._add(broken_sums(buffer, self.rng))
+        self.report.seen[f"how {buffer.recovery.how}"] += 1
+        self.report.seen["rows"] += int(buffer.span.lengths.sum())
+        notes.tails[:] = np.maximum(notes.tails, buffer.span.first)
+        heads = buffer.heads
+        abandon(buffer)
+        return heads
+
+    def _add(self, lines: list[str]) -> None:
+        self.report.add(lines, f"{self.geometry.name}, lineage {self.lineage}")
+
+
+def _smaller(geometry: Geometry, scale: int) -> Geometry:
+    return replace(geometry, capacity=geometry.capacity // scale)
+
+
+def attack(points: int, seed: int, until_found: bool = False) -> Report:
+    """Kill writers of every geometry in turn, and check what they leave.
+
+    Half of the buffers lie in memory, where syncs cost nothing and laps are many,
+    half on the disk of temporary files, where kills land in syncs.
+
+    Args:
+        points: Kills.
+        seed: Equal seeds write alike; when a kill strikes is up to the machine.
+        until_found: Stop at the first finding.
+    """
+    rng = np.random.default_rng(seed)
+    report = Report()
+    places = [Path(tempfile.gettempdir()), Path("/dev/shm")]
+    roots = [
+        Path(tempfile.mkdtemp(prefix="torture-", dir=place))
+        for place in places
+        if place.is_dir()
+    ]
+    try:
+        victims = [
+            Victim(_smaller(geometry, scale), root / geometry.name, rng, report)
+            for root, scale in zip(roots, SCALES, strict=False)
+            for geometry in GEOMETRIES
+        ]
+        for point in range(points):
+            victims[point % len(victims)].point()
+            if until_found and report.findings:
+                break
+        laps = [v.notes.acked.max() // v.geometry.capacity for v in victims]
+        report.seen["laps"] = int(sum(laps))
+    finally:
+        for root in roots:
+            shutil.rmtree(root, ignore_errors=True)
+    return report

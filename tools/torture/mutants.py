@@ -1,0 +1,214 @@
+"""Would the attacks notice if a rule of the commit protocol were missing?
+
+Each mutant is the real code with one rule taken out. One that survives says that
+the attacks are blind there, or that the rule is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from mmreplay import recovery
+from mmreplay.buffer.committer import Committer
+from mmreplay.buffer.view import LiveView
+from mmreplay.buffer.writer import Writer
+from mmreplay.format import commit
+from mmreplay.format.commit import Identity, Record
+from mmreplay.storage.ledger import CommitWriter
+from mmreplay.storage.memmap import MemmapStore
+from tools.torture import kills, powerloss
+from tools.torture.powerloss import Report
+from tools.torture.rows import Array
+
+Patch = tuple[object, str, Callable[..., Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """The protocol without one rule.
+
+    Attributes:
+        name: What the report calls it.
+        rule: What it no longer does.
+        patches: Object, attribute and what takes its place.
+        early: Cuts come mostly in recovery and soon after.
+        live: A reader of a live writer notices, no opening does.
+    """
+
+    name: str
+    rule: str
+    patches: tuple[Patch, ...]
+    early: bool = False
+    live: bool = False
+
+    def attack(self, states: int, seed: int) -> Report:
+        """Attack it until something is found or states are spent."""
+        with ExitStack() as stack:
+            for owner, name, new in self.patches:
+                stack.enter_context(mock.patch.object(owner, name, new))
+            if self.live:
+                return kills.attack(states, seed, until_found=True)
+            return powerloss.attack(states, seed, until_found=True, early=self.early)
+
+
+def _nothing(*_: object, **__: object) -> None:
+    pass
+
+
+def _room_untold(self: Writer, heads: Array) -> None:
+    target, _ = self._targets(heads)
+    self._limits = np.maximum(target, self._limits)
+    self._load_head()
+
+
+_publish = CommitWriter.publish
+_write_durable = CommitWriter._write_durable
+
+
+def _publish_no_limit(
+    self: CommitWriter, heads: Array, limits: Array, tails: Array
+) -> None:
+    _publish(self, heads, heads, tails)
+
+
+class _Unsynced:
+    """A file that says it synced."""
+
+    def __init__(self, file: Any) -> None:
+        self.pwrite = file.pwrite
+        self.sync = _nothing
+
+
+def _write_unsynced(self: CommitWriter, record: Record) -> None:
+    file: Any = self._file
+    unsynced: Any = _Unsynced(file)
+    self._file = unsynced
+    try:
+        _write_durable(self, record)
+    finally:
+        self._file = file
+
+
+def _write_one_slot(self: CommitWriter, record: Record) -> None:
+    slot = self._next_durable
+    _write_durable(self, record)
+    self._next_durable = slot
+
+
+def _trust_any_boot(self: Identity, record: Record) -> bool:
+    return (record.device, record.inode) == (self.device, self.inode)
+
+
+def _give_up_with_live_heads(self: CommitWriter, limits: Array) -> None:
+    heads, tails = self.published
+    self._write_durable(
+        replace(self.committed, heads=heads, tails=tails, limits=limits)
+    )
+
+
+def _publish_by_number(
+    self: CommitWriter, heads: Array, limits: Array, tails: Array
+) -> None:
+    self._next_live = commit.LIVE_SLOTS[self.committed.sequence & 1]
+    _publish(self, heads, limits, tails)
+
+
+def _commit_newest(
+    self: CommitWriter, heads: Array, tails: Array, flags: int = 0
+) -> None:
+    heads, tails = self.published
+    limits = np.maximum(self.committed.limits, self.limits)
+    self._write_durable(
+        replace(self.committed, heads=heads, tails=tails, limits=limits, flags=flags)
+    )
+
+
+MUTANTS = (
+    Mutant(
+        "NoReserve",
+        "say what will be overwritten before it is",
+        (
+            (Writer, "_make_room", _room_untold),
+            (CommitWriter, "publish", _publish_no_limit),
+            (Committer, "_give_up", _nothing),
+        ),
+    ),
+    Mutant(
+        "LiveReserve",
+        "say so in a durable slot, not only in a live one",
+        (
+            (Committer, "given_up", lambda self, needed, target: target),
+            (Committer, "_give_up", _nothing),
+        ),
+    ),
+    Mutant(
+        "NoDataSync",
+        "sync the rows before vouching for them",
+        ((MemmapStore, "sync", _nothing),),
+    ),
+    Mutant(
+        "NoSumsSync",
+        "sync the checksums before vouching for them",
+        ((MemmapStore, "sync_sums", _nothing),),
+    ),
+    Mutant(
+        "NoSlotSync",
+        "sync the durable slot",
+        ((CommitWriter, "_write_durable", _write_unsynced),),
+    ),
+    Mutant(
+        "SingleSlot",
+        "use the durable slots in turn",
+        ((CommitWriter, "_write_durable", _write_one_slot),),
+    ),
+    Mutant(
+        "RestartSlot0",
+        "overwrite the older slot first when opening",
+        ((recovery, "_oldest_first", lambda slots, which: list(which)),),
+        early=True,
+    ),
+    Mutant(
+        "TrustOldBoot",
+        "distrust live slots of another boot",
+        ((Identity, "trusts", _trust_any_boot),),
+    ),
+    Mutant(
+        "LiveHeadsInReserve",
+        "repeat the committed heads when giving rows up",
+        ((CommitWriter, "give_up", _give_up_with_live_heads),),
+    ),
+    Mutant(
+        "LiveSlotByNumber",
+        "use the live slots in turn",
+        ((CommitWriter, "publish", _publish_by_number),),
+    ),
+    Mutant(
+        "HeadsAfterSync",
+        "vouch for what was published before the sync began",
+        ((CommitWriter, "commit", _commit_newest),),
+    ),
+    Mutant(
+        "NoRecheck",
+        "look at the limit again after copying rows",
+        ((LiveView, "stale", _nothing),),
+        live=True,
+    ),
+)
+
+
+def hunt(states: int, seed: int) -> list[Mutant]:
+    """Attack every mutant, print a table, and return the survivors."""
+    survivors = []
+    for mutant in MUTANTS:
+        report = mutant.attack(states, seed)
+        kinds = ", ".join(sorted(report.findings)) or "SURVIVED"
+        print(f"{mutant.name:20} {report.states:6} states  {kinds}", flush=True)
+        if not report.findings:
+            survivors.append(mutant)
+    return survivors

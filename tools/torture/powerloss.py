@@ -1,0 +1,264 @@
+"""Does every opening after a power cut show what was committed, and only that?
+
+The real buffer over `SimulatedDisk`: sessions of random calls, each cut at a random
+call of the disk (recovery included), as a dying machine, a killed process or not
+at all; then the folder is what the disk could hold, and the next session opens it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+
+from mmreplay import files
+from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.errors import ReplayError
+from tools.torture.disks import using
+from tools.torture.power import PowerCut, SimulatedDisk
+from tools.torture.rows import GEOMETRIES, Array, Geometry, faults
+from tools.torture.scribe import Notes, Scribe, broken_promises, broken_sums
+
+SESSIONS = 12
+"""Crashes of one buffer before a fresh one is taken."""
+WEIGHTS = (0.4, 0.2, 0.35, 0.05)
+
+
+@dataclass(slots=True)
+class Report:
+    """What an attack found.
+
+    Attributes:
+        states: Openings that were checked.
+        findings: How often each kind of fault was seen.
+        examples: The first line of each kind.
+        seen: How often each thing that is no fault happened.
+    """
+
+    states: int = 0
+    findings: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, str] = field(default_factory=dict)
+    seen: Counter[str] = field(default_factory=Counter)
+
+    def add(self, lines: list[str], where: str) -> None:
+        """Count findings, each told as ``kind: details``."""
+        for line in lines:
+            kind = line.partition(":")[0]
+            self.findings[kind] += 1
+            self.examples.setdefault(kind, f"{where}: {line}")
+
+
+def abandon(buffer: ReplayBuffer) -> None:
+    """Let go of a buffer as a dead process does: nothing is committed."""
+    parts = buffer._parts
+    buffer._finalizer.detach()
+    parts.closed = True
+    parts.ledger.close()
+    parts.store.close()
+    if parts.lock is not None:
+        parts.lock.release()
+
+
+class Trial:
+    """One buffer and its crashes.
+
+    Args:
+        geometry: Of the buffer.
+        folder: An empty working folder, the simulated disk.
+        rng: Decides everything.
+        report: Takes what is found.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        folder: Path,
+        rng: np.random.Generator,
+        report: Report,
+    ) -> None:
+        self.geometry = geometry
+        self.folder = folder
+        self.path = folder / "buffer"
+        self.rng = rng
+        self.report = report
+        self.notes = Notes.blank(geometry.num_envs)
+        self.starts: list[tuple[int, Array]] = []
+        self.killed = False
+        self.boot = rng.bytes(16)
+        ReplayBuffer.create(
+            self.path,
+            geometry.schema,
+            geometry.capacity,
+            geometry.num_envs,
+            layout=geometry.layout,
+            autoreset="same_step",
+            commit_every=None,
+        ).close()
+        self.disk = SimulatedDisk(folder)
+        self.scribe: Scribe | None = None
+        self._open_checked = False
+        self.early = False
+
+    def session(self) -> bool:
+        """Open, check, write, crash; False once something is wrong."""
+        self.disk.calls_left = self._calls()
+        self.disk.part = float(self.rng.random())
+        self.scribe = None
+        with ExitStack() as stack:
+            stack.enter_context(
+                mock.patch.object(files, "boot_id", return_value=self.boot)
+            )
+            stack.enter_context(using(self.disk))
+            try:
+                lines = self._live()
+            except PowerCut:
+                lines = []
+            except (ReplayError, AssertionError, ValueError, OSError) as error:
+                self.report.states += 1
+                lines = [f"failed: {type(error).__name__} {error}"]
+            self._let_go()
+        self.report.add(lines, self._where())
+        self._crash()
+        return not lines
+
+    def _let_go(self) -> None:
+        if self.scribe is not None:
+            abandon(self.scribe.buffer)
+
+    def _where(self) -> str:
+        how = "kill" if self.killed else "power"
+        return f"{self.geometry.name}, lineage {len(self.starts)}, after {how}"
+
+    def _calls(self) -> int:
+        """Where the cut comes: in recovery, soon, or after laps."""
+        most = (14, 14, 60) if self.early else (14, 60, 600)
+        return int(self.rng.integers(1, int(self.rng.choice(most))))
+
+    def _live(self) -> list[str]:
+        heads = self._peek()
+        buffer = ReplayBuffer.open(self.path, "r+", commit_every=None)
+        scribe = Scribe(
+            buffer, self.geometry, len(self.starts) + 1, self.notes, self.rng,
+            commit_chance=float(self.rng.choice([0.01, 0.1, 0.3])),
+        )  # fmt: skip
+        self.scribe = scribe
+        lines = self._checked(buffer)
+        if heads is not None and (heads != buffer.heads).any():
+            lines.append(f"reader disagrees: {heads}, writer {buffer.heads}")
+        if lines:
+            return lines
+        self.starts.append((scribe.lineage, buffer.heads))
+        self.disk.on_call = self._between
+        try:
+            while self.rng.random() > 0.003:
+                scribe.step()
+            scribe.close()
+            self.report.seen["closed"] += 1
+        finally:
+            self.disk.on_call = None
+        return []
+
+    def _peek(self) -> Array | None:
+        """Heads as a reader sees them, who opens without writing."""
+        if self.rng.random() < 0.8:
+            return None
+        calls, self.disk.calls_left = self.disk.calls_left, None
+        buffer = ReplayBuffer.open(self.path, "r")
+        heads = buffer.heads
+        abandon(buffer)
+        self.disk.calls_left = calls
+        return heads
+
+    def _checked(self, buffer: ReplayBuffer) -> list[str]:
+        notes = self.notes
+        low, high = notes.committed, notes.committing
+        if self.killed:
+            low, high = notes.acked, notes.attempted
+        lines = broken_promises(buffer, notes, low, high)
+        lines += faults(buffer, self.geometry, self.starts)
+        lines += broken_sums(buffer, self.rng)
+        self._open_checked = True
+        self.report.states += 1
+        self.report.seen[f"how {buffer.recovery.how}"] += 1
+        self.report.seen["rows"] += int(buffer.span.lengths.sum())
+        notes.acked[:] = buffer.heads
+        # What was given up once stays so, whatever ring comes later.
+        notes.tails[:] = np.maximum(notes.tails, buffer.span.first)
+        if not self.killed:
+            # What was not committed is gone for good, and will not come back.
+            notes.committed[:] = notes.committing[:] = buffer.heads
+        return lines
+
+    def _between(self, name: str) -> None:
+        """Add while a commit waits for the disk, as another thread would."""
+        scribe = self.scribe
+        if name != "datasync" or scribe is None or not scribe.busy:
+            return
+        committer = scribe.buffer._parts.committer
+        assert committer is not None
+        # With a slot being written, an add that wants one would wait for it.
+        if committer._slot_lock.locked() or self.rng.random() < 0.5:
+            return
+        scribe.busy = False
+        for _ in range(int(self.rng.integers(1, 4))):
+            scribe.add()
+        scribe.busy = True
+
+    def _crash(self) -> None:
+        checked, self._open_checked = self._open_checked, False
+        if self.rng.random() < 0.3:
+            # A kill after a power cut that nobody has looked at since is one still.
+            self.killed = self.killed or checked
+            self.disk.revive()
+            return
+        self.killed = False
+        self.disk.crash(self.folder, self.rng)
+        self.disk = SimulatedDisk(self.folder)
+        self.boot = self.rng.bytes(16)
+
+
+def attack(
+    states: int,
+    seed: int,
+    geometries: tuple[Geometry, ...] = GEOMETRIES,
+    weights: tuple[float, ...] | None = WEIGHTS,
+    until_found: bool = False,
+    early: bool = False,
+) -> Report:
+    """Check openings after simulated power cuts and kills.
+
+    Args:
+        states: Openings to check.
+        seed: Equal seeds give equal attacks.
+        geometries: Buffers to attack.
+        weights: How often each geometry is taken.
+        until_found: Stop at the first finding.
+        early: Let cuts come mostly in recovery and soon after.
+    """
+    rng = np.random.default_rng(seed)
+    report = Report()
+    shm = Path("/dev/shm")
+    root = Path(tempfile.mkdtemp(prefix="torture-", dir=shm if shm.is_dir() else None))
+    try:
+        while report.states < states:
+            which = int(rng.choice(len(geometries), p=weights))
+            folder = root / "disk"
+            folder.mkdir()
+            trial = Trial(geometries[which], folder, rng, report)
+            trial.early = early
+            for _ in range(SESSIONS):
+                if report.states >= states or not trial.session():
+                    break
+            trial.disk.cut()
+            shutil.rmtree(folder)
+            if until_found and report.findings:
+                break
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+    return report

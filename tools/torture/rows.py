@@ -1,0 +1,203 @@
+"""Steps whose every byte says where and when they were written.
+
+A row's content follows from its environment, its position and the *lineage* that
+wrote it: the number of the session, one more at each opening. So a row that is
+torn, stale, or from a timeline that a crash undid is told from the right one
+without keeping a copy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.episodes import FINAL, TERMINATED, TRUNCATED
+from mmreplay.ring import Layout
+from mmreplay.schema import Field, Schema
+
+Array = NDArray[np.int64]
+Columns = dict[str, NDArray[np.generic]]
+
+OBSERVATION = 11
+PIXELS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """One shape of buffer to be attacked.
+
+    Attributes:
+        name: What reports call it.
+        capacity: Steps kept per environment.
+        num_envs: Environments.
+        layout: Of the ring.
+        large: Whether there is a field with a file of its own.
+    """
+
+    name: str
+    capacity: int
+    num_envs: int
+    layout: Layout
+    large: bool
+
+    @property
+    def schema(self) -> Schema:
+        """Small fields, the two ends, a mutable field, and perhaps a large one."""
+        fields = {
+            "observation": Field((OBSERVATION,), "uint8"),
+            "origin": Field((3,), "int64"),
+            "reward": Field((), "float32"),
+            "terminated": Field((), "bool"),
+            "truncated": Field((), "bool"),
+            "advantage": Field((), "float32", mutable=True),
+        }
+        if self.large:
+            fields["pixels"] = Field((PIXELS,), "uint8")
+        return Schema(fields)
+
+
+GEOMETRIES = (
+    Geometry("one", 64, 1, "env_major", large=False),
+    Geometry("three", 16, 3, "env_major", large=True),
+    Geometry("two across", 40, 2, "time_major", large=False),
+    # A record of this many environments is two pages, and can tear between them.
+    Geometry("many across", 16, 130, "time_major", large=False),
+)
+
+
+def _keys(env_ids: Array, positions: Array, lineages: Array) -> NDArray[np.uint64]:
+    """A hash of each (environment, position, lineage): uint64 ``[N]``."""
+    keys = env_ids * 1_000_003 + positions * 7_919 + lineages * 104_729 + 1
+    mixed = keys.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
+
+
+def _noise(keys: NDArray[np.uint64], width: int) -> NDArray[np.uint8]:
+    """Bytes that follow from keys: uint8 ``[N, width]``."""
+    steps = np.arange(1, width + 1, dtype=np.uint64) * np.uint64(0x94D049BB133111EB)
+    return ((keys[:, None] + steps) >> np.uint64(37)).astype(np.uint8)
+
+
+def content(
+    geometry: Geometry, env_ids: Array, positions: Array, lineages: Array
+) -> Columns:
+    """What is written at positions.
+
+    Args:
+        geometry: Of the buffer.
+        env_ids: int64 ``[N]``.
+        positions: int64 ``[N]``.
+        lineages: int64 ``[N]``.
+
+    Returns:
+        Per path ``[N, *shape]``.
+    """
+    keys = _keys(env_ids, positions, lineages)
+    columns: Columns = {
+        "observation": _noise(keys, OBSERVATION),
+        "origin": np.stack([env_ids, positions, lineages], 1),
+        "reward": (keys >> np.uint64(41)).astype(np.float32),
+        "terminated": keys % np.uint64(9) == 0,
+        "truncated": keys % np.uint64(13) == 0,
+        "advantage": (keys >> np.uint64(43)).astype(np.float32),
+    }
+    if geometry.large:
+        columns["pixels"] = _noise(keys, PIXELS)
+    return columns
+
+
+def faults(
+    buffer: ReplayBuffer, geometry: Geometry, starts: list[tuple[int, Array]]
+) -> list[str]:
+    """What is wrong with the rows that are alive.
+
+    Args:
+        buffer: An open buffer.
+        geometry: Its geometry.
+        starts: ``(lineage, heads)`` of each session, in order: a position belongs
+            to the last session that began at or below it.
+
+    Returns:
+        One line for each kind of fault, naming the first row that has it.
+    """
+    span = buffer.span
+    lengths = span.lengths
+    if not lengths.any():
+        return []
+    env_ids = np.repeat(np.arange(geometry.num_envs), lengths)
+    within = np.arange(len(env_ids)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    positions = span.first[env_ids] + within
+    lineages = np.zeros_like(positions)
+    for lineage, heads in starts:
+        lineages[heads[env_ids] <= positions] = lineage
+    flags = flags_of(buffer, env_ids, positions)
+    final = (flags & FINAL) != 0
+    # A final row repeats the step before it in all but the observation.
+    source = content(geometry, env_ids, positions - final, lineages)
+    own = content(geometry, env_ids, positions, lineages)
+    expected = {**source, "observation": own["observation"]}
+    for path in ("terminated", "truncated"):
+        expected[path] = source[path] & ~final
+    found = []
+    for path, column in expected.items():
+        got = buffer.get_field(path, env_ids, positions)
+        wrong = got.reshape(len(got), -1) != column.reshape(len(got), -1)
+        rows = np.flatnonzero(wrong.any(axis=1))
+        if len(rows):
+            at = int(rows[0])
+            origin = buffer.get_field("origin", env_ids[[at]], positions[[at]])
+            found.append(
+                f"wrong row: {path} of env {env_ids[at]} position {positions[at]} "
+                f"lineage {lineages[at]} (of {len(rows)}), says {origin.tolist()}"
+            )
+    ends = np.where(expected["terminated"], TERMINATED, 0)
+    ends |= np.where(expected["truncated"], TRUNCATED, 0)
+    if ((flags & (TERMINATED | TRUNCATED)) != ends).any():
+        found.append("wrong flags")
+    return found
+
+
+def flags_of(
+    buffer: ReplayBuffer, env_ids: Array, positions: Array
+) -> NDArray[np.uint8]:
+    """Flags of rows: uint8 ``[N]``."""
+    return buffer._reading.view.flags(env_ids, positions)
+
+
+def mixtures(
+    fields: Columns, env_ids: Array, positions: Array, geometry: Geometry
+) -> list[str]:
+    """Which steps drawn mix two writes, or are not those that were asked for.
+
+    Args:
+        fields: Per path ``[B, *shape]``, with derived next observations.
+        env_ids: int64 ``[B]``.
+        positions: int64 ``[B]``.
+        geometry: Of the buffer.
+    """
+    origins = fields["origin"].astype(np.int64)
+    expected = content(geometry, env_ids, positions, origins[:, 2])
+    after = content(geometry, env_ids, positions + 1, origins[:, 2])
+    # An end without a final row is drawn with its own observation as next.
+    nexts = fields["next_observation"]
+    own = (nexts == expected["observation"]).all(axis=1) & expected["terminated"]
+    found = []
+    for path, column in expected.items():
+        wrong = (fields[path] != column).reshape(len(positions), -1).any(axis=1)
+        if path == "truncated":
+            # A resume may report the step before it as truncated.
+            wrong &= ~fields[path].astype(bool)
+        if wrong.any():
+            at = int(np.flatnonzero(wrong)[0])
+            found.append(
+                f"mixed row: {path} of env {env_ids[at]} position {positions[at]}, "
+                f"says {origins[at].tolist()}"
+            )
+    wrong = (nexts != after["observation"]).any(axis=1) & ~own
+    if wrong.any():
+        at = int(np.flatnonzero(wrong)[0])
+        found.append(f"mixed next: env {env_ids[at]} position {positions[at]}")
+    return found

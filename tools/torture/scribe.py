@@ -1,0 +1,258 @@
+"""A writer that does everything a writer can, and says what it is about to do.
+
+Its notes are what an opening after a crash is held to. They are plain arrays, so
+that they can lie in memory shared with a process about to be killed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.ring import Ring
+from mmreplay.storage.memmap import MemmapStore
+from tools.torture.rows import Array, Columns, Geometry, content
+
+NUM_NOTES = 5
+
+
+@dataclass(slots=True)
+class Notes:
+    """What a writer did and was doing: int64 ``[E]`` each.
+
+    Attributes:
+        acked: Heads when the last call returned.
+        attempted: Heads that the call under way, or any before it, would reach.
+        tails: Positions below may have been given up on purpose.
+        committed: Heads when the last commit returned.
+        committing: Heads that a commit under way, or any before it, vouches for.
+    """
+
+    acked: Array
+    attempted: Array
+    tails: Array
+    committed: Array
+    committing: Array
+
+    @classmethod
+    def over(cls, memory: Any, num_envs: int) -> Notes:
+        """Take notes in writable memory of `nbytes` bytes."""
+        arrays = np.frombuffer(memory, np.int64, NUM_NOTES * num_envs)
+        return cls(*arrays.reshape(NUM_NOTES, num_envs))
+
+    @classmethod
+    def blank(cls, num_envs: int) -> Notes:
+        """Take notes in memory of one's own."""
+        return cls.over(bytearray(cls.nbytes(num_envs)), num_envs)
+
+    @staticmethod
+    def nbytes(num_envs: int) -> int:
+        """Bytes that notes take."""
+        return 8 * NUM_NOTES * num_envs
+
+
+@dataclass(slots=True)
+class Scribe:
+    """Writes at random until stopped.
+
+    Attributes:
+        buffer: Open for writing.
+        geometry: Of the buffer.
+        lineage: Of this session.
+        notes: Kept up to date around every call.
+        rng: Decides everything.
+        busy: A call is under way.
+    """
+
+    buffer: ReplayBuffer
+    geometry: Geometry
+    lineage: int
+    notes: Notes
+    rng: np.random.Generator
+    commit_chance: float = 0.1
+    busy: bool = field(default=False)
+
+    def step(self) -> None:
+        """Make one call."""
+        draw = self.rng.random()
+        if draw < self.commit_chance:
+            self.commit()
+        elif draw < self.commit_chance + 0.005:
+            self.clear()
+        elif draw < self.commit_chance + 0.010:
+            self.resize()
+        elif draw < self.commit_chance + 0.05:
+            self.look_ahead()
+        elif draw < 0.35:
+            self.extend()
+        else:
+            self.add()
+
+    def add(self) -> None:
+        """Add one step, of all environments or of some."""
+        env_ids = self._env_ids()
+        finals = bool(self.rng.random() < 0.5)
+        columns, ends, final = self._steps(1, env_ids, finals)
+        kept = {path: column[0] for path, column in columns.items()}
+        self._attempt(env_ids, ends)
+        last = None if final is None else final[0]
+        self.buffer.add(kept, final_observation=last, env_ids=self._named(env_ids))
+        self._acknowledge()
+
+    def extend(self) -> None:
+        """Add many steps, now and then more than fit."""
+        env_ids = self._env_ids()
+        ring = self.buffer.metadata.ring
+        steps = int(self.rng.integers(1, 2 * ring.reserve + 3))
+        finals = bool(self.rng.random() < 0.5)
+        if self.rng.random() < 0.01:
+            steps = ring.capacity + int(self.rng.integers(1, 6))
+        columns, ends, final = self._steps(steps, env_ids, finals)
+        self._attempt(env_ids, ends)
+        self.buffer.extend(
+            columns, final_observation=final, env_ids=self._named(env_ids)
+        )
+        self._acknowledge()
+
+    def commit(self) -> None:
+        """Commit what is published."""
+        heads = self._commit_begins()
+        self.busy = True
+        self.buffer.commit()
+        self.busy = False
+        self._commit_ends(heads)
+
+    def clear(self) -> None:
+        """Give up some environments' rows, which commits too."""
+        env_ids = self._env_ids()
+        heads = self._commit_begins()
+        self.notes.tails[env_ids] = np.maximum(self.notes.tails, heads)[env_ids]
+        self.buffer.clear(self._named(env_ids))
+        self._commit_ends(heads)
+
+    def resize(self) -> None:
+        """Move to another ring, which commits too."""
+        heads = self._commit_begins()
+        least = max(1, self.geometry.capacity // 2)
+        capacity = int(self.rng.integers(least, self.geometry.capacity + 1))
+        smallest = min(capacity, self.buffer.capacity)
+        self.notes.tails[:] = np.maximum(self.notes.tails, heads - smallest)
+        self.buffer.resize(capacity)
+        self._commit_ends(heads)
+
+    def look_ahead(self) -> None:
+        """Raise the durable limits as the commit thread does."""
+        committer = self.buffer._parts.committer
+        assert committer is not None
+        committer._turn(math.inf)
+
+    def close(self) -> None:
+        """Close in order."""
+        heads = self._commit_begins()
+        self.buffer.close()
+        self._commit_ends(heads)
+
+    def _env_ids(self) -> Array:
+        num_envs = self.geometry.num_envs
+        every = np.arange(num_envs)
+        if num_envs == 1 or self.rng.random() < 0.7:
+            return every
+        return (
+            np.flatnonzero(self.rng.random(num_envs) < 0.5)
+            if num_envs > 3
+            else (self.rng.permutation(num_envs)[: int(self.rng.integers(1, num_envs))])
+        )
+
+    def _named(self, env_ids: Array) -> Array | None:
+        return None if len(env_ids) == self.geometry.num_envs else env_ids
+
+    def _steps(
+        self, steps: int, env_ids: Array, finals: bool
+    ) -> tuple[Columns, Array, NDArray[np.generic] | None]:
+        """Steps ``[T, E, *shape]``, the heads after them, and final observations."""
+        positions = np.empty((steps, len(env_ids)), np.int64)
+        now = self.buffer.heads[env_ids]
+        for step in range(steps):
+            positions[step] = now
+            now = now + 1
+            if finals:
+                made = self._content(env_ids, positions[step])
+                now = now + np.logical_or(made["terminated"], made["truncated"])
+        flat_ids = np.tile(env_ids, steps)
+        columns = self._content(flat_ids, positions.ravel())
+        lead = (steps, len(env_ids))
+        wide = {p: c.reshape(*lead, *c.shape[1:]) for p, c in columns.items()}
+        if not finals:
+            return wide, now, None
+        after = self._content(flat_ids, positions.ravel() + 1)["observation"]
+        return wide, now, after.reshape(*lead, -1)
+
+    def _content(self, env_ids: Array, positions: Array) -> Columns:
+        lineages = np.full(len(positions), self.lineage)
+        return content(self.geometry, env_ids, positions, lineages)
+
+    def _attempt(self, env_ids: Array, ends: Array) -> None:
+        attempted = self.notes.attempted
+        attempted[env_ids] = np.maximum(attempted[env_ids], ends)
+
+    def _acknowledge(self) -> None:
+        self.notes.acked[:] = self.buffer.heads
+
+    def _commit_begins(self) -> Array:
+        heads = self.buffer.heads
+        self.notes.committing[:] = np.maximum(self.notes.committing, heads)
+        return heads
+
+    def _commit_ends(self, heads: Array) -> None:
+        self.notes.committed[:] = np.maximum(self.notes.committed, heads)
+
+
+def highest_lift(notes: Notes, ring: Ring) -> Array:
+    """Positions below may have been given up for what was being written."""
+    return notes.attempted + ring.reserve - ring.slots
+
+
+def broken_promises(
+    buffer: ReplayBuffer, notes: Notes, low: Array, high: Array
+) -> list[str]:
+    """What an opening lost, invented or gave up against the notes.
+
+    Args:
+        buffer: Just opened.
+        notes: Of the writers before.
+        low: int64 ``[E]``, heads that must be there.
+        high: int64 ``[E]``, heads above which nothing may be.
+    """
+    span, ring = buffer.span, buffer.metadata.ring
+    lift = highest_lift(notes, ring)
+    found = []
+    if (span.stop < low).any():
+        found.append(f"lost: heads {span.stop} of at least {low}")
+    if (span.stop > np.maximum(high, lift)).any():
+        found.append(f"invented: heads {span.stop} of at most {high}")
+    allowed = np.maximum(np.maximum(span.stop - ring.capacity, lift), notes.tails)
+    if (span.first > np.maximum(allowed, 0)).any():
+        found.append(f"given up: first {span.first}, expected at most {allowed}")
+    return found
+
+
+def broken_sums(buffer: ReplayBuffer, rng: np.random.Generator) -> list[str]:
+    """Which whole committed blocks of some environments disagree with their sums."""
+    store, ring, span = buffer._parts.store, buffer.metadata.ring, buffer.span
+    assert isinstance(store, MemmapStore)
+    size = ring.block_rows
+    committed = buffer.committed
+    some = rng.permutation(ring.num_envs)[:4].tolist()
+    for env_id in some:
+        first = -(-int(span.first[env_id]) // size)
+        for block in range(first, int(committed[env_id]) // size):
+            kept = store.read_sum(env_id, block)
+            lap = (block // ring.num_blocks) & 0xFFFFFFFF
+            if kept != (store.checksum(env_id, block), lap):
+                return [f"wrong sum: env {env_id} block {block} lap {lap}: {kept}"]
+    return []
