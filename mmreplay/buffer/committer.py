@@ -7,6 +7,8 @@ limits before an add has to wait for it.
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import threading
 import time
 
@@ -33,7 +35,8 @@ class Committer:
         self._ledger = ledger
         self._slot_lock = threading.Lock()
         self._commit_lock = threading.Lock()
-        self._wake = threading.Event()
+        # Not an Event, whose lock is Python's: Ctrl-C inside it may leave it held.
+        self._calls: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._stop = False
         self._thread: threading.Thread | None = None
         self._failure: str | None = None
@@ -102,12 +105,12 @@ class Committer:
 
     def wake(self) -> None:
         """Ask the thread to raise the durable limits."""
-        self._wake.set()
+        self._calls.put(None)
 
     def stop(self) -> None:
         """End the thread and wait for it."""
         self._stop = True
-        self._wake.set()
+        self.wake()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -116,8 +119,7 @@ class Committer:
         due = time.monotonic() + every_s
         while not self._stop:
             left = max(0.0, due - time.monotonic())
-            self._wake.wait(min(left, threading.TIMEOUT_MAX))
-            self._wake.clear()
+            self._await(min(left, threading.TIMEOUT_MAX))
             try:
                 self._turn(due)
             except FullError:
@@ -128,6 +130,13 @@ class Committer:
                 return
             if time.monotonic() >= due:
                 due = time.monotonic() + every_s
+
+    def _await(self, timeout_s: float) -> None:
+        """Wait for a call; several at once are one."""
+        with contextlib.suppress(queue.Empty):
+            self._calls.get(timeout=timeout_s)
+            while True:
+                self._calls.get_nowait()
 
     def _turn(self, due: float) -> None:
         if self._stop:

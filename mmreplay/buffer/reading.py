@@ -11,7 +11,7 @@ from mmreplay.buffer.view import Fields, LiveView
 from mmreplay.episodes import FINAL, EpisodeIndex
 from mmreplay.errors import EmptyError, SchemaError, StaleError, StarvedError
 from mmreplay.ring import Span
-from mmreplay.samplers.base import Sampler
+from mmreplay.samplers.base import Home, Sampler
 
 MAX_REDRAWS = 10
 SCAN_ROWS = 8192
@@ -25,9 +25,11 @@ class Reading:
     def __init__(self, parts: Parts) -> None:
         self._store = parts.store
         self._schema = parts.metadata.schema
-        self._ring = parts.metadata.ring
+        metadata = parts.metadata
+        self._ring = metadata.ring
+        home = Home(metadata.ring, parts.path, metadata.uuid, metadata.generation)
         self.view = LiveView(
-            parts.store, parts.ledger, self._schema, parts.metadata.autoreset
+            parts.store, parts.ledger, self._schema, metadata.autoreset, home
         )
         self._bfloat16 = frozenset(
             path for path, f in self._schema.fields.items() if f.dtype == "bfloat16"

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from mmreplay.episodes import CUT, FINAL, TERMINATED, TRUNCATED, EpisodeIndex, drawable
 from mmreplay.errors import SchemaError, StaleError
 from mmreplay.ring import Span
+from mmreplay.samplers.base import Home
 from mmreplay.schema import Schema
 from mmreplay.storage.base import Store
 from mmreplay.storage.ledger import Ledger
@@ -32,9 +33,10 @@ class LiveView:
     """
 
     def __init__(
-        self, store: Store, ledger: Ledger, schema: Schema, autoreset: str
+        self, store: Store, ledger: Ledger, schema: Schema, autoreset: str, home: Home
     ) -> None:
         self.lock = threading.RLock()
+        self.home = home
         self._store = store
         self._ledger = ledger
         self._ring = store.ring

@@ -65,31 +65,32 @@ class Writer:
         self._pid = os.getpid()
         self._add_lock = threading.Lock()
         self._ahead = max(2, ALLOCATE_AHEAD_NBYTES // max(1, row_nbytes))
-        self._heads = book.heads
-        self._limits = book.limits
-        self._tails = book.tails
         ring = self._ring
         self._bases = [env * ring.slots for env in range(ring.num_envs)]
-        self._load_head()
+        self._know(book.heads, book.limits, book.tails)
 
     def adopt(self, heads: Array, tails: Array) -> None:
         """Go on from rows that somebody else put into the store."""
-        self._heads, self._tails = heads.copy(), tails
-        self._limits = self._heads
-        self._book.publish(self._heads, self._limits, self._tails)
-        self._load_head()
+        heads = heads.copy()
+        self._book.publish(heads, heads, tails)
+        self._know(heads, heads, tails)
 
     def follow(self, writer: Writer) -> None:
         """Go on where another writer of the same steps stopped."""
         writer._catch_up()
         self._marker.follow(writer._marker)
 
-    def _load_head(self) -> None:
-        """Note the head and limit that all environments share, if they do."""
-        first = int(self._heads[0])
-        self._lockstep = first if (self._heads == first).all() else -1
-        self._room = int(self._limits.min())
+    def _know(self, heads: Array, limits: Array, tails: Array) -> None:
+        """Note what was published, and the head that all environments share, if any.
+
+        What tells an interrupted call from a whole one, the arrays themselves, is
+        set last, here and wherever they are set: see `_catch_up`.
+        """
+        first = int(heads[0])
+        self._lockstep = first if (heads == first).all() else -1
+        self._room = int(limits.min())
         self._early = self._room - self._ring.reserve // 2
+        self._heads, self._limits, self._tails = heads, limits, tails
 
     def resume(self, on_resume_flags: int | None) -> None:
         """Say how the rows on disk are followed.
@@ -99,7 +100,7 @@ class Writer:
                 on as if nothing had happened.
         """
         held = np.flatnonzero(self._heads > self._tails)
-        last = self._last_flags(held)
+        last = self._last_flags(held, self._heads)
         if on_resume_flags is None:
             self._marker.before[held] = last
             return
@@ -108,9 +109,9 @@ class Writer:
         flags = np.where(over, on_resume_flags & ~CUT, on_resume_flags)
         self._marker.interrupt(held, flags.astype(np.uint8))
 
-    def _last_flags(self, env_ids: Array) -> NDArray[np.uint8]:
+    def _last_flags(self, env_ids: Array, heads: Array) -> NDArray[np.uint8]:
         """Flags of the newest rows of some environments that have one."""
-        stops = self._heads[env_ids].tolist()
+        stops = heads[env_ids].tolist()
         last = [
             self._store.flags_between(env_id, stop - 1, stop)[0]
             for env_id, stop in zip(env_ids.tolist(), stops, strict=True)
@@ -165,14 +166,21 @@ class Writer:
             self._add_block(wide, final, env_ids)
 
     def _catch_up(self) -> None:
-        """Note what an interrupted call published and had no time to note."""
+        """Note what an interrupted call published and had no time to note.
+
+        Ctrl-C may come between any two lines. Every call notes the arrays it
+        published when all else is noted, so a call cut short is told by them.
+        """
         book = self._book
-        if self._heads is book.heads and self._tails is book.tails:
+        heads, limits, tails = book.heads, book.limits, book.tails
+        if heads is self._heads and limits is self._limits and tails is self._tails:
             return
-        moved = np.flatnonzero(self._heads != book.heads)
-        self._heads, self._limits, self._tails = book.heads, book.limits, book.tails
-        self._marker.note(moved, self._last_flags(moved))
-        self._load_head()
+        moved = np.flatnonzero(self._heads != heads)
+        self._marker.note(moved, self._last_flags(moved, heads))
+        emptied = np.flatnonzero((self._tails != tails) & (tails == heads))
+        if len(emptied):
+            self._marker.forget(emptied, heads[emptied] > 0)
+        self._know(heads, limits, tails)
 
     def _check_final(self) -> None:
         if self._final_follows:
@@ -198,10 +206,11 @@ class Writer:
         self._store.write(places, columns, flags)
         heads = self._heads + 1
         self._book.publish(heads, self._limits, self._tails)
-        # Noted only now: an add that raised before must leave no trace.
-        self._heads = heads
-        self._lockstep = head + 1
+        # Noted only now: an add that raised before must leave no trace. The heads
+        # last: see `_catch_up`.
         self._marker.note_all(flags)
+        self._lockstep = head + 1
+        self._heads = heads
         self._look_ahead(head)
 
     def _look_ahead(self, head: int) -> None:
@@ -266,9 +275,8 @@ class Writer:
         row_flags[layout.final] = FINAL
         self._store.write(runs(rows), _laid_out(columns, final, layout), row_flags)
         self._book.publish(heads, self._limits, self._tails)
-        self._heads = heads
         self._marker.note(envs, row_flags[np.cumsum(layout.counts) - 1])
-        self._load_head()
+        self._know(heads, self._limits, self._tails)
 
     def _add_lockstep_block(self, columns: Columns) -> None:
         """The same for all environments at equal heads, with no final rows."""
@@ -282,11 +290,12 @@ class Writer:
         laid = {path: _as_laid(ring, column) for path, column in columns.items()}
         places = ring.block_runs(self._lockstep, steps)
         self._store.write(places, laid, _as_laid(ring, flags))
+        head = self._lockstep + steps
         self._book.publish(heads, self._limits, self._tails)
-        self._heads = heads
         marker.note_all(flags[-1])
-        self._lockstep += steps
-        self._look_ahead(self._lockstep)
+        self._lockstep = head
+        self._heads = heads
+        self._look_ahead(head)
 
     def _make_room(self, heads: Array) -> None:
         """Raise the limits to take in heads, before a byte below them is written."""
@@ -300,8 +309,7 @@ class Writer:
         limits = np.maximum(target, self._limits)
         # Readers must know before the first of these rows is overwritten.
         self._book.publish(self._heads, limits, self._tails)
-        self._limits = limits
-        self._load_head()
+        self._know(self._heads, limits, self._tails)
 
     def _targets(self, heads: Array) -> tuple[Array, bool]:
         """Limits to ask for, and whether nothing is overwritten below them."""
@@ -322,8 +330,8 @@ class Writer:
             tails = self._tails.copy()
             tails[envs] = self._heads[envs]
             self._book.publish(self._heads, self._limits, tails)
-            self._tails = tails
             self._marker.forget(envs, self._heads[envs] > 0)
+            self._tails = tails
 
     def drop(self, env_ids: NDArray[np.int64], firsts: NDArray[np.int64]) -> None:
         """Give up the rows below firsts."""

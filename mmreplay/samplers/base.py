@@ -3,40 +3,96 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.ring import Span
+from mmreplay.episodes import EpisodeIndex
+from mmreplay.ring import Ring, Span
 
 State = dict[str, Any]
 """JSON values and arrays."""
 
 
 @dataclass(frozen=True, slots=True)
+class Windows:
+    """The steps of each window of a draw, T of them.
+
+    Attributes:
+        positions: int64 ``[B, T]``, a drawable step each; where mask is false, one
+            that stands in for a step that is not there.
+        mask: bool ``[B, T]``, true where the step belongs to the window.
+    """
+
+    positions: NDArray[np.int64]
+    mask: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
 class Draw:
-    """Steps drawn from a buffer.
+    """Steps, or windows of steps, drawn from a buffer.
 
     Attributes:
         env_ids: int64 ``[B]``, in ``[0, num_envs)``.
-        positions: int64 ``[B]``, within the span that the sampler saw.
+        positions: int64 ``[B]``, within the span that the sampler saw; the first
+            step of each window.
         probabilities: float64 ``[B]``, of each step under the sampler's law.
         weights: float32 ``[B]``, importance weights.
+        key: In ``[0, 2**64)``, of this draw alone: what transforms draw by, so that
+            a draw gathered in another process gives the same batch.
+        windows: None where each draw is one step.
     """
 
     env_ids: NDArray[np.int64]
     positions: NDArray[np.int64]
     probabilities: NDArray[np.float64]
     weights: NDArray[np.float32]
+    key: int = 0
+    windows: Windows | None = None
 
     def __len__(self) -> int:
         """Steps drawn."""
         return len(self.positions)
 
 
+@dataclass(frozen=True, slots=True)
+class Home:
+    """What a view is of, for samplers that keep something beside it.
+
+    Attributes:
+        ring: Where rows lie; its slots, layout and num_envs.
+        folder: The buffer's, or None for one in RAM.
+        uuid: 16 bytes, the buffer's.
+        generation: The data folder's number; another one has other slots.
+    """
+
+    ring: Ring
+    folder: Path | None
+    uuid: bytes
+    generation: int
+
+
 class View(Protocol):
-    """A buffer as a sampler sees it: spans and boundaries of one moment, no data."""
+    """A buffer as a sampler sees it: spans and boundaries of one moment, no data.
+
+    Legal starts are what the buffer's transforms can be folded from: all that they
+    read around a start is alive and, where they stop at ends, of its episode.
+    """
+
+    @property
+    def home(self) -> Home:
+        """What this is a view of; never changes."""
+
+    @property
+    def index(self) -> EpisodeIndex:
+        """The episodes alive."""
+
+    def flags(
+        self, env_ids: NDArray[np.int64], positions: NDArray[np.int64]
+    ) -> NDArray[np.uint8]:
+        """Flags of alive rows, uint8 ``[B]``; see `episodes`."""
 
     @property
     def span(self) -> Span:

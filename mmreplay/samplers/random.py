@@ -39,3 +39,8 @@ class StepGenerator:
         self._state["has_uint32"] = 0
         self._philox.state = self._state
         return self._generator
+
+    def key(self, step: int) -> int:
+        """Return a number of one step, in ``[0, 2**64)``, for `Draw.key`."""
+        # Weyl's sequence: steps in a row give keys far apart, whatever the seed.
+        return (self.seed + (step + 1) * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF

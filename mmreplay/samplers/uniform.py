@@ -47,10 +47,11 @@ class UniformSampler:
         env_ids, positions = starts.pick(batch_size, rng)
         if num_legal < starts.total:
             self._replace_illegal(view, env_ids, positions, num_legal, rng)
+        key = self._random.key(self._step)
         self._step += 1
         probabilities = np.full(batch_size, 1.0 / num_legal)
         weights = np.ones(batch_size, np.float32)
-        return Draw(env_ids, positions, probabilities, weights)
+        return Draw(env_ids, positions, probabilities, weights, key)
 
     def _starts_of(self, view: View) -> _Starts:
         span = view.starts

@@ -1,0 +1,1 @@
+"""What is computed from stored single steps when they are read."""
