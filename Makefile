@@ -5,7 +5,7 @@
 #   make demo    record, kill, reopen and train: the main job, from end to end
 #   make test    the tests, without the slow ones
 #   make check   format, lint, types, import floors, all tests
-#   make clean   remove .venv and the tools' caches
+#   make clean   remove .venv, built kernels and the tools' caches
 
 PYTHON ?= python3
 TESTS ?= not slow and not peer and not gpu
@@ -36,8 +36,10 @@ install: .venv/dev.ready
 	    "name another with: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 2; }
 	$(PYTHON) -m venv .venv || { rm -rf .venv; exit 2; }
 
-# The build runs in the environment itself, so that it too is pinned.
-.venv/%.ready: pyproject.toml constraints.txt | .venv/bin/python
+# The build runs in the environment itself, so that it too is pinned. Kernels are
+# built where there is a compiler, and again when their source changes.
+BUILT_OF := pyproject.toml setup.py constraints.txt $(wildcard mmreplay/kernels/*.c)
+.venv/%.ready: $(BUILT_OF) | .venv/bin/python
 	@echo "installing mmreplay[$*] into .venv; the first time takes minutes"
 	$(PIP) setuptools wheel
 	$(PIP) --no-build-isolation --editable ".[$*]"
@@ -45,4 +47,4 @@ install: .venv/dev.ready
 
 clean:
 	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache \
-	  .import_linter_cache .hypothesis
+	  .import_linter_cache .hypothesis mmreplay/kernels/*.so
