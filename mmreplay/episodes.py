@@ -188,6 +188,7 @@ class EpisodeIndex:
         self.num_cuts = 0
         self._num_undrawable = 0
         self._undrawable_of = np.zeros(num_envs, np.int64)
+        self._num_begun = np.zeros(num_envs, np.int64)
 
     def update(self, span: Span, read_flags: FlagReader) -> None:
         """Take in the rows published since the last call, drop those given up.
@@ -216,7 +217,7 @@ class EpisodeIndex:
         if len(flags) == 0:
             return
         starts, finals, ends, undrawable = self._queues[env_id]
-        starts.append(_where(flags, START, first))
+        self._num_begun[env_id] += starts.append(_where(flags, START, first))
         self._num_finals += finals.append(_where(flags, FINAL, first))
         cuts = _where(flags, CUT, first) - 1
         self.num_cuts += len(cuts)
@@ -288,6 +289,23 @@ class EpisodeIndex:
             bad = self._queues[env_id][3].values
             positions[here] += _passed(bad, positions[here])
         return env_ids, positions
+
+    @property
+    def num_begun(self) -> NDArray[np.int64]:
+        """int64 ``[E]``, episodes seen to begin so far; not to be written into.
+
+        Who keeps something for each episode looks here for new ones, and takes their
+        first positions from `begins`.
+        """
+        return self._num_begun
+
+    def begins(self, env_id: int) -> NDArray[np.int64]:
+        """First positions of the episodes whose first row is alive, growing.
+
+        Returns:
+            int64 ``[N]``, a view that costs nothing; not to be written into.
+        """
+        return self._queues[env_id][0].values
 
     def sizes(self) -> NDArray[np.int64]:
         """int64 ``[E]``, steps alive in each environment."""
