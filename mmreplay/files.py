@@ -243,6 +243,11 @@ class File:
         with _told("map", self.path):
             self._mapping = mmap.mmap(self.fd, self.nbytes)
 
+    @property
+    def mapping(self) -> mmap.mmap | None:
+        """What `map_writable` made."""
+        return self._mapping
+
     def map_readonly(self) -> mmap.mmap:
         """Return a mapping of the whole file that cannot be written through."""
         with _told("map", self.path):

@@ -23,6 +23,7 @@ from mmreplay.files import File
 from mmreplay.format import commit
 from mmreplay.format.commit import Identity, Record, Slots
 from mmreplay.format.metadata import FILE_NAME, Metadata
+from mmreplay.mounts import COPY_ON_WRITE, file_system
 from mmreplay.storage import ledger
 from mmreplay.storage.ledger import (
     CommitReader,
@@ -31,10 +32,8 @@ from mmreplay.storage.ledger import (
     no_durable,
     open_commit,
 )
-from mmreplay.storage.lock import file_system
 
 How = Literal["new", "clean", "live", "killed", "power_cut"]
-COPY_ON_WRITE = {"btrfs", "zfs", "bcachefs"}
 GENERATION = re.compile("data-([0-9]{6})")
 KNOWN = {FILE_NAME, "LOCK", "statistics.json", "samplers", "limiter"}
 

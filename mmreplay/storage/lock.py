@@ -18,15 +18,10 @@ from mmreplay import files
 from mmreplay.errors import FailedError, LockedError
 from mmreplay.files import File
 from mmreplay.format import strict_json
+from mmreplay.mounts import NETWORK, file_system
 
 FILE_NAME = "LOCK"
 TEXT_NBYTES = 512
-
-# Types of file systems that several hosts may write.
-NETWORK = {
-    "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "lustre", "ceph", "glusterfs",
-    "fuse.sshfs", "fuse.s3fs", "fuse.gcsfuse", "afs", "beegfs", "gpfs",
-}  # fmt: skip
 
 _held: dict[tuple[int, int], WriterLock] = {}
 
@@ -140,22 +135,6 @@ def _forget_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
-
-
-def file_system(path: Path) -> str:
-    """Return the type of the file system that holds path, ``"?"`` where unknown."""
-    try:
-        table = Path("/proc/self/mountinfo").read_text()
-        device = os.stat(path).st_dev
-    except OSError:
-        return "?"
-    number = f"{os.major(device)}:{os.minor(device)}"
-    kinds = [
-        line.split(" - ")[1].split()[0]
-        for line in table.splitlines()
-        if line.split()[2] == number and " - " in line
-    ]
-    return kinds[-1] if kinds else "?"
 
 
 def refuse_network(path: Path, allowed: bool) -> None:
