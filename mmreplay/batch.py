@@ -18,18 +18,23 @@ Array = Any
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Batch:
-    """Steps of a buffer, B of them.
+    """Steps of a buffer, B of them, or windows of T steps each.
 
     Small fields are views of one packed array, so their rows are strided;
     ``sample(..., contiguous=True)`` copies them apart.
 
     Attributes:
-        fields: Array ``[B, *shape]`` by path, ``next_observation/...`` included.
+        fields: Array ``[B, *shape]`` by path, ``next_observation/...`` included; of
+            windows ``[B, T, *shape]``.
         env_ids: int64 ``[B]``.
-        positions: int64 ``[B]``.
+        positions: int64 ``[B]``, the first step of each window.
         probabilities: float64 ``[B]``.
         weights: float32 ``[B]``.
-        mask: bool ``[B, T]`` where windows have padding, else None.
+        mask: bool ``[B, T]`` of windows, true where a step belongs to its window;
+            else None.
+        bfloat16: Paths whose arrays hold the bits of bfloat16 numbers.
+        key: What transforms drew by; `ReplayBuffer.take` with it gives the same.
+        window_positions: int64 ``[B, T]`` of windows, else None.
     """
 
     fields: dict[str, Array]
@@ -39,6 +44,8 @@ class Batch:
     weights: Array
     mask: Array | None = None
     bfloat16: frozenset[str] = frozenset()
+    key: int = 0
+    window_positions: Array | None = None
 
     @property
     def data(self) -> dict[str, Any]:
@@ -46,7 +53,7 @@ class Batch:
         return unflatten(self.fields)
 
     def __len__(self) -> int:
-        """Steps in the batch."""
+        """Steps, or windows, in the batch."""
         return len(self.positions)
 
     def __repr__(self) -> str:
@@ -55,7 +62,8 @@ class Batch:
             f"{path} {str(array.dtype).removeprefix('torch.')}{list(array.shape)}"
             for path, array in self.fields.items()
         ]
-        return f"<Batch of {len(self)} steps: {', '.join(fields)}>"
+        kind = "steps" if self.mask is None else "windows"
+        return f"<Batch of {len(self)} {kind}: {', '.join(fields)}>"
 
     def __getitem__(self, path: str) -> Array:
         """One field by path, such as ``"observation/pixels"``.
@@ -105,6 +113,8 @@ class Batch:
             from_numpy(self.weights),
             None if self.mask is None else from_numpy(self.mask),
             self.bfloat16,
+            self.key,
+            None if (w := self.window_positions) is None else from_numpy(w),
         )
         return batch if device is None else batch.to(device)
 
@@ -135,4 +145,7 @@ class Batch:
             probabilities=change(self.probabilities),
             weights=change(self.weights),
             mask=None if self.mask is None else change(self.mask),
+            window_positions=None
+            if (w := self.window_positions) is None
+            else change(w),
         )

@@ -330,20 +330,26 @@ class EpisodeIndex:
         return Episodes(env_id, begin[alive], end[alive], cut[alive], running[alive])
 
     def locate(
-        self, env_id: int, positions: NDArray[np.int64]
+        self, env_ids: NDArray[np.int64] | int, positions: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Begin and end of the episodes that hold the positions.
 
         Args:
-            env_id: The environment.
+            env_ids: int64 ``[B]``, or one environment.
             positions: int64 ``[B]``, alive steps.
 
         Returns:
             Two int64 ``[B]``; steps to the end are ``end - 1 - position``.
         """
-        episodes = self.episodes(env_id)
-        which = np.searchsorted(episodes.begin, positions, side="right") - 1
-        return episodes.begin[which], episodes.end[which]
+        if isinstance(env_ids, int):
+            episodes = self.episodes(env_ids)
+            which = np.searchsorted(episodes.begin, positions, side="right") - 1
+            return episodes.begin[which], episodes.end[which]
+        begin, end = np.empty_like(positions), np.empty_like(positions)
+        for env_id in np.unique(env_ids).tolist():
+            here = env_ids == env_id
+            begin[here], end[here] = self.locate(env_id, positions[here])
+        return begin, end
 
 
 def _passed(bad: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import weakref
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from mmreplay.batch import Batch
 from mmreplay.buffer import lifecycle
-from mmreplay.buffer.reading import Reading
+from mmreplay.buffer.reading import Reading, fold_of
 from mmreplay.buffer.state import read_statistics
 from mmreplay.buffer.view import LiveView
 from mmreplay.episodes import EpisodeIndex
@@ -18,7 +20,11 @@ from mmreplay.errors import FailedError
 from mmreplay.format.metadata import Autoreset, Metadata
 from mmreplay.recovery import Recovery
 from mmreplay.ring import Span
+from mmreplay.samplers.base import Draw
 from mmreplay.schema import Schema
+
+if TYPE_CHECKING:
+    from mmreplay.transforms.base import Transform
 
 
 class OpenBuffer:
@@ -26,15 +32,24 @@ class OpenBuffer:
 
     Attributes:
         path: The folder, or None for a buffer in RAM.
+        transforms: What draws make of stored steps, in order.
     """
 
-    def __init__(self, parts: lifecycle.Parts) -> None:
+    def __init__(
+        self, parts: lifecycle.Parts, transforms: Sequence[Transform] = ()
+    ) -> None:
         self.path = parts.path
-        self._use(parts)
+        try:
+            self.transforms = tuple(transforms)
+            self._use(parts)
+        except BaseException:
+            # Transforms that do not fit leave nothing open.
+            parts.close()
+            raise
 
     def _use(self, parts: lifecycle.Parts) -> None:
         self._parts = parts
-        self._reading = Reading(parts)
+        self._reading = Reading(parts, fold_of(self.transforms, parts.metadata))
         # A buffer that was dropped or left open at exit is closed all the same.
         self._finalizer = weakref.finalize(self, _close_in_owner, parts, os.getpid())
 
@@ -151,6 +166,53 @@ class OpenBuffer:
         """Bytes of the data files: (apparent, allocated on disk)."""
         self._read()
         return self._parts.store.disk_nbytes()
+
+    def take(self, env_ids: ArrayLike, positions: ArrayLike, *, key: int = 0) -> Batch:
+        """Gather given steps as `sample` does, through the buffer's transforms.
+
+        Args:
+            env_ids: int ``[B]``, or what broadcasts with positions.
+            positions: int ``[B]``.
+            key: What transforms draw by, such as ``batch.key``.
+
+        Raises:
+            StaleError: A position is not in the buffer, or cannot be drawn.
+        """
+        return self._read().take(env_ids, positions, key)
+
+    def gather(self, draw: Draw) -> Batch:
+        """Gather a draw that a sampler made of this buffer's `view`, here or elsewhere.
+
+        Raises:
+            StaleError: A step is not in the buffer any more, or cannot be drawn.
+        """
+        return self._read().drawing.gather(draw)
+
+    def gather_all(self) -> Batch:
+        """Gather every row alive, oldest first, environment by environment.
+
+        Final rows are included, and told by ``batch.fields["final"]``, bool
+        ``[B]`` (which a field of that name of the schema's own takes the place of).
+        """
+        return self._read().gather_all()
+
+    def get_field(
+        self, path: str, env_ids: ArrayLike, positions: ArrayLike
+    ) -> NDArray[np.generic]:
+        """Read one field of given rows.
+
+        Args:
+            path: Such as ``"observation/pixels"``.
+            env_ids: int, any shape that broadcasts with positions.
+            positions: int, any shape; final rows are legal.
+
+        Returns:
+            ``[*broadcast, *shape]``.
+
+        Raises:
+            StaleError: A position is not in the buffer.
+        """
+        return self._read().get_field(path, env_ids, positions)
 
     @property
     def statistics(self) -> dict[str, Any]:

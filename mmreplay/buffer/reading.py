@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mmreplay.batch import Batch
+from mmreplay.buffer.drawing import Drawing, Fold
 from mmreplay.buffer.lifecycle import Parts
-from mmreplay.buffer.view import Fields, LiveView
+from mmreplay.buffer.view import Fields, LiveView, Moment
 from mmreplay.episodes import FINAL, EpisodeIndex
-from mmreplay.errors import EmptyError, SchemaError, StaleError, StarvedError
+from mmreplay.errors import EmptyError, SchemaError
+from mmreplay.format.metadata import Metadata
 from mmreplay.ring import Span
-from mmreplay.samplers.base import Home, Sampler
+from mmreplay.samplers.base import Draw, Home, PrioritySampler, Sampler
 
-MAX_REDRAWS = 10
+if TYPE_CHECKING:
+    from mmreplay.transforms.base import Transform
+
 SCAN_ROWS = 8192
 
 Ids = NDArray[np.int64]
@@ -22,18 +29,16 @@ Ids = NDArray[np.int64]
 class Reading:
     """Reads one open generation of a buffer."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, fold: Fold | None = None) -> None:
         self._store = parts.store
         self._schema = parts.metadata.schema
         metadata = parts.metadata
         self._ring = metadata.ring
         home = Home(metadata.ring, parts.path, metadata.uuid, metadata.generation)
         self.view = LiveView(
-            parts.store, parts.ledger, self._schema, metadata.autoreset, home
+            parts.store, parts.ledger, self._schema, metadata.autoreset, home, fold
         )
-        self._bfloat16 = frozenset(
-            path for path, f in self._schema.fields.items() if f.dtype == "bfloat16"
-        )
+        self.drawing = Drawing(self.view, self._schema, fold)
 
     def refresh(self) -> None:
         """Look at what the writer published since."""
@@ -48,59 +53,6 @@ class Reading:
     def index(self) -> EpisodeIndex:
         """The episodes alive."""
         return self.view.index
-
-    def sample(self, sampler: Sampler, batch_size: int, contiguous: bool) -> Batch:
-        """Draw and gather; see `ReplayBuffer.sample`."""
-        if not isinstance(batch_size, int | np.integer) or batch_size < 1:
-            raise SchemaError(
-                f"batch_size: got {batch_size!r}, expected an integer of at least 1; "
-                "ask for a step"
-            )
-        view = self.view
-        with view.lock:
-            before = view.limits
-            draw = sampler.draw(view, batch_size)
-        fields = view.gather(draw.env_ids, draw.positions)
-        stale = view.stale(draw.env_ids, draw.positions, before)
-        if stale is not None:
-            self._redraw(sampler, draw.env_ids, draw.positions, fields, stale)
-        if contiguous:
-            fields = {path: np.ascontiguousarray(a) for path, a in fields.items()}
-        return Batch(
-            fields, draw.env_ids, draw.positions, draw.probabilities, draw.weights,
-            None, self._bfloat16_of(fields),
-        )  # fmt: skip
-
-    def _bfloat16_of(self, fields: Fields) -> frozenset[str]:
-        if not self._bfloat16:
-            return self._bfloat16
-        nexts = self.view.next_paths
-        found = {nexts.get(path, path) for path in self._bfloat16} | self._bfloat16
-        return frozenset(found & fields.keys())
-
-    def _redraw(
-        self, sampler: Sampler, env_ids: Ids, positions: Ids, fields: Fields,
-        stale: NDArray[np.bool_],
-    ) -> None:  # fmt: skip
-        """Put fresh steps in the place of those that were being overwritten."""
-        bad = np.flatnonzero(stale)
-        for _ in range(MAX_REDRAWS):
-            with self.view.lock:
-                before = self.view.limits
-                draw = sampler.draw(self.view, len(bad))
-            again = self.view.gather(draw.env_ids, draw.positions)
-            gone = self.view.stale(draw.env_ids, draw.positions, before)
-            env_ids[bad], positions[bad] = draw.env_ids, draw.positions
-            for path, array in again.items():
-                fields[path][bad] = array
-            if gone is None:
-                return
-            bad = bad[gone]
-        raise StarvedError(
-            f"{len(bad)} steps were overwritten before they could be read, "
-            f"{MAX_REDRAWS} times over, expected a writer slower than that; enlarge "
-            f"the capacity ({self._ring.capacity}) or draw smaller batches"
-        )
 
     def _ids(self, env_ids: ArrayLike, positions: ArrayLike) -> tuple[Ids, Ids]:
         """Broadcast and check what a user names rows with."""
@@ -122,51 +74,49 @@ class Reading:
         self.view.check(ids.ravel(), places.ravel())
         return ids, places
 
-    def _still(self, env_ids: Ids, positions: Ids, before: Ids) -> None:
+    def _still(self, env_ids: Ids, positions: Ids, moment: Moment) -> None:
         """Raise StaleError if rows were given up while they were copied."""
-        if self.view.stale(env_ids, positions, before) is not None:
+        if self.view.stale(env_ids, positions, moment) is not None:
             self.view.check(env_ids, positions)
 
-    def take(self, env_ids: ArrayLike, positions: ArrayLike) -> Batch:
+    def take(self, env_ids: ArrayLike, positions: ArrayLike, key: int) -> Batch:
         """Gather given steps; see `ReplayBuffer.take`."""
-        before = self.view.limits
         ids, places = self._ids(env_ids, positions)
-        ids, places = ids.ravel(), places.ravel()
-        illegal = np.flatnonzero(~self.view.legal(ids, places))
-        if len(illegal):
-            which = int(illegal[0])
-            raise StaleError(
-                f"position {places[which]} of environment {ids[which]} cannot be drawn "
-                "as a transition, expected a step whose next observation is known; it "
-                "is a final row, the newest row, or the last before a gap: read its "
-                "fields with get_field"
+        return self.drawing.gather(_given(ids.ravel(), places.ravel(), key))
+
+    def update_priorities(
+        self, sampler: Sampler, batch: Batch, values: ArrayLike
+    ) -> int:
+        """Pass priorities on; see `ReplayBuffer.update_priorities`."""
+        if not isinstance(sampler, PrioritySampler):
+            raise SchemaError(
+                f"update_priorities: got the sampler {type(sampler).__name__}, which "
+                "keeps no priorities, expected one that does; open the buffer with "
+                "sampler=mmreplay.PrioritizedSampler(...)"
             )
-        fields = self.view.gather(ids, places)
-        self._still(ids, places, before)
-        return self._plain(fields, ids, places)
+        mask = None if batch.mask is None else _array(batch.mask)
+        env_ids, positions = _array(batch.env_ids), _array(batch.positions)
+        with self.view.lock:
+            return sampler.update_priorities(
+                self.view, env_ids, positions, _array(values), mask
+            )
 
     def _plain(self, fields: Fields, env_ids: Ids, positions: Ids) -> Batch:
-        count = len(positions)
-        probabilities = np.full(count, 1 / max(1, count))
-        weights = np.ones(count, np.float32)
-        return Batch(
-            fields, env_ids, positions, probabilities, weights, None,
-            self._bfloat16_of(fields),
-        )  # fmt: skip
+        return self.drawing.batch(_given(env_ids, positions), fields)
 
-    def rows(self, env_ids: Ids, positions: Ids, before: Ids) -> Batch:
+    def rows(self, env_ids: Ids, positions: Ids, moment: Moment) -> Batch:
         """Stored fields of rows, and which are final."""
         fields = self.view.read(self._schema.paths, env_ids, positions)
         final = (self.view.flags(env_ids, positions) & FINAL) != 0
-        self._still(env_ids, positions, before)
+        self._still(env_ids, positions, moment)
         fields.setdefault("final", final)
         return self._plain(fields, env_ids, positions)
 
     def gather_all(self) -> Batch:
         """Every row; see `ReplayBuffer.gather_all`."""
-        before = self.view.limits
+        moment = self.view.moment
         ids, span = np.arange(self._ring.num_envs), self.span
-        return self._between(ids, span.first, span.stop, before)
+        return self._between(ids, span.first, span.stop, moment)
 
     def oldest(self, count: int, env_ids: Ids | None) -> Batch:
         """The oldest rows of each environment; see `ReplayBuffer.dequeue`."""
@@ -174,7 +124,7 @@ class Reading:
             raise SchemaError(
                 f"count: got {count!r}, expected an integer of at least 1; ask for rows"
             )
-        before = self.view.limits
+        moment = self.view.moment
         ids = np.arange(self._ring.num_envs) if env_ids is None else env_ids
         span = self.span
         lengths = span.lengths[ids]
@@ -186,9 +136,9 @@ class Reading:
                 "other environments"
             )
         firsts = span.first[ids]
-        return self._between(ids, firsts, firsts + count, before)
+        return self._between(ids, firsts, firsts + count, moment)
 
-    def _between(self, ids: Ids, firsts: Ids, stops: Ids, before: Ids) -> Batch:
+    def _between(self, ids: Ids, firsts: Ids, stops: Ids, moment: Moment) -> Batch:
         lengths = stops - firsts
         total = int(lengths.sum())
         env_ids = np.repeat(ids, lengths)
@@ -197,7 +147,7 @@ class Reading:
         out: Fields = {}
         for first in range(0, max(1, total), SCAN_ROWS):
             piece = slice(first, first + SCAN_ROWS)
-            part = self.rows(env_ids[piece], positions[piece], before).fields
+            part = self.rows(env_ids[piece], positions[piece], moment).fields
             for path, array in part.items():
                 if path not in out:
                     out[path] = np.empty((total, *array.shape[1:]), array.dtype)
@@ -209,10 +159,10 @@ class Reading:
     ) -> NDArray[np.generic]:
         """One field; see `ReplayBuffer.get_field`."""
         field = self._schema[path]
-        before = self.view.limits
+        moment = self.view.moment
         ids, places = self._ids(env_ids, positions)
         found = self.view.read((path,), ids.ravel(), places.ravel())[path]
-        self._still(ids.ravel(), places.ravel(), before)
+        self._still(ids.ravel(), places.ravel(), moment)
         return np.ascontiguousarray(found).reshape((*ids.shape, *field.shape))
 
     def set(
@@ -230,3 +180,30 @@ class Reading:
         rows = self._ring.rows(ids.ravel(), places.ravel())
         if len(rows):
             self._store.set(path, rows, column.reshape(-1, *field.shape))
+
+
+def _given(env_ids: Ids, positions: Ids, key: int = 0) -> Draw:
+    """Named steps as a draw, each as likely."""
+    count = len(positions)
+    probabilities = np.full(count, 1 / max(1, count))
+    return Draw(env_ids, positions, probabilities, np.ones(count, np.float32), key)
+
+
+def _array(values: Any) -> NDArray[Any]:
+    """An array of what may be a tensor, of any device, with a gradient or without."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+    return np.asarray(values)
+
+
+def fold_of(transforms: Sequence[Transform], metadata: Metadata) -> Fold | None:
+    """What makes a buffer's batches, or None for steps as they are.
+
+    Raises:
+        SchemaError: The transforms do not fit the schema, or each other.
+    """
+    if not transforms:
+        return None
+    from mmreplay.transforms.pipeline import Pipeline
+
+    return Pipeline(transforms, metadata.schema, metadata.autoreset)

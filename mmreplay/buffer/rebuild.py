@@ -152,7 +152,7 @@ def _copy(reading: Reading, store: Store, fill: Fill) -> NDArray[np.int64]:
         for first in range(int(firsts[env_id]), stop, SCAN_ROWS):
             positions = np.arange(first, min(first + SCAN_ROWS, stop))
             ids = np.full(len(positions), env_id)
-            columns = reading.rows(ids, positions, reading.view.limits).fields
+            columns = reading.rows(ids, positions, reading.view.moment).fields
             for path, value in (fill or {}).items():
                 columns[path] = np.broadcast_to(value, (len(ids), *value.shape))
             flags = reading.view.flags(ids, positions)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from mmreplay.batch import Batch
 from mmreplay.buffer import lifecycle, rebuild
 from mmreplay.buffer.open_buffer import OpenBuffer
+from mmreplay.buffer.reading import fold_of
 from mmreplay.buffer.state import write_statistics
 from mmreplay.buffer.writer import Writer
 from mmreplay.errors import FailedError, SchemaError
@@ -20,6 +21,9 @@ from mmreplay.ring import Layout, Ring
 from mmreplay.samplers.base import Sampler
 from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.schema import Field, Schema
+
+if TYPE_CHECKING:
+    from mmreplay.transforms.base import Transform
 
 
 class ReplayBuffer(OpenBuffer):
@@ -35,6 +39,7 @@ class ReplayBuffer(OpenBuffer):
     Attributes:
         path: The folder, or None for a buffer in RAM.
         sampler: What `sample` draws with.
+        transforms: What `sample` and `take` make of stored steps.
     """
 
     def __init__(
@@ -42,9 +47,10 @@ class ReplayBuffer(OpenBuffer):
         parts: lifecycle.Parts,
         sampler: Sampler | None,
         commit_every: float | None,
+        transforms: Sequence[Transform] = (),
     ) -> None:
         """Wrap open parts; use `create` or `open`."""
-        super().__init__(parts)
+        super().__init__(parts, transforms)
         # Whoever changes the buffer takes turns, whichever generation is in force.
         self._turn = threading.RLock()
         self._commit_every = commit_every
@@ -62,6 +68,7 @@ class ReplayBuffer(OpenBuffer):
         layout: Layout | None = None,
         autoreset: Autoreset = "disabled",
         sampler: Sampler | None = None,
+        transforms: Sequence[Transform] = (),
         commit_every: float | None = 10.0,
         allow_network: bool = False,
         user: dict[str, Any] | None = None,
@@ -82,6 +89,7 @@ class ReplayBuffer(OpenBuffer):
                 (Gymnasium's vector default): the final row; ``"same_step"`` or
                 ``"disabled"``: the first row of the next episode.
             sampler: What `sample` draws with; `UniformSampler` by default.
+            transforms: What `sample` and `take` make of stored steps, in order.
             commit_every: Seconds between commits by a thread; None for none.
             allow_network: Write to a network file system all the same.
             user: JSON kept in the metadata.
@@ -99,12 +107,13 @@ class ReplayBuffer(OpenBuffer):
         metadata = lifecycle.describe(
             schema, capacity, num_envs, engine, layout, autoreset, user
         )
+        fold_of(transforms, metadata)  # refused before there is a folder
         if path is None:
-            return cls(lifecycle.create_memory(metadata), sampler, None)
+            return cls(lifecycle.create_memory(metadata), sampler, None, transforms)
         parts = lifecycle.create(
             lifecycle.absolute(path), metadata, commit_every, allow_network
         )
-        return cls(parts, sampler, commit_every)
+        return cls(parts, sampler, commit_every, transforms)
 
     @classmethod
     def open(
@@ -113,6 +122,7 @@ class ReplayBuffer(OpenBuffer):
         mode: Literal["r", "r+"] = "r",
         *,
         sampler: Sampler | None = None,
+        transforms: Sequence[Transform] = (),
         on_resume: Literal["break", "truncate", "continue"] = "break",
         commit_every: float | None = 10.0,
         allow_network: bool = False,
@@ -124,6 +134,7 @@ class ReplayBuffer(OpenBuffer):
             mode: ``"r"`` reads, also while a writer lives and on a read-only disk;
                 ``"r+"`` adds as well, and needs the writer's lock.
             sampler: What `sample` draws with; `UniformSampler` by default.
+            transforms: What `sample` and `take` make of stored steps, in order.
             on_resume: What the first row added by this writer is to the last one:
                 ``"break"`` (an unrelated row follows), ``"truncate"`` (the same,
                 and the last step is reported as truncated) or ``"continue"``.
@@ -140,9 +151,9 @@ class ReplayBuffer(OpenBuffer):
             raise SchemaError(f"mode: got {mode!r}, expected 'r' or 'r+'")
         where = lifecycle.absolute(path)
         if mode == "r":
-            return cls(lifecycle.open_reader(where), sampler, None)
+            return cls(lifecycle.open_reader(where), sampler, None, transforms)
         parts = lifecycle.open_writer(where, on_resume, commit_every, allow_network)
-        return cls(parts, sampler, commit_every)
+        return cls(parts, sampler, commit_every, transforms)
 
     def add(
         self,
@@ -219,58 +230,37 @@ class ReplayBuffer(OpenBuffer):
         return parts.writer
 
     def sample(self, batch_size: int, *, contiguous: bool = False) -> Batch:
-        """Draw a batch with the buffer's sampler.
+        """Draw a batch with the buffer's sampler, through its transforms.
 
         Args:
             batch_size: Steps, at least 1.
             contiguous: Copy small fields out of the packed array they share.
 
         Returns:
-            numpy arrays ``[batch_size, *shape]``.
+            numpy arrays ``[batch_size, *shape]``; ``[batch_size, T, *shape]`` where
+            the sampler draws windows.
 
         Raises:
             EmptyError: No step can be drawn yet.
             StarvedError: The writer overwrote every row before it could be read.
         """
-        return self._read().sample(self.sampler, batch_size, contiguous)
+        return self._read().drawing.sample(self.sampler, batch_size, contiguous)
 
-    def take(self, env_ids: ArrayLike, positions: ArrayLike) -> Batch:
-        """Gather given steps, with the next observations that `sample` gives.
-
-        Args:
-            env_ids: int ``[B]``, or what broadcasts with positions.
-            positions: int ``[B]``.
-
-        Raises:
-            StaleError: A position is not in the buffer, or cannot be drawn.
-        """
-        return self._read().take(env_ids, positions)
-
-    def gather_all(self) -> Batch:
-        """Gather every row alive, oldest first, environment by environment.
-
-        Final rows are included, and told by ``batch.fields["final"]``, bool
-        ``[B]`` (which a field of that name of the schema's own takes the place of).
-        """
-        return self._read().gather_all()
-
-    def get_field(
-        self, path: str, env_ids: ArrayLike, positions: ArrayLike
-    ) -> NDArray[np.generic]:
-        """Read one field of given rows.
+    def update_priorities(self, batch: Batch, values: ArrayLike) -> int:
+        """Give the steps, or windows, of a batch new priorities.
 
         Args:
-            path: Such as ``"observation/pixels"``.
-            env_ids: int, any shape that broadcasts with positions.
-            positions: int, any shape; final rows are legal.
+            batch: What `sample` gave, as numpy or as tensors.
+            values: Numbers ``[B]``, at least 0, such as absolute TD errors; for
+                windows also ``[B, T]``, of which those under the mask count.
 
         Returns:
-            ``[*broadcast, *shape]``.
+            How many were dropped, because they have been overwritten since.
 
         Raises:
-            StaleError: A position is not in the buffer.
+            SchemaError: The sampler keeps no priorities, or values do not fit.
         """
-        return self._read().get_field(path, env_ids, positions)
+        return self._read().update_priorities(self.sampler, batch, values)
 
     def set(
         self, path: str, env_ids: ArrayLike, positions: ArrayLike, values: object

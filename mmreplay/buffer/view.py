@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +21,24 @@ from mmreplay.schema import Schema
 from mmreplay.storage.base import Store
 from mmreplay.storage.ledger import Ledger
 
+
+class Window(Protocol):
+    """How far around a step its data reaches.
+
+    Attributes:
+        before: Rows before the step, where its episode has them.
+        after: Rows after it, up to the episode's end; the row of the next observation
+            is one of them.
+    """
+
+    before: int
+    after: int
+
+
 Fields = dict[str, NDArray[np.generic]]
 Ids = NDArray[np.int64]
+Moment = tuple[Ids, Ids]
+"""Limits and tails before rows were copied."""
 SERVED = {"terminated": TERMINATED, "truncated": TRUNCATED}
 
 
@@ -33,10 +50,18 @@ class LiveView:
     """
 
     def __init__(
-        self, store: Store, ledger: Ledger, schema: Schema, autoreset: str, home: Home
+        self,
+        store: Store,
+        ledger: Ledger,
+        schema: Schema,
+        autoreset: str,
+        home: Home,
+        window: Window | None = None,
     ) -> None:
         self.lock = threading.RLock()
         self.home = home
+        self._window = window
+        self._before = 0 if window is None else window.before
         self._store = store
         self._ledger = ledger
         self._ring = store.ring
@@ -161,28 +186,42 @@ class LiveView:
             )
 
     @property
-    def limits(self) -> Ids:
-        """int64 ``[E]``, to be kept before rows are copied; see `stale`."""
-        return self._ledger.limits
+    def heads(self) -> Ids:
+        """int64 ``[E]``: rows below are written."""
+        return self._ledger.heads
+
+    @property
+    def moment(self) -> Moment:
+        """What to keep before rows are copied; see `stale`."""
+        return self._ledger.limits, self._ledger.tails
 
     def stale(
-        self, env_ids: Ids, positions: Ids, before: Ids
+        self, env_ids: Ids, positions: Ids, moment: Moment
     ) -> NDArray[np.bool_] | None:
         """Tell which copied rows may have been overwritten while they were copied.
 
         Args:
             env_ids: int64 ``[B]``.
-            positions: int64 ``[B]``, alive when before was taken.
-            before: `limits` from before the copying.
+            positions: int64 ``[B]``, alive at that moment; of steps that were folded
+                the rows before them count, too.
+            moment: `moment` from before the copying.
 
         Returns:
             bool ``[B]``, or None for none.
         """
         self.refresh()
-        limits = self._ledger.limits
-        if limits is before:
+        limits, tails = self._ledger.limits, self._ledger.tails
+        if limits is moment[0] and (self._window is None or tails is moment[1]):
             return None
-        dead = positions < limits[env_ids] - self._ring.slots
+        edge = limits[env_ids] - self._ring.slots
+        dead = positions - self._before < edge
+        if self._window is not None and dead.any():
+            # Where the episode begins later, nothing before it was read.
+            begin, _ = self.index.locate(env_ids, positions)
+            dead = np.maximum(positions - self._before, begin) < edge
+        if self._window is not None:
+            # Folds ask the index for episodes, which knows no row that was given up.
+            dead |= positions < self.span.first[env_ids]
         return dead if dead.any() else None
 
     def gather(self, env_ids: Ids, positions: Ids) -> Fields:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from mmreplay.episodes import EpisodeIndex
 from mmreplay.ring import Ring, Span
 
+T = TypeVar("T", bound=np.generic)
 State = dict[str, Any]
 """JSON values and arrays."""
 
@@ -53,8 +54,36 @@ class Draw:
     windows: Windows | None = None
 
     def __len__(self) -> int:
-        """Steps drawn."""
+        """Steps, or windows, drawn."""
         return len(self.positions)
+
+    def replaced(self, places: NDArray[np.int64], other: Draw) -> Draw:
+        """Return this draw with another's steps, or windows, in some places.
+
+        Args:
+            places: int64 ``[N]``, in ``[0, B)``, each once.
+            other: N steps, or windows as long as these.
+        """
+        windows = self.windows
+        if windows is not None and other.windows is not None:
+            windows = Windows(
+                _with(windows.positions, places, other.windows.positions),
+                _with(windows.mask, places, other.windows.mask),
+            )
+        return Draw(
+            _with(self.env_ids, places, other.env_ids),
+            _with(self.positions, places, other.positions),
+            _with(self.probabilities, places, other.probabilities),
+            _with(self.weights, places, other.weights),
+            self.key,
+            windows,
+        )
+
+
+def _with(array: NDArray[T], places: NDArray[np.int64], more: NDArray[T]) -> NDArray[T]:
+    copy = array.copy()
+    copy[places] = more
+    return copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,4 +179,34 @@ class Sampler(Protocol):
 
         Raises:
             FormatError: It is another sampler's, or not a state at all.
+        """
+
+
+@runtime_checkable
+class PrioritySampler(Sampler, Protocol):
+    """A sampler that draws by priorities, or wraps one that does."""
+
+    def update_priorities(
+        self,
+        view: View,
+        env_ids: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        values: NDArray[np.generic],
+        mask: NDArray[np.bool_] | None = None,
+    ) -> int:
+        """Set the priorities of steps, or windows, that were drawn.
+
+        Args:
+            view: The buffer now.
+            env_ids: int64 ``[B]``.
+            positions: int64 ``[B]``, first steps of windows.
+            values: Numbers ``[B]``, or ``[B, T]`` of the steps of windows.
+            mask: bool ``[B, T]``, which of those are steps; None where all are.
+
+        Returns:
+            How many were dropped, because they have been overwritten since.
+
+        Raises:
+            SchemaError: A value is negative or NaN, a position is yet to be written,
+                or a wrapped sampler keeps no priorities.
         """

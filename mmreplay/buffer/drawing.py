@@ -1,0 +1,193 @@
+"""Drawing: a sampler's steps or windows, with their data and what is made of it.
+
+Rows are copied first and checked afterwards, as all reading is; what a writer was
+overwriting meanwhile is drawn again, windows whole.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.batch import Batch
+from mmreplay.buffer.view import Fields, Ids, LiveView, Moment, Window
+from mmreplay.errors import SchemaError, StaleError, StarvedError
+from mmreplay.samplers.base import Draw, Sampler
+from mmreplay.schema import Schema
+from mmreplay.transforms.base import Rows
+
+MAX_REDRAWS = 10
+
+
+class Fold(Window, Protocol):
+    """What makes a batch of stored rows: transforms, composed."""
+
+    def gather(self, rows: Rows, env_ids: Ids, positions: Ids, key: int) -> Fields:
+        """Make the fields of legal starts, ``[B, *shape]`` per path.
+
+        Args:
+            rows: The buffer.
+            env_ids: int64 ``[B]``.
+            positions: int64 ``[B]``, legal starts under before and after.
+            key: All randomness follows from it.
+        """
+
+
+class Drawing:
+    """Draws from one open generation of a buffer, through its transforms."""
+
+    def __init__(self, view: LiveView, schema: Schema, fold: Fold | None) -> None:
+        """Make one.
+
+        Args:
+            view: The buffer, with the window of the fold.
+            schema: Its fields.
+            fold: What makes a batch of stored rows; None gathers steps as they are.
+        """
+        self._view = view
+        self._fold = fold
+        self._bfloat16 = frozenset(
+            path for path, f in schema.fields.items() if f.dtype == "bfloat16"
+        )
+
+    def sample(self, sampler: Sampler, batch_size: int, contiguous: bool) -> Batch:
+        """Draw and gather; see `ReplayBuffer.sample`."""
+        if not isinstance(batch_size, int | np.integer) or batch_size < 1:
+            raise SchemaError(
+                f"batch_size: got {batch_size!r}, expected an integer of at least 1; "
+                "ask for a step"
+            )
+        draw, fields, stale = self._draw(sampler, int(batch_size))
+        if stale is not None:
+            draw, fields = self._redrawn(sampler, draw, fields, stale)
+        if contiguous:
+            fields = {path: np.ascontiguousarray(a) for path, a in fields.items()}
+        return self.batch(draw, fields)
+
+    def _draw(
+        self, sampler: Sampler, count: int
+    ) -> tuple[Draw, Fields, NDArray[np.bool_] | None]:
+        """One draw, its data, and which of it was being overwritten, if any was."""
+        view = self._view
+        with view.lock:
+            moment = view.moment
+            draw = sampler.draw(view, count)
+        fields = self.fields(draw)
+        return draw, fields, self._stale(draw, moment)
+
+    def fields(self, draw: Draw) -> Fields:
+        """Copy the data of a draw.
+
+        Args:
+            draw: Legal starts; of windows, every step is one.
+
+        Returns:
+            Per path ``[B, *shape]``, or ``[B, T, *shape]`` of windows.
+        """
+        windows = draw.windows
+        if windows is None:
+            return self._anchored(draw.env_ids, draw.positions, draw.key)
+        shape = windows.positions.shape
+        env_ids = np.repeat(draw.env_ids, shape[1])
+        found = self._anchored(env_ids, windows.positions.reshape(-1), draw.key)
+        return {path: a.reshape(*shape, *a.shape[1:]) for path, a in found.items()}
+
+    def _anchored(self, env_ids: Ids, positions: Ids, key: int) -> Fields:
+        if self._fold is None:
+            return self._view.gather(env_ids, positions)
+        return self._fold.gather(self._view, env_ids, positions, key)
+
+    def _stale(self, draw: Draw, moment: Moment) -> NDArray[np.bool_] | None:
+        """Which draws were being overwritten, bool ``[B]``; None for none."""
+        windows = draw.windows
+        if windows is None:
+            return self._view.stale(draw.env_ids, draw.positions, moment)
+        shape = windows.positions.shape
+        env_ids = np.repeat(draw.env_ids, shape[1])
+        stale = self._view.stale(env_ids, windows.positions.reshape(-1), moment)
+        return None if stale is None else np.any(stale.reshape(shape), axis=1)
+
+    def _redrawn(
+        self, sampler: Sampler, draw: Draw, fields: Fields, stale: NDArray[np.bool_]
+    ) -> tuple[Draw, Fields]:
+        """Put fresh draws in the place of those that were being overwritten."""
+        bad = np.flatnonzero(stale)
+        for _ in range(MAX_REDRAWS):
+            again, more, gone = self._draw(sampler, len(bad))
+            if _length(again) != _length(draw):
+                # Windows as long as the longest episode of each draw: these two do
+                # not fit together.
+                bad = np.arange(len(draw))
+                draw, fields, gone = self._draw(sampler, len(draw))
+            else:
+                draw = draw.replaced(bad, again)
+                for path, array in more.items():
+                    fields[path][bad] = array
+            if gone is None:
+                return draw, fields
+            bad = bad[gone]
+        raise StarvedError(
+            f"{len(bad)} steps were overwritten before they could be read, "
+            f"{MAX_REDRAWS} times over, expected a writer slower than that; enlarge "
+            f"the capacity ({self._view.home.ring.capacity}) or draw smaller batches"
+        )
+
+    def gather(self, draw: Draw) -> Batch:
+        """Gather a draw that was made before, or elsewhere.
+
+        Raises:
+            StaleError: A step is not in the buffer, or cannot be drawn.
+        """
+        moment = self._view.moment
+        env_ids, positions = draw.env_ids, draw.positions
+        if draw.windows is not None:
+            env_ids = np.repeat(env_ids, draw.windows.positions.shape[1])
+            positions = draw.windows.positions.reshape(-1)
+        self._view.check(env_ids, positions)
+        self._refuse_illegal(env_ids, positions)
+        fields = self.fields(draw)
+        stale = self._view.stale(env_ids, positions, moment)
+        if stale is not None:
+            which = int(np.flatnonzero(stale)[0])
+            raise StaleError(
+                f"position {positions[which]} of environment {env_ids[which]} was "
+                "overwritten while it was read, expected a step that stays; draw again"
+            )
+        return self.batch(draw, fields)
+
+    def _refuse_illegal(self, env_ids: Ids, positions: Ids) -> None:
+        with self._view.lock:
+            legal = self._view.legal(env_ids, positions)
+        illegal = np.flatnonzero(~legal)
+        if len(illegal):
+            which = int(illegal[0])
+            raise StaleError(
+                f"position {positions[which]} of environment {env_ids[which]} cannot "
+                "be drawn as a transition, expected a step whose next observation, and "
+                "window where transforms need one, is known; it is a final row, one of "
+                "the newest rows, or the last before a gap: read its fields with "
+                "get_field"
+            )
+
+    def batch(self, draw: Draw, fields: Fields) -> Batch:
+        """A draw and its data."""
+        windows = draw.windows
+        return Batch(
+            fields, draw.env_ids, draw.positions, draw.probabilities, draw.weights,
+            None if windows is None else windows.mask, self._bfloat16_of(fields),
+            draw.key, None if windows is None else windows.positions,
+        )  # fmt: skip
+
+    def _bfloat16_of(self, fields: Fields) -> frozenset[str]:
+        if not self._bfloat16:
+            return self._bfloat16
+        nexts = self._view.next_paths
+        paths = {nexts.get(path, path) for path in self._bfloat16} | self._bfloat16
+        # A transform may have made other numbers of them.
+        return frozenset(p for p in paths & fields.keys() if fields[p].dtype == "<u2")
+
+
+def _length(draw: Draw) -> int:
+    return 0 if draw.windows is None else draw.windows.positions.shape[1]
