@@ -1,0 +1,78 @@
+"""Ctrl-C at a chosen moment: the interpreter's own points of interruption, counted.
+
+CPython looks at signals where a function begins, after a call and where a loop turns.
+Each such place in the package, in the order a call runs through them, is one moment.
+"""
+
+import dis
+import sys
+from pathlib import Path
+
+import mmreplay
+
+PACKAGE = str(Path(mmreplay.__file__).parent)
+CHECKS = {"RESUME", "CALL", "CALL_FUNCTION_EX", "CALL_KW", "JUMP_BACKWARD"}
+
+
+CODES = {dis.opmap[name] for name in CHECKS if name in dis.opmap}
+
+
+class Striker:
+    """Raises KeyboardInterrupt at one moment of a call.
+
+    Args:
+        moment: How many moments pass before.
+        within: Files of the package, as paths in it; all of them by default.
+
+    Attributes:
+        moments: Moments passed so far.
+        where: File and line of the one that was struck, or None.
+    """
+
+    def __init__(self, moment, within=None):
+        self.moments = 0
+        self.where = None
+        self._moment = moment
+        self._files = within and {f"{PACKAGE}/{name}" for name in within}
+        self._before = {}
+
+    def _enter(self, frame, event, _):
+        name = frame.f_code.co_filename
+        if not name.startswith(PACKAGE):
+            return None
+        if self._files is not None and name not in self._files:
+            return None
+        frame.f_trace_opcodes = True
+        frame.f_trace_lines = False
+        return self._look
+
+    def _look(self, frame, event, _):
+        if event == "return":
+            self._before.pop(frame, None)
+        if event != "opcode":
+            return self._look
+        code = frame.f_code.co_code
+        before = self._before.get(frame)
+        self._before[frame] = frame.f_lasti
+        if before is not None and code[before] in CODES:
+            self.moments += 1
+            if self.moments > self._moment:
+                line = (
+                    f"{frame.f_code.co_filename[len(PACKAGE) + 1 :]}:{frame.f_lineno}"
+                )
+                self.where = line
+                self._before.clear()
+                raise KeyboardInterrupt
+        return self._look
+
+    def call(self, work):
+        """Make the call; True if it was struck."""
+        before = sys.gettrace()
+        sys.settrace(self._enter)
+        try:
+            work()
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(before)
+        return False
