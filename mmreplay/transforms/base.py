@@ -1,14 +1,23 @@
-"""What a transform is given and what it does."""
+"""What a transform is given and what it does.
+
+A pipeline looks at a draw through *layers*, one a transform, the buffer at the
+bottom. A layer is asked for fields at rows near the steps drawn, and asks the one
+below it: so n-step rewards are summed over rewards that hindsight has replaced, and
+frames are stacked before whichever row holds the next observation.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.episodes import EpisodeIndex
-from mmreplay.schema import Schema
+from mmreplay.transforms.anchors import Anchors
+from mmreplay.transforms.outline import Outline
 
 Fields = dict[str, NDArray[np.generic]]
 Ids = NDArray[np.int64]
@@ -34,3 +43,77 @@ class Rows(Protocol):
 
     def read(self, paths: tuple[str, ...], env_ids: Ids, positions: Ids) -> Fields:
         """Stored fields of rows, ``[B, *shape]`` per path; ends as reported."""
+
+
+class Layer(Protocol):
+    """A draw of N steps as the transforms so far show it."""
+
+    def read(self, paths: tuple[str, ...], rows: Ids) -> Fields:
+        """Fields of rows.
+
+        Args:
+            paths: Fields that rows have (`Outline.of_rows`).
+            rows: int64 ``[N, K]``, positions in the episode of each step drawn.
+
+        Returns:
+            Per path ``[N, K, *shape]``; the caller may write into it.
+        """
+
+    def made(self, names: tuple[str, ...]) -> Fields:
+        """Fields that steps drawn have and rows have not, ``[N, *shape]`` each."""
+
+    def finish(self, fields: Fields) -> Fields:
+        """Last changes to the whole batch, ``[N, *shape]`` per name."""
+
+
+class Over:
+    """A layer that shows what is below it; those that change something build on it."""
+
+    def __init__(self, below: Layer, anchors: Anchors) -> None:
+        """Show a layer.
+
+        Args:
+            below: The one that it lies over.
+            anchors: The steps drawn.
+        """
+        self.below = below
+        self.anchors = anchors
+
+    def read(self, paths: tuple[str, ...], rows: Ids) -> Fields:
+        """Fields of rows; see `Layer.read`."""
+        return self.below.read(paths, rows)
+
+    def made(self, names: tuple[str, ...]) -> Fields:
+        """Fields of steps drawn; see `Layer.made`."""
+        return self.below.made(names)
+
+    def finish(self, fields: Fields) -> Fields:
+        """Last changes; see `Layer.finish`."""
+        return self.below.finish(fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A transform fitted to the fields below it.
+
+    Attributes:
+        outline: The fields above it.
+        over: Makes its layer, over the one below.
+    """
+
+    outline: Outline
+    over: Callable[[Layer, Anchors], Layer]
+
+
+class Transform(Protocol):
+    """Something computed from stored single steps when they are drawn.
+
+    A value: it can be pickled, and all its randomness follows from the draw's key.
+    """
+
+    def bind(self, outline: Outline) -> Bound:
+        """Fit it to the fields below it.
+
+        Raises:
+            SchemaError: It cannot stand here; the message says why.
+        """

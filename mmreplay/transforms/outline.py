@@ -1,0 +1,164 @@
+"""Which fields a batch has after some transforms, and what each is read from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from mmreplay.errors import SchemaError
+from mmreplay.nesting import under
+from mmreplay.schema import Field, Schema
+
+
+class Place(Enum):
+    """Where a field of the batch is read."""
+
+    HERE = "at the step drawn"
+    LAST = "at the last step folded into it"
+    NEXT = "at the row after that one"
+    MADE = "from several rows"
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """The fields of a batch.
+
+    Attributes:
+        schema: Of the rows stored.
+        fields: Field by name, in the batch's order.
+        places: Where each is read.
+        nexts: Name of the next observation, by the path that it is the next of.
+        steps: Steps folded into one, 1 without `NStep`.
+        before: Rows before a step that a field of it is read from; 0 if left out.
+        touched: Names of the transforms that changed a field, oldest first.
+        names: All transforms so far.
+    """
+
+    schema: Schema
+    fields: Mapping[str, Field]
+    places: Mapping[str, Place]
+    nexts: Mapping[str, str]
+    steps: int
+    before: Mapping[str, int]
+    touched: Mapping[str, tuple[str, ...]]
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, schema: Schema) -> Outline:
+        """Outline of single steps with their next observations."""
+        fields = dict(schema.fields)
+        places = dict.fromkeys(fields, Place.HERE)
+        top, stored = schema.role("observation"), schema.role("next_observation")
+        nexts = {}
+        for path in schema.role_paths("observation"):
+            rest = path.removeprefix(str(top))
+            name = nexts[path] = (stored or "next_observation") + rest
+            fields[name] = fields[path]
+            places[name] = Place.NEXT if stored is None else Place.LAST
+        return cls(schema, fields, places, nexts, 1, {}, {}, ())
+
+    @property
+    def derived(self) -> bool:
+        """Next observations are read from the row after a step."""
+        schema = self.schema
+        return bool(self.nexts) and schema.role("next_observation") is None
+
+    def of_rows(self, path: str) -> bool:
+        """Whether a field can be read at any row."""
+        return self.places.get(path) in (Place.HERE, Place.LAST)
+
+    def at(self, place: Place) -> tuple[str, ...]:
+        """Names of the fields that are read there."""
+        return tuple(name for name in self.fields if self.places[name] is place)
+
+    def pick(self, paths: Iterable[str] | str | None, who: str) -> tuple[str, ...]:
+        """Fields by path or subtree; the observation by default.
+
+        Args:
+            paths: Leaves or subtrees of the batch; not next observations, which
+                follow the observations that they are the next of.
+            who: The transform, for messages.
+
+        Raises:
+            SchemaError: There is no such field.
+        """
+        if paths is None:
+            chosen = self.schema.role("observation")
+            if chosen is None:
+                raise SchemaError(
+                    f"{who}: got a schema without an observation, expected paths; "
+                    "name the fields"
+                )
+            paths = chosen
+        ours = [name for name in self.fields if name not in self.nexts.values()]
+        found: dict[str, None] = {}
+        for path in (paths,) if isinstance(paths, str) else paths:
+            leaves = under(ours, path)
+            if not leaves:
+                raise SchemaError(self._unknown(path, ours, who))
+            found.update(dict.fromkeys(leaves))
+        return tuple(found)
+
+    def _unknown(self, path: str, ours: list[str], who: str) -> str:
+        if under(self.nexts.values(), path):
+            return (
+                f"{who}: got the path {path!r}, expected an observation's; next "
+                "observations follow what is done to the observations, name those"
+            )
+        return (
+            f"{who}: got the path {path!r}, expected fields among {ours}; name one, or "
+            "put the transform that makes it first"
+        )
+
+    def sources(self, paths: Iterable[str]) -> dict[str, str]:
+        """The paths, and the stored next observations of them, each to its path.
+
+        A derived next observation is read by the path of the observation, and so is
+        changed with it.
+        """
+        found = {}
+        for path in paths:
+            found[path] = path
+            name = self.nexts.get(path)
+            if name is not None and self.places[name] is not Place.NEXT:
+                found[name] = path
+        return found
+
+    def changed(
+        self, paths: Iterable[str], change: Callable[[Field], Field], who: str
+    ) -> Outline:
+        """Outline with some fields, and the nexts of them, changed by a transform."""
+        fields, touched = dict(self.fields), dict(self.touched)
+        for path in paths:
+            for name in (path, self.nexts.get(path, path)):
+                fields[name] = change(self.fields[name])
+                touched[name] = (*self.touched.get(name, ()), who)
+        return replace(self, fields=fields, touched=touched, names=(*self.names, who))
+
+    def with_field(
+        self, name: str, field: Field, place: Place, who: str, before: int = 0
+    ) -> Outline:
+        """Outline with one more field, made by a transform.
+
+        Raises:
+            SchemaError: The name is taken.
+        """
+        above = (other for other in self.fields if under([name], other))
+        taken = (*under(self.fields, name), *above)
+        if taken:
+            raise SchemaError(
+                f"{who}: got {name!r} as the name of what it makes, expected one that "
+                f"no field has ({taken[0]!r} is there); give it another name"
+            )
+        return replace(
+            self,
+            fields={**self.fields, name: field},
+            places={**self.places, name: place},
+            before={**self.before, name: before},
+            touched={**self.touched, name: (who,)},
+        )
+
+    def stored(self, path: str) -> bool:
+        """Whether a field of rows is as it was stored."""
+        return path in self.schema.fields and not self.touched.get(path)
