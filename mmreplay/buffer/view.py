@@ -284,6 +284,19 @@ class LiveView:
             served |= known & ((after & CUT) != 0)
         return served
 
+    def locate(self, env_ids: Ids, positions: Ids) -> tuple[Ids, Ids]:
+        """Begin and end of episodes; see `transforms.base.Rows`."""
+        with self.lock:
+            return self.index.locate(env_ids, positions)
+
+    def intact(self, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
+        """Whether rows read until now were whole; see `transforms.base.Rows`."""
+        self.refresh()
+        whole: NDArray[np.bool_] = (
+            positions >= self._ledger.limits[env_ids] - self._ring.slots
+        )
+        return whole
+
     def flags(self, env_ids: Ids, positions: Ids) -> NDArray[np.uint8]:
         """Flags of rows, uint8 ``[B]``."""
         return self._store.flags(self._ring.rows(env_ids, positions))

@@ -15,7 +15,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.episodes import EpisodeIndex
 from mmreplay.transforms.anchors import Anchors
 from mmreplay.transforms.outline import Outline
 
@@ -26,13 +25,10 @@ Ids = NDArray[np.int64]
 class Rows(Protocol):
     """A buffer as transforms read it: stored rows by position, and boundaries.
 
-    What is read must lie within the declared window of a legal start, or in its
-    episode's future. The caller checks afterwards that all of it was still alive.
+    What is read lies within the declared window of a legal start, or in its episode's
+    future: the caller checks afterwards that all of it was still alive. Who reads an
+    episode's past asks `intact`.
     """
-
-    @property
-    def index(self) -> EpisodeIndex:
-        """The episodes alive."""
 
     @property
     def heads(self) -> Ids:
@@ -43,6 +39,16 @@ class Rows(Protocol):
 
     def read(self, paths: tuple[str, ...], env_ids: Ids, positions: Ids) -> Fields:
         """Stored fields of rows, ``[B, *shape]`` per path; ends as reported."""
+
+    def locate(self, env_ids: Ids, positions: Ids) -> tuple[Ids, Ids]:
+        """Begin and end of the episodes that hold the positions, of one moment.
+
+        Returns:
+            Two int64 ``[B]``: the first step alive, and one past the last step.
+        """
+
+    def intact(self, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
+        """Whether rows read before this call were whole, bool ``[B]``."""
 
 
 class Layer(Protocol):
