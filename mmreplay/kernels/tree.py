@@ -1,0 +1,246 @@
+"""Trees of 16 children: the numpy twin of ``_tree.c``, which defines its results.
+
+A tree over ``capacity`` leaves is one float64 array of levels, the root first and the
+leaves last, each padded to whole nodes of 16 values; a value of one level reduces a
+node of the next. Beside the root, ``nodes[1]`` counts the leaves that are not zero
+(sums only). Both twins order their additions alike, so that they agree to the last
+bit: within a node of four blocks of four, a block is ``(a + b) + (c + d)``, and the
+blocks are added from left to right.
+
+Functions return the place of the first argument that is refused, or -1; the tree is
+then as it was. Not thread-safe: one may set while nobody else reads.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+WIDTH = 16
+SUM, MIN, MAX = range(3)
+NONZERO = 1
+"""Where a tree of sums counts its leaves that are not zero."""
+
+Floats = NDArray[np.float64]
+Places = NDArray[np.int64]
+
+
+class TreeKernel(Protocol):
+    """What both twins offer; arrays are contiguous and of the types given."""
+
+    def set_leaves(
+        self,
+        nodes: Floats,
+        capacity: int,
+        op: int,
+        low: float,
+        high: float,
+        indices: Places,
+        values: Floats,
+        /,
+    ) -> int:
+        """Write leaves ``[B]``, the last of equals, and what is above them."""
+
+    def get_leaves(
+        self, nodes: Floats, capacity: int, indices: Places, out: Floats, /
+    ) -> int:
+        """Read leaves ``[B]`` into out."""
+
+    def find_leaves(
+        self,
+        nodes: Floats,
+        capacity: int,
+        sums: Floats,
+        indices: Places,
+        values: Floats,
+        /,
+    ) -> int:
+        """Find where prefix sums ``[B]`` fall; write leaf numbers and values."""
+
+    def rebuild(self, nodes: Floats, capacity: int, op: int, /) -> None:
+        """Compute every inner node from the leaves."""
+
+
+def levels(capacity: int) -> list[tuple[int, int]]:
+    """Offset and number of values of each level, the root first.
+
+    Args:
+        capacity: Leaves, at least 1.
+    """
+    counts = [capacity]
+    while len(counts) < 2 or counts[-1] > 1:
+        counts.append(-(-counts[-1] // WIDTH))
+    offsets, offset = [], 0
+    for count in reversed(counts):
+        offsets.append((offset, count))
+        offset += -(-count // WIDTH) * WIDTH
+    return offsets
+
+
+def num_nodes(capacity: int) -> int:
+    """Values that a tree's array holds, padding and all."""
+    offset, count = levels(capacity)[-1]
+    return offset + -(-count // WIDTH) * WIDTH
+
+
+def set_leaves(
+    nodes: Floats, capacity: int, op: int, low: float, high: float,
+    indices: Places, values: Floats, /,
+) -> int:  # fmt: skip
+    """Write leaves, and afresh every node above them.
+
+    Args:
+        nodes: The tree.
+        capacity: Its leaves.
+        op: `SUM`, `MIN` or `MAX`.
+        low: Least value that is taken.
+        high: Greatest value that is taken; NaN never is.
+        indices: int64 ``[B]``, in ``[0, capacity)``; of equal ones the last wins.
+        values: float64 ``[B]``.
+
+    Returns:
+        Place of the first pair refused, or -1.
+    """
+    legal = (indices >= 0) & (indices < capacity) & (values >= low) & (values <= high)
+    if not legal.all():
+        return int(np.argmin(legal))
+    if len(indices) == 0:
+        return -1
+    *above, (leaves, _) = levels(capacity)
+    backwards, last = np.unique(indices[::-1], return_index=True)
+    here = leaves + backwards
+    before = np.count_nonzero(nodes[here])
+    # The zero added turns -0.0 into 0.0, which compares alike and differs in bits.
+    nodes[here] = values[::-1][last] + 0.0
+    if op == SUM:
+        nodes[NONZERO] += np.count_nonzero(nodes[here]) - before
+    below, parents = leaves, backwards
+    for offset, _ in reversed(above):
+        parents = _distinct(parents // WIDTH)
+        children = below + parents[:, None] * WIDTH + np.arange(WIDTH)
+        nodes[offset + parents] = _reduce(nodes[children], op)
+        below = offset
+    return -1
+
+
+def get_leaves(nodes: Floats, capacity: int, indices: Places, out: Floats, /) -> int:
+    """Read leaves.
+
+    Args:
+        nodes: The tree.
+        capacity: Its leaves.
+        indices: int64 ``[B]``, in ``[0, capacity)``.
+        out: float64 ``[B]``, written to.
+
+    Returns:
+        Place of the first index refused, or -1.
+    """
+    legal = (indices >= 0) & (indices < capacity)
+    if not legal.all():
+        return int(np.argmin(legal))
+    offset, _ = levels(capacity)[-1]
+    np.take(nodes[offset:], indices, out=out, mode="clip")
+    return -1
+
+
+def find_leaves(
+    nodes: Floats, capacity: int, sums: Floats, indices: Places, values: Floats, /
+) -> int:
+    """Find the leaf in which each prefix sum falls; never one of value zero.
+
+    Args:
+        nodes: A tree of sums.
+        capacity: Its leaves.
+        sums: float64 ``[B]``, from 0 to the total, which counts as the number below
+            it; nothing is refused as long as the total is not 0.
+        indices: int64 ``[B]``, written to: the least leaf whose prefix sum, itself
+            included, is greater.
+        values: float64 ``[B]``, written to: the leaf's value.
+
+    Returns:
+        Place of the first sum refused, or -1.
+    """
+    total = nodes[0]
+    legal = (sums >= 0) & (sums <= total) & (total > 0)
+    if not legal.all():
+        return int(np.argmin(legal))
+    rest = np.minimum(sums, np.nextafter(total, 0.0))
+    place = np.zeros(len(sums), np.int64)
+    value = rest
+    for offset, count in levels(capacity)[1:]:
+        chosen, before, value = _choose(nodes, offset + place * WIDTH, rest)
+        place = np.minimum(place * WIDTH + chosen, count - 1)
+        # The difference may be rounded up to the child's whole sum.
+        rest = np.minimum(rest - before, np.nextafter(value, 0.0))
+    indices[:] = place
+    values[:] = value
+    return -1
+
+
+def rebuild(nodes: Floats, capacity: int, op: int, /) -> None:
+    """Compute every inner node, and the count beside the root, from the leaves.
+
+    Args:
+        nodes: The tree.
+        capacity: Its leaves.
+        op: `SUM`, `MIN` or `MAX`.
+    """
+    *above, (below, size) = levels(capacity)
+    if op == SUM:
+        nodes[NONZERO] = np.count_nonzero(nodes[below : below + size])
+    for offset, count in reversed(above):
+        children = nodes[below : below + count * WIDTH].reshape(count, WIDTH)
+        nodes[offset : offset + count] = _reduce(children, op)
+        below = offset
+
+
+def _choose(
+    nodes: Floats, first: Places, rest: Floats
+) -> tuple[Places, Floats, Floats]:
+    """Descend one level.
+
+    Args:
+        nodes: The tree.
+        first: int64 ``[B]``, where each node begins.
+        rest: float64 ``[B]``, the prefix sum within it.
+
+    Returns:
+        Which child ``[B]``, the sum before it and its own value.
+    """
+    rows = np.arange(len(first))
+    children = nodes[first[:, None] + np.arange(WIDTH)].reshape(-1, 4, 4)
+    blocks = np.zeros((len(first), 4))
+    np.cumsum(_blocks(children)[:, :3], axis=1, out=blocks[:, 1:])
+    block = np.count_nonzero(blocks[:, 1:] <= rest[:, None], axis=1)
+    within = children[rows, block]
+    prefix = np.zeros((len(first), 4))
+    prefix[:, 1] = within[:, 0]
+    prefix[:, 2] = within[:, 0] + within[:, 1]
+    prefix[:, 3] = prefix[:, 2] + within[:, 2]
+    prefix += blocks[rows, block][:, None]
+    child = np.count_nonzero(prefix[:, 1:] <= rest[:, None], axis=1)
+    return 4 * block + child, prefix[rows, child], within[rows, child]
+
+
+def _reduce(children: Floats, op: int) -> Floats:
+    """float64 ``[N]`` of the nodes' children ``[N, 16]``."""
+    if op == MIN:
+        return np.asarray(children.min(axis=1))
+    if op == MAX:
+        return np.asarray(children.max(axis=1))
+    blocks = _blocks(children.reshape(-1, 4, 4))
+    return np.asarray(((blocks[:, 0] + blocks[:, 1]) + blocks[:, 2]) + blocks[:, 3])
+
+
+def _blocks(children: Floats) -> Floats:
+    """Sums ``[N, 4]`` of blocks of four ``[N, 4, 4]``."""
+    c = children
+    return np.asarray((c[..., 0] + c[..., 1]) + (c[..., 2] + c[..., 3]))
+
+
+def _distinct(growing: Places) -> Places:
+    keep = np.ones(len(growing), bool)
+    np.not_equal(growing[1:], growing[:-1], out=keep[1:])
+    return growing[keep]
