@@ -1,0 +1,100 @@
+"""Several samplers' draws as one, and what is passed on to each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.errors import SchemaError
+from mmreplay.samplers.base import Draw, PrioritySampler, Sampler, View, Windows
+
+Ids = NDArray[np.int64]
+
+
+def draw_each(
+    view: View, samplers: Sequence[Sampler], counts: Sequence[int]
+) -> list[Draw]:
+    """Draw so many with each sampler, none where the count is 0.
+
+    Where one fails those before it are put back: a failed draw does not count.
+    """
+    drawn: list[Draw] = []
+    states = []
+    try:
+        for sampler, count in zip(samplers, counts, strict=True):
+            if count:
+                before = sampler.state_dict() if len(samplers) > 1 else {}
+                drawn.append(sampler.draw(view, count))
+                states.append((sampler, before))
+    except BaseException:
+        for sampler, state in states:
+            sampler.load_state_dict(state)
+        raise
+    return drawn
+
+
+def joined(draws: Sequence[Draw], key: int) -> Draw:
+    """Put draws one after the other.
+
+    Args:
+        draws: At least one; all of single steps, or all of windows equally long.
+        key: Of the whole.
+
+    Raises:
+        SchemaError: Their windows differ.
+    """
+    windows = [draw.windows for draw in draws]
+    found = [w for w in windows if w is not None]
+    lengths = [None if w is None else w.positions.shape[1] for w in windows]
+    if len(set(lengths)) > 1:
+        raise SchemaError(
+            f"samplers: got windows of lengths {lengths} to put into one batch, "
+            "expected them all alike; wrap the mixture in one SequenceSampler instead"
+        )
+    return Draw(
+        np.concatenate([draw.env_ids for draw in draws]),
+        np.concatenate([draw.positions for draw in draws]),
+        np.concatenate([draw.probabilities for draw in draws]),
+        np.concatenate([draw.weights for draw in draws]),
+        key,
+        Windows.joined(found) if found else None,
+    )
+
+
+def update_each(
+    view: View,
+    samplers: Sequence[Sampler],
+    env_ids: Ids,
+    positions: Ids,
+    values: NDArray[np.generic],
+    mask: NDArray[np.bool_] | None,
+) -> int:
+    """Give priorities to every sampler that keeps some.
+
+    Returns:
+        The most that any of them dropped.
+
+    Raises:
+        SchemaError: None of them keeps priorities.
+    """
+    keeping = [sampler for sampler in samplers if keeps_priorities(sampler)]
+    if not keeping:
+        names = [type(sampler).__name__ for sampler in samplers]
+        raise SchemaError(
+            f"update_priorities: got samplers {names} that keep no priorities, "
+            "expected a PrioritizedSampler among them; make it a part"
+        )
+    return max(
+        sampler.update_priorities(view, env_ids, positions, values, mask)
+        for sampler in keeping
+    )
+
+
+def keeps_priorities(sampler: Sampler) -> TypeGuard[PrioritySampler]:
+    """Whether a sampler draws by priorities, or wraps one that does."""
+    if not isinstance(sampler, PrioritySampler):
+        return False
+    return bool(getattr(sampler, "keeps_priorities", True))

@@ -1,0 +1,111 @@
+"""Batches made of several samplers' draws, in exact shares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.samplers.base import Draw, Sampler, State, View
+from mmreplay.samplers.joined import (
+    draw_each,
+    joined,
+    keeps_priorities,
+    update_each,
+)
+from mmreplay.samplers.random import StepGenerator
+from mmreplay.samplers.shares import Shares
+from mmreplay.samplers.states import check_kind, integer, parts
+
+Ids = NDArray[np.int64]
+
+
+class MixtureSampler:
+    """Draws a share of each batch with each of several samplers, over one buffer.
+
+    ``MixtureSampler([(PrioritizedSampler(), 3), (UniformSampler(), 1)])`` draws 192
+    and 64 of 256, in that order; see `Shares` for batches that do not divide. A part
+    that draws fewer (a `ShuffledSampler` at an epoch's end) makes the batch shorter,
+    and gets what it missed later. For shares over several buffers see `concat`.
+
+    Probabilities and weights are of the sampler that drew the step, not of the
+    mixture: samplers do not know how likely another one's steps are to them.
+    Priorities go to every part that keeps some, whoever drew the steps.
+    """
+
+    def __init__(
+        self, samplers: Sequence[tuple[Sampler, float]], *, seed: int | None = None
+    ) -> None:
+        """Make a sampler.
+
+        Args:
+            samplers: Each with its share, above 0; only the shares' ratios count.
+            seed: Of `Draw.key` alone; None takes one from the system.
+
+        Raises:
+            SchemaError: A share is not above 0, or there is no sampler.
+        """
+        self._samplers = [sampler for sampler, _ in samplers]
+        self._shares = Shares([share for _, share in samplers])
+        self._random = StepGenerator(seed)
+        self._step = 0
+
+    def draw(self, view: View, batch_size: int) -> Draw:
+        """Draw a batch, part by part; see `Sampler.draw`.
+
+        Raises:
+            EmptyError: A part has nothing to draw.
+            SchemaError: Some draw windows, and not all of the same length.
+        """
+        counts = self._shares.split(batch_size)
+        drawn = draw_each(view, self._samplers, counts)
+        draw = joined(drawn, self._random.key(self._step))
+        lengths = iter(drawn)
+        self._shares.count([len(next(lengths)) if count else 0 for count in counts])
+        self._step += 1
+        return draw
+
+    @property
+    def keeps_priorities(self) -> bool:
+        """Whether a part takes priorities."""
+        return any(keeps_priorities(sampler) for sampler in self._samplers)
+
+    def update_priorities(
+        self,
+        view: View,
+        env_ids: Ids,
+        positions: Ids,
+        values: NDArray[np.generic],
+        mask: NDArray[np.bool_] | None = None,
+    ) -> int:
+        """Pass priorities on to each part that keeps some; see `PrioritySampler`."""
+        return update_each(view, self._samplers, env_ids, positions, values, mask)
+
+    def state_dict(self) -> State:
+        """Seed, step, what each part has drawn, and the states of the parts."""
+        return {
+            "kind": "MixtureSampler",
+            "seed": self._random.seed,
+            "step": self._step,
+            "parts": [sampler.state_dict() for sampler in self._samplers],
+            **self._shares.state_dict(),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from a state; see `Sampler.load_state_dict`."""
+        check_kind(state, "MixtureSampler")
+        seed, step = integer(state, "seed"), integer(state, "step")
+        others = parts(state, "parts", len(self._samplers))
+        before = self.state_dict()
+        try:
+            self._shares.load_state_dict(state)
+            for sampler, other in zip(self._samplers, others, strict=True):
+                sampler.load_state_dict(other)
+        except BaseException:
+            # Half of another state would be a third one.
+            self._shares.load_state_dict(before)
+            for sampler, mine in zip(self._samplers, before["parts"], strict=True):
+                sampler.load_state_dict(mine)
+            raise
+        self._random, self._step = StepGenerator(seed), step

@@ -1,0 +1,253 @@
+"""Newer steps more often: a share of each batch, or a window that shrinks.
+
+"Newest" is by position, per environment, so that it means the same before and
+after the ring has wrapped.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.errors import SchemaError
+from mmreplay.samplers.base import Draw, Sampler, State, View
+from mmreplay.samplers.joined import draw_each, joined, keeps_priorities, update_each
+from mmreplay.samplers.random import StepGenerator
+from mmreplay.samplers.ranks import newest, nothing_to_draw, num_legal, rank_edges
+from mmreplay.samplers.states import check_kind, fraction, integer, parts, same
+from mmreplay.samplers.stratified import StratifiedSampler
+from mmreplay.samplers.uniform import UniformSampler
+
+Ids = NDArray[np.int64]
+
+
+class RecentSampler:
+    """Draws a share of each batch from the newest steps, the rest with another sampler.
+
+    The scheme of alf's ReplayBuffer: the first ``ceil(batch_size * ratio)`` are from
+    the newest legal starts of each environment, as `StratifiedSampler` draws; the
+    rest is drawn by the sampler given, which may draw newest steps too. As long as
+    those are no less than their share of an average environment (``ratio * legal
+    starts <= steps``) everything is drawn by the sampler given.
+
+    Probabilities are of the law that drew each step, not of both together. Steps
+    drawn as newest have weight 1; the others the weights of the sampler given.
+    """
+
+    def __init__(
+        self,
+        steps: int,
+        ratio: float,
+        sampler: Sampler | None = None,
+        *,
+        seed: int | None = None,
+    ) -> None:
+        """Make a sampler.
+
+        Args:
+            steps: Newest legal starts of each environment, at least 1.
+            ratio: Share of them in a batch, in ``(0, 1]``.
+            sampler: Draws the rest; `UniformSampler` with the same seed by default.
+            seed: Seed of the newest steps' draws; None takes one from the system.
+
+        Raises:
+            SchemaError: An argument is not legal.
+        """
+        if steps < 1 or not 0 < ratio <= 1:
+            raise SchemaError(
+                f"recent: got steps={steps} and ratio={ratio}, expected at least 1 "
+                "step and a ratio in (0, 1]; leave the sampler out to draw none"
+            )
+        self._steps, self._ratio = steps, float(ratio)
+        self._random = StepGenerator(seed)
+        self._step = 0
+        self._newest = StratifiedSampler(self._random.seed)
+        self._sampler: Sampler = (
+            UniformSampler(self._random.seed) if sampler is None else sampler
+        )
+
+    def draw(self, view: View, batch_size: int) -> Draw:
+        """Draw a batch, newest steps first; see `Sampler.draw`."""
+        edges = rank_edges(view)
+        counts = np.diff(edges)
+        if edges[-1] == 0:
+            raise nothing_to_draw(view, batch_size)
+        recent = 0
+        if counts.mean() * self._ratio > self._steps:
+            # 0.1 * 10 is above 1 by rounding, and 2 are not asked for.
+            recent = ceil(round(batch_size * self._ratio, 9))
+        drawn = []
+        if recent < batch_size:
+            drawn = draw_each(view, [self._sampler], [batch_size - recent])
+        if recent:
+            narrowed = newest(view, np.full(len(counts), self._steps), edges)
+            drawn.insert(0, self._newest.draw(narrowed, recent))
+        key = self._random.key(self._step)
+        self._step += 1
+        return joined(drawn, key)
+
+    @property
+    def keeps_priorities(self) -> bool:
+        """Whether the sampler of the rest takes priorities."""
+        return keeps_priorities(self._sampler)
+
+    def update_priorities(
+        self,
+        view: View,
+        env_ids: Ids,
+        positions: Ids,
+        values: NDArray[np.generic],
+        mask: NDArray[np.bool_] | None = None,
+    ) -> int:
+        """Pass priorities on, of newest steps too; see `PrioritySampler`."""
+        return update_each(view, [self._sampler], env_ids, positions, values, mask)
+
+    def state_dict(self) -> State:
+        """Seed, step and the states of both samplers."""
+        return {
+            "kind": "RecentSampler",
+            "seed": self._random.seed,
+            "step": self._step,
+            "steps": self._steps,
+            "ratio": self._ratio,
+            "parts": [self._newest.state_dict(), self._sampler.state_dict()],
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from a state; see `Sampler.load_state_dict`."""
+        check_kind(state, "RecentSampler")
+        seed, step = integer(state, "seed"), integer(state, "step")
+        same(state, "steps", self._steps)
+        same(state, "ratio", self._ratio)
+        mine, other = parts(state, "parts", 2)
+        fresh = StratifiedSampler(0)
+        fresh.load_state_dict(mine)
+        self._sampler.load_state_dict(other)
+        self._newest, self._random, self._step = fresh, StepGenerator(seed), step
+
+
+class ShrinkingSampler:
+    """Draws uniformly from a window of newest steps that shrinks update by update.
+
+    Emphasizing Recent Experience (Wang and Ross 2019, "Boosting Soft Actor-Critic:
+    Emphasizing Recent Experience without Forgetting the Past"): of N legal starts,
+    update k of K draws from the newest ``max(N * eta ** (1000 * k / K), smallest)``,
+    k from 1 to K, then from 1 again. They are the newest of all environments
+    together: as many of each as it takes, fewer where an environment has fewer.
+
+    Attributes:
+        eta: In ``(0, 1]``; set it to anneal, as the paper does, towards 1.
+    """
+
+    def __init__(
+        self,
+        num_updates: int,
+        *,
+        eta: float = 0.996,
+        smallest: int = 5000,
+        seed: int | None = None,
+    ) -> None:
+        """Make a sampler.
+
+        Args:
+            num_updates: K, draws of one phase of updates, at least 1.
+            eta: How fast the window shrinks, in ``(0, 1]``; 1 is uniform.
+            smallest: Steps that the window has at least, at least 1.
+            seed: Seed of its own generator; None takes one from the system.
+
+        Raises:
+            SchemaError: An argument is not legal.
+        """
+        self.eta = eta
+        self._smallest = smallest
+        self._random = StepGenerator(seed)
+        self._sampler = UniformSampler(self._random.seed)
+        self._step = 0
+        self.begin(num_updates)
+        if smallest < 1 or not 0 < eta <= 1:
+            raise SchemaError(
+                f"window: got eta={eta} and smallest={smallest}, expected eta in "
+                "(0, 1] and at least 1 step; eta=1 draws from everything"
+            )
+
+    def begin(self, num_updates: int) -> None:
+        """Begin a phase of updates with the whole buffer.
+
+        Args:
+            num_updates: K of the phase, at least 1.
+        """
+        if num_updates < 1:
+            raise SchemaError(
+                f"num_updates: got {num_updates}, expected at least 1; pass how many "
+                "batches are drawn until the next phase"
+            )
+        self._num_updates = num_updates
+        self._update = 0
+
+    def window(self, num_starts: int) -> int:
+        """How many of the newest steps the next draw is from.
+
+        Args:
+            num_starts: N, legal starts of the buffer.
+        """
+        power = 1000 * (self._update + 1) / self._num_updates
+        size = max(int(num_starts * self.eta**power), self._smallest)
+        return min(size, num_starts)
+
+    def draw(self, view: View, batch_size: int) -> Draw:
+        """Draw a batch; see `Sampler.draw`."""
+        if num_legal(view) == 0:
+            raise nothing_to_draw(view, batch_size)
+        edges = rank_edges(view)
+        counts = _newest_counts(np.diff(edges), self.window(int(edges[-1])))
+        draw = self._sampler.draw(newest(view, counts, edges), batch_size)
+        self._update = (self._update + 1) % self._num_updates
+        self._step += 1
+        return draw
+
+    def state_dict(self) -> State:
+        """Seed, step, eta, and how far the phase is."""
+        return {
+            "kind": "ShrinkingSampler",
+            "seed": self._random.seed,
+            "step": self._step,
+            "smallest": self._smallest,
+            "eta": float(self.eta),
+            "num_updates": self._num_updates,
+            "update": self._update,
+            "parts": [self._sampler.state_dict()],
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from a state; see `Sampler.load_state_dict`."""
+        check_kind(state, "ShrinkingSampler")
+        seed, step = integer(state, "seed"), integer(state, "step")
+        same(state, "smallest", self._smallest)
+        num_updates = max(1, integer(state, "num_updates"))
+        update = integer(state, "update", num_updates)
+        fresh = UniformSampler(0)
+        fresh.load_state_dict(parts(state, "parts", 1)[0])
+        self.eta = fraction(state, "eta")
+        self._sampler, self._random, self._step = fresh, StepGenerator(seed), step
+        self._num_updates, self._update = num_updates, update
+
+
+def _newest_counts(counts: Ids, window: int) -> Ids:
+    """How many of each environment the newest of all are.
+
+    The same number of each, the smallest that makes at least window of them,
+    less where an environment has fewer.
+
+    Args:
+        counts: int64 ``[E]``, legal starts.
+        window: In ``[1, counts.sum()]``.
+    """
+    rounds = np.sort(counts)
+    left = len(rounds) - np.arange(len(rounds))
+    below = np.cumsum(rounds) - rounds
+    # The first environment, shortest first, that is not through by then.
+    which = int(np.argmax(below + left * rounds >= window))
+    each = -(-(window - int(below[which])) // int(left[which]))
+    return np.minimum(counts, each)

@@ -1,0 +1,307 @@
+"""Every legal start once an epoch, in an order that is computed and not stored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.errors import EmptyError, FormatError, SchemaError
+from mmreplay.ring import LAYOUTS, Layout
+from mmreplay.samplers.base import Draw, State, View
+from mmreplay.samplers.frozen import Frozen
+from mmreplay.samplers.permutation import Permutation
+from mmreplay.samplers.random import StepGenerator
+from mmreplay.samplers.ranks import nothing_to_draw
+from mmreplay.samplers.states import check_kind, integer, same
+
+Ids = NDArray[np.int64]
+CHUNK = 8192
+"""Places worked out at once, so that no batch pays for a search of the buffer."""
+
+
+class ShuffledSampler:
+    """Draws without replacement, epoch by epoch: every legal start exactly once.
+
+    An epoch is of the legal starts that there were at its beginning. Steps added
+    meanwhile are for the next one; steps given up meanwhile are skipped, and
+    `skipped` counts them. The last batch of an epoch may be short, and the draw
+    after it begins the next epoch; a DataLoader over `ReplayDataset.draws` ends
+    with the epoch.
+
+    Memory is O(environments), whatever the buffer holds: the order is a keyed
+    permutation of ranks (see `permutation`), and a state says how far it is gone
+    through. So a run that is stopped after any batch goes on exactly there, also
+    when the buffer has moved on.
+
+    Ranks of a distributed run take every num_ranks-th step of one common order:
+    disjoint, and together everything, sizes differing by one at most. With
+    ``drop_last=True`` all ranks draw equally many batches. They must see the same
+    buffer when an epoch begins: one that nobody writes, or the state of one rank
+    loaded into the others.
+
+    Attributes:
+        rank: This process's, in ``[0, num_ranks)``.
+        num_ranks: Processes that share an epoch.
+        skipped: Steps of this epoch's that were given up before they were drawn.
+    """
+
+    def __init__(
+        self,
+        seed: int | None = None,
+        *,
+        rank: int = 0,
+        num_ranks: int = 1,
+        drop_last: bool = False,
+        shuffle: bool = True,
+        layout: Layout = "env_major",
+        batches: int | None = None,
+    ) -> None:
+        """Make a sampler.
+
+        Args:
+            seed: Seed of the orders; None takes one from the system. All ranks need
+                the same.
+            rank: In ``[0, num_ranks)``.
+            num_ranks: Processes that share an epoch, at least 1.
+            drop_last: Leave out what does not fill a batch at an epoch's end.
+            shuffle: False draws oldest first.
+            layout: Of ``shuffle=False``: ``"env_major"``, one environment after the
+                other, or ``"time_major"``, the oldest of each, the second of each.
+            batches: Split each epoch into so many batches, whose sizes differ by
+                one at most (fewer where there are fewer steps); the batch_size asked
+                for is then not looked at. At least 1.
+
+        Raises:
+            SchemaError: An argument is not legal.
+        """
+        _check(rank, num_ranks, layout, batches, drop_last)
+        self.rank, self.num_ranks = rank, num_ranks
+        self.skipped = 0
+        self._random = StepGenerator(seed)
+        self._drop_last, self._batches = drop_last, batches
+        self._options: dict[str, Any] = {
+            "num_ranks": num_ranks,
+            "shuffle": shuffle,
+            "layout": layout,
+            "batches": batches,
+            "drop_last": drop_last,
+        }
+        self._epoch = self._step = self._done = 0
+        self._frozen: Frozen | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drop what was worked out for an epoch."""
+        self._order: Permutation | None = None
+        self._chunk: tuple[int, Ids, Ids] = (0, np.empty(0, int), np.empty(0, int))
+
+    @property
+    def epoch(self) -> int:
+        """Epochs gone through: the number of the one that the next draw is of."""
+        return self._epoch
+
+    def draw(self, view: View, batch_size: int) -> Draw:
+        """Draw the next batch of the epoch, or the first of the next one.
+
+        Returns:
+            batch_size steps, or fewer at the end of an epoch.
+
+        Raises:
+            EmptyError: There is no legal start, or too few for a batch.
+            FormatError: The epoch was begun on another buffer.
+        """
+        found = self._next(view, batch_size)
+        while found is None:
+            self._end_epoch()
+            found = self._next(view, batch_size)
+        frozen, (env_ids, positions, done) = self._begun(view), found
+        self.skipped += done - self._done - len(positions)
+        self._done = done
+        key = self._random.key(self._step * self.num_ranks + self.rank)
+        self._step += 1
+        if self._left(batch_size) == 0:
+            self._end_epoch()
+        probabilities = np.full(len(positions), 1.0 / frozen.total)
+        weights = np.ones(len(positions), np.float32)
+        return Draw(env_ids, positions, probabilities, weights, key)
+
+    def more(self, view: View, batch_size: int) -> bool:
+        """Whether this epoch has another batch; see `EpochSampler.more`."""
+        if self._next(view, batch_size) is None:
+            self._end_epoch()
+            return False
+        return True
+
+    def num_batches(self, view: View, batch_size: int) -> int:
+        """Batches of the whole of this epoch; see `EpochSampler.num_batches`."""
+        size = self._size(self._frozen or Frozen.of(view))
+        if self._batches is not None:
+            return min(self._batches, size)
+        return size // batch_size if self._drop_last else -(-size // batch_size)
+
+    def restart(self) -> None:
+        """Give up what is left of this epoch; the next draw begins another."""
+        self._end_epoch()
+
+    def _begun(self, view: View) -> Frozen:
+        """Begin the epoch where it is not, or see that it is of this buffer."""
+        if self._frozen is None:
+            frozen = Frozen.of(view)
+            if frozen.total == 0:
+                raise nothing_to_draw(view, 1)
+            self._frozen = frozen
+        else:
+            self._frozen.check(view)
+        return self._frozen
+
+    def _end_epoch(self) -> None:
+        self._frozen = None
+        self._done = self.skipped = 0
+        self._epoch += 1
+        self._forget()
+
+    def _size(self, frozen: Frozen) -> int:
+        """Steps of an epoch that are for this rank."""
+        if self._drop_last:
+            return frozen.total // self.num_ranks
+        return (frozen.total - self.rank + self.num_ranks - 1) // self.num_ranks
+
+    def _least(self, batch_size: int) -> int:
+        return batch_size if self._drop_last else 1
+
+    def _left(self, batch_size: int) -> int:
+        """Steps, given up or not, that this epoch still has batches of."""
+        assert self._frozen is not None
+        left = self._size(self._frozen) - self._done
+        return left if left >= self._least(batch_size) else 0
+
+    def _next(self, view: View, batch_size: int) -> tuple[Ids, Ids, int] | None:
+        """Find the next batch: env_ids, positions, and how far the epoch is then."""
+        frozen = self._begun(view)
+        size, done = self._size(frozen), self._done
+        if size < self._least(batch_size):
+            # Not begun after all: the next draw may find more.
+            self._frozen = None
+            raise self._too_few(batch_size, size)
+        envs, places, have = [], [], 0
+        while done < size:
+            stop = self._stop(size, done, batch_size - have)
+            env_ids, positions = self._places(view, frozen, done, stop)
+            done += len(positions)
+            here = np.flatnonzero(frozen.alive(view, env_ids, positions))
+            envs.append(env_ids[here])
+            places.append(positions[here])
+            have += len(here)
+            if have and (have == batch_size or self._batches is not None):
+                break
+            if len(here) == 0:
+                if frozen.all_gone(view):
+                    return None
+                done = self._skip(view, frozen, done)
+        if have < self._least(batch_size):
+            return None
+        return np.concatenate(envs), np.concatenate(places), done
+
+    def _skip(self, view: View, frozen: Frozen, done: int) -> int:
+        """Pass over what is gone of the places worked out, as far as none is alive."""
+        start, env_ids, positions = self._chunk
+        if self._batches is not None:
+            return done
+        rest = slice(done - start, None)
+        alive = frozen.alive(view, env_ids[rest], positions[rest])
+        return done + (int(alive.argmax()) if alive.any() else len(alive))
+
+    def _stop(self, size: int, done: int, want: int) -> int:
+        """Where the steps that come next end."""
+        if self._batches is None:
+            return min(size, done + want)
+        count = min(self._batches, size)
+        batch = -(-done * count // size)
+        return (batch + 1) * size // count
+
+    def _places(
+        self, view: View, frozen: Frozen, first: int, stop: int
+    ) -> tuple[Ids, Ids]:
+        """Places ``[first, stop)`` of this rank's epoch, position -1 if given up."""
+        start, envs, places = self._chunk
+        if not (start <= first and stop <= start + len(places)):
+            until = min(self._size(frozen), max(stop, first + CHUNK))
+            indices = np.arange(first, until) * self.num_ranks + self.rank
+            if self._options["shuffle"]:
+                if self._order is None:
+                    rng = self._random.at(self._epoch)
+                    self._order = Permutation(frozen.total, rng)
+                ranks = self._order(indices)
+            elif self._options["layout"] == "env_major":
+                ranks = indices
+            else:
+                ranks = frozen.in_turn(indices)
+            start, (envs, places) = first, frozen.places(view, ranks)
+            self._chunk = (start, envs, places)
+        piece = slice(first - start, stop - start)
+        return envs[piece], places[piece]
+
+    def _too_few(self, batch_size: int, size: int) -> EmptyError:
+        return EmptyError(
+            f"cannot draw {batch_size} steps without replacement: got {size} for rank "
+            f"{self.rank} of {self.num_ranks}, expected at least "
+            f"{self._least(batch_size)}; add steps, or use fewer ranks, a smaller "
+            "batch or drop_last=False"
+        )
+
+    def state_dict(self) -> State:
+        """Seed, step, epoch and how far it is; where it began, O(environments).
+
+        The same for every rank, as long as nothing was skipped.
+        """
+        return {
+            "kind": "ShuffledSampler",
+            "seed": self._random.seed,
+            "step": self._step,
+            "epoch": self._epoch,
+            "done": self._done,
+            "skipped": self.skipped,
+            "began": None if self._frozen is None else self._frozen.state_dict(),
+            **self._options,
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from a state; see `Sampler.load_state_dict`."""
+        check_kind(state, "ShuffledSampler")
+        for name, own in self._options.items():
+            same(state, name, own)
+        seed, step = integer(state, "seed"), integer(state, "step")
+        epoch, done = integer(state, "epoch"), integer(state, "done")
+        skipped = integer(state, "skipped", done + 1)
+        began = state.get("began")
+        frozen = None if began is None else Frozen.from_state(began)
+        size = 0 if frozen is None else self._size(frozen)
+        if done > size:
+            raise FormatError(
+                f"sampler state: got done {done}, expected at most the {size} steps of "
+                "its epoch; pass what state_dict returned, unchanged"
+            )
+        self._random = StepGenerator(seed)
+        self._step, self._epoch, self._done = step, epoch, done
+        self.skipped, self._frozen = skipped, frozen
+        self._forget()
+
+
+def _check(
+    rank: int, num_ranks: int, layout: str, batches: int | None, drop_last: bool
+) -> None:
+    """Refuse arguments that make no sense."""
+    if num_ranks < 1 or not 0 <= rank < num_ranks:
+        raise SchemaError(
+            f"rank: got {rank} of {num_ranks}, expected it in [0, num_ranks) and "
+            "num_ranks of at least 1; pass torch.distributed's rank and world size"
+        )
+    if layout not in LAYOUTS:
+        raise SchemaError(f"layout: got {layout!r}, expected one of {list(LAYOUTS)}")
+    if batches is not None and (batches < 1 or drop_last):
+        raise SchemaError(
+            f"batches: got {batches} with drop_last={drop_last}, expected at least 1 "
+            "and drop_last=False; batches of an epoch leave nothing out"
+        )

@@ -1,0 +1,118 @@
+"""Reading a sampler's state back: it comes from a file, so nothing is believed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.errors import FormatError
+from mmreplay.samplers.base import State
+
+LIMIT = 1 << 63
+
+
+def check_kind(state: State, kind: str) -> None:
+    """Refuse what is no state, or another sampler's.
+
+    Raises:
+        FormatError: It is not of this kind.
+    """
+    if isinstance(state, Mapping) and state.get("kind") == kind:
+        return
+    got = state.get("kind") if isinstance(state, Mapping) else type(state).__name__
+    raise FormatError(
+        f"sampler state: got kind {got!r}, expected {kind!r}; load it into the "
+        "sampler that it was saved from"
+    )
+
+
+def integer(state: State, name: str, stop: int = LIMIT) -> int:
+    """One integer in ``[0, stop)``.
+
+    Raises:
+        FormatError: It is missing or none.
+    """
+    value = state.get(name)
+    if type(value) is not int or not 0 <= value < stop:
+        raise FormatError(
+            f"sampler state: got {name} {value!r}, expected an integer in "
+            f"[0, {_power(stop)}); pass what state_dict returned, unchanged"
+        )
+    return value
+
+
+def integers(state: State, name: str) -> NDArray[np.int64]:
+    """Return a list or array of integers of at least 0 as int64 ``[N]``.
+
+    Raises:
+        FormatError: It is missing or none.
+    """
+    value = state.get(name)
+    array = np.asarray(value) if isinstance(value, list | np.ndarray) else None
+    good = array is not None and array.ndim == 1
+    if array is None or not good or (array.size and array.dtype.kind not in "iu"):
+        raise FormatError(
+            f"sampler state: got {name} {_short(value)}, expected a list of integers; "
+            "pass what state_dict returned, unchanged"
+        )
+    if array.size and (int(array.min()) < 0 or int(array.max()) >= LIMIT):
+        raise FormatError(
+            f"sampler state: got {name} in [{array.min()}, {array.max()}], expected "
+            "them in [0, 2**63); pass what state_dict returned, unchanged"
+        )
+    return array.astype(np.int64)
+
+
+def fraction(state: State, name: str) -> float:
+    """One number in ``(0, 1]``.
+
+    Raises:
+        FormatError: It is missing or none.
+    """
+    value = state.get(name)
+    if type(value) is not float or not 0 < value <= 1:
+        raise FormatError(
+            f"sampler state: got {name} {value!r}, expected a number in (0, 1]; pass "
+            "what state_dict returned, unchanged"
+        )
+    return value
+
+
+def parts(state: State, name: str, count: int) -> list[State]:
+    """States of what a sampler is made of.
+
+    Raises:
+        FormatError: They are missing, or not as many.
+    """
+    value = state.get(name)
+    if not isinstance(value, list) or len(value) != count:
+        got = len(value) if isinstance(value, list) else type(value).__name__
+        raise FormatError(
+            f"sampler state: got {name} of {got}, expected a list of {count}; load it "
+            "into a sampler made of the same parts"
+        )
+    return value
+
+
+def same(state: State, name: str, own: object) -> None:
+    """Refuse the state of a sampler that was made with another argument.
+
+    Raises:
+        FormatError: They differ.
+    """
+    value = state.get(name)
+    if type(value) is not type(own) or value != own:
+        raise FormatError(
+            f"sampler state: got {name} {_short(value)}, expected this sampler's "
+            f"{own!r}; load it into a sampler made with the same arguments"
+        )
+
+
+def _power(stop: int) -> str:
+    return "2**63" if stop == LIMIT else str(stop)
+
+
+def _short(value: object) -> str:
+    return f"{value!r:.60}"

@@ -1,0 +1,298 @@
+"""Training and validation parts of one buffer, without a copy.
+
+``train, valid = split(buffer, [0.9, 0.1], seed=0)`` and then
+``dataset.draws(train.sampler(mr.ShuffledSampler(seed=0)), batch_size=256)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.episodes import EpisodeIndex
+from mmreplay.errors import EmptyError, FormatError, SchemaError
+from mmreplay.ring import Span
+from mmreplay.samplers.base import Home, Sampler, State, View
+from mmreplay.samplers.random import StepGenerator
+from mmreplay.samplers.ranks import legal_before
+from mmreplay.samplers.restricted import RestrictedSampler
+from mmreplay.samplers.states import check_kind, integers
+from mmreplay.samplers.uniform import UniformSampler
+
+Ids = NDArray[np.int64]
+By = Literal["episode", "step"]
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class Part:
+    """A set of steps of one buffer: stretches ``[begin, end)`` of positions.
+
+    Steps that the buffer gives up leave it; steps added later are in no part. Takes
+    24 bytes a stretch.
+
+    Attributes:
+        buffer: The buffer's uuid, in hexadecimal.
+        env_ids: int64 ``[N]``, never falling.
+        begins: int64 ``[N]``, growing within an environment.
+        ends: int64 ``[N]``, at most the next begin.
+    """
+
+    buffer: str
+    env_ids: Ids
+    begins: Ids
+    ends: Ids
+
+    def __len__(self) -> int:
+        """Rows that it was made of, less final rows where it is by episodes."""
+        return int((self.ends - self.begins).sum())
+
+    def __repr__(self) -> str:
+        """Say how large it is."""
+        return f"<Part of {len(self):,} steps in {len(self.ends):,} stretches>"
+
+    def sampler(self, sampler: Sampler | None = None) -> RestrictedSampler:
+        """Draw with a sampler from this part alone.
+
+        Args:
+            sampler: One of its own for each part; `UniformSampler` by default.
+        """
+        return RestrictedSampler(self, sampler or UniformSampler())
+
+    def of(self, view: View) -> View:
+        """Return a view of which only this part is left.
+
+        Costs O(stretches), once for every moment of the buffer.
+
+        Raises:
+            FormatError: It is a view of another buffer.
+        """
+        if view.home.uuid.hex() != self.buffer:
+            raise FormatError(
+                f"part: got a view of buffer {view.home.uuid.hex()}, expected "
+                f"{self.buffer}, which was split; split each buffer by itself"
+            )
+        return _PartView(view, self)
+
+    def state_dict(self) -> State:
+        """What the part is, to be drawn from in another run: JSON and arrays."""
+        return {
+            "kind": "Part",
+            "buffer": self.buffer,
+            "env_ids": self.env_ids,
+            "begins": self.begins,
+            "ends": self.ends,
+        }
+
+    @classmethod
+    def from_state(cls, state: State) -> Part:
+        """Read a state.
+
+        Raises:
+            FormatError: It is none.
+        """
+        check_kind(state, "Part")
+        env_ids, begins, ends = (
+            integers(state, name) for name in ("env_ids", "begins", "ends")
+        )
+        buffer = state.get("buffer")
+        if (
+            not isinstance(buffer, str)
+            or not len(env_ids) == len(begins) == len(ends)
+            or not _ordered(env_ids, begins, ends)
+        ):
+            raise FormatError(
+                "part state: got stretches that overlap or are out of order, expected "
+                "them as state_dict returned them; split the buffer again"
+            )
+        return cls(buffer, env_ids, begins, ends)
+
+    def check(self, state: State) -> None:
+        """Refuse the state of another part.
+
+        Raises:
+            FormatError: It is another one's.
+        """
+        other = Part.from_state(state)
+        if (
+            other.buffer != self.buffer
+            or not np.array_equal(other.env_ids, self.env_ids)
+            or not np.array_equal(other.begins, self.begins)
+            or not np.array_equal(other.ends, self.ends)
+        ):
+            raise FormatError(
+                f"sampler state: got one over {other}, expected one over {self} of the "
+                "same steps; keep parts with state_dict and read them with "
+                "Part.from_state"
+            )
+
+
+def split(
+    buffer: ReplayBuffer,
+    fractions: Sequence[float],
+    *,
+    by: By = "episode",
+    seed: int = 0,
+) -> list[Part]:
+    """Divide the steps that a buffer holds into parts that share none.
+
+    Parts are sets of positions and no copies: each gives samplers that draw from it
+    alone, over the same folder, in any process. The same buffer, fractions and seed
+    give the same parts. Of N episodes, or steps, a part of fraction f gets
+    ``round(N * f)``, to within one; what fractions below 1 leave is in no part.
+
+    Memory: 24 bytes an episode, or a stretch of steps that one part holds (of which
+    there are at most as many as there are steps).
+
+    Args:
+        buffer: Open; episodes that still run count as they are now.
+        fractions: One a part, above 0, at most 1 together.
+        by: ``"episode"`` keeps all steps of an episode in one part (windows with
+            ``boundary="any"`` may still run into its neighbour); ``"step"`` deals
+            out rows, neighbours into different parts.
+        seed: In ``[0, 2**63)``.
+
+    Raises:
+        SchemaError: An argument is not legal.
+        EmptyError: There are fewer episodes, or steps, than parts.
+    """
+    total = float(sum(fractions))
+    positive = all(isfinite(f) and f > 0 for f in fractions)
+    if not len(fractions) or not positive or total > 1 + 1e-9:
+        raise SchemaError(
+            f"fractions: got {list(fractions)}, expected numbers above 0 whose sum is "
+            "at most 1; such as [0.9, 0.1]"
+        )
+    if by not in ("episode", "step"):
+        raise SchemaError(f"by: got {by!r}, expected 'episode' or 'step'")
+    env_ids, begins, ends = _units(buffer, by)
+    sizes = _sizes(len(begins), fractions)
+    if min(sizes) < 1:
+        raise EmptyError(
+            f"cannot split {len(begins)} {by}s by {list(fractions)}: got parts of "
+            f"{sizes}, expected at least one {by} in each; add more, or use larger "
+            "fractions"
+        )
+    order = StepGenerator(seed).at(0).permutation(len(begins))
+    uuid = buffer.view.home.uuid.hex()
+    made = []
+    for stop, size in zip(np.cumsum(sizes).tolist(), sizes, strict=True):
+        which = np.sort(order[stop - size : stop])
+        made.append(Part(uuid, *_merged(env_ids[which], begins[which], ends[which])))
+    return made
+
+
+def _units(buffer: ReplayBuffer, by: By) -> tuple[Ids, Ids, Ids]:
+    """What is dealt out: env_ids, begins and ends, int64 ``[N]`` each, in order."""
+    view = buffer.view
+    with view.lock:
+        index = view.index
+        every = [index.episodes(env_id) for env_id in range(buffer.num_envs)]
+    env_ids = np.repeat(np.arange(len(every)), [len(e.begin) for e in every])
+    begins = np.concatenate([episodes.begin for episodes in every])
+    ends = np.concatenate([episodes.end for episodes in every])
+    if by == "step":
+        lengths = ends - begins
+        env_ids = np.repeat(env_ids, lengths)
+        shifts = np.cumsum(lengths) - lengths - begins
+        begins = np.arange(lengths.sum()) - np.repeat(shifts, lengths)
+        ends = begins + 1
+    return env_ids, begins, ends
+
+
+def _sizes(count: int, fractions: Sequence[float]) -> list[int]:
+    """Whole sizes whose running sums are the fractions' running sums, rounded."""
+    edges = np.floor(np.cumsum([0.0, *fractions]) * count + 0.5 + 1e-9)
+    sizes: list[int] = np.diff(np.minimum(edges, count)).astype(int).tolist()
+    return sizes
+
+
+def _merged(env_ids: Ids, begins: Ids, ends: Ids) -> tuple[Ids, Ids, Ids]:
+    """Make one stretch of those that touch."""
+    apart = (env_ids[1:] != env_ids[:-1]) | (begins[1:] != ends[:-1])
+    first = np.append(True, apart)
+    last = np.append(apart, True)
+    return env_ids[first], begins[first], ends[last]
+
+
+def _ordered(env_ids: Ids, begins: Ids, ends: Ids) -> bool:
+    later = (env_ids[1:] > env_ids[:-1]) | (
+        (env_ids[1:] == env_ids[:-1]) & (begins[1:] >= ends[:-1])
+    )
+    return bool((begins < ends).all() and later.all())
+
+
+class _PartView:
+    """A view of which only some stretches are left."""
+
+    def __init__(self, view: View, part: Part) -> None:
+        self._view = view
+        starts = view.starts
+        self._full = starts
+        lengths = starts.lengths
+        self._edges = np.cumsum(lengths) - lengths
+        self._begins = self._rows(part.env_ids, part.begins)
+        self._stops = self._rows(part.env_ids, part.ends)
+        self._low = legal_before(view, part.env_ids, part.begins)
+        self._high = legal_before(view, part.env_ids, part.ends)
+        self._ends: Ids = np.cumsum(self._high - self._low)
+        self.starts = self._clipped(part)
+        total = int(self._ends[-1]) if len(self._ends) else 0
+        self.num_illegal = int(self.starts.lengths.sum()) - total
+
+    def _rows(self, env_ids: Ids, positions: Ids) -> Ids:
+        """How many rows of the view's starts, laid end to end, lie before positions."""
+        first = self._full.first[env_ids]
+        inside = np.clip(positions, first, self._full.stop[env_ids])
+        return self._edges[env_ids] + inside - first
+
+    def _clipped(self, part: Part) -> Span:
+        """The stretch of each environment that holds all of the part that is left."""
+        some = self._high > self._low
+        env_ids = part.env_ids[some]
+        first, stop = self._full.stop.copy(), self._full.first.copy()
+        np.minimum.at(first, env_ids, part.begins[some])
+        np.maximum.at(stop, env_ids, part.ends[some])
+        first = np.maximum(first, self._full.first)
+        return Span(first, np.maximum(first, np.minimum(stop, self._full.stop)))
+
+    @property
+    def home(self) -> Home:
+        return self._view.home
+
+    @property
+    def index(self) -> EpisodeIndex:
+        return self._view.index
+
+    @property
+    def span(self) -> Span:
+        return self._view.span
+
+    def flags(self, env_ids: Ids, positions: Ids) -> NDArray[np.uint8]:
+        return self._view.flags(env_ids, positions)
+
+    def legal(self, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
+        rows = self._rows(env_ids, positions)
+        which = np.searchsorted(self._begins, rows, side="right") - 1
+        member = (which >= 0) & (rows < self._stops[np.maximum(which, 0)])
+        return member & self._view.legal(env_ids, positions)
+
+    def start_at(self, ranks: Ids) -> tuple[Ids, Ids]:
+        which = np.searchsorted(self._ends, ranks, side="right")
+        within: Ids = self._high[which] - (self._ends[which] - ranks)
+        return self._view.start_at(within)
+
+    def legal_before(self, env_ids: Ids, positions: Ids) -> Ids:
+        """See `samplers.ranks.legal_before`."""
+        rows = self._rows(env_ids, positions)
+        which = np.searchsorted(self._begins, rows, side="left") - 1
+        inside = np.maximum(which, 0)
+        ranks = legal_before(self._view, env_ids, positions)
+        ranks = np.clip(ranks, self._low[inside], self._high[inside])
+        before = self._ends[inside] - (self._high[inside] - ranks)
+        return np.where(which < 0, 0, before)
