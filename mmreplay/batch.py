@@ -27,7 +27,7 @@ class Batch:
         fields: Array ``[B, *shape]`` by path, ``next_observation/...`` included; of
             windows ``[B, T, *shape]``.
         env_ids: int64 ``[B]``.
-        positions: int64 ``[B]``, the first step of each window.
+        positions: int64 ``[B]``, the step drawn of each window.
         probabilities: float64 ``[B]``.
         weights: float32 ``[B]``.
         mask: bool ``[B, T]`` of windows, true where a step belongs to its window;
@@ -35,6 +35,8 @@ class Batch:
         bfloat16: Paths whose arrays hold the bits of bfloat16 numbers.
         key: What transforms drew by; `ReplayBuffer.take` with it gives the same.
         window_positions: int64 ``[B, T]`` of windows, else None.
+        offsets: int64 ``[N + 1]`` where the steps are those of N episodes one after
+            another: where each begins, and B; else None.
     """
 
     fields: dict[str, Array]
@@ -46,6 +48,7 @@ class Batch:
     bfloat16: frozenset[str] = frozenset()
     key: int = 0
     window_positions: Array | None = None
+    offsets: Array | None = None
 
     @property
     def data(self) -> dict[str, Any]:
@@ -115,6 +118,7 @@ class Batch:
             self.bfloat16,
             self.key,
             None if (w := self.window_positions) is None else from_numpy(w),
+            None if self.offsets is None else from_numpy(self.offsets),
         )
         return batch if device is None else batch.to(device)
 
@@ -148,4 +152,5 @@ class Batch:
             window_positions=None
             if (w := self.window_positions) is None
             else change(w),
+            offsets=None if self.offsets is None else change(self.offsets),
         )

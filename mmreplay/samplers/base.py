@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -25,10 +26,44 @@ class Windows:
         positions: int64 ``[B, T]``, a drawable step each; where mask is false, one
             that stands in for a step that is not there.
         mask: bool ``[B, T]``, true where the step belongs to the window.
+        is_first: bool ``[B, T]``, true where an episode begins, false where mask is;
+            None where nobody asked. Batches hold it as a field.
+        first_only: Paths of the fields of which only the first step of each window is
+            wanted, ``[B, *shape]``.
     """
 
     positions: NDArray[np.int64]
     mask: NDArray[np.bool_]
+    is_first: NDArray[np.bool_] | None = None
+    first_only: tuple[str, ...] = ()
+
+    def replaced(self, places: NDArray[np.int64], other: Windows) -> Windows:
+        """Return these windows with others in some places; see `Draw.replaced`."""
+        firsts = self.is_first
+        if firsts is not None and other.is_first is not None:
+            firsts = _with(firsts, places, other.is_first)
+        return Windows(
+            _with(self.positions, places, other.positions),
+            _with(self.mask, places, other.mask),
+            firsts,
+            self.first_only,
+        )
+
+    @staticmethod
+    def joined(windows: Sequence[Windows]) -> Windows:
+        """Put windows one after the other.
+
+        Args:
+            windows: At least one, all equally long. ``is_first`` is kept where all
+                have it, and `first_only` is that of the first.
+        """
+        firsts = [w.is_first for w in windows if w.is_first is not None]
+        return Windows(
+            np.concatenate([w.positions for w in windows]),
+            np.concatenate([w.mask for w in windows]),
+            np.concatenate(firsts) if len(firsts) == len(windows) else None,
+            windows[0].first_only,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +72,15 @@ class Draw:
 
     Attributes:
         env_ids: int64 ``[B]``, in ``[0, num_envs)``.
-        positions: int64 ``[B]``, within the span that the sampler saw; the first
-            step of each window.
+        positions: int64 ``[B]``, within the span that the sampler saw; of windows the
+            first step to learn from, which burn-in may precede.
         probabilities: float64 ``[B]``, of each step under the sampler's law.
         weights: float32 ``[B]``, importance weights.
         key: In ``[0, 2**64)``, of this draw alone: what transforms draw by, so that
             a draw gathered in another process gives the same batch.
         windows: None where each draw is one step.
+        offsets: int64 ``[N + 1]`` where the steps are those of N episodes one after
+            another: where each begins, and B; else None.
     """
 
     env_ids: NDArray[np.int64]
@@ -52,6 +89,7 @@ class Draw:
     weights: NDArray[np.float32]
     key: int = 0
     windows: Windows | None = None
+    offsets: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         """Steps, or windows, drawn."""
@@ -62,14 +100,11 @@ class Draw:
 
         Args:
             places: int64 ``[N]``, in ``[0, B)``, each once.
-            other: N steps, or windows as long as these.
+            other: N steps, or windows as long as these; none of whole episodes.
         """
         windows = self.windows
         if windows is not None and other.windows is not None:
-            windows = Windows(
-                _with(windows.positions, places, other.windows.positions),
-                _with(windows.mask, places, other.windows.mask),
-            )
+            windows = windows.replaced(places, other.windows)
         return Draw(
             _with(self.env_ids, places, other.env_ids),
             _with(self.positions, places, other.positions),
@@ -199,7 +234,7 @@ class PrioritySampler(Sampler, Protocol):
         Args:
             view: The buffer now.
             env_ids: int64 ``[B]``.
-            positions: int64 ``[B]``, first steps of windows.
+            positions: int64 ``[B]``, as drawn.
             values: Numbers ``[B]``, or ``[B, T]`` of the steps of windows.
             mask: bool ``[B, T]``, which of those are steps; None where all are.
 
