@@ -6,10 +6,11 @@ from typing import Annotated
 
 import typer
 
-from mmreplay import __version__
+from mmreplay import __version__, kernels
 from mmreplay.cli.change import clear, resize
 from mmreplay.cli.head import head
 from mmreplay.cli.info import info
+from mmreplay.cli.options import usage_error
 from mmreplay.cli.plan import plan
 from mmreplay.cli.plot import plot
 from mmreplay.cli.record import record
@@ -43,6 +44,10 @@ def _common(
     ] = False,
 ) -> None:  # fmt: skip
     """Disk-backed experience datasets for reinforcement learning."""
+    try:
+        kernels.choice()
+    except ValueError as error:
+        raise usage_error(str(error)) from error
 
 
 for command in (record, info, head, plan, stats, plot, verify, clear, resize):

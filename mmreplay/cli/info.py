@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmreplay.cli import show
-from mmreplay.cli.options import BufferPath, Json
+from mmreplay.cli import installation, show
+from mmreplay.cli.options import Json, MaybePath, usage_error
 
 if TYPE_CHECKING:
     from mmreplay.buffer.replay_buffer import ReplayBuffer
@@ -29,8 +29,28 @@ HOW = {
 }
 
 
-def info(path: BufferPath, json: Json = False) -> None:
+def info(
+    path: MaybePath = None,
+    build: Annotated[
+        bool,
+        typer.Option(
+            "--build", help="Say what mmreplay itself runs on, instead of a buffer."
+        ),
+    ] = False,
+    json: Json = False,
+) -> None:
     """Say what a buffer is and holds: schema, sizes, episodes, disk, last commit."""
+    if path is not None and build:
+        raise usage_error("PATH and --build: got both, expected one; ask one by one")
+    if path is not None:
+        _tell(path, json)
+    elif build:
+        installation.tell(json)
+    else:
+        raise usage_error("Missing argument 'PATH': expected a buffer, or --build")
+
+
+def _tell(path: Path, json: bool) -> None:
     from mmreplay.buffer.replay_buffer import ReplayBuffer
 
     with ReplayBuffer.open(path) as buffer:
@@ -87,17 +107,11 @@ def _contents(buffer: ReplayBuffer) -> dict[str, Any]:
 def _held(index: EpisodeIndex, span: Span) -> dict[str, Any]:
     found = [index.episodes(env_id) for env_id in range(len(span.stop))]
     rows, steps = int(span.lengths.sum()), index.num_steps
-    # Rows that are no start, less the final rows among them; a final row that is
-    # an environment's newest is not judged yet.
-    waiting = sum(
-        int(stop > first and (len(e.end) == 0 or e.end[-1] < stop))
-        for e, first, stop in zip(found, span.first, span.stop, strict=True)
-    )
     return {
         "rows": rows,
         "steps": steps,
         "final_rows": rows - steps,
-        "never_drawn_steps": index.num_undrawable - (rows - steps - waiting),
+        "never_drawn_steps": index.num_illegal - index.num_finals,
         "tails": span.first.tolist(),
         "heads": span.stop.tolist(),
         "sizes": index.sizes().tolist(),

@@ -41,6 +41,10 @@ BufferPath = Annotated[
     Path,
     typer.Argument(metavar="PATH", help="The buffer's folder.", show_default=False),
 ]
+MaybePath = Annotated[
+    Path | None,
+    typer.Argument(metavar="[PATH]", help="The buffer's folder.", show_default=False),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 NumEnvs = Annotated[

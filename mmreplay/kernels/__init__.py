@@ -54,7 +54,7 @@ def choose(name: str, asked: str) -> Kernel:
         asked: As `choice` returns it.
 
     Raises:
-        ImportError: C is asked for and not built.
+        ModuleNotFoundError: C is asked for and not built.
     """
     home = f"{__name__}.{name}"
     if asked == "numpy":
@@ -64,7 +64,7 @@ def choose(name: str, asked: str) -> Kernel:
         module = import_module(f"{__name__}._{name}")
     except ImportError as error:
         if asked == "c":
-            raise ImportError(
+            raise ModuleNotFoundError(
                 f"kernel {name!r}: MMREPLAY_KERNELS=c asks for C, which is not here "
                 f"({error}); install mmreplay where a C compiler is, or unset it"
             ) from error

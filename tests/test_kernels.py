@@ -1,0 +1,202 @@
+"""Kernels in C equal their numpy twins, and step aside where they are not built."""
+
+import sys
+import threading
+from array import array
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from mmreplay import kernels
+from mmreplay.kernels import tree as twin
+
+C = kernels.choose("tree", "").module
+needs_c = pytest.mark.skipif(C is twin, reason="the kernels in C are not built")
+LIMITS = {twin.SUM: (0.0, 1e300), twin.MIN: (-1e300, 1e300), twin.MAX: (0.0, np.inf)}
+
+
+def test_c_runs_where_it_is_built_unless_numpy_is_asked_for():
+    assert kernels.choose("tree", "numpy").module is twin
+    assert kernels.choose("tree", "numpy").why == "MMREPLAY_KERNELS=numpy asks for it"
+    found = kernels.choose("tree", "")
+    assert (found.runs == "c") == (found.module is not twin)
+
+
+def test_the_environment_decides(monkeypatch):
+    monkeypatch.setenv("MMREPLAY_KERNELS", "numpy")
+    assert kernels.load("tree") is twin
+    monkeypatch.delenv("MMREPLAY_KERNELS")
+    assert kernels.load("tree") is C
+
+
+def test_a_choice_that_is_none_is_refused(monkeypatch):
+    monkeypatch.setenv("MMREPLAY_KERNELS", "C++")
+    with pytest.raises(ValueError, match=r"got 'C\+\+', expected 'c', 'numpy' or noth"):
+        kernels.load("tree")
+
+
+@pytest.fixture
+def unbuilt(monkeypatch):
+    """As where there was no compiler."""
+    monkeypatch.setitem(sys.modules, "mmreplay.kernels._tree", None)
+
+
+@pytest.mark.usefixtures("unbuilt")
+def test_the_twin_serves_where_c_was_not_built():
+    found = kernels.choose("tree", "")
+    assert (found.runs, found.module) == ("numpy", twin)
+    assert found.why.startswith("C was not built when mmreplay was installed")
+
+
+@pytest.mark.usefixtures("unbuilt")
+def test_c_asked_for_and_not_built_is_refused():
+    wanted = "kernel 'tree': MMREPLAY_KERNELS=c asks for C, which is not here"
+    with pytest.raises(ModuleNotFoundError, match=wanted):
+        kernels.choose("tree", "c")
+
+
+def both(capacity, op, fill):
+    """Two trees of the same leaves, of no further use than to be compared."""
+    nodes = np.full(twin.num_nodes(capacity), {twin.MIN: np.inf}.get(op, 0.0))
+    offset, count = twin.levels(capacity)[-1]
+    nodes[offset : offset + count] = fill
+    pair = nodes.copy(), nodes
+    C.rebuild(pair[0], capacity, op)
+    twin.rebuild(pair[1], capacity, op)
+    return pair
+
+
+def alike(pair):
+    return pair[0].tobytes() == pair[1].tobytes()
+
+
+capacities = st.integers(1, 700)
+reals = st.one_of(
+    st.floats(0, 1e290), st.just(0.0), st.just(-0.0), st.floats(0, 1), st.just(5e-324)
+)
+
+
+@needs_c
+@given(data=st.data(), capacity=capacities, op=st.sampled_from([*LIMITS]))
+def test_both_twins_make_the_same_nodes_to_the_last_bit(data, capacity, op):
+    seed = data.draw(st.integers(0, 2**32 - 1))
+    rng = np.random.default_rng(seed)
+    fill = rng.random(capacity) * 10.0 ** rng.integers(-30, 30, capacity)
+    fill[rng.random(capacity) < 0.3] = 0
+    pair = both(capacity, op, fill)
+    assert alike(pair)
+    for _ in range(3):
+        size = data.draw(st.integers(0, 300))
+        indices = rng.integers(capacity, size=size)
+        values = data.draw(arrays(np.float64, size, elements=reals))
+        found = [
+            kernel.set_leaves(nodes, capacity, op, *LIMITS[op], indices, values)
+            for kernel, nodes in zip((C, twin), pair, strict=True)
+        ]
+        assert found == [-1, -1]
+        assert alike(pair)
+
+
+@needs_c
+@given(data=st.data(), capacity=capacities)
+def test_both_twins_find_the_same_leaves(data, capacity):
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    fill = rng.random(capacity) * 10.0 ** rng.integers(-30, 30, capacity)
+    fill[rng.random(capacity) < 0.5] = 0
+    fill[rng.integers(capacity)] = data.draw(st.sampled_from([5e-324, 1e-9, 1.0]))
+    pair = both(capacity, twin.SUM, fill)
+    bounds = np.cumsum(fill)
+    near = [bounds, np.nextafter(bounds, 0), np.nextafter(bounds, np.inf), [0.0]]
+    sums = np.concatenate([*near, rng.random(100) * pair[0][0]])
+    sums = np.minimum(sums, pair[0][0])
+    answers = []
+    for kernel, nodes in zip((C, twin), pair, strict=True):
+        indices, values = np.empty(len(sums), np.int64), np.empty(len(sums))
+        assert kernel.find_leaves(nodes, capacity, sums, indices, values) == -1
+        answers.append((indices.tolist(), values.tolist()))
+    assert answers[0] == answers[1]
+    assert (fill[answers[0][0]] > 0).all()
+
+
+@needs_c
+@pytest.mark.parametrize("size", [1023, 1024, 2047, 2048, 2049, 6000])
+def test_batches_in_several_pieces_are_set_alike(size, rng):
+    pair = both(70_000, twin.SUM, rng.random(70_000))
+    indices, values = rng.integers(70_000, size=size), rng.random(size)
+    indices[-50:] = indices[:50]
+    for kernel, nodes in zip((C, twin), pair, strict=True):
+        kernel.set_leaves(nodes, 70_000, twin.SUM, 0.0, 1e300, indices, values)
+    assert alike(pair)
+
+
+@needs_c
+@given(
+    indices=st.lists(st.integers(-3, 12), min_size=1, max_size=8),
+    values=arrays(np.float64, 8, elements=st.sampled_from([1.0, -1.0, np.nan, 1e301])),
+)
+def test_both_twins_refuse_the_same_pair_first(indices, values):
+    pair = both(10, twin.SUM, np.arange(10.0))
+    where, what = np.array(indices), values[: len(indices)].copy()
+    found = [
+        kernel.set_leaves(nodes, 10, twin.SUM, 0.0, 1e300, where, what)
+        for kernel, nodes in zip((C, twin), pair, strict=True)
+    ]
+    assert found[0] == found[1]
+    assert alike(pair)
+
+
+@needs_c
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda nodes, i, x: C.get_leaves(nodes, 5000, i, x),
+        lambda nodes, i, x: C.get_leaves(nodes, 0, i, x),
+        lambda nodes, i, x: C.get_leaves(nodes, -(2**62), i, x),
+        lambda nodes, i, x: C.get_leaves(nodes, 100, i.astype(np.int32), x),
+        lambda nodes, i, x: C.get_leaves(nodes, 100, i, np.zeros(3)),
+        lambda nodes, i, x: C.get_leaves(nodes, 100, i[::2], x[::2]),
+        lambda nodes, i, x: C.get_leaves(nodes, 100, i, b"read-only" * 8),
+        lambda nodes, i, x: C.find_leaves(nodes, 100, x, i, np.zeros(3)),
+        lambda nodes, i, x: C.set_leaves(nodes, 100, 0, 0.0, 1.0, i, np.zeros(3)),
+        lambda nodes, i, x: C.set_leaves(bytes(nodes), 100, 0, 0.0, 1.0, i, x),
+        lambda nodes, i, x: C.rebuild(nodes, 1000, 0),
+        lambda nodes, i, x: C.set_leaves(nodes),
+        lambda nodes, i, x: C.get_leaves(nodes, "100", i, x),
+        lambda nodes, i, x: C.get_leaves(nodes, 100, i, [0.0] * 4),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused_by_c_and_let_go(call):
+    nodes = array("d", bytes(8 * twin.num_nodes(100)))
+    with pytest.raises((ValueError, TypeError, BufferError)):
+        call(nodes, np.zeros(4, np.int64), np.zeros(4))
+    nodes.append(0.0)  # refused while somebody holds the buffer
+
+
+@needs_c
+def test_a_search_beside_a_writer_stays_inside_the_tree(rng):
+    """No answer is promised then; that memory is left alone is."""
+    capacity = 5000
+    nodes, _ = both(capacity, twin.SUM, rng.random(capacity))
+    stop = threading.Event()
+
+    def write():
+        indices = np.arange(capacity)
+        while not stop.is_set():
+            for values in (np.zeros(capacity), np.ones(capacity)):
+                C.set_leaves(nodes, capacity, twin.SUM, 0.0, 1.0, indices, values)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    found, values = np.empty(2000, np.int64), np.empty(2000)
+    try:
+        for _ in range(300):
+            found[:] = 0
+            C.find_leaves(nodes, capacity, rng.random(2000), found, values)
+            assert found.min() >= 0
+            assert found.max() < capacity
+    finally:
+        stop.set()
+        writer.join()
