@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mmreplay.plan import plan_buffer as plan_buffer
     from mmreplay.ring import Span as Span
     from mmreplay.samplers.base import Draw as Draw
+    from mmreplay.samplers.sequence import SequenceSampler as SequenceSampler
     from mmreplay.samplers.uniform import UniformSampler as UniformSampler
     from mmreplay.schema import Field as Field
     from mmreplay.schema import Schema as Schema
@@ -28,6 +29,16 @@ if TYPE_CHECKING:
     from mmreplay.stats import episode_table as episode_table
     from mmreplay.stats import field_moments as field_moments
     from mmreplay.stats import histogram as histogram
+    from mmreplay.transforms.apply import Apply as Apply
+    from mmreplay.transforms.delta import Delta as Delta
+    from mmreplay.transforms.elementwise import Cast as Cast
+    from mmreplay.transforms.elementwise import OneHot as OneHot
+    from mmreplay.transforms.her import HER as HER
+    from mmreplay.transforms.normalize import Normalize as Normalize
+    from mmreplay.transforms.nstep import NStep as NStep
+    from mmreplay.transforms.returns import DiscountedReturn as DiscountedReturn
+    from mmreplay.transforms.stack import ActionHistory as ActionHistory
+    from mmreplay.transforms.stack import FrameStack as FrameStack
     from mmreplay.verify import Finding as Finding
     from mmreplay.verify import VerifyReport as VerifyReport
     from mmreplay.verify import verify_buffer as verify_buffer
@@ -35,17 +46,28 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "ActionHistory": "mmreplay.transforms.stack",
+    "Apply": "mmreplay.transforms.apply",
     "Batch": "mmreplay.batch",
+    "Cast": "mmreplay.transforms.elementwise",
+    "Delta": "mmreplay.transforms.delta",
+    "DiscountedReturn": "mmreplay.transforms.returns",
     "Draw": "mmreplay.samplers.base",
     "EpisodeTable": "mmreplay.stats",
     "Field": "mmreplay.schema",
     "Finding": "mmreplay.verify",
+    "FrameStack": "mmreplay.transforms.stack",
+    "HER": "mmreplay.transforms.her",
     "Moments": "mmreplay.stats",
+    "NStep": "mmreplay.transforms.nstep",
+    "Normalize": "mmreplay.transforms.normalize",
+    "OneHot": "mmreplay.transforms.elementwise",
     "Plan": "mmreplay.plan",
     "Recorded": "mmreplay.collect",
     "ReplayBuffer": "mmreplay.buffer.replay_buffer",
     "ReplayDataset": "mmreplay.loader",
     "Schema": "mmreplay.schema",
+    "SequenceSampler": "mmreplay.samplers.sequence",
     "Span": "mmreplay.ring",
     "UniformSampler": "mmreplay.samplers.uniform",
     "VerifyReport": "mmreplay.verify",

@@ -1,0 +1,286 @@
+"""Windows of steps, for recurrent learners, world models and sequence models.
+
+A window of ``burn_in + length + bootstrap`` steps is laid around a step that another
+sampler drew, so that uniform, prioritized, recent and shuffled windows are those
+samplers' own laws over the windows' starts:
+
+- *burn-in*, the first columns: only for warming up a recurrent state, no loss on them
+  (R2D2, Kapturowski et al. 2019).
+- *length* columns to learn from; the first of them is the step drawn.
+- *bootstrap*, the last columns: only for the targets of those before (the extra
+  observation of R2D2's and IMPALA's sequences).
+- *stride*: starts are this far apart. R2D2's sequences of 80 that overlap by 40 are
+  ``length=80, stride=40``; acme and flashbax call it the period.
+
+What a window may reach over is its *boundary*:
+
+- ``"episode"``: all of it lies in one episode (TorchRL's slices with strict_length,
+  R2D2).
+- ``"any"``: steps of one environment that follow each other, over the ends of
+  episodes, which `is_first` tells (DreamerV3; Hafner et al. 2023; alf and skrl,
+  which do not tell). Rows that are no step, such as final rows, are left out of it,
+  so that every column is a step; the newest step is never followed by the oldest.
+- ``"pad"``: every step of the buffer is the drawn step of one window. What it lacks in
+  burn-in, length and bootstrap within its episode is padded, with its first or last
+  step again, and told by the mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.episodes import START
+from mmreplay.errors import EmptyError, SchemaError
+from mmreplay.samplers.base import (
+    Draw,
+    Sampler,
+    State,
+    View,
+    Windows,
+)
+from mmreplay.samplers.epochs import epochs_of
+from mmreplay.samplers.joined import keeps_priorities
+from mmreplay.samplers.states import check_kind, parts, same
+from mmreplay.samplers.uniform import UniformSampler
+from mmreplay.samplers.windows import Shape, WindowView
+
+BOUNDARIES = ("episode", "any", "pad")
+
+Ids = NDArray[np.int64]
+
+
+class SequenceSampler:
+    """Draws windows of T = burn_in + length + bootstrap steps of one environment.
+
+    The sampler inside draws the steps at column `burn_in`; `Draw.positions`,
+    probabilities and weights are theirs. Batches hold ``[B, T, *shape]`` and a field
+    ``is_first``, bool ``[B, T]``: an episode begins there.
+
+    With a stride, starts are the first possible one of each episode and the
+    positions that the stride divides, so that they stay the same while the ring
+    moves on. Costs O(B·T + B log episodes) a draw.
+
+    Attributes:
+        length: Steps to learn from in each window.
+        burn_in: Steps before them.
+        bootstrap: Steps after them.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        sampler: Sampler | None = None,
+        *,
+        boundary: str = "episode",
+        burn_in: int = 0,
+        stride: int = 1,
+        bootstrap: int = 0,
+        first_only: Sequence[str] = (),
+    ) -> None:
+        """Make a sampler of windows.
+
+        Args:
+            length: Steps to learn from, at least 1.
+            sampler: What draws the starts, of single steps; uniform by default.
+            boundary: ``"episode"``, ``"any"`` or ``"pad"``; see the module.
+            burn_in: Steps before those to learn from.
+            stride: Distance of starts.
+            bootstrap: Steps after those to learn from.
+            first_only: Paths of fields, such as recurrent states, of which only the
+                window's first step is wanted: ``[B, *shape]`` in the batch.
+
+        Raises:
+            SchemaError: A number is out of range, the boundary is unknown, or the
+                sampler draws windows itself.
+        """
+        _check_at_least("length", length, 1)
+        _check_at_least("burn_in", burn_in, 0)
+        _check_at_least("stride", stride, 1)
+        _check_at_least("bootstrap", bootstrap, 0)
+        if boundary not in BOUNDARIES:
+            raise SchemaError(
+                f"boundary: got {boundary!r}, expected one of {list(BOUNDARIES)}; "
+                "'episode' keeps windows within an episode"
+            )
+        if isinstance(sampler, SequenceSampler):
+            raise SchemaError(
+                "sampler: got a SequenceSampler inside another, expected one that "
+                "draws single steps; give its own sampler to the outer one"
+            )
+        if isinstance(first_only, str):
+            raise SchemaError(
+                f"first_only: got the string {first_only!r}, expected a sequence of "
+                f"paths; write ({first_only!r},)"
+            )
+        self.length, self.burn_in, self.bootstrap = length, burn_in, bootstrap
+        self._arguments: State = {
+            "length": int(length),
+            "boundary": boundary,
+            "burn_in": int(burn_in),
+            "stride": int(stride),
+            "bootstrap": int(bootstrap),
+        }
+        around = (burn_in, length + bootstrap) if boundary != "pad" else (0, 1)
+        self._shape = Shape(*around, stride, boundary == "any")
+        self._first_only = tuple(first_only)
+        self._sampler: Sampler = UniformSampler() if sampler is None else sampler
+        self._offsets = np.arange(-burn_in, length + bootstrap)
+        self._view: View | None = None
+        self._windows: WindowView | None = None
+
+    @property
+    def window_length(self) -> int:
+        """T, the columns of a window."""
+        return len(self._offsets)
+
+    def draw(self, view: View, batch_size: int) -> Draw:
+        """Draw windows; see `Sampler.draw`."""
+        windows = self._windows_of(view)
+        if windows.starts is not None and windows.num_legal == 0:
+            raise EmptyError(
+                f"cannot draw {batch_size} windows of {self.window_length} steps: got "
+                f"{int(view.span.lengths.sum())} published rows of which none is a "
+                f"legal start of one with boundary "
+                f"{self._arguments['boundary']!r}, expected at "
+                "least one; add steps first, or ask for shorter windows or "
+                "boundary='pad'"
+            )
+        drawn = self._sampler.draw(windows, batch_size)
+        if drawn.windows is not None:
+            raise SchemaError(
+                f"sampler: got windows from {type(self._sampler).__name__}, expected "
+                "single steps, around which windows are laid; draw with it alone"
+            )
+        return replace(drawn, windows=self._around(windows, drawn))
+
+    def update_priorities(
+        self,
+        view: View,
+        env_ids: Ids,
+        positions: Ids,
+        values: NDArray[np.generic],
+        mask: NDArray[np.bool_] | None = None,
+    ) -> int:
+        """Pass priorities on to the sampler inside; see `PrioritySampler`.
+
+        Args:
+            view: The buffer now.
+            env_ids: int64 ``[B]``.
+            positions: int64 ``[B]``, the steps drawn.
+            values: ``[B]``, ``[B, T]``, of which burn-in and bootstrap are left out,
+                or ``[B, length]``.
+            mask: bool ``[B, T]``, which steps there are; None for all.
+
+        Raises:
+            SchemaError: The sampler inside keeps no priorities, or the shape is
+                another.
+        """
+        if not keeps_priorities(self._sampler):
+            raise SchemaError(
+                f"update_priorities: got the sampler {type(self._sampler).__name__} "
+                "inside a SequenceSampler, which keeps no priorities, expected one "
+                "that does; put a PrioritizedSampler inside"
+            )
+        learn = slice(self.burn_in, self.burn_in + self.length)
+        mask = None if mask is None or mask.shape[1] == self.length else mask[:, learn]
+        if values.ndim == 2 and values.shape[1] == self.window_length:
+            values = values[:, learn]
+        if values.ndim == 2 and values.shape[1] != self.length:
+            raise SchemaError(
+                f"priorities: got {list(values.shape)}, expected [B], "
+                f"[B, {self.window_length}] or [B, {self.length}], the steps of the "
+                "windows or those to learn from; pass one for each"
+            )
+        windows = self._windows_of(view)
+        return self._sampler.update_priorities(
+            windows, env_ids, positions, values, mask
+        )
+
+    @property
+    def keeps_priorities(self) -> bool:
+        """Whether the sampler inside takes priorities."""
+        return keeps_priorities(self._sampler)
+
+    @property
+    def epoch(self) -> int | None:
+        """See `EpochSampler.epoch`."""
+        epochs = epochs_of(self._sampler)
+        return None if epochs is None else epochs.epoch
+
+    def more(self, view: View, batch_size: int) -> bool:
+        """See `EpochSampler.more`; without epochs there always is more."""
+        epochs = epochs_of(self._sampler)
+        return epochs is None or epochs.more(self._windows_of(view), batch_size)
+
+    def num_batches(self, view: View, batch_size: int) -> int:
+        """See `EpochSampler.num_batches`.
+
+        Raises:
+            TypeError: The sampler inside knows no epochs.
+        """
+        epochs = epochs_of(self._sampler)
+        if epochs is None:
+            raise TypeError(
+                f"num_batches: got {type(self._sampler).__name__} inside a "
+                "SequenceSampler, which has no epochs, expected one that does; put a "
+                "ShuffledSampler inside"
+            )
+        return epochs.num_batches(self._windows_of(view), batch_size)
+
+    def state_dict(self) -> State:
+        """What the windows are, and the state of the sampler inside."""
+        return {
+            "kind": "SequenceSampler",
+            **self._arguments,
+            "parts": [self._sampler.state_dict()],
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from a state; see `Sampler.load_state_dict`."""
+        check_kind(state, "SequenceSampler")
+        for name, value in self._arguments.items():
+            same(state, name, value)
+        self._sampler.load_state_dict(parts(state, "parts", 1)[0])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the buffer behind: a worker has its own."""
+        return self.__dict__ | {"_view": None, "_windows": None}
+
+    def _windows_of(self, view: View) -> WindowView:
+        """The starts of windows, kept up from draw to draw of one buffer."""
+        if self._windows is None or view is not self._view:
+            self._windows, self._view = WindowView(view, self._shape), view
+        return self._windows
+
+    def _around(self, view: WindowView, drawn: Draw) -> Windows:
+        """Lay windows around the steps drawn."""
+        env_ids, starts = drawn.env_ids, drawn.positions
+        if self._arguments["boundary"] == "any":
+            steps = view.steps_around(env_ids, starts)
+            flags = view.flags(np.repeat(env_ids, steps.shape[1]), steps.reshape(-1))
+            first = (flags & START).astype(bool).reshape(steps.shape)
+            return Windows(steps, np.ones(steps.shape, bool), first, self._first_only)
+        steps = starts[:, None] + self._offsets
+        if self._arguments["boundary"] == "episode":
+            mask, first = np.ones(steps.shape, bool), np.zeros(steps.shape, bool)
+            first[:, 0] = view.flags(env_ids, steps[:, 0]) & START
+            return Windows(steps, mask, first, self._first_only)
+        begin, stop = view.stretches(env_ids, starts)
+        inside = np.clip(steps, begin[:, None], stop[:, None] - 1)
+        mask = steps == inside
+        whole = (view.flags(env_ids, begin) & START).astype(bool)
+        first = mask & (steps == begin[:, None]) & whole[:, None]
+        return Windows(inside, mask, first, self._first_only)
+
+
+def _check_at_least(name: str, value: int, least: int) -> None:
+    if not isinstance(value, int | np.integer) or value < least:
+        raise SchemaError(
+            f"{name}: got {value!r}, expected an integer of at least {least}; windows "
+            "are counted in steps"
+        )
