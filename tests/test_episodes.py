@@ -8,14 +8,14 @@ from mmreplay.episodes import (
     CUT,
     END,
     FINAL,
-    NEVER,
     START,
     TERMINATED,
     TRUNCATED,
     EpisodeIndex,
-    drawable,
     flags_of_steps,
 )
+from mmreplay.episodes.index import LONG_AGO
+from mmreplay.episodes.queues import MAX_TURNS
 from mmreplay.ring import Span
 
 NUM_ENVS = 3
@@ -68,7 +68,47 @@ def grown(flags, count, rng, final_follows):
         count -= 1
 
 
-def check(index, histories, firsts, derived, final_follows):
+def legal_rows(flags, first, derived, final_follows, before, after):
+    """Which rows from first on may be drawn, each found by walking from it.
+
+    Returns:
+        By row "yes", "no", or "wait" where it may become one when more rows come.
+    """
+    return {
+        row: legal_row(flags, row, first, derived, final_follows, before, after)
+        for row in range(first, len(flags))
+    }
+
+
+def legal_row(flags, row, first, derived, final_follows, before, after):
+    if flags[row] & FINAL or not past_known(flags, row, first, before):
+        return "no"
+    for step in range(row, row + after):
+        known = step + 1 < len(flags)
+        following = flags[step + 1] if known else 0
+        if not derived and (flags[step] & END or following & CUT):
+            return "yes"
+        if derived and following & FINAL:
+            return "yes"
+        if derived and flags[step] & TERMINATED and (known or not final_follows):
+            return "yes"
+        if not known:
+            return "wait"
+        if following & START:
+            return "no"
+    return "yes"
+
+
+def past_known(flags, row, first, before):
+    for step in range(row, row - before, -1):
+        if flags[step] & START:
+            return True
+        if step == first:
+            return False
+    return True
+
+
+def check(index, histories, firsts, *law):
     """Everything that the index says, from the flags alone."""
     alive = [list(range(f, len(h))) for f, h in zip(firsts, histories, strict=True)]
     steps = [
@@ -77,42 +117,74 @@ def check(index, histories, firsts, derived, final_follows):
     ]
     assert index.sizes().tolist() == [len(some) for some in steps]
     assert index.num_steps == sum(len(some) for some in steps)
-    illegal, newest = 0, []
-    for rows, history in zip(alive, histories, strict=True):
-        legal = legal_rows(history, rows, derived, final_follows)
-        illegal += sum(not legal[p] for p in rows[:-1])
-        newest.append(bool(rows) and legal[rows[-1]])
-    assert index.newest_drawable().tolist() == newest
-    assert index.num_undrawable == illegal
+    assert index.num_finals == sum(map(len, alive)) - index.num_steps
+    check_starts(index, histories, firsts, law)
     for env_id, history in enumerate(histories):
         found = index.episodes(env_id)
         expected = scan(history, firsts[env_id])
         columns = (found.begin, found.end, found.headless, found.running)
         assert list(zip(*(c.tolist() for c in columns), strict=True)) == expected
         assert found.lengths.tolist() == [end - begin for begin, end, *_ in expected]
-        if steps[env_id]:
-            begin, end = index.locate(env_id, np.array(steps[env_id]))
-            for position, b, e in zip(steps[env_id], begin, end, strict=True):
-                assert (b, e) in [(x[0], x[1]) for x in expected]
-                assert b <= position < e
+        for position in steps[env_id]:
+            begin, end = index.locate(env_id, np.array([position]))
+            assert [(b, e) for b, e, *_ in expected if b <= position < e] == [
+                (begin[0], end[0])
+            ]
+    check_locate(index, steps, histories, firsts)
 
 
-def legal_rows(history, rows, derived, final_follows):
-    """Which rows are legal starts, one by one, by `drawable`."""
-    legal = {}
-    for p in rows:
-        known = p + 1 < len(history)
-        after = history[p + 1] if known else 0
-        legal[p] = bool(
-            drawable(
-                np.array([history[p]], np.uint8),
-                np.array([after], np.uint8),
-                np.array([known]),
-                derived=derived,
-                final_follows=final_follows,
-            )[0]
-        )
-    return legal
+def check_starts(index, histories, firsts, law):
+    """The legal starts: as a stretch and exceptions, by rank, and one by one."""
+    starts = index.starts
+    expected, illegal = [], 0
+    for env_id, history in enumerate(histories):
+        low, stop = int(starts.first[env_id]), int(starts.stop[env_id])
+        assert firsts[env_id] <= low <= stop <= len(history)
+        rows = legal_rows(history, firsts[env_id], *law)
+        legal = [row for row, verdict in rows.items() if verdict == "yes"]
+        assert all(low <= row < stop for row in legal)
+        assert "wait" not in [rows[row] for row in range(low, stop)]
+        illegal += stop - low - len(legal)
+        expected += [(env_id, row) for row in legal]
+        within = np.arange(low, stop)
+        ids = np.full(len(within), env_id)
+        assert within[index.legal(ids, within)].tolist() == legal
+    assert index.num_illegal == illegal
+    env_ids, positions = index.start_at(np.arange(len(expected)))
+    assert list(zip(env_ids.tolist(), positions.tolist(), strict=True)) == expected
+
+
+def check_locate(index, steps, histories, firsts):
+    """Steps of all environments at once, in any order, and where they began."""
+    places = [(env_id, p) for env_id, some in enumerate(steps) for p in some]
+    places = places[::2] + places[1::2]
+    env_ids, positions = np.array(places, np.int64).reshape(-1, 2).T
+    begin, end = index.locate(env_ids, positions)
+    begun = index.begun(env_ids, positions)
+    for number, (env_id, position) in enumerate(places):
+        episodes = scan(histories[env_id], firsts[env_id])
+        (found,) = [e for e in episodes if e[0] <= position < e[1]]
+        assert (begin[number], end[number]) == found[:2]
+        assert begun[number] == (LONG_AGO if found[2] else found[0])
+
+
+def fed(num_envs, law):
+    """A new index that judges by the law."""
+    derived, final_follows, before, after = law
+    return EpisodeIndex(
+        num_envs, derived=derived, final_follows=final_follows,
+        before=before, after=after,
+    )  # fmt: skip
+
+
+def update(index, histories, firsts):
+    span = Span(
+        np.array(firsts, np.int64), np.array([len(h) for h in histories], np.int64)
+    )
+    index.update(span, lambda e, a, b: np.array(histories[e][a:b], np.uint8))
+
+
+WINDOWS = [(0, 0), (0, 1), (0, 2), (0, 5), (1, 1), (3, 0), (2, 3), (7, 4)]
 
 
 @pytest.mark.parametrize("derived", [True, False], ids=["derived", "stored"])
@@ -120,12 +192,16 @@ def legal_rows(history, rows, derived, final_follows):
 @pytest.mark.parametrize("seed", range(12))
 def test_the_index_says_what_a_scan_says(seed, derived, final_follows):
     rng = np.random.default_rng(seed)
-    histories = [[] for _ in range(NUM_ENVS)]
-    tails = [0] * NUM_ENVS
+    # Many environments are searched in another way than few.
+    num_envs = MAX_TURNS + 1 if seed % 4 == 3 else NUM_ENVS
+    before, after = WINDOWS[int(rng.integers(len(WINDOWS)))]
+    law = (derived, final_follows, before, max(after, int(derived)))
+    histories = [[] for _ in range(num_envs)]
+    tails = [0] * num_envs
     capacity = int(rng.choice([1, 2, 3, 7, 30]))
-    index = EpisodeIndex(NUM_ENVS, derived=derived, final_follows=final_follows)
-    firsts = [0] * NUM_ENVS
-    for _ in range(50):
+    index = fed(num_envs, law)
+    firsts = [0] * num_envs
+    for _ in range(50 if num_envs == NUM_ENVS else 15):
         for env_id, history in enumerate(histories):
             if rng.random() < 0.7:
                 # Now and then more rows than the capacity come between two looks.
@@ -136,14 +212,74 @@ def test_the_index_says_what_a_scan_says(seed, derived, final_follows):
             elif rng.random() < 0.1:
                 tails[env_id] = int(rng.integers(firsts[env_id], len(history) + 1))
             firsts[env_id] = max(tails[env_id], firsts[env_id], len(history) - capacity)
-        span = Span(
-            np.array(firsts, np.int64), np.array([len(h) for h in histories], np.int64)
-        )
-        index.update(span, lambda e, a, b: np.array(histories[e][a:b], np.uint8))
-        check(index, histories, firsts, derived, final_follows)
-    fresh = EpisodeIndex(NUM_ENVS, derived=derived, final_follows=final_follows)
-    fresh.update(span, lambda e, a, b: np.array(histories[e][a:b], np.uint8))
-    check(fresh, histories, firsts, derived, final_follows)
+        update(index, histories, firsts)
+        check(index, histories, firsts, *law)
+    fresh = fed(num_envs, law)
+    update(fresh, histories, firsts)
+    check(fresh, histories, firsts, *law)
+
+
+def moves(history, final_follows):
+    """Every way in which a history can go on by one call of the writer."""
+    last = history[-1] if history else FINAL
+    waits = final_follows and last & END
+    for kind in (0, TERMINATED, TRUNCATED, END):
+        if waits and kind:
+            continue  # a final row's ends mean nothing
+        ended = np.array([bool(kind & TERMINATED)]), np.array([bool(kind & TRUNCATED)])
+        before = np.array([last], np.uint8)
+        flag = int(flags_of_steps(before, *ended, final_follows)[0])
+        yield [flag]
+        if not final_follows and kind:
+            yield [flag, FINAL]
+    if history:
+        before = np.array([FINAL], np.uint8)
+        flag = int(flags_of_steps(before, *[np.array([False])] * 2, final_follows)[0])
+        yield [flag | BREAK]
+        if not last & (END | FINAL):
+            yield [flag | BREAK | CUT]
+
+
+def histories_of(length, final_follows, history=()):
+    """Every history of so many calls of the writer, as the rows of each call."""
+    if length == 0:
+        yield []
+        return
+    flat = [flag for rows in history for flag in rows]
+    for rows in moves(flat, final_follows):
+        for rest in histories_of(length - 1, final_follows, (*history, rows)):
+            yield [rows, *rest]
+
+
+def enumerate_starts(length, capacities, windows, final_follows, derived):
+    """Compare the starts with the naive ones after each call of each history."""
+    for calls in histories_of(length, final_follows):
+        for capacity in capacities:
+            for before, after in windows:
+                law = (derived, final_follows, before, max(after, int(derived)))
+                index, history = fed(1, law), []
+                for rows in calls:
+                    history += rows
+                    firsts = [max(0, len(history) - capacity)]
+                    update(index, [history], firsts)
+                check_starts(index, [history], firsts, law)
+
+
+@pytest.mark.parametrize("derived", [True, False], ids=["derived", "stored"])
+@pytest.mark.parametrize("final_follows", [True, False], ids=["next_step", "same_step"])
+def test_every_short_history_has_the_starts_that_walking_finds(derived, final_follows):
+    windows = [(0, 1), (2, 2)]
+    enumerate_starts(3, [1, 2, 9], windows, final_follows, derived)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("derived", [True, False], ids=["derived", "stored"])
+@pytest.mark.parametrize("final_follows", [True, False], ids=["next_step", "same_step"])
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+def test_every_history_has_the_starts_that_walking_finds(
+    window, derived, final_follows
+):
+    enumerate_starts(5, [1, 2, 3, 4, 20], [window], final_follows, derived)
 
 
 def test_only_new_rows_are_read():
@@ -164,10 +300,9 @@ def test_only_new_rows_are_read():
 def test_an_empty_index_has_no_episode():
     index = EpisodeIndex(2, derived=True, final_follows=False)
     index.update(Span(np.zeros(2, np.int64), np.zeros(2, np.int64)), None)
-    assert index.num_steps == index.num_undrawable == 0
+    assert index.num_steps == index.num_illegal == 0
+    assert index.starts.lengths.tolist() == [0, 0]
     assert len(index.episodes(1).begin) == 0
-    assert not index.newest_drawable().any()
-    assert NEVER > 1 << 62
 
 
 STEP, NONE = 0, FINAL

@@ -24,14 +24,21 @@ MAX_REDRAWS = 10
 class Fold(Window, Protocol):
     """What makes a batch of stored rows: transforms, composed."""
 
-    def gather(self, rows: Rows, env_ids: Ids, positions: Ids, key: int) -> Fields:
-        """Make the fields of legal starts, ``[B, *shape]`` per path.
+    @property
+    def bfloat16(self) -> frozenset[str]:
+        """Names of the fields whose arrays hold the bits of bfloat16 numbers."""
+
+    def gather(
+        self, rows: Rows, env_ids: Ids, positions: Ids, key: int, length: int | None
+    ) -> Fields:
+        """Make the fields of legal starts, ``[N, *shape]`` per name.
 
         Args:
             rows: The buffer.
-            env_ids: int64 ``[B]``.
-            positions: int64 ``[B]``, legal starts under before and after.
+            env_ids: int64 ``[N]``.
+            positions: int64 ``[N]``, legal starts under before and after.
             key: All randomness follows from it.
+            length: Steps a window, one window after another; None without windows.
         """
 
 
@@ -48,9 +55,7 @@ class Drawing:
         """
         self._view = view
         self._fold = fold
-        self._bfloat16 = frozenset(
-            path for path, f in schema.fields.items() if f.dtype == "bfloat16"
-        )
+        self._bfloat16 = _bfloat16(schema, view) if fold is None else fold.bfloat16
 
     def sample(self, sampler: Sampler, batch_size: int, contiguous: bool) -> Batch:
         """Draw and gather; see `ReplayBuffer.sample`."""
@@ -88,16 +93,24 @@ class Drawing:
         """
         windows = draw.windows
         if windows is None:
-            return self._anchored(draw.env_ids, draw.positions, draw.key)
+            return self._gather(draw.env_ids, draw.positions, draw.key, None)
         shape = windows.positions.shape
         env_ids = np.repeat(draw.env_ids, shape[1])
-        found = self._anchored(env_ids, windows.positions.reshape(-1), draw.key)
-        return {path: a.reshape(*shape, *a.shape[1:]) for path, a in found.items()}
+        places = windows.positions.reshape(-1)
+        found = self._gather(env_ids, places, draw.key, shape[1])
+        found = {path: a.reshape(*shape, *a.shape[1:]) for path, a in found.items()}
+        for path in _under(windows.first_only, found):
+            found[path] = found[path][:, 0]
+        if windows.is_first is not None:
+            found.setdefault("is_first", windows.is_first)
+        return found
 
-    def _anchored(self, env_ids: Ids, positions: Ids, key: int) -> Fields:
+    def _gather(
+        self, env_ids: Ids, positions: Ids, key: int, length: int | None
+    ) -> Fields:
         if self._fold is None:
             return self._view.gather(env_ids, positions)
-        return self._fold.gather(self._view, env_ids, positions, key)
+        return self._fold.gather(self._view, env_ids, positions, key, length)
 
     def _stale(self, draw: Draw, moment: Moment) -> NDArray[np.bool_] | None:
         """Which draws were being overwritten, bool ``[B]``; None for none."""
@@ -116,7 +129,7 @@ class Drawing:
         bad = np.flatnonzero(stale)
         for _ in range(MAX_REDRAWS):
             again, more, gone = self._draw(sampler, len(bad))
-            if _length(again) != _length(draw):
+            if draw.offsets is not None or _length(again) != _length(draw):
                 # Windows as long as the longest episode of each draw: these two do
                 # not fit together.
                 bad = np.arange(len(draw))
@@ -159,7 +172,10 @@ class Drawing:
 
     def _refuse_illegal(self, env_ids: Ids, positions: Ids) -> None:
         with self._view.lock:
-            legal = self._view.legal(env_ids, positions)
+            starts = self._view.starts
+            legal = starts.first[env_ids] <= positions
+            legal &= positions < starts.stop[env_ids]
+            legal &= self._view.legal(env_ids, positions)
         illegal = np.flatnonzero(~legal)
         if len(illegal):
             which = int(illegal[0])
@@ -176,17 +192,33 @@ class Drawing:
         windows = draw.windows
         return Batch(
             fields, draw.env_ids, draw.positions, draw.probabilities, draw.weights,
-            None if windows is None else windows.mask, self._bfloat16_of(fields),
-            draw.key, None if windows is None else windows.positions,
+            None if windows is None else windows.mask, self._bfloat16,
+            draw.key, None if windows is None else windows.positions, draw.offsets,
         )  # fmt: skip
 
-    def _bfloat16_of(self, fields: Fields) -> frozenset[str]:
-        if not self._bfloat16:
-            return self._bfloat16
-        nexts = self._view.next_paths
-        paths = {nexts.get(path, path) for path in self._bfloat16} | self._bfloat16
-        # A transform may have made other numbers of them.
-        return frozenset(p for p in paths & fields.keys() if fields[p].dtype == "<u2")
+
+def _bfloat16(schema: Schema, view: LiveView) -> frozenset[str]:
+    """Names of the fields of steps as they are that hold bits of bfloat16 numbers."""
+    paths = [path for path, f in schema.fields.items() if f.dtype == "bfloat16"]
+    return frozenset(paths) | {view.next_paths.get(path, path) for path in paths}
+
+
+def _under(paths: tuple[str, ...], fields: Fields) -> list[str]:
+    """Return the fields of these paths, and those nested in them.
+
+    Raises:
+        SchemaError: There is none of some path.
+    """
+    found = []
+    for path in paths:
+        below = [name for name in fields if f"{name}/".startswith(f"{path}/")]
+        if not below:
+            raise SchemaError(
+                f"first_only: got the path {path!r}, expected one of {list(fields)}; "
+                "name a field of the batch"
+            )
+        found += below
+    return found
 
 
 def _length(draw: Draw) -> int:

@@ -206,4 +206,4 @@ def fold_of(transforms: Sequence[Transform], metadata: Metadata) -> Fold | None:
         return None
     from mmreplay.transforms.pipeline import Pipeline
 
-    return Pipeline(transforms, metadata.schema, metadata.autoreset)
+    return Pipeline(transforms, metadata.schema)

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.episodes import CUT, FINAL, TERMINATED, TRUNCATED, EpisodeIndex, drawable
+from mmreplay.episodes import CUT, FINAL, TERMINATED, TRUNCATED, EpisodeIndex
 from mmreplay.errors import SchemaError, StaleError
 from mmreplay.ring import Span
 from mmreplay.samplers.base import Home
@@ -80,8 +80,7 @@ class LiveView:
         self._schema = schema
         self._index = self._make_index()
         self._indexed: Span | None = None
-        self._span = self._starts = self._make_span(ledger.heads, ledger.tails)
-        self._starts_of: Span | None = None
+        self._span = self._make_span(ledger.heads, ledger.tails)
 
     @property
     def span(self) -> Span:
@@ -101,6 +100,8 @@ class LiveView:
             self._ring.num_envs,
             derived=self._derived,
             final_follows=self._final_follows,
+            before=self._before,
+            after=None if self._window is None else self._window.after,
         )
 
     @property
@@ -127,35 +128,21 @@ class LiveView:
     def starts(self) -> Span:
         """Where legal starts lie; see `samplers.base.View`."""
         with self.lock:
-            span = self._look()
-            if span is not self._starts_of:
-                alone = self._index.newest_drawable()
-                # The newest row of most environments waits for the one after it.
-                short = (span.stop > span.first) & ~alone
-                self._starts = Span(span.first, span.stop - short)
-                self._starts_of = span
-            return self._starts
+            self._look()
+            return self._index.starts
 
     @property
     def num_illegal(self) -> int:
         """Rows within `starts`, as last looked at, that are no legal start."""
-        return self._index.num_undrawable
+        return self._index.num_illegal
 
     def legal(self, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
         """Tell legal starts; see `samplers.base.View`."""
-        here = self._store.flags(self._ring.rows(env_ids, positions))
-        if not self._derived:
-            step: NDArray[np.bool_] = (here & FINAL) == 0
-            return step
-        after = self._store.flags(self._ring.rows(env_ids, positions + 1))
-        known = positions + 1 < self.span.stop[env_ids]
-        return drawable(
-            here, after, known, derived=True, final_follows=self._final_follows
-        )
+        return self._index.legal(env_ids, positions)
 
     def start_at(self, ranks: Ids) -> tuple[Ids, Ids]:
         """Legal starts by rank; see `samplers.base.View`."""
-        return self._index.drawable_at(self._starts, ranks)
+        return self._index.start_at(ranks)
 
     def refresh(self) -> None:
         """Look at what the writer published since."""
@@ -217,8 +204,9 @@ class LiveView:
         dead = positions - self._before < edge
         if self._window is not None and dead.any():
             # Where the episode begins later, nothing before it was read.
-            begin, _ = self.index.locate(env_ids, positions)
-            dead = np.maximum(positions - self._before, begin) < edge
+            with self.lock:
+                begun = self.index.begun(env_ids, positions)
+            dead = np.maximum(positions - self._before, begun) < edge
         if self._window is not None:
             # Folds ask the index for episodes, which knows no row that was given up.
             dead |= positions < self.span.first[env_ids]

@@ -210,7 +210,7 @@ def test_a_folder_that_cannot_be_read_is_a_failure_with_its_name(folder, monkeyp
 
 
 def test_flags_are_scanned_a_piece_at_a_time(monkeypatch):
-    monkeypatch.setattr(episodes, "SCAN_ROWS", 5)
+    monkeypatch.setattr(episodes.index, "SCAN_ROWS", 5)
     flags = np.random.default_rng(0).integers(0, 64, 100).astype(np.uint8)
     asked = []
 
@@ -222,13 +222,13 @@ def test_flags_are_scanned_a_piece_at_a_time(monkeypatch):
     pieces = episodes.EpisodeIndex(1, derived=True, final_follows=False)
     pieces.update(span, read)
     assert max(asked) == 5
-    monkeypatch.setattr(episodes, "SCAN_ROWS", 1000)
+    monkeypatch.setattr(episodes.index, "SCAN_ROWS", 1000)
     whole = episodes.EpisodeIndex(1, derived=True, final_follows=False)
     whole.update(span, read)
     for name in ("begin", "end", "headless", "running"):
         pair = [getattr(index.episodes(0), name) for index in (pieces, whole)]
         assert np.array_equal(*pair), name
-    assert pieces.num_undrawable == whole.num_undrawable
+    assert pieces.num_illegal == whole.num_illegal
     assert pieces.num_steps == whole.num_steps
 
 

@@ -16,12 +16,12 @@ def check_ranks(buffer):
     view = buffer.view
     assert int(view.starts.lengths.sum()) - view.num_illegal == len(expected)
     ranks = np.arange(len(expected))
-    env_ids, positions = view.index.drawable_at(view.starts, ranks)
+    env_ids, positions = view.index.start_at(ranks)
     assert list(zip(env_ids.tolist(), positions.tolist(), strict=True)) == expected
     # In any order, and again and again.
     mixed = np.random.default_rng(0).integers(max(1, len(ranks)), size=20)
     if expected:
-        env_ids, positions = view.index.drawable_at(view.starts, mixed)
+        env_ids, positions = view.index.start_at(mixed)
         found = list(zip(env_ids.tolist(), positions.tolist(), strict=True))
         assert found == [expected[rank] for rank in mixed]
 

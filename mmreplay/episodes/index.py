@@ -1,0 +1,346 @@
+"""The index of episodes and of the steps that may be drawn, built from flags."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.episodes.flags import CUT, END, FINAL, START, TERMINATED
+from mmreplay.episodes.queues import NEVER, Ids, Queues
+from mmreplay.ring import Span
+
+SCAN_ROWS = 1 << 22
+LONG_AGO = -(1 << 62)
+
+FlagReader = Callable[[int, int, int], NDArray[np.uint8]]
+"""(env_id, first, stop) to uint8 ``[stop - first]``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Episodes:
+    """Some episodes of one environment, oldest first.
+
+    Attributes:
+        env_id: The environment.
+        begin: int64 ``[N]``, position of the first step alive.
+        end: int64 ``[N]``, one past the last step (a final row is not in it).
+        headless: bool ``[N]``, the first steps have left the ring.
+        running: bool ``[N]``, no end was seen and the episode is the newest.
+    """
+
+    env_id: int
+    begin: Ids
+    end: Ids
+    headless: NDArray[np.bool_]
+    running: NDArray[np.bool_]
+
+    @property
+    def lengths(self) -> Ids:
+        """int64 ``[N]``, steps alive."""
+        return self.end - self.begin
+
+
+class EpisodeIndex:
+    """Episodes of a buffer, kept up to date by looking at new rows' flags only.
+
+    It also knows the *legal starts*: the steps whose data, and the data that is made
+    of the rows around them, is known. A step is one if within `after` rows, itself
+    the first, its episode ends with a usable end, or the row that many after it is
+    there and of its episode; and if `before` rows before it are alive, or its
+    episode's first one is. An end is usable if the next observation is known or not
+    needed: where it is derived, if the step terminated or a final row follows;
+    where it is stored, always.
+
+    Costs O(new rows) an update and some 32 bytes an episode. Not thread-safe.
+
+    Attributes:
+        num_cuts: Rows with CUT seen so far.
+        num_bare: Episodes seen so far that terminated without a final row.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        *,
+        derived: bool,
+        final_follows: bool,
+        before: int = 0,
+        after: int | None = None,
+    ) -> None:
+        """Make an empty index.
+
+        Args:
+            num_envs: Environments.
+            derived: The next observation is read from the following row.
+            final_follows: The row after an end is the final row (``"next_step"``).
+            before: Rows read before a step.
+            after: Rows read after it; one where next observations are derived, and
+                none where they are stored, if not given.
+        """
+        self._derived = derived
+        self._final_follows = final_follows
+        self._before = before
+        self._after = int(derived) if after is None else after
+        self._seen = np.zeros(num_envs, np.int64)
+        self._first = np.zeros(num_envs, np.int64)
+        self._last = np.full(num_envs, FINAL, np.uint8)
+        # Where the newest episode begins, or the row after its final row.
+        self._begin = np.full(num_envs, LONG_AGO)
+        # Per environment, the oldest position in any queue: what to drop is found
+        # without a look at each of thousands of environments.
+        self._oldest = np.full(num_envs, NEVER)
+        # Each start has with it where the steps of the episode before it end.
+        self._starts = Queues(num_envs, 2)
+        self._finals = Queues(num_envs)
+        self._illegal = Queues(num_envs)
+        self._num_begun = np.zeros(num_envs, np.int64)
+        self._num_finals = 0
+        self._num_illegal = 0
+        self._legal_span: Span | None = None
+        self.num_cuts = 0
+        self.num_bare = 0
+
+    def update(self, span: Span, read_flags: FlagReader) -> None:
+        """Take in the rows published since the last call, drop those given up.
+
+        Args:
+            span: What is alive now.
+            read_flags: Gives the flags of a stretch of one environment.
+        """
+        self._legal_span = None
+        for env_id in np.flatnonzero(span.stop != self._seen).tolist():
+            stop = int(span.stop[env_id])
+            seen = int(self._seen[env_id])
+            first = max(seen, int(span.first[env_id]))
+            if first > seen:
+                # Rows came and went unseen: what was seen is not their neighbour.
+                self._last[env_id] = FINAL
+                self._begin[env_id] = LONG_AGO
+            # In pieces, so that opening a ring of any size takes little memory.
+            for start in range(first, stop, SCAN_ROWS):
+                until = min(stop, start + SCAN_ROWS)
+                self._take(env_id, start, read_flags(env_id, start, until))
+            self._seen[env_id] = stop
+        for env_id in np.flatnonzero(self._oldest < span.first).tolist():
+            first = int(span.first[env_id])
+            self._starts.drop_below(env_id, first)
+            self._num_finals -= self._finals.drop_below(env_id, first)
+            self._num_illegal -= self._illegal.drop_below(env_id, first)
+            self._know_oldest(env_id)
+        self._first = span.first
+        if self._before:
+            self._drop_headless()
+
+    def _take(self, env_id: int, first: int, flags: NDArray[np.uint8]) -> None:
+        if len(flags) == 0:
+            return
+        starts, finals = _where(flags, START, first), _where(flags, FINAL, first)
+        chain = np.concatenate([self._last[env_id : env_id + 1], flags])
+        # The rows before those that begin an episode: the last ones of others.
+        closing = chain[starts - first]
+        cuts = (flags[starts - first] & CUT) != 0
+        illegal = finals
+        if len(starts) and self._after:
+            begins = np.concatenate([self._begin[env_id : env_id + 1], starts[:-1]])
+            if self._derived:
+                usable = (closing & (TERMINATED | FINAL)) != 0
+            else:
+                usable = ((closing & (END | FINAL)) != 0) | cuts
+            rows = _tails(begins[~usable], starts[~usable], self._after)
+            illegal = np.union1d(finals, rows) if len(finals) else rows
+        closed = starts - ((closing & FINAL) != 0)
+        self._num_begun[env_id] += self._starts.append(env_id, starts, closed)
+        self._num_finals += self._finals.append(env_id, finals)
+        self._num_illegal += self._illegal.append(env_id, illegal)
+        self.num_cuts += int(np.count_nonzero(cuts))
+        self.num_bare += int(np.count_nonzero(closing & TERMINATED))
+        self._last[env_id] = flags[-1]
+        if len(starts):
+            self._begin[env_id] = starts[-1]
+        if len(finals):
+            self._begin[env_id] = max(self._begin[env_id], finals[-1] + 1)
+        self._know_oldest(env_id)
+
+    def _know_oldest(self, env_id: int) -> None:
+        queues = (self._starts, self._finals, self._illegal)
+        self._oldest[env_id] = min(queue.oldest(env_id) for queue in queues)
+
+    def _drop_headless(self) -> None:
+        """Take the rows before the first legal start out of those within them."""
+        firsts = self.starts.first
+        for env_id in np.flatnonzero(self._illegal.oldest_of_each() < firsts).tolist():
+            dropped = self._illegal.drop_below(env_id, int(firsts[env_id]))
+            self._num_illegal -= dropped
+
+    @property
+    def starts(self) -> Span:
+        """The stretch of each environment that holds all its legal starts."""
+        if self._legal_span is None:
+            first, stop = self._first, self._seen
+            if self._before:
+                # Up to the next episode's beginning, where nothing lies before.
+                oldest = np.minimum(self._starts.oldest_of_each(), stop)
+                first = np.minimum(first + self._before, oldest)
+            if self._after:
+                # The newest rows wait for those after them, or for an end.
+                stop = np.where(
+                    (self._last & self._usable_alone) != 0,
+                    stop,
+                    np.maximum(self._begin, stop - self._after),
+                )
+            else:
+                stop = stop.copy()
+            self._legal_span = Span(first, np.maximum(stop, first))
+        return self._legal_span
+
+    @property
+    def _usable_alone(self) -> int:
+        """Flags of a newest row whose episode needs no row after it."""
+        if not self._derived:
+            return END | FINAL
+        return FINAL if self._final_follows else FINAL | TERMINATED
+
+    @property
+    def num_illegal(self) -> int:
+        """Rows within `starts` that are no legal start."""
+        return self._num_illegal
+
+    @property
+    def num_finals(self) -> int:
+        """Final rows alive."""
+        return self._num_finals
+
+    @property
+    def num_steps(self) -> int:
+        """Steps alive in all environments: rows less final rows."""
+        return int((self._seen - self._first).sum()) - self._num_finals
+
+    def legal(self, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
+        """Tell which rows within `starts` are legal starts.
+
+        Costs O(B log illegal rows).
+
+        Args:
+            env_ids: int64 ``[B]``.
+            positions: int64 ``[B]``, within `starts`.
+        """
+        if self._num_illegal == 0:
+            return np.ones(len(positions), bool)
+        return ~self._illegal.holds(env_ids, positions)
+
+    def start_at(self, ranks: Ids) -> tuple[Ids, Ids]:
+        """Legal starts by rank: environment by environment, oldest first.
+
+        Costs O(num_envs + B log illegal rows).
+
+        Args:
+            ranks: int64 ``[B]``, in ``[0, legal starts)``.
+
+        Returns:
+            env_ids and positions, int64 ``[B]`` each.
+        """
+        starts = self.starts
+        stops = np.cumsum(starts.lengths - self._illegal.lengths)
+        env_ids = np.searchsorted(stops, ranks, side="right")
+        within = ranks - np.concatenate([[0], stops])[env_ids]
+        positions = starts.first[env_ids] + within
+        if self._num_illegal:
+            # The i-th illegal one has so many legal ones before it as its position
+            # less i, which never falls along the queue.
+            places = self._illegal.bisect(env_ids, positions, slope=1)
+            positions += self._illegal.number(env_ids, places)
+        return env_ids, positions
+
+    @property
+    def num_begun(self) -> Ids:
+        """int64 ``[E]``, episodes seen to begin so far; not to be written into.
+
+        Who keeps something for each episode looks here for new ones, and takes their
+        first positions from `begins`.
+        """
+        return self._num_begun
+
+    def begins(self, env_id: int) -> Ids:
+        """First positions of the episodes whose first row is alive, growing.
+
+        Returns:
+            int64 ``[N]``, a view that costs nothing; not to be written into.
+        """
+        return self._starts.values(env_id)
+
+    def sizes(self) -> Ids:
+        """int64 ``[E]``, steps alive in each environment."""
+        return self._seen - self._first - self._finals.lengths
+
+    def episodes(self, env_id: int) -> Episodes:
+        """Return the episodes of one environment that have a step alive.
+
+        Costs O(episodes of the environment); see `locate` for those of some steps.
+        """
+        first, stop = int(self._first[env_id]), int(self._seen[env_id])
+        starts = self._starts.values(env_id)
+        closed = self._starts.values(env_id, 1)
+        last = int(self._last[env_id])
+        end = np.append(closed, stop - ((last & FINAL) != 0))
+        headless = len(starts) == 0 or starts[0] != first
+        if headless:
+            begin = np.concatenate([[first], starts])
+        else:
+            begin, end = starts.copy(), end[1:]
+        if first == stop:
+            begin, end = begin[:0], end[:0]
+        running = np.zeros(len(begin), bool)
+        running[-1:] = (last & (END | FINAL)) == 0
+        cut = np.zeros(len(begin), bool)
+        cut[:1] = headless
+        alive = end > begin
+        return Episodes(env_id, begin[alive], end[alive], cut[alive], running[alive])
+
+    def locate(self, env_ids: Ids | int, positions: Ids) -> tuple[Ids, Ids]:
+        """Begin and end of the episodes that hold the positions.
+
+        Costs O(B log episodes), whatever the number of environments.
+
+        Args:
+            env_ids: int64 ``[B]``, or one environment.
+            positions: int64 ``[B]``, alive steps.
+
+        Returns:
+            Two int64 ``[B]``; steps to the end are ``end - 1 - position``.
+        """
+        if isinstance(env_ids, int):
+            env_ids = np.full(len(positions), env_ids)
+        after = self._starts.find(env_ids, positions, "right")
+        number = self._starts.number(env_ids, after)
+        begin = np.where(number > 0, self._starts.at(after - 1), self._first[env_ids])
+        newest = self._seen - ((self._last & FINAL) != 0)
+        last = number == self._starts.lengths[env_ids]
+        end = np.where(last, newest[env_ids], self._starts.at(after, 1))
+        return begin, end
+
+    def begun(self, env_ids: Ids, positions: Ids) -> Ids:
+        """Where the episodes of rows began, or LONG_AGO where that has left the ring.
+
+        Args:
+            env_ids: int64 ``[B]``.
+            positions: int64 ``[B]``, alive.
+        """
+        after = self._starts.find(env_ids, positions, "right")
+        known = self._starts.number(env_ids, after) > 0
+        return np.where(known, self._starts.at(after - 1), LONG_AGO)
+
+
+def _tails(begins: Ids, stops: Ids, most: int) -> Ids:
+    """The last rows of stretches, at most so many of each, one after the other."""
+    counts = np.minimum(stops - begins, most)
+    ends = np.cumsum(counts)
+    rows: Ids = np.repeat(stops - ends, counts)
+    rows += np.arange(len(rows))
+    return rows
+
+
+def _where(flags: NDArray[np.uint8], kind: int, first: int) -> Ids:
+    return np.flatnonzero(flags & kind) + first
