@@ -32,7 +32,7 @@ class Outline:
         steps: Steps folded into one, 1 without `NStep`.
         before: Rows before a step that a field of it is read from; 0 if left out.
         touched: Names of the transforms that changed a field, oldest first.
-        names: All transforms so far.
+        names: Classes of all transforms so far.
     """
 
     schema: Schema
@@ -134,7 +134,7 @@ class Outline:
             for name in (path, self.nexts.get(path, path)):
                 fields[name] = change(self.fields[name])
                 touched[name] = (*self.touched.get(name, ()), who)
-        return replace(self, fields=fields, touched=touched, names=(*self.names, who))
+        return replace(self, fields=fields, touched=touched)
 
     def with_field(
         self, name: str, field: Field, place: Place, who: str, before: int = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,8 +48,14 @@ class Pipeline:
                     f"transforms: got {transform!r}, expected transforms such as "
                     "NStep(3, gamma=0.99); wrap a function in Apply"
                 )
+            name = type(transform).__name__
+            if "Apply" in outline.names and name != "Apply":
+                raise SchemaError(
+                    f"transforms: got {name} after Apply, whose fields are known only "
+                    "when it has run, expected nothing but Apply there; put it first"
+                )
             bounds.append(transform.bind(outline))
-            outline = bounds[-1].outline
+            outline = replace(bounds[-1].outline, names=(*outline.names, name))
         self._bounds = bounds
         self._outline = outline
         self.before = max(outline.before.values(), default=0)

@@ -1,0 +1,90 @@
+"""A function of the user's, applied to every batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mmreplay.errors import SchemaError
+from mmreplay.transforms.anchors import Anchors
+from mmreplay.transforms.base import Bound, Fields, Layer, Over
+from mmreplay.transforms.outline import Outline
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """A function of the finished batch, such as an augmentation.
+
+    It gets a dict of arrays by path, ``[B, *shape]``, or ``[B, T, *shape]`` of windows,
+    and returns such a dict; it may change, add and leave out fields. bfloat16 numbers
+    are uint16 bits. It runs wherever batches are made, in worker processes, too, to
+    which it must be picklable: a function of a module. As what it returns is known only
+    then, no transform but another `Apply` may follow.
+
+    Attributes:
+        function: ``function(fields)``, or ``function(fields, generator)``.
+        random: Give it a `numpy.random.Generator`, which the draw determines: the same
+            draw gives the same batch. Use no other source of chance.
+    """
+
+    function: Callable[..., Mapping[str, Any]]
+    random: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        if not callable(self.function):
+            raise SchemaError(
+                f"Apply: got {self.function!r}, expected a function of a batch's "
+                "fields; pass one"
+            )
+
+    def bind(self, outline: Outline) -> Bound:
+        """Fit it; see `Transform.bind`."""
+        stream = len(outline.names)
+
+        def over(below: Layer, anchors: Anchors) -> Layer:
+            return _Applied(below, anchors, self, stream)
+
+        return Bound(outline, over)
+
+
+class _Applied(Over):
+    """A finished batch with a function applied to it."""
+
+    def __init__(
+        self, below: Layer, anchors: Anchors, apply: Apply, stream: int
+    ) -> None:
+        super().__init__(below, anchors)
+        self._apply = apply
+        self._stream = stream
+
+    def finish(self, fields: Fields) -> Fields:
+        """Apply it after those below; see `Layer.finish`."""
+        lead: tuple[int, ...] = (len(self.anchors.positions),)
+        if self.anchors.length is not None:
+            lead = (lead[0] // self.anchors.length, self.anchors.length)
+        below = self.below.finish(fields)
+        given = {p: a.reshape(*lead, *a.shape[1:]) for p, a in below.items()}
+        apply = self._apply
+        chance = (self.anchors.random(self._stream),) if apply.random else ()
+        found = apply.function(given, *chance)
+        if not isinstance(found, Mapping):
+            raise SchemaError(
+                f"Apply: got {type(found).__name__} from {apply.function!r}, expected "
+                "a dict of arrays by path; return the fields"
+            )
+        return {path: _flat(path, found[path], lead) for path in found}
+
+
+def _flat(path: str, values: object, lead: tuple[int, ...]) -> Any:
+    array = np.asarray(values)
+    if array.shape[: len(lead)] != lead:
+        raise SchemaError(
+            f"Apply: got {path!r} of shape {list(array.shape)}, expected it to begin "
+            f"with {list(lead)}; keep a value for every step"
+        )
+    return array.reshape(math.prod(lead), *array.shape[len(lead) :])

@@ -1,0 +1,106 @@
+"""What a step changed, for models of the dynamics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mmreplay.errors import SchemaError
+from mmreplay.nesting import under
+from mmreplay.schema import Field
+from mmreplay.transforms.anchors import Anchors
+from mmreplay.transforms.base import Bound, Fields, Layer, Over
+from mmreplay.transforms.checks import numbers
+from mmreplay.transforms.outline import Outline, Place
+
+_SIGNED = {
+    "uint8": "int16",
+    "int8": "int16",
+    "uint16": "int32",
+    "int16": "int32",
+    "uint32": "int64",
+    "int32": "int64",
+    "uint64": "int64",
+    "bfloat16": "float32",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """The next observation less the observation, the target of a dynamics model.
+
+    Makes one field an observation leaf: ``delta``, or ``delta/pixels`` and so on.
+    Integers are widened, so that differences keep their sign. Of a terminated step
+    without a final observation it is 0, as its next observation is its own.
+
+    Attributes:
+        paths: Observation leaves or subtrees; all by default.
+        name: Of what it makes.
+    """
+
+    paths: str | Sequence[str] | None = None
+    name: str = "delta"
+
+    def bind(self, outline: Outline) -> Bound:
+        """Fit it; see `Transform.bind`.
+
+        Raises:
+            SchemaError: A field has no next one, or holds no numbers.
+        """
+        top = outline.schema.role("observation") or ""
+        above, names = outline, dict[str, str]()
+        for path in outline.pick(self.paths, "Delta"):
+            field = outline.fields[path]
+            if path not in outline.nexts or field.dtype == "bool":
+                raise SchemaError(
+                    f"Delta: got {path!r} of {field.dtype}, expected numbers of an "
+                    "observation, which have a next; name those in paths="
+                )
+            rest = path.removeprefix(top) if under([path], top) else "/" + path
+            names[path] = self.name + rest
+            made = Field(field.shape, _SIGNED.get(field.dtype, field.dtype))
+            above = above.with_field(names[path], made, Place.MADE, "Delta")
+
+        def over(below: Layer, anchors: Anchors) -> Layer:
+            return _Deltas(below, anchors, names, outline)
+
+        return Bound(above, over)
+
+
+class _Deltas(Over):
+    """Differences of next observations and observations."""
+
+    def __init__(
+        self, below: Layer, anchors: Anchors, names: Mapping[str, str], outline: Outline
+    ) -> None:
+        super().__init__(below, anchors)
+        self._names = names
+        self._outline = outline
+
+    def made(self, names: tuple[str, ...]) -> Fields:
+        """Differences; see `Layer.made`."""
+        mine = {path: name for path, name in self._names.items() if name in names}
+        found = self.below.made(tuple(n for n in names if n not in mine.values()))
+        if not mine:
+            return found
+        here = self.below.read(tuple(mine), self.anchors.positions[:, None])
+        nexts = self._nexts(tuple(mine))
+        for path, name in mine.items():
+            field = self._outline.fields[path]
+            dtype = Field((), _SIGNED.get(field.dtype, field.dtype)).numpy
+            then = numbers(nexts[path][:, 0], field).astype(dtype)
+            found[name] = then - numbers(here[path][:, 0], field).astype(dtype)
+        return found
+
+    def _nexts(self, paths: tuple[str, ...]) -> Fields:
+        outline, anchors = self._outline, self.anchors
+        derived = tuple(
+            p for p in paths if outline.places[outline.nexts[p]] is Place.NEXT
+        )
+        stored = {outline.nexts[p]: p for p in paths if p not in derived}
+        found = self.below.read(derived, anchors.following[:, None])
+        for name, values in self.below.read(
+            tuple(stored), anchors.last[:, None]
+        ).items():
+            found[stored[name]] = values
+        return found

@@ -1,0 +1,208 @@
+"""Values changed one by one: another dtype, a scale, one-hot vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from mmreplay.errors import SchemaError
+from mmreplay.schema import Field
+from mmreplay.transforms.anchors import Anchors
+from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over
+from mmreplay.transforms.checks import numbers, whole
+from mmreplay.transforms.outline import Outline
+
+Change = Callable[[str, NDArray[np.generic]], NDArray[np.generic]]
+"""Changes values of a path, whatever their leading axes."""
+
+
+def each(
+    outline: Outline, paths: Iterable[str], who: str,
+    field_of: Callable[[str, Field], Field], change: Change,
+) -> Bound:  # fmt: skip
+    """Fit a change of single values.
+
+    Args:
+        outline: The fields below.
+        paths: Fields to change, and with them the next ones of them.
+        who: The transform.
+        field_of: What a field becomes.
+        change: Makes its values so.
+    """
+    above = outline
+    for path in paths:
+        above = above.changed((path,), partial(field_of, path), who)
+    sources = outline.sources(paths)
+
+    def over(below: Layer, anchors: Anchors) -> Layer:
+        return _Each(below, anchors, sources, change)
+
+    return Bound(above, over)
+
+
+class _Each(Over):
+    """Some fields with their values changed."""
+
+    def __init__(
+        self, below: Layer, anchors: Anchors, sources: Mapping[str, str], change: Change
+    ) -> None:
+        super().__init__(below, anchors)
+        self._sources = sources
+        self._change = change
+
+    def read(self, paths: tuple[str, ...], rows: Ids) -> Fields:
+        """Fields of rows; see `Layer.read`."""
+        return self._changed(self.below.read(paths, rows))
+
+    def made(self, names: tuple[str, ...]) -> Fields:
+        """Fields of steps drawn; see `Layer.made`."""
+        return self._changed(self.below.made(names))
+
+    def _changed(self, fields: Fields) -> Fields:
+        return {
+            path: self._change(source, values) if source else values
+            for path, values in fields.items()
+            for source in [self._sources.get(path)]
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """Values in another dtype, scaled: ``value.astype(dtype) * scale + offset``.
+
+    A uint8 frame stays a byte a pixel on disk and reaches the network as float32 in
+    [0, 1] by ``Cast("float32", "observation", scale=1 / 255)``.
+
+    Attributes:
+        dtype: Any of a field's but bfloat16.
+        paths: Fields or subtrees, and with them their next ones; the observation by
+            default.
+        scale: Factor, for floating dtypes.
+        offset: Added after it, for floating dtypes.
+    """
+
+    dtype: DTypeLike
+    paths: str | Sequence[str] | None = None
+    scale: float = 1.0
+    offset: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        field = Field((), self.dtype)
+        if field.dtype == "bfloat16":
+            raise SchemaError(
+                "Cast: got bfloat16, expected a dtype that numpy has; cast to float32, "
+                "and the tensors of the batch by .to(torch.bfloat16)"
+            )
+        if field.numpy.kind != "f" and (self.scale, self.offset) != (1.0, 0.0):
+            raise SchemaError(
+                f"Cast: got scale {self.scale} and offset {self.offset} with "
+                f"{field.dtype}, expected a floating dtype; cast to float32"
+            )
+
+    def bind(self, outline: Outline) -> Bound:
+        """Fit it; see `Transform.bind`.
+
+        Raises:
+            SchemaError: There is no such field, or values would be lost.
+        """
+        target = Field((), self.dtype)
+        paths = outline.pick(self.paths, "Cast")
+        fields = {path: outline.fields[path] for path in paths}
+        for path, field in fields.items():
+            real = field.dtype == "bfloat16" or field.numpy.kind == "f"
+            if not np.can_cast(
+                np.float32 if real else field.numpy, target.numpy, "same_kind"
+            ):
+                raise SchemaError(
+                    f"Cast: got {path!r} of {field.dtype} to make {target.dtype} of, "
+                    "expected a dtype that can hold its values; choose a wider one, or "
+                    "do it in Apply"
+                )
+
+        def change(path: str, values: NDArray[np.generic]) -> NDArray[np.generic]:
+            return self._cast(path, numbers(values, fields[path]), target)
+
+        def field_of(path: str, field: Field) -> Field:
+            return Field(field.shape, target.dtype)
+
+        return each(outline, paths, "Cast", field_of, change)
+
+    def _cast(
+        self, path: str, values: NDArray[np.generic], target: Field
+    ) -> NDArray[np.generic]:
+        cast = values.astype(target.numpy)
+        if target.numpy.kind == "f":
+            if self.scale != 1.0:
+                cast *= target.numpy.type(self.scale)
+            if self.offset != 0.0:
+                cast += target.numpy.type(self.offset)
+        elif not np.can_cast(values.dtype, target.numpy) and (cast != values).any():
+            raise SchemaError(
+                f"Cast: got values of {path!r} in [{values.min()}, {values.max()}], "
+                f"expected them within {target.dtype}; choose a wider dtype"
+            )
+        return cast
+
+
+@dataclass(frozen=True, slots=True)
+class OneHot:
+    """Integers as vectors that are 1 at one place and 0 elsewhere.
+
+    The number of classes is given, not guessed from the data: the highest action may
+    never have been taken.
+
+    Attributes:
+        num_classes: Places; values are in ``[start, start + num_classes)``.
+        path: Field of integers; by default the one that plays the action.
+        start: The lowest value (`Discrete(start=...)`).
+        dtype: Of the vectors; the field becomes ``[*shape, num_classes]``.
+    """
+
+    num_classes: int
+    path: str | None = None
+    start: int = 0
+    dtype: DTypeLike = "float32"
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        whole("OneHot num_classes", self.num_classes, 1)
+
+    def bind(self, outline: Outline) -> Bound:
+        """Fit it; see `Transform.bind`.
+
+        Raises:
+            SchemaError: There is no such field, or it holds no integers.
+        """
+        paths = outline.pick(self.path or outline.schema.role("action"), "OneHot")
+        for path in paths:
+            field = outline.fields[path]
+            if field.numpy.kind not in "iu" or field.dtype == "bfloat16":
+                raise SchemaError(
+                    f"OneHot: got {path!r} of {field.dtype}, expected integers; name "
+                    "a field of discrete values"
+                )
+        target = Field((), self.dtype)
+        if target.dtype == "bfloat16":
+            raise SchemaError(
+                "OneHot: got bfloat16, expected a dtype that numpy has; use float32"
+            )
+
+        def field_of(path: str, field: Field) -> Field:
+            return Field((*field.shape, self.num_classes), target.dtype)
+
+        return each(outline, paths, "OneHot", field_of, self._vectors)
+
+    def _vectors(self, path: str, values: NDArray[np.generic]) -> NDArray[np.generic]:
+        places = values.astype(np.int64) - self.start
+        if places.size and not 0 <= places.min() <= places.max() < self.num_classes:
+            raise SchemaError(
+                f"OneHot: got values of {path!r} in [{values.min()}, {values.max()}], "
+                f"expected them in [{self.start}, {self.start + self.num_classes}); "
+                "raise num_classes, or set start"
+            )
+        return np.eye(self.num_classes, dtype=np.dtype(self.dtype))[places]

@@ -1,0 +1,302 @@
+"""Hindsight: steps relabelled with a goal that their episode did reach."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.episodes import FINAL
+from mmreplay.errors import SchemaError
+from mmreplay.schema import Field
+from mmreplay.transforms.anchors import Anchors
+from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over
+from mmreplay.transforms.checks import fraction, numbers
+from mmreplay.transforms.outline import Outline
+
+STRATEGIES = ("future", "final", "episode")
+
+RewardFunction = Callable[
+    [NDArray[np.generic], NDArray[np.generic], Mapping[str, NDArray[np.generic]]], Any
+]
+"""(achieved ``[M, *goal]``, desired ``[M, *goal]``, info) to rewards ``[M]``."""
+
+
+@dataclass(frozen=True, slots=True)
+class HER:
+    """Hindsight experience replay (Andrychowicz et al. 2017).
+
+    A share of the steps drawn gets another desired goal, in the observation and in the
+    next one, and the reward that `reward_fn` gives for it. The goal is what the step's
+    own episode achieved after one of its steps:
+
+    - ``"future"``: after the step drawn or a later one, each as likely;
+    - ``"final"``: after the last one that is known;
+    - ``"episode"``: after any one that is alive.
+
+    An `NStep` after it sums n rewards recomputed for the goal of the step drawn. The
+    steps of a window that are of one episode get one goal; its future begins with the
+    last of them. ``terminated`` and ``truncated`` stay as the environment gave them.
+
+    What was achieved after a step is in its next observation. Where that is not known
+    (an end without a final observation, the newest step), the step's reward cannot be
+    recomputed: a transition that holds it keeps its goal, and it gives no goal.
+
+    Costs one row of goals a step drawn, two of goals a reward, one call of `reward_fn`
+    a batch, and a look-up in the episode index.
+
+    Attributes:
+        strategy: One of ``"future"``, ``"final"``, ``"episode"``.
+        ratio: Chance that a step, or window, is relabelled; k goals to each real one
+            in the paper are ``k / (k + 1)``.
+        reward_fn: As Gymnasium-Robotics' ``compute_reward``, over arrays: achieved and
+            desired goals ``[M, *goal]`` and info to ``[M]``. Must be picklable for
+            worker processes.
+        achieved: Leaf of the observation; by default its ``achieved_goal``.
+        desired: Field of the goal; by default the observation's ``desired_goal``.
+        info: Fields whose values ``[M, *shape]`` at the rewarded steps `reward_fn` gets
+            by path.
+    """
+
+    strategy: str
+    ratio: float
+    reward_fn: RewardFunction
+    achieved: str | None = None
+    desired: str | None = None
+    info: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        fraction("HER ratio", self.ratio)
+        if self.strategy not in STRATEGIES:
+            raise SchemaError(
+                f"HER strategy: got {self.strategy!r}, expected one of "
+                f"{', '.join(STRATEGIES)}; 'future' is the usual one"
+            )
+        if not callable(self.reward_fn):
+            raise SchemaError(
+                f"HER reward_fn: got {self.reward_fn!r}, expected a function of "
+                "achieved and desired goals and info; pass the environment's "
+                "compute_reward"
+            )
+
+    def bind(self, outline: Outline) -> Bound:
+        """Fit it; see `Transform.bind`.
+
+        Raises:
+            SchemaError: Goals or reward are not there, do not fit, or were changed by
+                a transform before it.
+        """
+        top = outline.schema.role("observation")
+        achieved = self.achieved or f"{top}/achieved_goal"
+        desired = self.desired or f"{top}/desired_goal"
+        reward = outline.schema.role("reward")
+        self._check_names(outline, achieved, desired, reward)
+        assert reward is not None
+        for path in (achieved, desired, reward, *self.info):
+            _check_stored(path, outline)
+        if outline.fields[achieved].shape != outline.fields[desired].shape:
+            raise SchemaError(
+                f"HER: got {achieved!r} of shape {list(outline.fields[achieved].shape)}"
+                f" and {desired!r} of shape {list(outline.fields[desired].shape)}, "
+                "expected goals of one shape; name other fields"
+            )
+        goals = _Goals(self, outline, achieved, desired, reward, len(outline.names))
+        above = outline.changed((desired, reward), lambda field: field, "HER")
+
+        def over(below: Layer, anchors: Anchors) -> Layer:
+            return _Relabelled(below, anchors, goals)
+
+        return Bound(above, over)
+
+    def _check_names(
+        self, outline: Outline, achieved: str, desired: str, reward: str | None
+    ) -> None:
+        for name in ("HER", "DiscountedReturn"):
+            if name in outline.names:
+                raise SchemaError(
+                    f"HER: got transforms with a {name} before it, expected none: "
+                    "its goals and rewards are others; leave one of them out"
+                )
+        if achieved not in outline.nexts:
+            raise SchemaError(
+                f"HER: got {achieved!r} as the goal achieved, expected a leaf of the "
+                "observation, whose next one tells what a step achieved; name it in "
+                "achieved="
+            )
+        if desired not in outline.fields or desired == achieved:
+            raise SchemaError(
+                f"HER: got {desired!r} as the goal desired, expected a field of the "
+                "schema; name it in desired="
+            )
+        if reward is None or reward not in outline.fields:
+            raise SchemaError(
+                f"HER: got {reward!r} as the reward, expected one field; name it in "
+                "the schema's roles"
+            )
+
+
+def _check_stored(path: str, outline: Outline) -> None:
+    if not outline.stored(path):
+        found = "no field"
+        if path in outline.fields:
+            found = f"changed by {' and '.join(outline.touched.get(path, ()))}"
+        raise SchemaError(
+            f"HER: got {path!r}, which is {found}, expected a field as it was stored, "
+            "since goals are compared and rewards made of those; put HER first"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Goals:
+    """A HER fitted to fields."""
+
+    her: HER
+    outline: Outline
+    achieved: str
+    desired: str
+    reward: str
+    stream: int
+
+    @property
+    def desireds(self) -> tuple[str, ...]:
+        """The desired goal, and the stored next one of it."""
+        return tuple(self.outline.sources((self.desired,)))
+
+    def numbers(self, path: str, values: NDArray[np.generic]) -> NDArray[np.generic]:
+        return numbers(values, self.outline.fields[path])
+
+
+class _Relabelled(Over):
+    """Steps with other goals, and the rewards for them."""
+
+    def __init__(self, below: Layer, anchors: Anchors, goals: _Goals) -> None:
+        super().__init__(below, anchors)
+        self._goals = goals
+
+    def read(self, paths: tuple[str, ...], rows: Ids) -> Fields:
+        """Fields of rows, goals and rewards relabelled; see `Layer.read`."""
+        found = self.below.read(paths, rows)
+        goals = self._goals
+        for path in goals.desireds:
+            if path in found:
+                chosen, goal = self._relabelling
+                values = found[path].copy()
+                values[chosen] = goal[:, None]
+                found[path] = values
+        if goals.reward in found:
+            found[goals.reward] = self._rewards(found[goals.reward], rows)
+        return found
+
+    @cached_property
+    def _relabelling(self) -> tuple[NDArray[np.bool_], NDArray[np.generic]]:
+        """Which steps are relabelled, bool ``[N]``, and their goals ``[M, *goal]``."""
+        anchors, her = self.anchors, self._goals.her
+        random = anchors.random(self._goals.stream)
+        begin, end = anchors.rows.locate(anchors.env_ids, anchors.positions)
+        stop = self._known_stop(end)
+        group = self._groups(begin)
+        count = int(group.max(initial=-1)) + 1
+        # Every step of a group has the same episode, so the same begin and stop.
+        start, last = np.zeros((2, count), np.int64)
+        np.maximum.at(start, group, anchors.positions)
+        np.maximum.at(last, group, anchors.last)
+        chance, place = random.random((2, count))
+        first = begin if her.strategy == "episode" else start[group]
+        chosen = (chance[group] < her.ratio) & (last[group] < stop)
+        share = np.ones(count) if her.strategy == "final" else place
+        rows = _between(first, stop, share[group])
+        goal = self._achieved(rows[:, None], chosen)
+        if her.strategy == "episode":
+            # The past may be overwritten while it is read; the future outlives us.
+            lost = ~anchors.rows.intact(anchors.env_ids, rows)
+            if lost.any():
+                rows = np.where(lost, _between(start[group], stop, place[group]), rows)
+                goal = self._achieved(rows[:, None], chosen)
+        return chosen, goal[:, 0]
+
+    def _known_stop(self, end: Ids) -> Ids:
+        """One past the last step whose next observation is known, int64 ``[N]``."""
+        if not self._goals.outline.derived:
+            return end
+        anchors = self.anchors
+        heads = anchors.rows.heads[anchors.env_ids]
+        flags = anchors.rows.flags(anchors.env_ids, np.minimum(end, heads - 1))
+        unknown = (end >= heads) | ((flags & FINAL) == 0)
+        stop: Ids = end - unknown
+        return stop
+
+    def _groups(self, begin: Ids) -> Ids:
+        """Number of the group that each step shares its goal with, int64 ``[N]``."""
+        length, count = self.anchors.length, len(begin)
+        if length is None:
+            return np.arange(count)
+        windows = np.arange(count) // length
+        _, group = np.unique(
+            np.stack([windows, begin], axis=1), axis=0, return_inverse=True
+        )
+        numbers: Ids = group.reshape(-1)
+        return numbers
+
+    def _achieved(self, rows: Ids, chosen: NDArray[np.bool_]) -> NDArray[np.generic]:
+        """What chosen ones achieved after steps ``[N, K]``, ``[M, K, *goal]``."""
+        goals = self._goals
+        if goals.outline.derived:
+            # Where a step keeps its goal, the row after it need not be there.
+            there = np.where(chosen[:, None], rows + 1, self.anchors.positions[:, None])
+            found = self.below.read((goals.achieved,), there)[goals.achieved][chosen]
+        else:
+            name = goals.outline.nexts[goals.achieved]
+            there = np.where(chosen[:, None], rows, self.anchors.positions[:, None])
+            found = self.below.read((name,), there)[name][chosen]
+        goal = goals.outline.fields[goals.desired]
+        if goal.dtype == goals.outline.fields[goals.achieved].dtype:
+            return found
+        return goals.numbers(goals.achieved, found).astype(goal.numpy)
+
+    def _rewards(self, stored: NDArray[np.generic], rows: Ids) -> NDArray[np.generic]:
+        chosen, goal = self._relabelling
+        if not chosen.any():
+            return stored
+        goals = self._goals
+        shape = (int(chosen.sum()), rows.shape[1])
+        achieved = goals.numbers(goals.desired, self._achieved(rows, chosen))
+        desired = np.broadcast_to(
+            goals.numbers(goals.desired, goal)[:, None], achieved.shape
+        )
+        info = self.below.read(tuple(goals.her.info), rows)
+        told = {p: _flat(goals.numbers(p, a[chosen])) for p, a in info.items()}
+        made = np.asarray(goals.her.reward_fn(_flat(achieved), _flat(desired), told))
+        field = goals.outline.fields[goals.reward]
+        rewards = stored.copy()
+        rewards[chosen] = _as_rewards(made, field, shape)
+        return rewards
+
+
+def _between(first: Ids, stop: Ids, share: NDArray[np.float64]) -> Ids:
+    """Positions in ``[first, stop)`` by share in ``[0, 1]``, 1 being the last."""
+    length = np.maximum(stop - first, 1)
+    steps = np.minimum((share * length).astype(np.int64), length - 1)
+    positions: Ids = first + steps
+    return positions
+
+
+def _flat(values: NDArray[np.generic]) -> NDArray[np.generic]:
+    """``[M, K, *shape]`` to ``[M * K, *shape]``."""
+    return values.reshape(-1, *values.shape[2:])
+
+
+def _as_rewards(
+    made: NDArray[np.generic], field: Field, shape: tuple[int, int]
+) -> NDArray[np.generic]:
+    expected = (shape[0] * shape[1], *field.shape)
+    if made.shape != expected or made.dtype.kind not in "biuf":
+        raise SchemaError(
+            f"HER reward_fn: got {made.dtype}{list(made.shape)}, expected numbers "
+            f"{list(expected)}; compute all rewards at once, as arrays"
+        )
+    return field.convert(made, "reward", expected[:1]).reshape(*shape, *field.shape)

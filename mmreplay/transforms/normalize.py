@@ -1,0 +1,217 @@
+"""Fields brought to mean 0 and deviation 1, by moments measured before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mmreplay.errors import FormatError, SchemaError
+from mmreplay.schema import Field
+from mmreplay.transforms.base import Bound
+from mmreplay.transforms.checks import numbers
+from mmreplay.transforms.elementwise import each
+from mmreplay.transforms.outline import Outline
+
+FLAT = 1e-8
+"""A deviation below this is taken as 1: the field is constant."""
+
+Floats = NDArray[np.float64]
+
+
+class HasMoments(Protocol):
+    """What is known of a field; `mmreplay.Moments` is one."""
+
+    @property
+    def mean(self) -> float:
+        """Arithmetic mean."""
+
+    @property
+    def std(self) -> float:
+        """Population standard deviation."""
+
+
+class ByName(Protocol):
+    """Arrays by path: a `Batch` or a dict."""
+
+    def __getitem__(self, path: str, /) -> Any:
+        """Array ``[N, *shape]``."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Normalize:
+    """Values as ``(value - mean) / std``, reckoned in float64; float32 comes out.
+
+    Attributes:
+        means: By path of a leaf; a number, or an array that fits the field's shape.
+        stds: Likewise; below 1e-8 it is taken as 1.
+        clip: Bound of what comes out, both ways; None for none.
+    """
+
+    means: Mapping[str, ArrayLike]
+    stds: Mapping[str, ArrayLike]
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        if self.means.keys() != self.stds.keys() or not self.means:
+            raise SchemaError(
+                f"Normalize: got means of {list(self.means)} and stds of "
+                f"{list(self.stds)}, expected both of the same fields; give each both"
+            )
+        for path in self.means:
+            mean, std = _floats(self.means[path]), _floats(self.stds[path])
+            if (
+                not (np.isfinite(mean).all() and np.isfinite(std).all())
+                or (std < 0).any()
+            ):
+                raise SchemaError(
+                    f"Normalize: got mean {mean.tolist()} and std {std.tolist()} for "
+                    f"{path!r}, expected finite ones, and no negative std; measure "
+                    "them over steps that hold numbers"
+                )
+        if self.clip is not None and not self.clip > 0:
+            raise SchemaError(
+                f"Normalize: got clip {self.clip!r}, expected a positive number; None "
+                "leaves values as they come"
+            )
+
+    @classmethod
+    def of(
+        cls, moments: Mapping[str, HasMoments], clip: float | None = None
+    ) -> Normalize:
+        """Take one mean and deviation a field, as `mmreplay.field_moments` gives."""
+        means = {path: found.mean for path, found in moments.items()}
+        stds = {path: found.std for path, found in moments.items()}
+        return cls(means, stds, clip)
+
+    @classmethod
+    def fit(
+        cls, batches: Iterable[ByName], paths: Sequence[str],
+        clip: float | None = None,
+    ) -> Normalize:  # fmt: skip
+        """Measure each element of fields over batches, one batch in memory at a time.
+
+        Moments are merged as Chan, Golub and LeVeque (1979) do: no difference of large
+        sums, so a mean far from zero costs no precision.
+
+        Args:
+            batches: Arrays ``[N, *shape]`` by path: batches of a buffer, or dicts.
+            paths: Leaves to measure.
+            clip: As in `Normalize`.
+
+        Raises:
+            SchemaError: There is nothing to measure.
+        """
+        known: dict[str, _Moments] = {}
+        for batch in batches:
+            for path in paths:
+                values = np.asarray(batch[path]).astype(np.float64)
+                if len(values):
+                    found = _Moments.of(values)
+                    known[path] = found.merged(known[path]) if path in known else found
+        if not known:
+            raise SchemaError(
+                f"Normalize.fit: got no value of {list(paths)}, expected some; give it "
+                "batches that hold steps"
+            )
+        means = {path: found.mean for path, found in known.items()}
+        stds = {path: np.sqrt(found.m2 / found.count) for path, found in known.items()}
+        return cls(means, stds, clip)
+
+    def to_json(self) -> dict[str, object]:
+        """Everything needed to make it again, as JSON values."""
+        return {
+            "means": {path: _floats(v).tolist() for path, v in self.means.items()},
+            "stds": {path: _floats(v).tolist() for path, v in self.stds.items()},
+            "clip": self.clip,
+        }
+
+    @classmethod
+    def from_json(cls, state: Mapping[str, Any]) -> Normalize:
+        """The transform that `to_json` told of.
+
+        Raises:
+            FormatError: It is something else.
+        """
+        try:
+            means, stds, clip = state["means"], state["stds"], state["clip"]
+            return cls(dict(means), dict(stds), clip)
+        except (KeyError, TypeError, ValueError) as error:
+            raise FormatError(
+                f"Normalize: got a state that does not fit ({error}), expected what "
+                "to_json gave; fit it again"
+            ) from None
+
+    def bind(self, outline: Outline) -> Bound:
+        """Fit it; see `Transform.bind`.
+
+        Raises:
+            SchemaError: A field is not there, or its moments have another shape.
+        """
+        shifts: dict[str, tuple[Field, Floats, Floats]] = {}
+        for path in self.means:
+            if path not in outline.pick(path, "Normalize"):
+                raise SchemaError(
+                    f"Normalize: got the subtree {path!r}, expected leaves; give each "
+                    "its mean and std"
+                )
+            field = outline.fields[path]
+            mean, std = _floats(self.means[path]), _floats(self.stds[path])
+            for moment in (mean, std):
+                _check_fit(path, moment, field)
+            shifts[path] = field, mean, np.where(std < FLAT, 1.0, std)
+
+        def change(path: str, values: NDArray[np.generic]) -> NDArray[np.generic]:
+            field, mean, std = shifts[path]
+            wide = (numbers(values, field).astype(np.float64) - mean) / std
+            if self.clip is not None:
+                np.clip(wide, -self.clip, self.clip, out=wide)
+            return wide.astype(_normalized(path, field).numpy)
+
+        return each(outline, tuple(shifts), "Normalize", _normalized, change)
+
+
+def _normalized(path: str, field: Field) -> Field:
+    return Field(field.shape, "float64" if field.dtype == "float64" else "float32")
+
+
+def _floats(values: ArrayLike) -> Floats:
+    return np.asarray(values, np.float64)
+
+
+def _check_fit(path: str, moment: Floats, field: Field) -> None:
+    try:
+        fits = np.broadcast_shapes(moment.shape, field.shape) == field.shape
+    except ValueError:
+        fits = False
+    if not fits:
+        raise SchemaError(
+            f"Normalize: got moments of shape {list(moment.shape)} for {path!r}, "
+            f"expected them to fit {list(field.shape)}; measure that field, or "
+            "normalize before the transform that reshapes it"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Moments:
+    """Count, and per element the mean and the squared distances from it."""
+
+    count: int
+    mean: Floats
+    m2: Floats
+
+    @classmethod
+    def of(cls, values: Floats) -> _Moments:
+        mean = values.mean(axis=0)
+        return cls(len(values), mean, ((values - mean) ** 2).sum(axis=0))
+
+    def merged(self, other: _Moments) -> _Moments:
+        count = self.count + other.count
+        gap = other.mean - self.mean
+        mean = self.mean + gap * (other.count / count)
+        m2 = self.m2 + other.m2 + gap * gap * (self.count * other.count / count)
+        return _Moments(count, mean, m2)

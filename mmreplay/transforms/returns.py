@@ -1,0 +1,275 @@
+"""The discounted return from each step to its episode's end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.episodes import CUT, FINAL, TERMINATED, TRUNCATED
+from mmreplay.errors import SchemaError
+from mmreplay.transforms.anchors import Anchors
+from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over
+from mmreplay.transforms.checks import fraction, numbers, real
+from mmreplay.transforms.outline import Outline, Place
+
+TIME_LIMITS = ("default", "none", "bootstrap")
+DISCOUNTS = ("reward", "observation")
+BLOCK_STEPS = 128
+"""Steps of each episode read at a time."""
+
+Floats = NDArray[np.float64]
+ValueFunction = Callable[[Mapping[str, NDArray[np.generic]]], Any]
+"""Final observations by path, ``[M, *shape]`` each, to values ``[M]``."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiscountedReturn:
+    """What is still to come: ``G[t] = r[t] + gamma * d[t] * G[t + 1]``.
+
+    ``d`` is 1, or a field of discounts per step, as of dm_env, where it comes with the
+    reward. In alf it stands with the observation that a step starts from, and counts
+    from that step's reward on: ``G[t] = d[t] * (r[t] + gamma * G[t + 1])``. After an
+    episode's last step G is 0 if it terminated. If it was truncated, `time_limit` says:
+
+    - ``"default"``: its returns are not known;
+    - ``"none"``: as if it had terminated, the limit being part of the task;
+    - ``"bootstrap"``: G is what `value_fn` gives for the final observation, and not
+      known where that was not stored.
+
+    Returns that are not known, and all of an episode that is still running or was
+    broken off, are `default`; but a discount of 0 on the way makes those before it
+    known.
+
+    Makes a field of the reward's shape, float32, or float64 where the stored dtype is
+    that exact; reckoned in float64. Costs a read of the rewards from each step to its
+    episode's end, each once a batch, and a look-up in the episode index. Stands before
+    transforms that change rewards.
+
+    Attributes:
+        gamma: Discount per step, in [0, 1].
+        default: Return of steps whose return is not known.
+        clip: Bounds of each reward, before it is summed; None for none.
+        time_limit: One of ``"default"``, ``"none"``, ``"bootstrap"``.
+        value_fn: For ``"bootstrap"``: observation leaves by path, ``[M, *shape]``
+            each, to ``[M]``.
+        discount: Path of a field of discounts.
+        discount_with: What it stands with: ``"reward"`` or ``"observation"``.
+        name: Of the field made.
+    """
+
+    gamma: float
+    default: float = math.nan
+    clip: tuple[float, float] | None = None
+    time_limit: str = "default"
+    value_fn: ValueFunction | None = None
+    discount: str | None = None
+    discount_with: str = "reward"
+    name: str = "discounted_return"
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        fraction("DiscountedReturn gamma", self.gamma)
+        for option, value, known in (
+            ("time_limit", self.time_limit, TIME_LIMITS),
+            ("discount_with", self.discount_with, DISCOUNTS),
+        ):
+            if value not in known:
+                raise SchemaError(
+                    f"DiscountedReturn {option}: got {value!r}, expected one of "
+                    f"{', '.join(known)}; see its documentation"
+                )
+        if (self.time_limit == "bootstrap") != (self.value_fn is not None):
+            raise SchemaError(
+                f"DiscountedReturn: got time_limit {self.time_limit!r} with value_fn "
+                f"{self.value_fn!r}, expected a value_fn with 'bootstrap' and with "
+                "nothing else; give both or neither"
+            )
+        if self.clip is not None and not self.clip[0] <= self.clip[1]:
+            raise SchemaError(
+                f"DiscountedReturn clip: got {self.clip}, expected (lowest, highest); "
+                "give the lower bound first"
+            )
+
+    def bind(self, outline: Outline) -> Bound:
+        """Fit it; see `Transform.bind`.
+
+        Raises:
+            SchemaError: There is no single reward as stored, or no such discount.
+        """
+        reward = outline.schema.role("reward")
+        extra = () if self.discount is None else (self.discount,)
+        for path in (reward, *extra):
+            if path is None or not outline.stored(path):
+                raise SchemaError(
+                    f"DiscountedReturn: got {path!r} to sum, expected one field as it "
+                    "was stored; name the reward in the schema's roles, and put "
+                    "DiscountedReturn before what changes it"
+                )
+        assert reward is not None
+        if self.discount is not None and outline.fields[self.discount].shape:
+            raise SchemaError(
+                f"DiscountedReturn: got {self.discount!r} of shape "
+                f"{list(outline.fields[self.discount].shape)}, expected one discount a "
+                "step; name a scalar field"
+            )
+        field = real(outline.fields[reward])
+        above = outline.with_field(self.name, field, Place.HERE, "DiscountedReturn")
+
+        def over(below: Layer, anchors: Anchors) -> Layer:
+            return _Returns(below, anchors, self, outline)
+
+        return Bound(above, over)
+
+
+def _from_the_end(joined: NDArray[np.bool_]) -> Iterator[Ids]:
+    """Places, each after the one that follows it and is joined to it."""
+    places = np.arange(len(joined))
+    ends = np.flatnonzero(~joined)
+    left = ends[np.searchsorted(ends, places)] - places
+    order = np.argsort(left, kind="stable")
+    edges = np.flatnonzero(np.diff(left[order])) + 1
+    yield from np.split(order, edges)
+
+
+class _Returns(Over):
+    """Rows with their returns."""
+
+    def __init__(
+        self, below: Layer, anchors: Anchors, spec: DiscountedReturn, outline: Outline
+    ) -> None:
+        super().__init__(below, anchors)
+        self._spec = spec
+        self._outline = outline
+
+    def read(self, paths: tuple[str, ...], rows: Ids) -> Fields:
+        """Fields of rows, and their returns; see `Layer.read`."""
+        name = self._spec.name
+        found = self.below.read(tuple(p for p in paths if p != name), rows)
+        if name in paths:
+            env_ids = np.repeat(self.anchors.env_ids, rows.shape[1])
+            returns = self._returns(env_ids, rows.reshape(-1))
+            found[name] = returns.reshape(*rows.shape, *returns.shape[1:])
+        return found
+
+    def _returns(self, env_ids: Ids, rows: Ids) -> NDArray[np.generic]:
+        """Returns of rows, ``[M, *shape]``."""
+        _, ends = self.anchors.rows.locate(env_ids, rows)
+        order = np.lexsort((rows, env_ids))
+        env_ids, starts, ends = env_ids[order], rows[order], ends[order]
+        # Each row's rewards are read up to the next row asked for: none twice.
+        joined = np.zeros(len(rows), bool)
+        joined[:-1] = (env_ids[1:] == env_ids[:-1]) & (ends[1:] == ends[:-1])
+        stops = np.where(joined, np.append(starts[1:], 0), ends)
+        sums, weights = self._segments(env_ids, starts, stops)
+        values, known = self._tails(env_ids, ends)
+        for some in _from_the_end(joined):
+            then = some + joined[some]
+            known[some] = known[then] | (weights[some] == 0)
+            values[some] = sums[some] + np.einsum(
+                "m,m...->m...", weights[some], values[then]
+            )
+        values[~known] = self._spec.default
+        out = np.empty_like(values)
+        out[order] = values
+        return out.astype(self._outline_field().numpy)
+
+    def _outline_field(self) -> Any:
+        reward = self._outline.schema.roles["reward"]
+        return real(self._outline.fields[reward])
+
+    def _segments(self, env_ids: Ids, starts: Ids, stops: Ids) -> tuple[Floats, Floats]:
+        """Discounted sums of rewards in ``[start, stop)``, and what is left after.
+
+        Returns:
+            Sums ``[M, *shape]`` and the products of all discounts ``[M]``.
+        """
+        spec, rows = self._spec, self.anchors.rows
+        reward = self._outline.schema.roles["reward"]
+        shape = self._outline.fields[reward].shape
+        sums, weights = np.zeros((len(starts), *shape)), np.ones(len(starts))
+        done = starts.copy()
+        while len(active := np.flatnonzero(done < stops)):
+            steps = done[active, None] + np.arange(BLOCK_STEPS)
+            steps = steps[:, : int((stops - done)[active].max())]
+            within = steps < stops[active, None]
+            flat = np.minimum(steps, stops[active, None] - 1).reshape(-1)
+            paths = tuple({reward: 0, **({spec.discount: 0} if spec.discount else {})})
+            found = rows.read(paths, np.repeat(env_ids[active], steps.shape[1]), flat)
+            here, after = self._weights(found, within)
+            some = numbers(found[reward], self._outline.fields[reward])
+            wide = some.astype(np.float64).reshape(*steps.shape, *shape)
+            if spec.clip is not None:
+                np.clip(wide, *spec.clip, out=wide)
+            wide[~within] = 0
+            sums[active] += np.einsum("m,mk,mk...->m...", weights[active], here, wide)
+            weights[active] *= after
+            done[active] += steps.shape[1]
+        return sums, weights
+
+    def _weights(
+        self, found: Fields, within: NDArray[np.bool_]
+    ) -> tuple[Floats, Floats]:
+        """Weight of each reward of a block ``[M, K]``, and of what follows ``[M]``."""
+        spec = self._spec
+        factors = np.full(within.shape, spec.gamma)
+        discounts = np.ones(within.shape)
+        if spec.discount is not None:
+            field = self._outline.fields[spec.discount]
+            values = numbers(found[spec.discount], field).astype(np.float64)
+            discounts = values.reshape(within.shape)
+        factors = np.where(within, spec.gamma * discounts, 1.0)
+        products = np.cumprod(factors, axis=1)
+        here = np.ones(within.shape)
+        here[:, 1:] = products[:, :-1]
+        if spec.discount_with == "observation":
+            here = here * discounts
+        return np.where(within, here, 0.0), products[:, -1]
+
+    def _tails(self, env_ids: Ids, ends: Ids) -> tuple[Floats, NDArray[np.bool_]]:
+        """What follows each episode's last step ``[M, *shape]``, and if it is known."""
+        rows, spec = self.anchors.rows, self._spec
+        reward = self._outline.schema.roles["reward"]
+        values = np.zeros((len(ends), *self._outline.fields[reward].shape))
+        heads = rows.heads[env_ids]
+        here = rows.flags(env_ids, ends - 1)
+        after = rows.flags(env_ids, np.minimum(ends, heads - 1))
+        after = np.where(ends < heads, after, np.uint8(0))
+        known = (here & TERMINATED) != 0
+        truncated = (((here & TRUNCATED) | (after & CUT)) != 0) & ~known
+        if spec.time_limit == "none":
+            known |= truncated
+        if spec.time_limit == "bootstrap":
+            stored = not self._outline.derived
+            final = truncated & (stored | ((after & FINAL) != 0))
+            which = np.flatnonzero(final)
+            if len(which):
+                values[which] = self._values(env_ids[which], ends[which])
+            known |= final
+        return values, known
+
+    def _values(self, env_ids: Ids, ends: Ids) -> Floats:
+        """What `value_fn` gives for the final observations."""
+        outline, spec = self._outline, self._spec
+        top = outline.schema.role_paths("observation")
+        shift = 0 if outline.derived else 1
+        names = {(p if outline.derived else outline.nexts[p]): p for p in top}
+        found = self.anchors.rows.read(tuple(names), env_ids, ends - shift)
+        given = {
+            names[n]: numbers(a, outline.schema.fields[names[n]])
+            for n, a in found.items()
+        }
+        assert spec.value_fn is not None
+        values = np.asarray(spec.value_fn(given), np.float64)
+        reward = outline.schema.roles["reward"]
+        expected = (len(ends), *outline.fields[reward].shape)
+        if values.shape != expected:
+            raise SchemaError(
+                f"DiscountedReturn value_fn: got {list(values.shape)}, expected "
+                f"{list(expected)}; give a value for each final observation"
+            )
+        return values

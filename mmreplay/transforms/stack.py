@@ -1,0 +1,241 @@
+"""The past of each step: stacked frames, and the actions that led there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.errors import SchemaError
+from mmreplay.schema import Field
+from mmreplay.transforms.anchors import Anchors
+from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over
+from mmreplay.transforms.checks import whole
+from mmreplay.transforms.outline import Outline, Place
+
+
+@dataclass(frozen=True, slots=True)
+class FrameStack:
+    """The last k frames up to each step (Mnih et al. 2015), stored one a row.
+
+    Oldest first. Before the episode's beginning stands its first frame, repeated. A
+    next observation is stacked likewise, over the k frames that end with it. Of an
+    episode whose beginning has left the buffer, steps with fewer than k - 1 rows
+    before them are no legal starts.
+
+    Costs k rows of the field a step drawn, and k more where it has a next one.
+
+    Attributes:
+        k: Frames, at least 1.
+        paths: Fields or subtrees to stack; the observation by default.
+        axis: None stacks along a new first axis: ``[k, *shape]``. An axis of the field
+            joins the frames along it: -1 gives ``[H, W, k * C]`` of ``[H, W, C]``.
+    """
+
+    k: int
+    paths: str | Sequence[str] | None = None
+    axis: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        whole("FrameStack k", self.k, 1)
+
+    def bind(self, outline: Outline) -> Bound:
+        """Fit it; see `Transform.bind`.
+
+        Raises:
+            SchemaError: A field is stacked already, is no row's, or lacks the axis.
+        """
+        paths = outline.pick(self.paths, "FrameStack")
+        for path in paths:
+            self._check(path, outline)
+        before = dict(outline.before)
+        for path in paths:
+            before[path] = before.get(path, 0) + self.k - 1
+        above = replace(
+            outline.changed(paths, self._stacked, "FrameStack"), before=before
+        )
+        sources = outline.sources(paths)
+
+        def over(below: Layer, anchors: Anchors) -> Layer:
+            return _Stack(below, anchors, self.k, sources, self._join)
+
+        return Bound(above, over)
+
+    def _check(self, path: str, outline: Outline) -> None:
+        if not outline.of_rows(path):
+            raise SchemaError(
+                f"FrameStack: got {path!r}, which is made from several rows, expected "
+                "a field that each row has; stack before the transform that makes it"
+            )
+        if "FrameStack" in outline.touched.get(path, ()):
+            raise SchemaError(
+                f"FrameStack: got {path!r}, which is a stack already, expected single "
+                "frames; use one FrameStack with the k that you want"
+            )
+        axes = len(outline.fields[path].shape)
+        if self.axis is not None and not -axes <= self.axis < axes:
+            raise SchemaError(
+                f"FrameStack: got axis {self.axis} for {path!r}, expected an axis of "
+                f"{list(outline.fields[path].shape)}; axis=None makes a new one"
+            )
+
+    def _stacked(self, field: Field) -> Field:
+        shape = list(field.shape)
+        if self.axis is None:
+            shape = [self.k, *shape]
+        else:
+            shape[self.axis] *= self.k
+        return Field(shape, field.dtype)
+
+    def _join(self, frames: NDArray[np.generic]) -> NDArray[np.generic]:
+        """``[N, K, k, *shape]`` to what the field has become."""
+        if self.axis is None:
+            return frames
+        shape = list(frames.shape[3:])
+        axis = self.axis % len(shape)
+        shape[axis] *= self.k
+        moved = np.moveaxis(frames, 2, 2 + axis)
+        return moved.reshape(*frames.shape[:2], *shape)
+
+
+class _Stack(Over):
+    """Fields stacked over the rows up to each."""
+
+    def __init__(
+        self, below: Layer, anchors: Anchors, k: int, sources: Mapping[str, str],
+        join: Callable[[NDArray[np.generic]], NDArray[np.generic]],
+    ) -> None:  # fmt: skip
+        super().__init__(below, anchors)
+        self._k = k
+        self._sources = sources
+        self._join = join
+
+    def read(self, paths: tuple[str, ...], rows: Ids) -> Fields:
+        """Fields of rows, some stacked; see `Layer.read`."""
+        mine = tuple(p for p in paths if p in self._sources)
+        found = self.below.read(tuple(p for p in paths if p not in mine), rows)
+        if not mine:
+            return found
+        back = rows[:, :, None] - np.arange(self._k - 1, -1, -1)
+        back = np.maximum(back, self.anchors.first[:, None, None])
+        flat = back.reshape(len(rows), -1)
+        # The frames before a stored next observation are those of its step.
+        frames = self.below.read(tuple({self._sources[p]: 0 for p in mine}), flat)
+        stored = tuple(p for p in mine if self._sources[p] != p)
+        newest = self.below.read(stored, rows)
+        for path in mine:
+            some = frames[self._sources[path]]
+            stack = some.reshape(*back.shape, *some.shape[2:])
+            if path in newest:
+                stack = np.concatenate(
+                    [stack[:, :, 1:], newest[path][:, :, None]], axis=2
+                )
+            found[path] = self._join(stack)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class ActionHistory:
+    """The k actions before each step, for agents that must know what is under way.
+
+    Real-time control acts on an observation that the last actions have not reached
+    yet; the state is the observation with those actions (Bouteiller et al. 2021). The
+    field it makes holds the actions of steps ``t - k`` to ``t - 1``, oldest first,
+    ``[k, *shape]``; the one named ``next_...`` those up to the last step folded. Where
+    the episode had not begun yet stands `fill`.
+
+    Attributes:
+        k: Actions, at least 1.
+        path: Field of the action; by default the one that plays it.
+        name: Of the field it makes.
+        fill: A number, or an array of the action's shape.
+    """
+
+    k: int
+    path: str | None = None
+    name: str = "action_history"
+    fill: object = 0
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        whole("ActionHistory k", self.k, 1)
+
+    def bind(self, outline: Outline) -> Bound:
+        """Fit it; see `Transform.bind`.
+
+        Raises:
+            SchemaError: There is no such action, it is several fields, or a name is
+                taken.
+        """
+        path = self._path(outline)
+        field, following = outline.fields[path], "next_" + self.name
+        fill = self._filling(field)
+        depth = outline.before.get(path, 0) + self.k
+        made = Field((self.k, *field.shape), field.dtype)
+        above = outline.with_field(
+            self.name, made, Place.HERE, "ActionHistory", depth
+        ).with_field(following, made, Place.LAST, "ActionHistory", depth)
+        above = replace(above, nexts={**above.nexts, self.name: following})
+
+        def over(below: Layer, anchors: Anchors) -> Layer:
+            return _History(below, anchors, path, {self.name: 0, following: 1}, fill)
+
+        return Bound(above, over)
+
+    def _path(self, outline: Outline) -> str:
+        chosen = self.path or outline.schema.role("action")
+        if chosen is None:
+            raise SchemaError(
+                "ActionHistory: got a schema in which nothing plays the action, "
+                "expected one; name it in ActionHistory(path=...)"
+            )
+        paths = outline.pick(chosen, "ActionHistory")
+        if len(paths) > 1 or not outline.of_rows(paths[0]):
+            raise SchemaError(
+                f"ActionHistory: got {chosen!r}, which is {list(paths)}, expected one "
+                "field that each row has; name it, one history for each"
+            )
+        return paths[0]
+
+    def _filling(self, field: Field) -> NDArray[np.generic]:
+        try:
+            value = field.convert(np.asarray(self.fill), "fill", ())
+        except SchemaError:
+            plain = np.asarray(self.fill)
+            if plain.ndim or plain.dtype.kind not in "iufb":
+                raise
+            value = np.full(field.shape, self.fill).astype(field.numpy)
+        return np.broadcast_to(np.stack([value] * self.k), (self.k, *field.shape))
+
+
+class _History(Over):
+    """Actions of the rows before each."""
+
+    def __init__(
+        self, below: Layer, anchors: Anchors, path: str, shifts: Mapping[str, int],
+        fill: NDArray[np.generic],
+    ) -> None:  # fmt: skip
+        super().__init__(below, anchors)
+        self._path = path
+        self._shifts = shifts
+        self._fill = fill
+
+    def read(self, paths: tuple[str, ...], rows: Ids) -> Fields:
+        """Fields of rows, and histories; see `Layer.read`."""
+        mine = [path for path in paths if path in self._shifts]
+        found = self.below.read(tuple(p for p in paths if p not in mine), rows)
+        for name in mine:
+            back = rows[:, :, None] - np.arange(len(self._fill), 0, -1)
+            back += self._shifts[name]
+            known = back >= self.anchors.first[:, None, None]
+            # A row that is there for certain, in the place of one that is not.
+            flat = np.where(known, back, self.anchors.positions[:, None, None])
+            values = self.below.read((self._path,), flat.reshape(len(rows), -1))
+            actions = values[self._path]
+            shape = (*back.shape, *actions.shape[2:])
+            known = known.reshape(*back.shape, *[1] * (actions.ndim - 2))
+            found[name] = np.where(known, actions.reshape(shape), self._fill)
+        return found
