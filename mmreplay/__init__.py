@@ -20,10 +20,18 @@ if TYPE_CHECKING:
     from mmreplay.plan import plan_buffer as plan_buffer
     from mmreplay.ring import Span as Span
     from mmreplay.samplers.base import Draw as Draw
+    from mmreplay.samplers.earliest import ignore_earliest as ignore_earliest
+    from mmreplay.samplers.mixture import MixtureSampler as MixtureSampler
+    from mmreplay.samplers.recent import RecentSampler as RecentSampler
+    from mmreplay.samplers.recent import ShrinkingSampler as ShrinkingSampler
     from mmreplay.samplers.sequence import SequenceSampler as SequenceSampler
+    from mmreplay.samplers.shuffled import ShuffledSampler as ShuffledSampler
+    from mmreplay.samplers.stratified import StratifiedSampler as StratifiedSampler
     from mmreplay.samplers.uniform import UniformSampler as UniformSampler
     from mmreplay.schema import Field as Field
     from mmreplay.schema import Schema as Schema
+    from mmreplay.splitting import Part as Part
+    from mmreplay.splitting import split as split
     from mmreplay.stats import EpisodeTable as EpisodeTable
     from mmreplay.stats import Moments as Moments
     from mmreplay.stats import episode_table as episode_table
@@ -58,25 +66,33 @@ _HOMES = {
     "Finding": "mmreplay.verify",
     "FrameStack": "mmreplay.transforms.stack",
     "HER": "mmreplay.transforms.her",
+    "MixtureSampler": "mmreplay.samplers.mixture",
     "Moments": "mmreplay.stats",
     "NStep": "mmreplay.transforms.nstep",
     "Normalize": "mmreplay.transforms.normalize",
     "OneHot": "mmreplay.transforms.elementwise",
+    "Part": "mmreplay.splitting",
     "Plan": "mmreplay.plan",
+    "RecentSampler": "mmreplay.samplers.recent",
     "Recorded": "mmreplay.collect",
     "ReplayBuffer": "mmreplay.buffer.replay_buffer",
     "ReplayDataset": "mmreplay.loader",
     "Schema": "mmreplay.schema",
     "SequenceSampler": "mmreplay.samplers.sequence",
+    "ShrinkingSampler": "mmreplay.samplers.recent",
+    "ShuffledSampler": "mmreplay.samplers.shuffled",
     "Span": "mmreplay.ring",
+    "StratifiedSampler": "mmreplay.samplers.stratified",
     "UniformSampler": "mmreplay.samplers.uniform",
     "VerifyReport": "mmreplay.verify",
     "collate": "mmreplay.loader",
     "episode_table": "mmreplay.stats",
     "field_moments": "mmreplay.stats",
     "histogram": "mmreplay.stats",
+    "ignore_earliest": "mmreplay.samplers.earliest",
     "plan_buffer": "mmreplay.plan",
     "record": "mmreplay.collect",
+    "split": "mmreplay.splitting",
     "verify_buffer": "mmreplay.verify",
 }
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from mmreplay.errors import SchemaError
-from mmreplay.samplers.base import Draw, Sampler
+from mmreplay.samplers.base import Draw, Sampler, State
+from mmreplay.samplers.epochs import epochs_of
 
 if TYPE_CHECKING:
     from mmreplay.loader.dataset import ReplayDataset
+
+MAX_AHEAD = 1024
 
 
 class Draws:
@@ -17,7 +21,9 @@ class Draws:
 
     Each is made from what the buffer holds when it is asked for, so that a buffer
     which is being written is followed; loaders ask a few batches ahead. Iterating
-    again goes on with the sampler where it is.
+    again goes on with the sampler where it is. A sampler that goes by epochs, such
+    as `ShuffledSampler`, ends each iteration with its epoch, unless num_batches says
+    otherwise.
     """
 
     def __init__(
@@ -37,21 +43,61 @@ class Draws:
         self._sampler = sampler
         self._batch_size = batch_size
         self._num_batches = num_batches
+        self._states: deque[tuple[int, State]] = deque(maxlen=MAX_AHEAD)
 
     def __iter__(self) -> Iterator[Draw]:
-        """Draw num_batches times, or without end."""
-        done = 0
+        """Draw num_batches times, or until an epoch ends, or without end."""
+        sampler, done = self._sampler, 0
+        self._states.clear()
+        self._states.append((0, sampler.state_dict()))
+        epochs = epochs_of(sampler) if self._num_batches is None else None
+        epoch = None if epochs is None else epochs.epoch
         while self._num_batches is None or done < self._num_batches:
-            yield self._sampler.draw(self._dataset.buffer.view, self._batch_size)
+            view = self._dataset.buffer.view
+            if epochs is not None and (
+                epochs.epoch != epoch or not epochs.more(view, self._batch_size)
+            ):
+                return
+            draw = sampler.draw(view, self._batch_size)
             done += 1
+            self._states.append((done, sampler.state_dict()))
+            yield draw
+
+    def state_after(self, num_batches: int) -> State:
+        """Return the sampler's state after so many batches of this iteration.
+
+        A DataLoader with workers asks for draws ahead of the batches it hands over,
+        and the sampler's own state is ahead with it. To resume after the batches
+        seen, load this one into the sampler.
+
+        Args:
+            num_batches: Batches taken from the DataLoader since it was iterated
+                over, at least 0.
+
+        Raises:
+            SchemaError: So many were not drawn yet, or more than 1024 others since.
+        """
+        for done, state in self._states:
+            if done == num_batches:
+                return state
+        kept = [done for done, _ in self._states]
+        raise SchemaError(
+            f"num_batches: got {num_batches}, expected the batches taken in this "
+            f"iteration, of which states {kept[:1]} to {kept[-1:]} are kept; ask "
+            "while iterating"
+        )
 
     def __len__(self) -> int:
-        """Batches an iteration.
+        """Batches an iteration; of epochs, those of a whole one.
 
         Raises:
             TypeError: There is no end.
         """
         if self._num_batches is None:
+            epochs = epochs_of(self._sampler)
+            if epochs is not None:
+                view = self._dataset.buffer.view
+                return epochs.num_batches(view, self._batch_size)
             raise TypeError(
                 "draws: got no num_batches, so they have no end, expected a number "
                 "for a length; pass num_batches to dataset.draws"

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from mmreplay.errors import EmptyError, FormatError
-from mmreplay.ring import Span
+from mmreplay.ring import Ring, Span
+from mmreplay.samplers.base import Home
 
 
 class ListedView:
@@ -27,6 +28,8 @@ class ListedView:
         self.span = Span(first, first + lengths)
         self.starts = Span(first, first + lengths - waiting)
         self.num_illegal = sum(rows.count("x") for rows in legal)
+        ring = Ring.sized(int(max(lengths.max(), 1)), len(legal))
+        self.home = Home(ring, None, bytes(16), 1)
 
     def legal(self, env_ids, positions):
         assert (positions >= self.starts.first[env_ids]).all()
