@@ -22,8 +22,13 @@ if TYPE_CHECKING:
     from mmreplay.samplers.base import Draw as Draw
     from mmreplay.samplers.earliest import ignore_earliest as ignore_earliest
     from mmreplay.samplers.mixture import MixtureSampler as MixtureSampler
+    from mmreplay.samplers.prioritized import PrioritizedSampler as PrioritizedSampler
+    from mmreplay.samplers.rank_prioritized import (
+        RankPrioritizedSampler as RankPrioritizedSampler,
+    )
     from mmreplay.samplers.recent import RecentSampler as RecentSampler
     from mmreplay.samplers.recent import ShrinkingSampler as ShrinkingSampler
+    from mmreplay.samplers.schedules import LinearSchedule as LinearSchedule
     from mmreplay.samplers.sequence import SequenceSampler as SequenceSampler
     from mmreplay.samplers.shuffled import ShuffledSampler as ShuffledSampler
     from mmreplay.samplers.stratified import StratifiedSampler as StratifiedSampler
@@ -66,6 +71,7 @@ _HOMES = {
     "Finding": "mmreplay.verify",
     "FrameStack": "mmreplay.transforms.stack",
     "HER": "mmreplay.transforms.her",
+    "LinearSchedule": "mmreplay.samplers.schedules",
     "MixtureSampler": "mmreplay.samplers.mixture",
     "Moments": "mmreplay.stats",
     "NStep": "mmreplay.transforms.nstep",
@@ -73,6 +79,8 @@ _HOMES = {
     "OneHot": "mmreplay.transforms.elementwise",
     "Part": "mmreplay.splitting",
     "Plan": "mmreplay.plan",
+    "PrioritizedSampler": "mmreplay.samplers.prioritized",
+    "RankPrioritizedSampler": "mmreplay.samplers.rank_prioritized",
     "RecentSampler": "mmreplay.samplers.recent",
     "Recorded": "mmreplay.collect",
     "ReplayBuffer": "mmreplay.buffer.replay_buffer",

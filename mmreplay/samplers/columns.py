@@ -1,0 +1,371 @@
+"""A float32 for every row of a ring, kept by a sampler beside the data.
+
+The column belongs to whoever draws, also where the buffer is open read-only. On
+disk it is ``samplers/<name>/``: priorities.bin, mapped and stored through; STATE,
+which says up to which position the numbers are its own; LOCK. Both survive the
+death of the process at any instant, because the page cache does. Without the right
+to write, or the lock, it lives in RAM, and `Column.where` says why.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import weakref
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay import files
+from mmreplay.errors import (
+    CorruptError,
+    FailedError,
+    ForkedError,
+    FullError,
+    LockedError,
+    SchemaError,
+)
+from mmreplay.files import File
+from mmreplay.mounts import COPY_ON_WRITE, NETWORK, file_system
+from mmreplay.ring import Ring, runs
+from mmreplay.samplers import seen as states
+from mmreplay.samplers.base import Home
+from mmreplay.samplers.seen import Record
+
+COLUMN = "priorities.bin"
+STATE = "STATE"
+LOCK = "LOCK"
+CHUNK_ROWS = 1 << 20
+NAME = re.compile("[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+
+Ids = NDArray[np.int64]
+Numbers = NDArray[np.float32]
+
+
+def check_name(name: str | None) -> str | None:
+    """Return the name of a column, or None for one that stays in RAM.
+
+    Raises:
+        SchemaError: It cannot be a folder's name everywhere.
+    """
+    if name is None or (isinstance(name, str) and NAME.fullmatch(name)):
+        return name
+    raise SchemaError(
+        f"name: got {name!r}, expected 1 to 64 letters, digits, '_', '-' or '.', not "
+        "beginning with '-' or '.', or None to keep priorities in RAM"
+    )
+
+
+class Column:
+    """Numbers by row in RAM; `DiskColumn` is one that outlives the process.
+
+    Attributes:
+        ring: Where rows lie.
+        values: float32 ``[num_rows]``; change it by `store` alone.
+        seen: int64 ``[E]``, positions below have numbers of their own; others may
+            hold anything.
+        where: ``"disk"``, or why it is in RAM.
+    """
+
+    def __init__(self, ring: Ring, values: Numbers, seen: Ids, where: str) -> None:
+        self.ring = ring
+        self.values = values
+        self.seen = seen
+        self.where = where
+
+    @classmethod
+    def blank(cls, ring: Ring, where: str) -> Column:
+        """Make one in RAM that has seen nothing."""
+        values = np.zeros(ring.num_rows, np.float32)
+        return cls(ring, values, np.zeros(ring.num_envs, np.int64), where)
+
+    def store(self, rows: Ids, numbers: Numbers | np.float32) -> None:
+        """Set the numbers of rows ``[N]``; of equal rows the last wins."""
+        self.values[rows] = numbers
+
+    def see(self, seen: Ids, generation: int) -> None:
+        """Say that positions below have numbers of their own, which they have."""
+        self.seen = seen
+
+    def check_owner(self) -> None:
+        """Refuse to be used in a forked child; one in RAM is the child's own."""
+
+    def close(self) -> None:
+        """Make what is on disk durable and give it back; a second call does nothing."""
+
+
+class DiskColumn(Column):
+    """Numbers in a mapped file; use `open_column`."""
+
+    def __init__(self, ring: Ring, values: Numbers, seen: Ids, held: _Held) -> None:
+        super().__init__(ring, values, seen, "disk")
+        self._held = held
+        # One that was dropped, or left open at exit, is closed all the same.
+        self._finalizer = weakref.finalize(self, held.close_in_owner)
+        _open.add(held)
+
+    def store(self, rows: Ids, numbers: Numbers | np.float32) -> None:
+        """Set the numbers of rows; see `Column.store`."""
+        self.values[rows] = numbers
+        if not self._held.mapped:
+            self._held.write(np.unique(rows), self.values)
+
+    def see(self, seen: Ids, generation: int) -> None:
+        """Say what has numbers of its own; see `Column.see`."""
+        self._held.say(seen, generation, 0)
+        self.seen = seen
+
+    def check_owner(self) -> None:
+        """Refuse to be used in a forked child."""
+        if self._held.pid != os.getpid():
+            raise ForkedError(
+                f"the priorities in {self._held.folder} were opened by process "
+                f"{self._held.pid}, got a draw in process {os.getpid()}, a fork of it, "
+                "expected the owner alone to draw; draw in the main process and let "
+                "workers gather, or make the sampler in the child"
+            )
+
+    def close(self) -> None:
+        """Make it durable and give it back; see `Column.close`."""
+        self.values = self.values[:0].copy()
+        self._finalizer()
+
+
+class _Held:
+    """Files and lock of one column on disk."""
+
+    def __init__(self, folder: Path, home: Home, lock: File) -> None:
+        self.folder = folder
+        self.pid = os.getpid()
+        self.mapped = file_system(folder) not in COPY_ON_WRITE
+        self._boot_id = files.boot_id()
+        self._home = home
+        self._files = [lock]
+        self._sequence = self._slot = 0
+        self._said: tuple[Ids, int] | None = None
+
+    def open(self) -> DiskColumn:
+        """Open the files, or make them; numbers of another ring are carried over."""
+        try:
+            ring = self._home.ring
+            self._state, record = self._open_state()
+            self._file = _open_numbers(self.folder, ring, record)
+            self._files += [self._file]
+            values = self._map()
+            seen = np.zeros(ring.num_envs, np.int64) if record is None else record.seen
+            # What follows is stored without a sync: a close is so no more.
+            self.say(seen, self._home.generation, 0)
+        except BaseException:
+            self.give_back()
+            raise
+        return DiskColumn(ring, values, seen, self)
+
+    def _open_state(self) -> tuple[File, Record | None]:
+        path, home = self.folder / STATE, self._home
+        nbytes = states.NUM_SLOTS * states.slot_nbytes(home.ring.num_envs)
+        found = None
+        try:
+            state = File.open(path, nbytes, writable=True)
+        except CorruptError:
+            # Missing, or cut: nothing is known of the numbers, which is no loss but
+            # of what they had learned.
+            files.remove_tree(path)
+            state = File.create(path, nbytes)
+        else:
+            data = state.pread(nbytes, 0)
+            found = states.newest(data, home.uuid, home.ring.num_envs)
+        self._files += [state]
+        if found is None:
+            return state, None
+        slot, record = found
+        self._slot, self._sequence = 1 - slot, record.sequence
+        known = states.trusted(record, self._boot_id, state.identity())
+        return state, record if known else None
+
+    def _map(self) -> Numbers:
+        if not self.mapped:
+            # Where no space can be reserved, a store on a full disk is a SIGBUS:
+            # there numbers are kept in RAM as well, and written.
+            data = bytearray(self._file.nbytes)
+            self._file.pread_into(memoryview(data), 0)
+            return np.frombuffer(data, "<f4")
+        self._state.map_writable()
+        self._file.map_writable()
+        assert self._file.mapping is not None
+        return np.frombuffer(self._file.mapping, "<f4")
+
+    def write(self, rows: Ids, values: Numbers) -> None:
+        """Write the numbers of rows, growing, where they are not stored."""
+        for row, first, stop in runs(rows) if len(rows) else []:
+            data = values[row : row + stop - first]
+            self._file.pwrite(data.view(np.uint8).data, 4 * row)
+
+    def say(self, seen: Ids, generation: int, flags: int) -> None:
+        """Write a record to the slot whose turn it is."""
+        device, inode = self._state.identity()
+        self._sequence += 1
+        record = Record(
+            self._sequence, generation, flags, self._boot_id, self._home.uuid,
+            device, inode, seen,
+        )  # fmt: skip
+        size = states.slot_nbytes(len(seen))
+        self._state.store(record.encode(), size * self._slot)
+        # Strictly in turn: one slot is whole while the other is being stored.
+        self._slot = 1 - self._slot
+        self._said = (seen, generation)
+
+    def close_in_owner(self) -> None:
+        """Sync and give everything back, but in the process that opened it alone."""
+        if self.pid != os.getpid() or not self._files:
+            return
+        try:
+            if self._said is not None:
+                self._file.sync()
+                self.say(*self._said, states.CLEAN)
+                self._state.sync()
+        finally:
+            self.give_back()
+
+    def give_back(self) -> None:
+        """Close the files; the lock, which is the first, last."""
+        while self._files:
+            file = self._files.pop()
+            try:
+                file.close()
+            except BufferError:
+                # Somebody still looks at the numbers: the mapping goes with them.
+                files.disk.close(file.fd)
+                file.fd = -1
+
+
+_open: weakref.WeakSet[_Held] = weakref.WeakSet()
+
+
+def _forget_in_child() -> None:
+    # Never unlocked, only closed: the lock is the parent's, and must not live on in
+    # a worker after the parent was killed.
+    for held in list(_open):
+        held.give_back()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def open_column(home: Home, name: str | None) -> Column:
+    """Open a buffer's column of that name, or make it; in RAM where that must be.
+
+    Args:
+        home: The buffer.
+        name: As `check_name` returns it.
+
+    Raises:
+        FormatError: Something that is no regular file stands in the place of one.
+    """
+    if name is None or home.folder is None:
+        return Column.blank(
+            home.ring, "RAM, as name=None asks" if name is None else "RAM, as the data"
+        )
+    folder = home.folder / "samplers" / name
+    try:
+        _make_folders(folder)
+        kind = file_system(folder)
+        if kind in NETWORK:
+            why = f"RAM: {folder} is on a network file system ({kind})"
+            return Column.blank(home.ring, why)
+        return _Held(folder, home, _lock(folder)).open()
+    except (FailedError, FullError, LockedError) as error:
+        return Column.blank(home.ring, f"RAM: {error}")
+
+
+def _make_folders(folder: Path) -> None:
+    for each in (folder.parent, folder):
+        try:
+            files.make_folder(each, exist_ok=True)
+        except FailedError as error:
+            # Another process made it at the same moment.
+            if error.errno != errno.EEXIST:
+                raise
+
+
+def _lock(folder: Path) -> File:
+    path = folder / LOCK
+    try:
+        if not path.exists():
+            File.create(path, 0).close()
+    except FailedError as error:
+        if error.errno != errno.EEXIST:
+            raise
+    file = File.open(path, None, writable=True)
+    try:
+        files.disk.lock(file.fd)
+    except OSError as error:
+        file.close()
+        if isinstance(error, BlockingIOError):
+            raise LockedError(
+                f"another sampler holds {path}, expected it free; close that one, or "
+                "give this one another name"
+            ) from error
+        raise FailedError(
+            f"cannot lock {path}: {error.strerror}, expected a file system with flock",
+            errno_=error.errno,
+        ) from error
+    return file
+
+
+def _open_numbers(folder: Path, ring: Ring, record: Record | None) -> File:
+    """Open priorities.bin as this ring's; its size tells whose it is now."""
+    path, nbytes = folder / COLUMN, 4 * ring.num_rows
+    file = _existing(path)
+    if file is not None and file.nbytes == nbytes:
+        return file
+    fresh = File.create(_cleared(folder / f"tmp-{COLUMN}"), nbytes)
+    try:
+        if file is not None and record is not None:
+            _carry(file, ring, record.seen, fresh)
+        fresh.sync()
+        # The rename is the one switch: a kill on either side of it leaves a column
+        # whose size tells which ring's it is, and `seen` is right for both.
+        files.rename(fresh.path, path)
+    finally:
+        fresh.close()
+        if file is not None:
+            file.close()
+    return File.open(path, nbytes, writable=True)
+
+
+def _existing(path: Path) -> File | None:
+    try:
+        return File.open(path, None, writable=True)
+    except CorruptError:
+        return None
+
+
+def _cleared(path: Path) -> Path:
+    files.remove_tree(path)
+    return path
+
+
+def _carry(old: File, ring: Ring, seen: Ids, fresh: File) -> None:
+    """Copy the numbers of the newest positions into another ring's file."""
+    num_slots, rest = divmod(old.nbytes, 4 * ring.num_envs)
+    if rest or not num_slots:
+        return
+    former = replace(ring, slots=num_slots)
+    before = np.frombuffer(old.map_readonly(), "<f4")
+    after = carried(before, former, ring, seen)
+    fresh.pwrite(after.view(np.uint8).data, 0)
+
+
+def carried(values: Numbers, former: Ring, ring: Ring, seen: Ids) -> Numbers:
+    """Numbers of one ring's rows, put where another ring has the same positions."""
+    found = np.zeros(ring.num_rows, np.float32)
+    slots = min(former.slots, ring.slots)
+    for env_id, stop in enumerate(seen.tolist()):
+        for first in range(max(0, stop - slots), stop, CHUNK_ROWS):
+            positions = np.arange(first, min(first + CHUNK_ROWS, stop))
+            ids = np.full(len(positions), env_id)
+            found[ring.rows(ids, positions)] = values[former.rows(ids, positions)]
+    return found

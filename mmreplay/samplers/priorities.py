@@ -1,0 +1,404 @@
+"""The priority of every row of a buffer, kept in step with what the buffer holds.
+
+New and expired rows are found by comparing what is alive with what was alive when
+last looked at, so that nobody need tell, and the writer may be another process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.errors import FormatError, SchemaError, StaleError
+from mmreplay.ring import Ring, Span
+from mmreplay.samplers.base import Home, State, View
+from mmreplay.samplers.columns import CHUNK_ROWS, Column, carried, open_column
+from mmreplay.samplers.extremes import Extremes
+from mmreplay.samplers.laws import Law
+
+Ids = NDArray[np.int64]
+Numbers = NDArray[np.float32]
+Stretches = Iterator[tuple[Ids, Ids]]
+MakeLaw = Callable[[int], Law]
+"""A law for so many rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """Priorities of one moment.
+
+    Attributes:
+        uuid: 16 bytes, the buffer's.
+        first: int64 ``[E]``, the oldest position alive.
+        seen: int64 ``[E]``, one past the newest with a priority.
+        values: float32, environment by environment, oldest first.
+    """
+
+    uuid: bytes
+    first: Ids
+    seen: Ids
+    values: Numbers
+
+
+class Priorities:
+    """A column of raw priorities, and the law of those rows that may be drawn.
+
+    A row enters, when it is first seen, at the highest priority of the rows alive or
+    the initial one, whichever is larger. It is open to draws while it is a legal
+    start, and keeps its priority while it is none.
+
+    Attributes:
+        column: Priorities by row, or None before the first look.
+        law: Draws rows; those that are open.
+        num_legal: Legal starts.
+    """
+
+    column: Column
+    law: Law
+
+    def __init__(self, name: str | None, initial: float, make_law: MakeLaw) -> None:
+        """Make one that has seen no buffer.
+
+        Args:
+            name: Of the column on disk, or None to keep it in RAM.
+            initial: The least priority that a new row enters at.
+            make_law: Called for every ring.
+        """
+        self._name = name
+        self._initial = initial
+        self._make_law = make_law
+        self._home: Home | None = None
+        self._starts: Span | None = None
+        self._torn = False
+        self._pending: tuple[Saved, State] | None = None
+        self.num_legal = 0
+
+    @property
+    def home(self) -> Home | None:
+        """The buffer, or None before the first look."""
+        return self._home
+
+    @property
+    def span(self) -> Span:
+        """What was alive at the last look."""
+        return self._span
+
+    def follow(self, view: View) -> None:
+        """Bring everything to the view's moment: O(new rows log rows)."""
+        starts = view.starts
+        if starts is self._starts and not self._torn:
+            return
+        span, home = view.span, view.home
+        if self._home is not home and not self._at_home(home):
+            self.move(home, span)
+        self.column.check_owner()
+        self._expire(span)
+        self._enter(span)
+        self._open(view, starts)
+        self.num_legal = int(starts.lengths.sum()) - view.num_illegal
+        strange = self.law.positive and self.law.num_open != self.num_legal
+        if self._torn or strange:
+            # An update was interrupted, or a view changed its mind: judged anew.
+            self.reopen(view)
+        if self._pending is not None:
+            self.law.load_state_dict(self._pending[1])
+            self._pending = None
+        self._starts = starts
+
+    def reopen(self, view: View) -> None:
+        """Judge every row anew: O(rows)."""
+        starts = view.starts
+        self.law.reset()
+        self._torn = True
+        self._opened = Span(starts.first, starts.first)
+        self._open(view, starts)
+        self._torn = False
+
+    def _at_home(self, home: Home) -> bool:
+        own = self._home
+        if own is None or (own.uuid, own.generation) != (home.uuid, home.generation):
+            return False
+        self._home = home
+        return own.folder == home.folder and own.ring == home.ring
+
+    def move(self, home: Home, span: Span) -> None:
+        """Go to a buffer, or to another generation of it, where positions stay."""
+        former = self._home
+        column = None
+        if former is not None:
+            if former.uuid == home.uuid and self.column.where != "disk":
+                old, ring = self.column, home.ring
+                values = carried(old.values, old.ring, ring, old.seen)
+                column = Column(ring, values, old.seen, old.where)
+            self.close()
+        self.column = open_column(home, self._name) if column is None else column
+        if self._pending is not None:
+            self._restore(home, span, self._pending[0])
+        # Above the head nothing is known: of a copy, or after a power cut.
+        self.column.seen = np.minimum(self.column.seen, span.stop)
+        self._highest: Extremes[np.float32] = Extremes(np.maximum, 0.0)
+        self.law = self._make_law(home.ring.num_rows)
+        self._tidy(span)
+        self._span = span
+        self._opened = Span(span.first, span.first)
+        self._starts, self._home = None, home
+
+    def close(self) -> None:
+        """Give the column back; the next look opens it again."""
+        if self._home is not None:
+            self._home = self._starts = None
+            self.column.close()
+
+    def save(self) -> Saved | None:
+        """What was known at the last look, or None before the first."""
+        if self._home is None:
+            return None
+        ring, column, span = self.column.ring, self.column, self._span
+        values = [
+            column.values[ring.rows(env_ids, positions)]
+            for env_ids, positions in stretches(ring, span.first, column.seen)
+        ]
+        found = np.concatenate(values) if values else np.empty(0, np.float32)
+        return Saved(self._home.uuid, span.first.copy(), column.seen.copy(), found)
+
+    def load(self, saved: Saved, state: State) -> None:
+        """Go on, at the next look, from what was known at another time.
+
+        Args:
+            saved: The priorities.
+            state: Holds the law's own state.
+        """
+        self.close()
+        self._pending = (saved, state)
+
+    def _restore(self, home: Home, span: Span, saved: Saved) -> None:
+        ring = home.ring
+        if saved.uuid != home.uuid or len(saved.seen) != ring.num_envs:
+            self.column.close()
+            raise FormatError(
+                f"sampler state: got priorities of the buffer {saved.uuid.hex()} with "
+                f"{len(saved.seen)} environments, expected {home.uuid.hex()} with "
+                f"{ring.num_envs}; draw from the buffer that the state was saved with"
+            )
+        ends = np.cumsum(saved.seen - saved.first)
+        # Nothing else of the column counts, whatever it has seen since.
+        self.column.see(np.minimum(saved.seen, span.stop), home.generation)
+        first = np.maximum(saved.first, saved.seen - ring.slots)
+        for env_ids, positions in stretches(ring, first, saved.seen):
+            places = ends[env_ids] - (saved.seen[env_ids] - positions)
+            rows = ring.rows(env_ids, positions)
+            self.column.store(rows, saved.values[places])
+
+    def _tidy(self, span: Span) -> None:
+        """Clear what is not alive, and what no priority can be, out of a column."""
+        column, ring = self.column, self.column.ring
+        first, stop = np.minimum(span.first, column.seen), column.seen
+        stop = np.maximum(first, stop)
+        for env_ids, positions in stretches(ring, stop, first + ring.slots):
+            rows = ring.rows(env_ids, positions)
+            stray = rows[column.values[rows] != 0]
+            if len(stray):
+                column.store(stray, np.float32(0))
+        for env_ids, positions in stretches(ring, first, stop):
+            rows = ring.rows(env_ids, positions)
+            values = column.values[rows]
+            bad = rows[~((values >= 0) & (values < np.inf))]
+            if len(bad):
+                column.store(bad, np.float32(self._initial))
+
+    def _expire(self, span: Span) -> None:
+        """Take the priorities of rows that were given up out of the column."""
+        last = self._span
+        if span is last:
+            return
+        stop = np.minimum(span.first, self.column.seen)
+        for env_ids, positions in stretches(self.column.ring, last.first, stop):
+            self._store(self.column.ring.rows(env_ids, positions), np.float32(0))
+        self._span = span
+
+    def _enter(self, span: Span) -> None:
+        """Give rows that are new a priority, and then say that they are seen."""
+        seen = self.column.seen
+        if (seen == span.stop).all():
+            return
+        entry = np.float32(max(self.highest(), self._initial))
+        ring = self.column.ring
+        for env_ids, positions in stretches(
+            ring, np.maximum(seen, span.first), span.stop
+        ):
+            self._store(ring.rows(env_ids, positions), entry)
+        assert self._home is not None
+        self.column.see(span.stop, self._home.generation)
+
+    def _store(self, rows: Ids, numbers: Numbers | np.float32) -> None:
+        self._highest.note(rows)
+        self.column.store(rows, numbers)
+
+    def highest(self) -> float:
+        """The highest priority of the rows alive that were seen, or 0."""
+        return self._highest.look(self.column.values)
+
+    def _open(self, view: View, starts: Span) -> None:
+        """Close rows that are no legal starts any more and open those that became it.
+
+        Within both stretches, a view's verdict on a row stays what it was.
+        """
+        old, ring = self._opened, self.column.ring
+        low, high = np.minimum, np.maximum
+        for first, stop in (
+            (old.first, low(starts.first, old.stop)),
+            (high(starts.stop, old.first), old.stop),
+        ):
+            for env_ids, positions in stretches(ring, first, stop):
+                self.law.drop(ring.rows(env_ids, positions))
+        for first, stop in (
+            (starts.first, low(old.first, starts.stop)),
+            (high(old.stop, starts.first), starts.stop),
+        ):
+            for env_ids, positions in stretches(ring, first, stop):
+                legal = view.legal(env_ids, positions)
+                rows = ring.rows(env_ids, positions)
+                self.law.put(rows[legal], self.column.values)
+        self._opened = starts
+        moved = (starts.first != old.first) & (starts.first < starts.stop)
+        if moved.any():
+            self._judge_oldest(view, np.flatnonzero(moved))
+
+    def _judge_oldest(self, view: View, env_ids: Ids) -> None:
+        """Judge the first row of starts anew, which may have become a legal one.
+
+        Where starts are some steps apart, the oldest possible one of an episode is
+        another after each row that was given up.
+        """
+        positions = self._opened.first[env_ids]
+        legal = view.legal(env_ids, positions)
+        rows = self.column.ring.rows(env_ids, positions)
+        open_ = self.law.is_open(rows)
+        self.law.drop(rows[open_ & ~legal])
+        self.law.put(rows[legal & ~open_], self.column.values)
+
+    def update(self, view: View, env_ids: Ids, positions: Ids, values: Numbers) -> int:
+        """Set priorities, all or none.
+
+        Args:
+            view: The buffer now.
+            env_ids: int64 ``[B]``.
+            positions: int64 ``[B]``; of equal places the last wins.
+            values: float32 ``[B]``, at least 0 and finite.
+
+        Returns:
+            How many were dropped, because they have been overwritten since.
+        """
+        self.follow(view)
+        self.column.check_owner()
+        if len(positions) == 0:
+            return 0
+        alive = self._alive(env_ids, positions)
+        dropped = 0
+        if alive is not None:
+            env_ids, positions, values = env_ids[alive], positions[alive], values[alive]
+            dropped = len(alive) - len(positions)
+        rows = self.column.ring.rows(env_ids, positions)
+        self._torn = True
+        self._store(rows, values)
+        open_ = self.law.is_open(rows)
+        if not open_.all():
+            # Never opens what is no legal start; a mass of 0 says nothing of that.
+            closed = np.flatnonzero(~open_)
+            legal = self._legal(view, env_ids[closed], positions[closed])
+            open_[closed[legal]] = True
+            rows = rows[open_]
+        self.law.put(rows, self.column.values)
+        self._torn = False
+        return dropped
+
+    def _alive(self, env_ids: Ids, positions: Ids) -> NDArray[np.bool_] | None:
+        """Which places are still in the buffer, or None where all are."""
+        span = self._span
+        num_envs = len(span.stop)
+        if num_envs == 1 and not env_ids.any():
+            first, stop = span.first[0], span.stop[0]
+        else:
+            if env_ids.min() < 0 or env_ids.max() >= num_envs:
+                raise SchemaError(
+                    f"env_ids: got values in [{env_ids.min()}, {env_ids.max()}], "
+                    f"expected them in [0, {num_envs}); pass those of the batch"
+                )
+            first, stop = span.first[env_ids], span.stop[env_ids]
+        strange = (positions >= stop) | (positions < 0)
+        if strange.any():
+            which = int(np.argmax(strange))
+            env_id, position = int(env_ids[which]), int(positions[which])
+            raise StaleError(
+                f"position {position} of environment {env_id}: got a priority for a "
+                "row that was never written, expected one below "
+                f"{span.stop[env_id]}; pass the positions of the batch"
+            )
+        alive: NDArray[np.bool_] = positions >= first
+        return None if alive.all() else alive
+
+    def _legal(self, view: View, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
+        starts = self._opened
+        legal = (positions >= starts.first[env_ids]) & (
+            positions < starts.stop[env_ids]
+        )
+        inside = np.flatnonzero(legal)
+        legal[inside] = view.legal(env_ids[inside], positions[inside])
+        return legal
+
+    def places(self, rows: Ids) -> tuple[Ids, Ids]:
+        """Environments and positions of rows that are alive, int64 ``[B]`` each."""
+        ring = self.column.ring
+        last = self._span.stop - 1
+        if ring.num_envs == 1:
+            # The newest row's lap, or, above its slot, the lap before.
+            newest = int(last[0])
+            slot = newest % ring.slots
+            positions = rows + (newest - slot)
+            positions[rows > slot] -= ring.slots
+            return np.zeros(len(rows), np.int64), positions
+        if ring.layout == "env_major":
+            env_ids = rows // ring.slots
+            slots = rows - env_ids * ring.slots
+        else:
+            slots = rows // ring.num_envs
+            env_ids = rows - slots * ring.num_envs
+        newest_of = last[env_ids]
+        ages: Ids = (newest_of - slots) % ring.slots
+        return env_ids, newest_of - ages
+
+
+def stretches(ring: Ring, first: Ids, stop: Ids) -> Stretches:
+    """Lay stretches of positions end to end, at most some million at a time.
+
+    Args:
+        ring: For its environments.
+        first: int64 ``[E]``.
+        stop: int64 ``[E]``; below first there is nothing.
+
+    Yields:
+        env_ids and positions, int64 ``[N]`` each, N at least 1.
+    """
+    if ring.num_envs == 1 and stop[0] <= first[0]:
+        return
+    lengths = np.maximum(stop - first, 0)
+    total = int(lengths.sum())
+    if total == 0:
+        return
+    if total <= CHUNK_ROWS and ring.num_envs > 1:
+        some = np.flatnonzero(lengths)
+        counts = lengths[some]
+        edges = np.cumsum(counts) - counts
+        yield (
+            np.repeat(some, counts),
+            np.arange(total) + np.repeat(first[some] - edges, counts),
+        )
+        return
+    for env_id in np.flatnonzero(lengths).tolist():
+        edge = int(stop[env_id])
+        for begin in range(int(first[env_id]), edge, CHUNK_ROWS):
+            positions = np.arange(begin, min(begin + CHUNK_ROWS, edge))
+            yield np.full(len(positions), env_id), positions

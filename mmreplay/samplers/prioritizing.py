@@ -1,0 +1,292 @@
+"""Prioritized draws by any law: strata, weights, updates, state."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, cast, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.errors import EmptyError, FormatError, SchemaError
+from mmreplay.samplers import states
+from mmreplay.samplers.base import Draw, State, View
+from mmreplay.samplers.columns import check_name
+from mmreplay.samplers.priorities import MakeLaw, Priorities, Saved
+from mmreplay.samplers.random import StepGenerator
+from mmreplay.samplers.ranks import nothing_to_draw
+from mmreplay.samplers.schedules import Scheduled
+
+Normalize = Literal["batch", "buffer", "mean"]
+Ids = NDArray[np.int64]
+Masses = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What prioritized samplers have in common.
+
+    Attributes:
+        beta: Exponent of the importance weights.
+        initial_priority: The least priority that a new row enters at.
+        stratified: Draw one step from each of as many segments of equal mass.
+        normalize: What the weights are divided by.
+        eta: Share of the greatest priority of a window's steps in the window's own.
+        name: Of the column on disk, or None.
+    """
+
+    beta: Scheduled
+    initial_priority: float
+    stratified: bool
+    normalize: Normalize
+    eta: float
+    name: str | None
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        if self.normalize not in get_args(Normalize):
+            raise SchemaError(
+                f"normalize: got {self.normalize!r}, expected one of "
+                f"{get_args(Normalize)}"
+            )
+        most = float(np.finfo(np.float32).max)
+        for name, low, high in (("initial_priority", 1e-30, most), ("eta", 0, 1)):
+            number = getattr(self, name)
+            if not (isinstance(number, int | float) and low <= number <= high):
+                raise SchemaError(
+                    f"{name}: got {number!r}, expected a number in [{low:g}, {high:g}]"
+                )
+
+
+class Prioritizing:
+    """The work of every prioritized sampler; its law is the difference."""
+
+    def __init__(
+        self, kind: str, make_law: MakeLaw, options: Options, seed: int | None
+    ) -> None:
+        """Make one.
+
+        Args:
+            kind: Name of the sampler, for states.
+            make_law: Called for every ring.
+            options: What samplers have in common.
+            seed: Seed of its own generator; None takes one from the system.
+        """
+        self._kind = kind
+        self._options = options
+        self._random = StepGenerator(seed)
+        self._step = 0
+        self._priorities = Priorities(
+            options.name, float(options.initial_priority), make_law
+        )
+        self._strata = np.arange(0.0)
+
+    def draw(self, view: View, batch_size: int) -> Draw:
+        """Draw a batch; see `Sampler.draw`."""
+        rows = self._priorities
+        rows.follow(view)
+        if rows.num_legal < 1:
+            raise nothing_to_draw(view, batch_size)
+        law = rows.law
+        if not law.ready(self._step, rows.column.values):
+            rows.reopen(view)
+        total = law.total
+        if not total > 0:
+            raise EmptyError(
+                f"cannot draw {batch_size} steps: got priority 0 for all of "
+                f"{rows.num_legal} legal starts, expected one above it; update "
+                "priorities, or make the sampler with eps above 0"
+            )
+        sums = self._random.at(self._step).random(batch_size)
+        if self._options.stratified:
+            sums += self._strata_of(batch_size)
+            sums /= batch_size
+        sums *= total
+        drawn, masses = law.draw(sums)
+        weights = self._weights(masses, total)
+        env_ids, positions = rows.places(drawn)
+        key = self._random.key(self._step)
+        self._step += 1
+        return Draw(env_ids, positions, masses / total, weights, key)
+
+    def _strata_of(self, count: int) -> Masses:
+        if len(self._strata) != count:
+            self._strata = np.arange(float(count))
+        return self._strata
+
+    def _weights(self, masses: Masses, total: float) -> NDArray[np.float32]:
+        """Importance weights; with P = mass / total, ``(N * P) ** -beta``, normalised.
+
+        Divided by a greatest weight, N and the total are no part of them.
+        """
+        beta = self._options.beta.at(self._step)
+        if self._options.normalize == "mean":
+            scale = total / self._priorities.num_legal
+        elif self._options.normalize == "batch":
+            scale = float(masses.min())
+        else:
+            scale = self._priorities.law.lowest()
+        return ((scale / masses) ** beta).astype(np.float32)
+
+    def update_priorities(
+        self,
+        view: View,
+        env_ids: Ids,
+        positions: Ids,
+        values: NDArray[np.generic],
+        mask: NDArray[np.bool_] | None = None,
+    ) -> int:
+        """Set priorities; see `PrioritySampler.update_priorities`."""
+        ids, places = np.asarray(env_ids, np.int64), np.asarray(positions, np.int64)
+        numbers = np.asarray(values)
+        if numbers.dtype.kind not in "fiu" and numbers.size:
+            raise SchemaError(
+                f"priorities: got {numbers.dtype}, expected real numbers; cast them"
+            )
+        if numbers.ndim == 2:
+            numbers = _mixed(numbers, mask, self._options.eta)
+        if not numbers.shape == ids.shape == places.shape:
+            raise SchemaError(
+                f"priorities: got shape {list(numbers.shape)} for "
+                f"{list(ids.shape)} env_ids and {list(places.shape)} positions, "
+                "expected one for each step drawn; pass the batch that they are of"
+            )
+        return self._priorities.update(view, ids, places, _stored(numbers))
+
+    @property
+    def where(self) -> str | None:
+        """``"disk"``, or ``"RAM"`` and why; None before a draw."""
+        if self._priorities.home is None:
+            return None
+        return self._priorities.column.where
+
+    def describe(self) -> str:
+        """Say what it is and where its priorities are."""
+        where = self.where
+        at = "priorities of no buffer yet" if where is None else f"priorities: {where}"
+        return f"<{self._kind} {self._options.name!r}, step {self._step}, {at}>"
+
+    def state_dict(self, priorities: bool) -> State:
+        """Seed and step, and the priorities if asked for."""
+        state: State = {
+            "kind": self._kind, "seed": self._random.seed, "step": self._step,
+        }  # fmt: skip
+        saved = self._priorities.save() if priorities else None
+        if saved is not None:
+            state["uuid"] = saved.uuid.hex()
+            state["first"], state["seen"] = saved.first, saved.seen
+            state["priorities"] = saved.values
+            state |= self._priorities.law.state_dict()
+        return state
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from a state; see `Sampler.load_state_dict`."""
+        states.check_kind(state, self._kind)
+        seed, step = states.integer(state, "seed"), states.integer(state, "step")
+        saved = _saved(state) if "priorities" in state else None
+        self._random = StepGenerator(seed)
+        self._step = step
+        if saved is not None:
+            self._priorities.load(saved, state)
+
+    def close(self) -> None:
+        """Make the column on disk durable and give it back; a draw opens it again."""
+        self._priorities.close()
+
+
+def _mixed(
+    values: NDArray[np.generic], mask: NDArray[np.bool_] | None, eta: float
+) -> Masses:
+    """Priorities of windows, of their steps': ``eta * max + (1 - eta) * mean``.
+
+    Kapturowski et al. 2019, "Recurrent experience replay in distributed
+    reinforcement learning" (R2D2), section 2.3.
+
+    Args:
+        values: Numbers ``[B, T]``.
+        mask: bool ``[B, T]``, which of them are steps; None for all.
+        eta: In ``[0, 1]``.
+
+    Returns:
+        float64 ``[B]``.
+    """
+    real = np.ones(values.shape, bool) if mask is None else np.asarray(mask, bool)
+    if real.shape != values.shape:
+        raise SchemaError(
+            f"priorities: got a mask of shape {list(real.shape)}, expected "
+            f"{list(values.shape)}, as the priorities; pass the batch's own"
+        )
+    counts = real.sum(1)
+    if not counts.all():
+        raise SchemaError(
+            f"priorities: got a mask without a step for window "
+            f"{int(np.argmin(counts))}, expected one at least; leave such windows out"
+        )
+    numbers = np.where(real, values.astype(np.float64), 0.0)
+    if np.isnan(numbers).any() or (numbers < 0).any():
+        _stored(numbers.ravel())  # says which
+    return cast(Masses, eta * numbers.max(1) + (1 - eta) * (numbers.sum(1) / counts))
+
+
+def _stored(values: NDArray[np.generic]) -> NDArray[np.float32]:
+    """Priorities as they are stored.
+
+    Raises:
+        SchemaError: One is negative, NaN, or infinite as float32.
+    """
+    with np.errstate(over="ignore"):
+        numbers = np.asarray(values, np.float32)
+    # NaN is in no order: it fails both.
+    if len(numbers) and not (numbers.min() >= 0 and numbers.max() < np.inf):
+        which = int(np.argmin((numbers >= 0) & (numbers < np.inf)))
+        raise SchemaError(
+            f"priorities: got {values[which]} at {which}, expected finite float32 "
+            "numbers of at least 0; take the absolute value of TD errors, and find "
+            "out where NaN comes from"
+        )
+    return numbers
+
+
+def _saved(state: State) -> Saved:
+    """Priorities of a state; it comes from a file, so nothing is believed."""
+    text = state.get("uuid")
+    try:
+        uuid = bytes.fromhex(text if isinstance(text, str) else "-")
+    except ValueError:
+        uuid = b""
+    if len(uuid) != 16:
+        raise FormatError(
+            f"sampler state: got uuid {text!r:.60}, expected 32 hex digits; pass what "
+            "state_dict returned, unchanged"
+        )
+    first, seen = states.integers(state, "first"), states.integers(state, "seen")
+    values = np.asarray(state["priorities"])
+    count = int((seen - first).sum()) if first.shape == seen.shape else -1
+    if count < 0 or values.shape != (count,) or values.dtype.kind not in "fiu":
+        raise FormatError(
+            f"sampler state: got priorities {values.dtype}{list(values.shape)} for "
+            f"{count} rows, expected a number for each; pass what state_dict returned, "
+            "unchanged"
+        )
+    if (seen < first).any():
+        raise FormatError(
+            "sampler state: got seen below first, expected a span; pass what "
+            "state_dict returned, unchanged"
+        )
+    try:
+        numbers = _stored(values)
+    except SchemaError as error:
+        raise FormatError(f"sampler state: {error}") from error
+    return Saved(uuid, first, seen, numbers.copy())
+
+
+def finite(name: str, number: object) -> float:
+    """A finite number of at least 0.
+
+    Raises:
+        SchemaError: It is none.
+    """
+    if isinstance(number, int | float) and 0 <= number < math.inf:
+        return float(number)
+    raise SchemaError(f"{name}: got {number!r}, expected a finite number of at least 0")

@@ -1,0 +1,118 @@
+"""Steps by the rank of their priorities."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.errors import SchemaError
+from mmreplay.samplers.base import Draw, State, View
+from mmreplay.samplers.laws import MAX_ALPHA
+from mmreplay.samplers.prioritizing import Normalize, Options, Prioritizing
+from mmreplay.samplers.rank_law import Ranks
+from mmreplay.samplers.schedules import Schedule, Scheduled
+
+Ids = NDArray[np.int64]
+
+
+class RankPrioritizedSampler:
+    """Draws steps with ``P = rank ** -alpha / sum``, the highest priority first.
+
+    Schaul et al. 2016, "Prioritized experience replay", section 3.3, rank-based, and
+    appendix B.2.1: stratified draws take one step from each of B segments of equal
+    mass, which are segments of like priorities. How large priorities are does not
+    count, only which are larger: outliers do no harm.
+
+    The order is sorted every so many updates. Until then it is stale: a step whose
+    priority was updated keeps its rank, and new rows share the first ranks with the
+    steps that have them, in the order in which they come. Probabilities and weights
+    are exact for the ranks as they are.
+
+    All else is as in `PrioritizedSampler`. A sort costs O(rows log rows), 20 ms for
+    a million. Memory: 16.8 bytes a row beside the stored 4.
+    """
+
+    def __init__(
+        self,
+        alpha: Schedule = 0.7,
+        beta: Schedule = 0.5,
+        *,
+        resort_every: int | None = None,
+        initial_priority: float = 1.0,
+        stratified: bool = True,
+        normalize: Normalize = "batch",
+        eta: float = 0.9,
+        name: str | None = "rank_prioritized",
+        seed: int | None = None,
+    ) -> None:
+        """Make a sampler.
+
+        Args:
+            alpha: How much ranks count, in ``[0, 4]``; a change of it sorts.
+            beta: As in `PrioritizedSampler`.
+            resort_every: Updated and new priorities between two sorts; None for an
+                eighth of the rows, and at least 1,024.
+            initial_priority: As in `PrioritizedSampler`.
+            stratified: As in `PrioritizedSampler`.
+            normalize: As in `PrioritizedSampler`.
+            eta: As in `PrioritizedSampler`.
+            name: As in `PrioritizedSampler`.
+            seed: Seed of its own generator; None takes one from the system.
+
+        Raises:
+            SchemaError: An argument is out of range.
+        """
+        power = Scheduled("alpha", alpha, MAX_ALPHA)
+        if resort_every is not None and (
+            type(resort_every) is not int or resort_every < 1
+        ):
+            raise SchemaError(
+                f"resort_every: got {resort_every!r}, expected an integer of at least "
+                "1, or None"
+            )
+        options = Options(
+            Scheduled("beta", beta, 1.0), initial_priority, stratified, normalize,
+            eta, name,
+        )  # fmt: skip
+        self._work = Prioritizing(
+            "RankPrioritizedSampler",
+            lambda num_rows: Ranks(num_rows, power, resort_every),
+            options,
+            seed,
+        )
+
+    @property
+    def where(self) -> str | None:
+        """``"disk"``, or ``"RAM"`` and why; None before the first draw."""
+        return self._work.where
+
+    def __repr__(self) -> str:
+        """Say where its priorities are."""
+        return self._work.describe()
+
+    def draw(self, view: View, batch_size: int) -> Draw:
+        """Draw a batch; see `Sampler.draw`."""
+        return self._work.draw(view, batch_size)
+
+    def update_priorities(
+        self,
+        view: View,
+        env_ids: Ids,
+        positions: Ids,
+        values: NDArray[np.generic],
+        mask: NDArray[np.bool_] | None = None,
+    ) -> int:
+        """Set priorities; see `PrioritizedSampler.update_priorities`."""
+        return self._work.update_priorities(view, env_ids, positions, values, mask)
+
+    def state_dict(self, priorities: bool = False) -> State:
+        """Seed and step; see `PrioritizedSampler.state_dict`."""
+        return self._work.state_dict(priorities)
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from a state; see `Sampler.load_state_dict`."""
+        self._work.load_state_dict(state)
+
+    def close(self) -> None:
+        """Make stored priorities durable and let others have them."""
+        self._work.close()

@@ -1,0 +1,115 @@
+"""The STATE file of a sampler's column as values: two slots, each a record or void.
+
+Slots are stored in turn, without any sync, so a record speaks of the page cache: it
+is trusted within the boot that wrote it, or where it was synced at a close.
+docs/format.md has the byte offsets.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+MAGIC = b"MMRSMP01"
+HEADER = struct.Struct("<8sIIQQ16s16sQQ")
+HEADER_NBYTES = 128
+CHECKSUM = struct.Struct("<I")
+PAGE_NBYTES = 4096
+NUM_SLOTS = 2
+MAX_COUNT = 1 << 62
+
+CLEAN = 1
+"""The column was synced before this record was, and nothing was stored since."""
+
+
+def slot_nbytes(num_envs: int) -> int:
+    """Bytes of one slot: the pages that hold the record and its checksum."""
+    needed = HEADER_NBYTES + 8 * num_envs + CHECKSUM.size
+    return -(-needed // PAGE_NBYTES) * PAGE_NBYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One slot's content.
+
+    Attributes:
+        sequence: Numbers the records; never falls.
+        generation: The data folder whose rows the column was last kept by; informs.
+        flags: CLEAN or 0.
+        boot_id: 16 bytes, the boot that wrote it.
+        uuid: 16 bytes, the buffer.
+        device: st_dev of the STATE file.
+        inode: st_ino of the STATE file: a copied folder has another.
+        seen: int64 ``[E]``, positions below have priorities of their own.
+    """
+
+    sequence: int
+    generation: int
+    flags: int
+    boot_id: bytes
+    uuid: bytes
+    device: int
+    inode: int
+    seen: NDArray[np.int64]
+
+    def encode(self) -> bytes:
+        """Return the slot's bytes."""
+        data = bytearray(slot_nbytes(len(self.seen)))
+        HEADER.pack_into(
+            data, 0, MAGIC, self.flags, len(self.seen), self.sequence,
+            self.generation, self.boot_id, self.uuid, self.device, self.inode,
+        )  # fmt: skip
+        body = self.seen.astype("<i8").tobytes()
+        data[HEADER_NBYTES : HEADER_NBYTES + len(body)] = body
+        end = len(data) - CHECKSUM.size
+        CHECKSUM.pack_into(data, end, google_crc32c.value(bytes(data[:end])))
+        return bytes(data)
+
+
+def decode(data: bytes, uuid: bytes, num_envs: int) -> Record | None:
+    """Return a slot's record, or None where it holds no whole record of this buffer."""
+    end = len(data) - CHECKSUM.size
+    if len(data) != slot_nbytes(num_envs) or data[:8] != MAGIC:
+        return None
+    if CHECKSUM.unpack_from(data, end)[0] != google_crc32c.value(data[:end]):
+        return None
+    (_, flags, envs, sequence, generation, boot, own_uuid, device, inode) = (
+        HEADER.unpack_from(data)
+    )
+    if own_uuid != uuid or envs != num_envs or sequence >= MAX_COUNT:
+        return None
+    seen = np.frombuffer(data, "<i8", num_envs, HEADER_NBYTES).astype(np.int64)
+    if (seen < 0).any() or (seen >= MAX_COUNT).any():
+        return None
+    return Record(sequence, generation, flags, boot, own_uuid, device, inode, seen)
+
+
+def newest(data: bytes, uuid: bytes, num_envs: int) -> tuple[int, Record] | None:
+    """The slot and record of the highest sequence, or None where both are void."""
+    size = slot_nbytes(num_envs)
+    if len(data) != NUM_SLOTS * size:
+        return None
+    found = [
+        (slot, record)
+        for slot in range(NUM_SLOTS)
+        if (record := decode(data[slot * size : (slot + 1) * size], uuid, num_envs))
+    ]
+    return max(found, key=lambda item: item[1].sequence, default=None)
+
+
+def trusted(record: Record, boot_id: bytes, identity: tuple[int, int]) -> bool:
+    """Tell whether what a record speaks of is still there.
+
+    Args:
+        record: The newest one.
+        boot_id: 16 bytes, the running boot's.
+        identity: st_dev and st_ino of the open STATE file.
+    """
+    if record.flags & CLEAN:
+        return True
+    here = any(boot_id) and record.boot_id == boot_id
+    return here and (record.device, record.inode) == identity
