@@ -9,25 +9,24 @@
 #define NONZERO 1
 /* Searches that descend side by side: enough to keep the memory busy, few enough
  * for the nodes fetched ahead to stay in the first cache. */
-#define GROUP 32
+#define GROUP 64
 /* Leaves set at a time: their nodes stay in the second cache. */
 #define CHUNK 2048
 /* Batches this long are worth letting other threads run. */
 #define LONG_BATCH 1024
+
+/* While leaves are set: how far ahead they are fetched, and how far ahead written,
+ * so that a sum never waits for what was stored a moment before. */
+#define FETCH_AHEAD 32
+#define WRITE_AHEAD 8
 
 #if defined(__GNUC__)
 #define FETCH(address) __builtin_prefetch(address)
 #else
 #define FETCH(address) ((void)(address))
 #endif
-
-/* The same code for processors with wider vectors, chosen when loaded; additions
- * keep their order, so that every choice rounds alike. */
-#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__gnu_linux__)
-#define CLONES __attribute__((target_clones("avx2", "default")))
-#else
-#define CLONES
-#endif
+/* A node: two lines of the cache. */
+#define FETCH_NODE(node) (FETCH(node), FETCH((node) + WIDTH / 2))
 
 enum { SUM, MIN, MAX };
 
@@ -87,20 +86,25 @@ static inline double below(double value) {
     return value;
 }
 
-CLONES static void reduce_level(const double *below_, double *above, Py_ssize_t count,
-                                int op) {
-    for (Py_ssize_t i = 0; i < count; i++) above[i] = reduce(below_ + i * WIDTH, op);
+static void reduce_level(const double *children, double *parents, Py_ssize_t count,
+                         int op) {
+    for (Py_ssize_t i = 0; i < count; i++)
+        parents[i] = reduce(children + i * WIDTH, op);
 }
 
-CLONES static void reduce_some(const double *below_, double *above,
-                               const int64_t *indices, Py_ssize_t n, int shift,
-                               int op) {
-    int64_t previous = -1;
+/* Stretches of leaves share their nodes: the last one of a stretch computes them. */
+static inline int shared(const int64_t *indices, Py_ssize_t i, Py_ssize_t n, int shift) {
+    return i + 1 < n && indices[i] >> shift == indices[i + 1] >> shift;
+}
+
+/* Compute the nodes of one level that are above indices, and fetch those above them. */
+static void reduce_some(const double *children, double *parents, const int64_t *indices,
+                        Py_ssize_t n, int shift, int op) {
     for (Py_ssize_t i = 0; i < n; i++) {
+        if (shared(indices, i, n, shift)) continue;
         int64_t node = indices[i] >> shift;
-        if (node == previous) continue; /* stretches of leaves share their nodes */
-        previous = node;
-        above[node] = reduce(below_ + node * WIDTH, op);
+        parents[node] = reduce(children + node * WIDTH, op);
+        FETCH_NODE(parents + (node & -WIDTH));
     }
 }
 
@@ -116,38 +120,43 @@ static void rebuild(double *nodes, const Levels *l, int op) {
                      op);
 }
 
+/* Write one leaf; how many more leaves are not zero. */
+static inline int write_leaf(double *leaf, double value) {
+    int before = *leaf != 0;
+    *leaf = value + 0.0; /* no -0.0 */
+    return (value != 0) - before;
+}
+
+/* Write leaves, and compute their nodes. The node of several leaves is computed anew
+ * with each, and so last after the last of them is written. */
+static void set_leaves(double *leaves, double *parents, const int64_t *indices,
+                       const double *values, Py_ssize_t n, int op, double *nonzero) {
+    int more = 0;
+    for (Py_ssize_t i = -FETCH_AHEAD; i < n; i++) {
+        Py_ssize_t fetched = i + FETCH_AHEAD, written = i + WRITE_AHEAD;
+        if (fetched < n) FETCH_NODE(leaves + (indices[fetched] & -WIDTH));
+        if (written >= 0 && written < n)
+            more += write_leaf(leaves + indices[written], values[written]);
+        if (i < 0 || shared(indices, i, n, 4)) continue;
+        int64_t node = indices[i] >> 4;
+        parents[node] = reduce(leaves + node * WIDTH, op);
+        FETCH_NODE(parents + (node & -WIDTH));
+    }
+    if (op == SUM) *nonzero += more;
+}
+
 static void set_chunk(double *nodes, const Levels *l, int op, const int64_t *indices,
                       const double *values, Py_ssize_t n) {
-    double *leaves = nodes + l->offset[l->depth];
-    double nonzero = 0;
-    for (Py_ssize_t i = 0; i < n; i++) {
-        double *node = leaves + (indices[i] & ~(int64_t)(WIDTH - 1));
-        FETCH(node);
-        FETCH(node + WIDTH / 2);
-    }
-    for (Py_ssize_t i = 0; i < n; i++) {
-        double *leaf = leaves + indices[i];
-        double value = values[i] + 0.0; /* no -0.0 */
-        nonzero += (double)((value != 0) - (*leaf != 0));
-        *leaf = value;
-        FETCH(nodes + l->offset[l->depth - 1] + indices[i] / WIDTH);
-    }
-    if (op == SUM) nodes[NONZERO] += nonzero;
-    for (int d = l->depth - 1; d >= 0; d--) {
+    int d = l->depth - 1;
+    set_leaves(nodes + l->offset[d + 1], nodes + l->offset[d], indices, values, n, op,
+               nodes + NONZERO);
+    for (int shift = 8; --d >= 0; shift += 4) {
         const double *children = nodes + l->offset[d + 1];
         double *parents = nodes + l->offset[d];
-        int shift = 4 * (l->depth - d);
-        if (l->count[d] <= n) {
+        if (l->count[d] <= n)
             reduce_level(children, parents, l->count[d], op);
-            continue;
-        }
-        if (d > 0)
-            for (Py_ssize_t i = 0; i < n; i++) {
-                double *node = nodes + l->offset[d] + ((indices[i] >> (shift + 4)) * WIDTH);
-                FETCH(node);
-                FETCH(node + WIDTH / 2);
-            }
-        reduce_some(children, parents, indices, n, shift, op);
+        else
+            reduce_some(children, parents, indices, n, shift, op);
     }
 }
 
@@ -178,7 +187,7 @@ static inline int64_t choose(const double *node, double *rest, double *value) {
     return 4 * block + child;
 }
 
-CLONES static void find_group(const double *nodes, const Levels *l, const double *sums,
+static void find_group(const double *nodes, const Levels *l, const double *sums,
                               int64_t *indices, double *values, Py_ssize_t n) {
     double rest[GROUP];
     double top = below(nodes[0]);
@@ -196,8 +205,7 @@ CLONES static void find_group(const double *nodes, const Levels *l, const double
             /* Only a tree that another thread is changing leads past the end. */
             place = place < last ? place : last;
             indices[i] = place;
-            FETCH(next + place * WIDTH);
-            FETCH(next + place * WIDTH + WIDTH / 2);
+            FETCH_NODE(next + place * WIDTH);
         }
     }
 }
