@@ -117,10 +117,8 @@ class Drawing:
         windows = draw.windows
         if windows is None:
             return self._view.stale(draw.env_ids, draw.positions, moment)
-        shape = windows.positions.shape
-        env_ids = np.repeat(draw.env_ids, shape[1])
-        stale = self._view.stale(env_ids, windows.positions.reshape(-1), moment)
-        return None if stale is None else np.any(stale.reshape(shape), axis=1)
+        # Rows are given up oldest first, and a window's first step is its oldest.
+        return self._view.stale(draw.env_ids, windows.positions[:, 0], moment)
 
     def _redrawn(
         self, sampler: Sampler, draw: Draw, fields: Fields, stale: NDArray[np.bool_]

@@ -15,12 +15,14 @@ from torch.utils.data import Dataset
 from mmreplay.batch import Batch
 from mmreplay.buffer.lifecycle import StrPath
 from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.buffer.view import LiveView
 from mmreplay.errors import EmptyError, SchemaError, StaleError, StarvedError
 from mmreplay.loader.draws import Draws
 from mmreplay.nesting import unflatten
 from mmreplay.samplers.base import Draw, Sampler
 from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.storage.lock import locked
+from mmreplay.transforms.base import Transform
 
 MAX_TRIES = 10
 
@@ -41,31 +43,43 @@ class ReplayDataset(Dataset[Any]):
 
         DataLoader(dataset, batch_size=256, shuffle=True)
 
-    Draws give a `Batch` of tensors, single steps nested dicts of tensors. Workers
-    get the path and open the buffer themselves, read-only, by fork or spawn. A
-    buffer that is being written is followed. What its writer overwrites between a
-    draw and its gathering is replaced, uniformly, by other legal starts.
+    Draws give a `Batch` of tensors, single steps nested dicts of tensors, both made
+    by the buffer's transforms. Workers get the path and open the buffer themselves,
+    read-only, by fork or spawn. A buffer that is being written is followed. What its
+    writer overwrites between a draw and its gathering is replaced: steps by other
+    legal starts, uniformly, windows by others of their draw.
 
     Attributes:
         redrawn: Steps replaced so, in this process.
     """
 
-    def __init__(self, source: ReplayBuffer | StrPath) -> None:
+    def __init__(
+        self, source: ReplayBuffer | StrPath, transforms: Sequence[Transform] = ()
+    ) -> None:
         """Make a dataset of a buffer.
 
         Args:
             source: A folder, or an open buffer; one in RAM takes num_workers=0.
+            transforms: What is made of stored steps, in order; an open buffer has its
+                own. Workers get copies, by pickle where they are spawned.
 
         Raises:
             FormatError: There is no buffer at the path.
+            SchemaError: A transform cannot stand where it does.
         """
         if not isinstance(source, ReplayBuffer):
-            source = ReplayBuffer.open(source)
+            source = ReplayBuffer.open(source, transforms=transforms)
+        elif transforms:
+            raise SchemaError(
+                "ReplayDataset: got an open buffer and transforms, expected the "
+                "transforms with the buffer; pass them to ReplayBuffer.open or create"
+            )
         self._adopt(source)
 
     def _adopt(self, buffer: ReplayBuffer) -> None:
         self._buffer: ReplayBuffer | None = buffer
         self._path = buffer.path
+        self._transforms = buffer.transforms
         self._pid = os.getpid()
         self.redrawn = 0
 
@@ -81,19 +95,20 @@ class ReplayDataset(Dataset[Any]):
             # survive a thread that held them at that moment.
             if self._path is None:
                 raise _in_ram()
-            self._adopt(ReplayBuffer.open(self._path))
+            self._adopt(ReplayBuffer.open(self._path, transforms=self._transforms))
         assert self._buffer is not None
         return self._buffer
 
     def __getstate__(self) -> dict[str, Any]:
-        """What goes to a spawned worker: the path."""
+        """What goes to a spawned worker: the path and the transforms."""
         if self._path is None:
             raise _in_ram()
-        return {"path": self._path}
+        return {"path": self._path, "transforms": self._transforms}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take the path; the buffer is opened when it is first used."""
         self._path = state["path"]
+        self._transforms = state["transforms"]
         self._buffer = None
         self._pid = os.getpid()
         self.redrawn = 0
@@ -152,8 +167,8 @@ class ReplayDataset(Dataset[Any]):
         """
         return Draws(self, sampler, batch_size, num_batches)
 
-    def _at(self, ranks: Ids, strict: bool) -> tuple[Ids, Ids]:
-        """Places of legal starts by rank."""
+    def _at(self, ranks: Ids, strict: bool) -> Draw:
+        """Legal starts by rank."""
         view = self.buffer.view
         starts = view.starts
         count = int(starts.lengths.sum()) - view.num_illegal
@@ -171,7 +186,11 @@ class ReplayDataset(Dataset[Any]):
                     "least one; its writer cleared it, add steps first"
                 )
             ranks = ranks % count
-        return view.start_at(ranks)
+        env_ids, positions = view.start_at(ranks)
+        # The ranks are shuffled by torch; what transforms draw follows from them.
+        key = zlib.crc32(ranks.tobytes())
+        share, one = np.full(len(ranks), 1 / count), np.ones(len(ranks), np.float32)
+        return Draw(env_ids, positions, share, one, key)
 
     def _written(self) -> bool:
         """Whether a writer lives that may take rows away."""
@@ -179,50 +198,77 @@ class ReplayDataset(Dataset[Any]):
         return buffer.writable or (buffer.path is not None and locked(buffer.path))
 
     def _gather(self, draw: Draw) -> Batch:
-        """The data of a draw, with other steps for those that are gone."""
+        """The data of a draw, with others for what is gone of it."""
         # A function of the draw alone, so that it is the same in every worker.
         again = UniformSampler(seed=zlib.crc32(draw.positions.tobytes()))
-        env_ids, positions = draw.env_ids.copy(), draw.positions.copy()
+        left = [draw]
 
-        def places() -> tuple[Ids, Ids]:
-            view = self.buffer.view
-            # Clipped: that an environment is unknown is for `take` to say.
-            gone = positions < view.span.first.take(env_ids, mode="clip")
-            count = int(gone.sum())
-            if count:
-                fresh = again.draw(view, count)
-                env_ids[gone], positions[gone] = fresh.env_ids, fresh.positions
-                self.redrawn += count
-            return env_ids, positions
+        def alive() -> Draw:
+            left[0] = self._replaced(left[0], again)
+            return left[0]
 
-        batch = self._take(places)
-        return replace(
-            batch, probabilities=draw.probabilities, weights=draw.weights
-        ).torch()
+        return self._take(alive).torch()
 
-    def _take(self, places: Callable[[], tuple[Ids, Ids]]) -> Batch:
-        """Gather places, which are asked for anew when the writer was faster.
+    def _replaced(self, draw: Draw, again: UniformSampler) -> Draw:
+        """The draw, with others for the steps, or windows, that were given up."""
+        view = self.buffer.view
+        gone = _gone(view, draw)
+        places, there = np.flatnonzero(gone), np.flatnonzero(~gone)
+        if len(places) == 0:
+            return draw
+        if draw.offsets is not None:
+            raise StaleError(
+                f"a draw of {len(draw.offsets) - 1} whole episodes: got {len(places)} "
+                "of their steps given up since, expected all of them; draw fewer "
+                "batches ahead, or enlarge the capacity"
+            )
+        self.redrawn += len(places)
+        if draw.windows is None:
+            fresh = again.draw(view, len(places))
+            weights = draw.weights[places]
+            probabilities = draw.probabilities[places]
+            fresh = replace(fresh, weights=weights, probabilities=probabilities)
+            return draw.replaced(places, fresh)
+        if len(there) == 0:
+            raise StaleError(
+                f"a draw of {len(draw)} windows: got every one given up since, "
+                "expected one to be left; draw fewer batches ahead, or enlarge the "
+                f"capacity ({self.buffer.capacity})"
+            )
+        return draw.replaced(places, draw.taken(np.resize(there, len(places))))
+
+    def _take(self, draws: Callable[[], Draw]) -> Batch:
+        """Gather a draw, which is asked for anew when the writer was faster.
 
         Returns:
             A batch whose arrays own their memory, each apart: views of one packed
             array would each carry all of it to the main process.
         """
         for _ in range(MAX_TRIES):
-            env_ids, positions = places()
+            draw = draws()
             try:
-                batch = self.buffer.take(env_ids, positions)
+                batch = self.buffer.gather(draw)
             except StaleError:
                 # Only a row that was given up since is a reason to try again.
-                if not (positions < self.buffer.span.first[env_ids]).any():
+                if not _gone(self.buffer.view, draw).any():
                     raise
                 continue
             fields = {p: np.ascontiguousarray(a) for p, a in batch.fields.items()}
             return replace(batch, fields=fields)
         raise StarvedError(
-            f"a batch of {len(positions)} steps was overwritten before it could be "
+            f"a batch of {len(draw)} steps was overwritten before it could be "
             f"read, {MAX_TRIES} times over, expected a writer slower than that; "
             f"enlarge the capacity ({self.buffer.capacity}) or draw smaller batches"
         )
+
+
+def _gone(view: LiveView, draw: Draw) -> NDArray[np.bool_]:
+    """Which steps, or windows, cannot be drawn any more, bool ``[B]``."""
+    oldest = draw.positions if draw.windows is None else draw.windows.positions[:, 0]
+    # Clipped: that an environment is unknown is for `gather` to say. What transforms
+    # need before a step may be gone while the step is not.
+    gone: NDArray[np.bool_] = oldest < view.starts.first.take(draw.env_ids, mode="clip")
+    return gone
 
 
 def _ranks(indices: Sequence[int]) -> Ids:

@@ -23,8 +23,8 @@ class Windows:
     """The steps of each window of a draw, T of them.
 
     Attributes:
-        positions: int64 ``[B, T]``, a drawable step each; where mask is false, one
-            that stands in for a step that is not there.
+        positions: int64 ``[B, T]``, a drawable step each, none before the one to its
+            left; where mask is false, one that stands in for a step that is not there.
         mask: bool ``[B, T]``, true where the step belongs to the window.
         is_first: bool ``[B, T]``, true where an episode begins, false where mask is;
             None where nobody asked. Batches hold it as a field.
@@ -36,6 +36,16 @@ class Windows:
     mask: NDArray[np.bool_]
     is_first: NDArray[np.bool_] | None = None
     first_only: tuple[str, ...] = ()
+
+    def taken(self, places: NDArray[np.int64]) -> Windows:
+        """Return some of these windows, int64 ``[N]`` in ``[0, B)``."""
+        firsts = self.is_first
+        return Windows(
+            self.positions[places],
+            self.mask[places],
+            None if firsts is None else firsts[places],
+            self.first_only,
+        )
 
     def replaced(self, places: NDArray[np.int64], other: Windows) -> Windows:
         """Return these windows with others in some places; see `Draw.replaced`."""
@@ -94,6 +104,22 @@ class Draw:
     def __len__(self) -> int:
         """Steps, or windows, drawn."""
         return len(self.positions)
+
+    def taken(self, places: NDArray[np.int64]) -> Draw:
+        """Return some steps, or windows, of this draw.
+
+        Args:
+            places: int64 ``[N]``, in ``[0, B)``.
+        """
+        windows = self.windows
+        return Draw(
+            self.env_ids[places],
+            self.positions[places],
+            self.probabilities[places],
+            self.weights[places],
+            self.key,
+            None if windows is None else windows.taken(places),
+        )
 
     def replaced(self, places: NDArray[np.int64], other: Draw) -> Draw:
         """Return this draw with another's steps, or windows, in some places.

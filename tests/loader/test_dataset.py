@@ -238,15 +238,15 @@ def test_rows_that_die_while_they_are_gathered_are_asked_for_anew(
     buffer = fill(tmp_path / "b", close=False)
     dataset = mr.ReplayDataset(tmp_path / "b")
     draw = draw_of([(0, 101), (1, 180)])
-    taken, take = [], mr.ReplayBuffer.take
+    taken, gather = [], mr.ReplayBuffer.gather
 
-    def slow(self, env_ids, positions):
+    def slow(self, draw):
         if not taken:
             buffer.extend(steps(200, 30))
-        taken.append(positions.tolist())
-        return take(self, env_ids, positions)
+        taken.append(draw.positions.tolist())
+        return gather(self, draw)
 
-    monkeypatch.setattr(mr.ReplayBuffer, "take", slow)
+    monkeypatch.setattr(mr.ReplayBuffer, "gather", slow)
     batch = dataset[draw]
     assert taken[0] == [101, 180]
     assert len(taken) == 2
@@ -258,14 +258,14 @@ def test_rows_that_die_while_they_are_gathered_are_asked_for_anew(
 def test_a_writer_that_is_always_faster_is_named(tmp_path, monkeypatch):
     buffer = fill(tmp_path / "b", close=False)
     dataset = mr.ReplayDataset(tmp_path / "b")
-    number, take = [200], mr.ReplayBuffer.take
+    number, gather = [200], mr.ReplayBuffer.gather
 
-    def overtaken(self, env_ids, positions):
+    def overtaken(self, draw):
         buffer.extend(steps(number[0], 100))
         number[0] += 100
-        return take(self, env_ids, positions)
+        return gather(self, draw)
 
-    monkeypatch.setattr(mr.ReplayBuffer, "take", overtaken)
+    monkeypatch.setattr(mr.ReplayBuffer, "gather", overtaken)
     with pytest.raises(StarvedError, match=r"10 times over.*enlarge the capacity"):
         dataset[0]
     buffer.close()
