@@ -6,22 +6,22 @@ last looked at, so that nobody need tell, and the writer may be another process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.errors import FormatError, SchemaError, StaleError
-from mmreplay.ring import Ring, Span
+from mmreplay.ring import Span
 from mmreplay.samplers.base import Home, State, View
-from mmreplay.samplers.columns import CHUNK_ROWS, Column, carried, open_column
+from mmreplay.samplers.columns import Column, carried, open_column
 from mmreplay.samplers.extremes import Extremes
 from mmreplay.samplers.laws import Law
+from mmreplay.samplers.places import places_of, stretches
 
 Ids = NDArray[np.int64]
 Numbers = NDArray[np.float32]
-Stretches = Iterator[tuple[Ids, Ids]]
 MakeLaw = Callable[[int], Law]
 """A law for so many rows."""
 
@@ -94,6 +94,9 @@ class Priorities:
         span, home = view.span, view.home
         if self._home is not home and not self._at_home(home):
             self.move(home, span)
+        elif (span.stop < self._span.stop).any():
+            # Positions that were seen are to come again: a view of another moment.
+            self.move(home, span)
         self.column.check_owner()
         self._expire(span)
         self._enter(span)
@@ -121,15 +124,20 @@ class Priorities:
         own = self._home
         if own is None or (own.uuid, own.generation) != (home.uuid, home.generation):
             return False
+        if own.folder != home.folder or own.ring != home.ring:
+            return False
+        # Another look at the same: told apart by identity the next time.
         self._home = home
-        return own.folder == home.folder and own.ring == home.ring
+        return True
 
     def move(self, home: Home, span: Span) -> None:
         """Go to a buffer, or to another generation of it, where positions stay."""
         former = self._home
         column = None
         if former is not None:
-            if former.uuid == home.uuid and self.column.where != "disk":
+            same = former.uuid == home.uuid
+            same &= former.ring.num_envs == home.ring.num_envs
+            if same and self.column.where != "disk":
                 old, ring = self.column, home.ring
                 values = carried(old.values, old.ring, ring, old.seen)
                 column = Column(ring, values, old.seen, old.where)
@@ -351,54 +359,4 @@ class Priorities:
 
     def places(self, rows: Ids) -> tuple[Ids, Ids]:
         """Environments and positions of rows that are alive, int64 ``[B]`` each."""
-        ring = self.column.ring
-        last = self._span.stop - 1
-        if ring.num_envs == 1:
-            # The newest row's lap, or, above its slot, the lap before.
-            newest = int(last[0])
-            slot = newest % ring.slots
-            positions = rows + (newest - slot)
-            positions[rows > slot] -= ring.slots
-            return np.zeros(len(rows), np.int64), positions
-        if ring.layout == "env_major":
-            env_ids = rows // ring.slots
-            slots = rows - env_ids * ring.slots
-        else:
-            slots = rows // ring.num_envs
-            env_ids = rows - slots * ring.num_envs
-        newest_of = last[env_ids]
-        ages: Ids = (newest_of - slots) % ring.slots
-        return env_ids, newest_of - ages
-
-
-def stretches(ring: Ring, first: Ids, stop: Ids) -> Stretches:
-    """Lay stretches of positions end to end, at most some million at a time.
-
-    Args:
-        ring: For its environments.
-        first: int64 ``[E]``.
-        stop: int64 ``[E]``; below first there is nothing.
-
-    Yields:
-        env_ids and positions, int64 ``[N]`` each, N at least 1.
-    """
-    if ring.num_envs == 1 and stop[0] <= first[0]:
-        return
-    lengths = np.maximum(stop - first, 0)
-    total = int(lengths.sum())
-    if total == 0:
-        return
-    if total <= CHUNK_ROWS and ring.num_envs > 1:
-        some = np.flatnonzero(lengths)
-        counts = lengths[some]
-        edges = np.cumsum(counts) - counts
-        yield (
-            np.repeat(some, counts),
-            np.arange(total) + np.repeat(first[some] - edges, counts),
-        )
-        return
-    for env_id in np.flatnonzero(lengths).tolist():
-        edge = int(stop[env_id])
-        for begin in range(int(first[env_id]), edge, CHUNK_ROWS):
-            positions = np.arange(begin, min(begin + CHUNK_ROWS, edge))
-            yield np.full(len(positions), env_id), positions
+        return places_of(self.column.ring, self._span.stop, rows)
