@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from mmreplay.buffer.replay_buffer import ReplayBuffer as ReplayBuffer
     from mmreplay.collect import Recorded as Recorded
     from mmreplay.collect import record as record
+    from mmreplay.concatenation import Concat as Concat
+    from mmreplay.concatenation import concat as concat
     from mmreplay.loader import ReplayDataset as ReplayDataset
     from mmreplay.loader import collate as collate
     from mmreplay.plan import Plan as Plan
@@ -63,6 +65,7 @@ _HOMES = {
     "Apply": "mmreplay.transforms.apply",
     "Batch": "mmreplay.batch",
     "Cast": "mmreplay.transforms.elementwise",
+    "Concat": "mmreplay.concatenation",
     "Delta": "mmreplay.transforms.delta",
     "DiscountedReturn": "mmreplay.transforms.returns",
     "Draw": "mmreplay.samplers.base",
@@ -94,6 +97,7 @@ _HOMES = {
     "UniformSampler": "mmreplay.samplers.uniform",
     "VerifyReport": "mmreplay.verify",
     "collate": "mmreplay.loader",
+    "concat": "mmreplay.concatenation",
     "episode_table": "mmreplay.stats",
     "field_moments": "mmreplay.stats",
     "histogram": "mmreplay.stats",

@@ -37,6 +37,8 @@ class Batch:
         window_positions: int64 ``[B, T]`` of windows, else None.
         offsets: int64 ``[N + 1]`` where the steps are those of N episodes one after
             another: where each begins, and B; else None.
+        buffer_ids: int64 ``[B]``, which buffer each step is of, where `concat` drew
+            from several; else None.
     """
 
     fields: dict[str, Array]
@@ -49,6 +51,7 @@ class Batch:
     key: int = 0
     window_positions: Array | None = None
     offsets: Array | None = None
+    buffer_ids: Array | None = None
 
     @property
     def data(self) -> dict[str, Any]:
@@ -119,6 +122,7 @@ class Batch:
             self.key,
             None if (w := self.window_positions) is None else from_numpy(w),
             None if self.offsets is None else from_numpy(self.offsets),
+            None if self.buffer_ids is None else from_numpy(self.buffer_ids),
         )
         return batch if device is None else batch.to(device)
 
@@ -153,4 +157,5 @@ class Batch:
             if (w := self.window_positions) is None
             else change(w),
             offsets=None if self.offsets is None else change(self.offsets),
+            buffer_ids=None if self.buffer_ids is None else change(self.buffer_ids),
         )

@@ -1,0 +1,84 @@
+"""Batches of several buffers as one, and rows of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.batch import Batch
+from mmreplay.errors import SchemaError
+
+Ids = NDArray[np.int64]
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+    """Put batches of several buffers, numpy arrays each, one after the other.
+
+    Raises:
+        SchemaError: Their fields or windows differ.
+    """
+    first = batches[0]
+    for batch in batches:
+        for name, mine, other in (
+            ("fields", _shapes(batch), _shapes(first)),
+            ("episodes", batch.offsets is None, True),
+        ):
+            if mine != other:
+                raise SchemaError(
+                    f"concat: got {name} {mine} from a buffer, expected {other} as "
+                    "from the first; give all buffers the same transforms and kind of "
+                    "sampler, of single steps or windows equally long"
+                )
+
+    def whole(name: str) -> Any:
+        arrays = [getattr(batch, name) for batch in batches]
+        return None if arrays[0] is None else np.concatenate(arrays)
+
+    fields = {
+        path: np.concatenate([batch.fields[path] for batch in batches])
+        for path in first.fields
+    }
+    names = (
+        *("env_ids", "positions", "probabilities", "weights", "mask"),
+        *("window_positions", "buffer_ids"),
+    )
+    return replace(first, fields=fields, key=0, **{name: whole(name) for name in names})
+
+
+def rows_of(batch: Batch, rows: Ids, probabilities: Any = None) -> Batch:
+    """Choose rows of a batch, as numpy arrays."""
+
+    def chosen(array: Any) -> Any:
+        return None if array is None else as_numpy(array)[rows]
+
+    return replace(
+        batch,
+        fields={path: chosen(array) for path, array in batch.fields.items()},
+        env_ids=chosen(batch.env_ids),
+        positions=chosen(batch.positions),
+        probabilities=(
+            chosen(batch.probabilities) if probabilities is None else probabilities
+        ),
+        weights=chosen(batch.weights),
+        mask=chosen(batch.mask),
+        window_positions=chosen(batch.window_positions),
+        buffer_ids=chosen(batch.buffer_ids),
+    )
+
+
+def _shapes(batch: Batch) -> dict[str, Any]:
+    return {
+        path: f"{array.dtype}{list(array.shape[1:])}"
+        for path, array in sorted(batch.fields.items())
+    }
+
+
+def as_numpy(values: Any) -> NDArray[Any]:
+    """An array, also of a tensor that is on a device or has a gradient."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu().numpy()
+    return np.asarray(values)

@@ -1,0 +1,339 @@
+"""Several buffers drawn from as one: offline and online, or one a writer.
+
+Ball et al. 2023 ("Efficient Online Reinforcement Learning with Offline Data", RLPD)
+draw half of each batch from each::
+
+    both = mr.concat([offline, online], shares=[0.5, 0.5], seed=0)
+    batch = both.sample(256)
+    both.update_priorities(batch, td_error)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mmreplay.batch import Batch
+from mmreplay.buffer.lifecycle import StrPath
+from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.concatenation.batches import as_numpy, joined, rows_of
+from mmreplay.errors import EmptyError, SchemaError
+from mmreplay.samplers.base import State
+from mmreplay.samplers.joined import keeps_priorities
+from mmreplay.samplers.random import StepGenerator
+from mmreplay.samplers.ranks import num_legal
+from mmreplay.samplers.shares import Shares
+from mmreplay.samplers.states import check_kind, integer, parts, same
+from mmreplay.schema import Schema
+
+Ids = NDArray[np.int64]
+
+
+def concat(
+    sources: Sequence[ReplayBuffer | StrPath],
+    shares: Sequence[float] | None = None,
+    *,
+    seed: int | None = None,
+) -> Concat:
+    """Draw from several buffers as if they were one.
+
+    Args:
+        sources: Open buffers, each with its own sampler and transforms; or folders,
+            which are opened for reading and drawn from uniformly.
+        shares: Exact shares of each batch, above 0, of which only the ratios count;
+            see `samplers.shares.Shares`. By default every batch is divided at
+            random, each step of each buffer being as likely to be of it: with
+            uniform samplers the draws of one large buffer.
+        seed: Of that division; None takes one from the system.
+
+    Raises:
+        SchemaError: There is no source, schemas differ, or a share is not above 0.
+        FormatError: There is no buffer at a path.
+    """
+    return Concat(sources, shares, seed)
+
+
+class Concat:
+    """Several buffers of one schema, drawn from as one; see `concat`.
+
+    Batches are laid out buffer by buffer, and carry ``batch.buffer_ids``. What holds
+    for one buffer holds for each of them: writers may write on, in any processes.
+
+    Attributes:
+        buffers: Those it draws from.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[ReplayBuffer | StrPath],
+        shares: Sequence[float] | None,
+        seed: int | None,
+    ) -> None:
+        """Open what is not open; see `concat`."""
+        if isinstance(sources, str | bytes) or not len(sources):
+            raise SchemaError(
+                f"sources: got {sources!r}, expected a list of buffers or folders; "
+                "such as [offline, online]"
+            )
+        if shares is not None and len(shares) != len(sources):
+            raise SchemaError(
+                f"shares: got {len(shares)} for {len(sources)} buffers, expected one "
+                "for each; or leave them out"
+            )
+        self._shares = None if shares is None else Shares(shares)
+        self._random = StepGenerator(seed)
+        self._step = 0
+        with ExitStack() as stack:
+            self.buffers = tuple(_opened(source, stack) for source in sources)
+            for number, buffer in enumerate(self.buffers):
+                _check_schema(number, buffer, self.buffers[0])
+            self._opened = stack.pop_all()
+
+    @property
+    def schema(self) -> Schema:
+        """The fields of one step."""
+        return self.buffers[0].schema
+
+    def __len__(self) -> int:
+        """Steps alive in all of them."""
+        return sum(len(buffer) for buffer in self.buffers)
+
+    def sample(self, batch_size: int) -> Batch:
+        """Draw a batch, from each buffer with its own sampler.
+
+        Args:
+            batch_size: Steps of all buffers together, at least 1.
+
+        Returns:
+            numpy arrays ``[batch_size, *shape]``, buffer by buffer. Probabilities
+            are of a step among those of all buffers; weights are as the buffer's
+            sampler gave them.
+
+        Raises:
+            EmptyError: A buffer that has a share has nothing to draw.
+            SchemaError: Transforms or windows of the buffers do not fit together.
+        """
+        counts, fractions = self.split(batch_size)
+        drawn: list[Batch] = []
+        states = [buffer.sampler.state_dict() for buffer in self.buffers]
+        try:
+            for number, count in enumerate(counts):
+                if count:
+                    drawn.append(self._sample(number, count, fractions[number]))
+            batch = joined(drawn)
+        except BaseException:
+            # A failed draw does not count, in any buffer.
+            for buffer, state in zip(self.buffers, states, strict=True):
+                buffer.sampler.load_state_dict(state)
+            raise
+        self.count(counts, [len(part) for part in drawn])
+        return batch
+
+    def _sample(self, number: int, count: int, fraction: float) -> Batch:
+        try:
+            batch = self.buffers[number].sample(count, contiguous=True)
+        except EmptyError as error:
+            error.add_note(f"buffer {number} of concat: {self.buffers[number]!r}")
+            raise
+        buffer_ids = np.full(len(batch), number)
+        probabilities = batch.probabilities * fraction
+        return replace(batch, buffer_ids=buffer_ids, probabilities=probabilities)
+
+    def split(self, batch_size: int) -> tuple[list[int], list[float]]:
+        """Say how many of the next batch are of each buffer, and the shares.
+
+        Raises:
+            EmptyError: No buffer has anything to draw.
+            SchemaError: The batch_size is no integer of at least 1.
+        """
+        if not isinstance(batch_size, int | np.integer) or batch_size < 1:
+            raise SchemaError(
+                f"batch_size: got {batch_size!r}, expected an integer of at least 1; "
+                "ask for a step"
+            )
+        if self._shares is not None:
+            counts = self._shares.split(int(batch_size))
+            return counts, self._shares.fractions.tolist()
+        sizes = np.array([num_legal(buffer.view) for buffer in self.buffers])
+        if sizes.sum() == 0:
+            raise EmptyError(
+                f"cannot draw {batch_size} steps: got {len(sizes)} buffers of which "
+                "none has a legal start yet, expected at least one; add steps first"
+            )
+        fractions = sizes / sizes.sum()
+        rng = self._random.at(self._step)
+        return rng.multinomial(batch_size, fractions).tolist(), fractions.tolist()
+
+    def count(self, counts: Sequence[int], lengths: Sequence[int]) -> None:
+        """Note a batch that was drawn.
+
+        Args:
+            counts: What `split` said.
+            lengths: How many each buffer with a count above 0 gave.
+        """
+        self._step += 1
+        if self._shares is not None:
+            given = iter(lengths)
+            self._shares.count([next(given) if count else 0 for count in counts])
+
+    def take(
+        self, buffer_ids: ArrayLike, env_ids: ArrayLike, positions: ArrayLike
+    ) -> Batch:
+        """Gather given steps; see `ReplayBuffer.take`.
+
+        Args:
+            buffer_ids: int ``[B]``, in ``[0, len(buffers))``.
+            env_ids: int ``[B]``.
+            positions: int ``[B]``.
+
+        Raises:
+            SchemaError: A buffer is unknown, or the shapes differ.
+            StaleError: A position is not in its buffer, or cannot be drawn.
+        """
+        ids, envs, places = (np.asarray(a) for a in (buffer_ids, env_ids, positions))
+        self._check_ids(ids)
+        if not ids.shape == envs.shape == places.shape:
+            raise SchemaError(
+                f"take: got shapes {list(ids.shape)}, {list(envs.shape)} and "
+                f"{list(places.shape)}, expected them alike; give each step a buffer"
+            )
+        order = np.argsort(ids, kind="stable")
+        found = []
+        for number in np.unique(ids).tolist():
+            here = order[ids[order] == number]
+            batch = self.buffers[number].take(envs[here], places[here])
+            found.append(replace(batch, buffer_ids=ids[here].astype(np.int64)))
+        whole, back = joined(found), np.argsort(order, kind="stable")
+        return rows_of(whole, back, np.full(len(ids), 1 / max(1, len(ids))))
+
+    def _check_ids(self, ids: NDArray[np.generic]) -> None:
+        good = ids.ndim == 1 and len(ids) and ids.dtype.kind in "iu"
+        if not good or ids.min() < 0 or ids.max() >= len(self.buffers):
+            raise SchemaError(
+                f"buffer_ids: got {ids.dtype}{list(ids.shape)}, expected integers [B] "
+                f"in [0, {len(self.buffers)}); take them from a batch of concat"
+            )
+
+    def update_priorities(self, batch: Batch, values: ArrayLike) -> int:
+        """Give the steps of a batch new priorities, each in its own buffer.
+
+        Buffers whose sampler keeps no priorities are passed over.
+
+        Args:
+            batch: What `sample` gave, as numpy or as tensors.
+            values: As in `ReplayBuffer.update_priorities`, of the whole batch.
+
+        Returns:
+            How many were dropped, because they have been overwritten since.
+
+        Raises:
+            SchemaError: No buffer's sampler keeps priorities, the batch is not of
+                concat, or values do not fit.
+        """
+        keeping = [keeps_priorities(buffer.sampler) for buffer in self.buffers]
+        if not any(keeping):
+            names = [type(buffer.sampler).__name__ for buffer in self.buffers]
+            raise SchemaError(
+                f"update_priorities: got samplers {names} that keep no priorities, "
+                "expected a PrioritizedSampler of at least one buffer; open that "
+                "buffer with sampler=PrioritizedSampler()"
+            )
+        if batch.buffer_ids is None:
+            raise SchemaError(
+                "update_priorities: got a batch without buffer_ids, expected one that "
+                "concat drew; give it to the buffer that it is of"
+            )
+        ids, given = as_numpy(batch.buffer_ids), as_numpy(values)
+        self._check_ids(ids)
+        if given.shape[:1] != ids.shape:
+            raise SchemaError(
+                f"priorities: got {list(given.shape)} for {len(ids)} steps, expected "
+                "one for each; pass those of the whole batch"
+            )
+        dropped = 0
+        for number in np.unique(ids).tolist():
+            if keeping[number]:
+                here = np.flatnonzero(ids == number)
+                part = rows_of(replace(batch, fields={}), here)
+                dropped += self.buffers[number].update_priorities(part, given[here])
+        return dropped
+
+    def state_dict(self) -> State:
+        """Seed, step, what each buffer gave, and the states of the samplers."""
+        shares = None if self._shares is None else self._shares.state_dict()
+        return {
+            "kind": "Concat",
+            "seed": self._random.seed,
+            "step": self._step,
+            "exact": shares is not None,
+            "parts": [buffer.sampler.state_dict() for buffer in self.buffers],
+            **(shares or {}),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from a state.
+
+        Raises:
+            FormatError: It is of other buffers' samplers, or not a state at all.
+        """
+        check_kind(state, "Concat")
+        seed, step = integer(state, "seed"), integer(state, "step")
+        same(state, "exact", self._shares is not None)
+        others = parts(state, "parts", len(self.buffers))
+        before = self.state_dict()
+        try:
+            if self._shares is not None:
+                self._shares.load_state_dict(state)
+            for buffer, other in zip(self.buffers, others, strict=True):
+                buffer.sampler.load_state_dict(other)
+        except BaseException:
+            if self._shares is not None:
+                self._shares.load_state_dict(before)
+            for buffer, mine in zip(self.buffers, before["parts"], strict=True):
+                buffer.sampler.load_state_dict(mine)
+            raise
+        self._random, self._step = StepGenerator(seed), step
+
+    def close(self) -> None:
+        """Close the buffers that it opened; those given open stay open."""
+        self._opened.close()
+
+    def __enter__(self) -> Concat:
+        """Return it."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
+
+
+def _opened(source: ReplayBuffer | StrPath, stack: ExitStack) -> ReplayBuffer:
+    if isinstance(source, ReplayBuffer):
+        return source
+    return stack.enter_context(ReplayBuffer.open(source))
+
+
+def _check_schema(number: int, buffer: ReplayBuffer, first: ReplayBuffer) -> None:
+    """Refuse a buffer whose steps are not those of the first one."""
+    mine, other = buffer.schema, first.schema
+    if mine == other:
+        return
+    paths = [*other.paths, *(path for path in mine.paths if path not in other.paths)]
+    for path in paths:
+        here = repr(mine[path]) if path in mine.paths else "no such field"
+        there = repr(other[path]) if path in other.paths else "no such field"
+        if here != there:
+            raise SchemaError(
+                f"concat: got {here} for field {path!r} of buffer {number} "
+                f"({buffer.path}), expected {there} as in buffer 0 ({first.path}); "
+                "draw from buffers of one schema"
+            )
+    raise SchemaError(
+        f"concat: got a schema of buffer {number} ({buffer.path}) whose fields are in "
+        f"other roles or another order than those of buffer 0 ({first.path}), expected "
+        "the same; draw from buffers of one schema"
+    )

@@ -1,0 +1,250 @@
+"""Several buffers as one: shares, provenance, priorities, resumption."""
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay.errors import EmptyError, FormatError, SchemaError
+from tests.buffer.support import FIELDS, step
+from tests.samplers.law import assert_law
+
+
+def made(path, steps, seed=0, sampler=None, number=0, num_envs=1, **options):
+    """A buffer whose steps are numbered from a number on."""
+    buffer = mr.ReplayBuffer.create(
+        path,
+        mr.Schema(options.pop("fields", FIELDS)),
+        64,
+        num_envs,
+        commit_every=None,
+        sampler=mr.UniformSampler(seed) if sampler is None else sampler,
+        engine="memory" if path is None else "memmap",
+        **options,
+    )
+    for index in range(steps):
+        values = step(number + index, "t" if index % 5 == 4 else "")
+        stacked = {k: np.stack([v] * num_envs) for k, v in values.items()}
+        buffer.add(stacked if num_envs > 1 else values)
+    return buffer
+
+
+def places(batch):
+    columns = (batch.buffer_ids, batch.env_ids, batch.positions)
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 7, 64])
+def test_shares_are_exact(batch_size):
+    both = mr.concat([made(None, 30), made(None, 9)], [0.5, 0.5], seed=0)
+    seen = Counter()
+    for number in range(1, 20):
+        seen.update(both.sample(batch_size).buffer_ids.tolist())
+        assert abs(seen[0] - number * batch_size / 2) <= 0.5
+
+
+def test_steps_are_their_buffers_own():
+    both = mr.concat([made(None, 30), made(None, 9, number=1000)], [2, 1], seed=0)
+    batch = both.sample(300)
+    assert Counter(batch.buffer_ids.tolist()) == {0: 200, 1: 100}
+    numbers = batch["observation"][:, 0]
+    np.testing.assert_array_equal(numbers, batch.positions + 1000 * batch.buffer_ids)
+    assert batch.buffer_ids.dtype == np.int64
+    # Among the steps of both: of 29 and 8 legal starts, of which the newest waits
+    # unless it is terminated.
+    legal = [both.buffers[k].sample(1).probabilities[0] for k in range(2)]
+    expected = np.where(batch.buffer_ids == 0, legal[0] * 2 / 3, legal[1] / 3)
+    np.testing.assert_allclose(batch.probabilities, expected)
+    tensors = batch.torch()
+    assert tensors.buffer_ids.tolist() == batch.buffer_ids.tolist()
+
+
+def test_without_shares_they_are_one_large_buffer():
+    both = mr.concat([made(None, 21), made(None, 6), made(None, 0)], seed=0)
+    drawn = [place for _ in range(100) for place in places(both.sample(50))]
+    legal = [(0, 0, p) for p in range(20)] + [(1, 0, p) for p in range(5)]
+    assert_law(drawn, dict.fromkeys(legal, 1 / 25))
+    np.testing.assert_allclose(both.sample(9).probabilities, 1 / 25)
+
+
+def test_paths_are_opened_for_reading_and_closed_again(tmp_path):
+    made(tmp_path / "a", 9).close()
+    live = made(tmp_path / "b", 9)
+    with mr.concat([tmp_path / "a", live, str(tmp_path / "a")]) as several:
+        assert len(several) == 27
+        assert several.schema == live.schema
+        assert len(several.sample(5)) == 5
+        opened = several.buffers[0]
+    assert opened.closed
+    assert not live.closed
+    live.close()
+
+
+def test_what_cannot_be_opened_leaves_nothing_open(tmp_path):
+    made(tmp_path / "a", 9).close()
+    with pytest.raises(FormatError, match="nowhere"):
+        mr.concat([tmp_path / "a", tmp_path / "nowhere"])
+
+
+def test_growing_buffers_are_followed():
+    online = made(None, 0)
+    both = mr.concat([made(None, 9), online], seed=3)
+    assert set(both.sample(50).buffer_ids.tolist()) == {0}
+    for number in range(9):
+        online.add(step(number))
+    assert set(both.sample(200).buffer_ids.tolist()) == {0, 1}
+
+
+def test_take_keeps_the_order_asked_for():
+    both = mr.concat([made(None, 9, num_envs=2), made(None, 9, number=50)])
+    batch = both.take([1, 0, 1, 0], [0, 1, 0, 0], [3, 5, 2, 7])
+    assert batch["action"].tolist() == [53, 5, 52, 7]
+    assert places(batch) == [(1, 0, 3), (0, 1, 5), (1, 0, 2), (0, 0, 7)]
+    assert batch.probabilities.tolist() == [0.25] * 4
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([2], r"buffer_ids: got int64\[1\], expected integers \[B\] in \[0, 2\)"),
+        ([-1], r"in \[0, 2\)"),
+        ([0.0], r"got float64\[1\]"),
+        ([], r"got float64\[0\]"),
+        ([0, 1], r"take: got shapes \[2\], \[1\] and \[1\], expected them alike"),
+    ],
+)
+def test_unknown_buffers_are_refused(ids, message):
+    both = mr.concat([made(None, 9), made(None, 9)])
+    with pytest.raises(SchemaError, match=message):
+        both.take(ids, [0], [0])
+
+
+class Kept(mr.UniformSampler):
+    """Uniform, and keeps the priorities that it is given."""
+
+    def __init__(self, seed):
+        super().__init__(seed)
+        self.given = []
+
+    def update_priorities(self, view, env_ids, positions, values, mask=None):
+        rows = zip(env_ids.tolist(), positions.tolist(), values.tolist(), strict=True)
+        self.given += list(rows)
+        return 1
+
+
+def test_priorities_go_to_the_buffer_that_the_step_is_of():
+    samplers = [Kept(0), mr.UniformSampler(1), Kept(2)]
+    several = mr.concat(
+        [made(None, 9, sampler=s, number=10 * k) for k, s in enumerate(samplers)],
+        [1, 1, 1],
+    )
+    batch = several.sample(12)
+    values = batch.positions * 10.0 + batch.buffer_ids
+    assert several.update_priorities(batch.torch(), values) == 2
+    for number in (0, 2):
+        here = batch.buffer_ids == number
+        expected = zip(
+            batch.env_ids[here].tolist(),
+            batch.positions[here].tolist(),
+            values[here].tolist(),
+            strict=True,
+        )
+        assert samplers[number].given == list(expected)
+
+
+def test_priorities_that_nobody_keeps_are_refused():
+    both = mr.concat([made(None, 9), made(None, 9)])
+    with pytest.raises(SchemaError, match=r"'UniformSampler'.* that keep no priorit"):
+        both.update_priorities(both.sample(4), np.ones(4))
+    kept = mr.concat([made(None, 9, sampler=Kept(0))])
+    with pytest.raises(SchemaError, match="got a batch without buffer_ids, expected"):
+        kept.update_priorities(both.buffers[0].sample(4), np.ones(4))
+    with pytest.raises(SchemaError, match=r"priorities: got \[3\] for 4 steps"):
+        kept.update_priorities(kept.sample(4), np.ones(3))
+
+
+@pytest.mark.parametrize("shares", [None, [3, 1]])
+@pytest.mark.parametrize("stopped", range(6))
+def test_a_state_brings_the_draws_back(shares, stopped):
+    sources = [made(None, 30), made(None, 9)]
+    both = mr.concat(sources, shares, seed=4)
+    for _ in range(stopped):
+        both.sample(7)
+    state = json.loads(json.dumps(both.state_dict()))
+    expected = [places(both.sample(7)) for _ in range(4)]
+    fresh = mr.concat([made(None, 30, seed=8), made(None, 9, seed=9)], shares, seed=1)
+    fresh.load_state_dict(state)
+    assert [places(fresh.sample(7)) for _ in range(4)] == expected
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ({"kind": "Other"}, "got kind 'Other', expected 'Concat'"),
+        ({"seed": None}, "got seed None"),
+        ({"exact": False}, "got exact False, expected this sampler's True"),
+        ({"parts": []}, "got parts of 0, expected a list of 2"),
+        ({"shares": [1.0]}, r"got shares \[1.0\], expected \[0.75, 0.25\]"),
+        ({"drawn": [1]}, r"got drawn \[1\], expected one number"),
+    ],
+)
+def test_a_damaged_state_is_refused_and_nothing_is_taken_over(damage, message):
+    both = mr.concat([made(None, 9), made(None, 9)], [3, 1], seed=0)
+    both.sample(5)
+    before = both.state_dict()
+    with pytest.raises(FormatError, match=message):
+        both.load_state_dict(before | damage)
+    broken = [before["parts"][0], before["parts"][1] | {"step": "x"}]
+    with pytest.raises(FormatError, match="got step 'x'"):
+        both.load_state_dict(both.state_dict() | {"step": 9, "parts": broken})
+    assert both.state_dict() == before
+
+
+def test_other_schemas_are_refused_by_the_field():
+    wide = FIELDS | {"action": mr.Field((2,), "int32")}
+    more = FIELDS | {"extra": mr.Field((), "int32")}
+    with pytest.raises(SchemaError, match=r"field 'action' of buffer 1 \(None\), exp"):
+        mr.concat([made(None, 0), made(None, 0, fields=wide)])
+    with pytest.raises(SchemaError, match="got no such field for field 'extra'"):
+        mr.concat([made(None, 0, fields=more), made(None, 0)])
+    with pytest.raises(SchemaError, match="expected no such field as in buffer 0"):
+        mr.concat([made(None, 0), made(None, 0, fields=more)])
+
+
+@pytest.mark.parametrize(
+    ("sources", "shares", "message"),
+    [
+        ([], None, r"sources: got \[\], expected a list"),
+        ("runs", None, "sources: got 'runs', expected a list"),
+        (None, [1], "shares: got 1 for 2 buffers, expected one for each"),
+        (None, [1, 0], r"shares: got \[1, 0\], expected numbers above 0"),
+        (None, [1, float("nan")], "expected numbers above 0"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(sources, shares, message):
+    if sources is None:
+        sources = [made(None, 3), made(None, 3)]
+    with pytest.raises(SchemaError, match=message):
+        mr.concat(sources, shares)
+
+
+def test_a_buffer_with_a_share_and_no_steps_is_named_and_no_draw_counts():
+    both = mr.concat([made(None, 9), made(None, 0)], [1, 1], seed=0)
+    before = both.state_dict()
+    with pytest.raises(EmptyError, match="none is a legal start") as caught:
+        both.sample(4)
+    assert "buffer 1 of concat" in caught.value.__notes__[0]
+    assert both.state_dict() == before
+    with pytest.raises(EmptyError, match="got 1 buffers of which none has a legal"):
+        mr.concat([made(None, 0)]).sample(4)
+    with pytest.raises(SchemaError, match="batch_size: got 0, expected an integer"):
+        both.sample(0)
+
+
+def test_batches_that_do_not_fit_together_are_refused():
+    windows = mr.SequenceSampler(2, mr.UniformSampler(0))
+    both = mr.concat([made(None, 9), made(None, 9, sampler=windows)], [1, 1])
+    with pytest.raises(SchemaError, match=r"concat: got fields .* from a buffer, exp"):
+        both.sample(4)
