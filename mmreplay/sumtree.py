@@ -164,15 +164,13 @@ class SegmentTree:
             IndexError: An index is outside the tree.
             TypeError: Indices are not whole.
         """
-        shape = np.shape(indices)
         where = _whole(indices)
         out = np.empty(where.shape)
-        bad = self._kernel.get_leaves(
-            self._nodes, self.capacity, where.reshape(-1), out.reshape(-1)
-        )
+        bad = self._kernel.get_leaves(self._nodes, self.capacity, where, out)
         if bad >= 0:
             self._check_index(int(where.reshape(-1)[bad]))
-        return out.reshape(shape)
+        # An array without axes is made one of one axis on its way in.
+        return out if np.ndim(indices) else out.reshape(())
 
     def _check_index(self, index: int) -> None:
         if not 0 <= index < self.capacity:

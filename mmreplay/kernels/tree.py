@@ -46,7 +46,7 @@ class TreeKernel(Protocol):
     def get_leaves(
         self, nodes: Floats, capacity: int, indices: Places, out: Floats, /
     ) -> int:
-        """Read leaves ``[B]`` into out."""
+        """Read leaves, of any shape, into out."""
 
     def find_leaves(
         self,
@@ -131,11 +131,11 @@ def get_leaves(nodes: Floats, capacity: int, indices: Places, out: Floats, /) ->
     Args:
         nodes: The tree.
         capacity: Its leaves.
-        indices: int64 ``[B]``, in ``[0, capacity)``.
-        out: float64 ``[B]``, written to.
+        indices: int64 of any shape, in ``[0, capacity)``.
+        out: float64 of that shape, written to.
 
     Returns:
-        Place of the first index refused, or -1.
+        Place of the first index refused, counted in C order, or -1.
     """
     legal = (indices >= 0) & (indices < capacity)
     if not legal.all():
@@ -154,7 +154,7 @@ def find_leaves(
         nodes: A tree of sums.
         capacity: Its leaves.
         sums: float64 ``[B]``, from 0 to the total, which counts as the number below
-            it; nothing is refused as long as the total is not 0.
+            it. All are refused where the total is 0.
         indices: int64 ``[B]``, written to: the least leaf whose prefix sum, itself
             included, is greater.
         values: float64 ``[B]``, written to: the leaf's value.
