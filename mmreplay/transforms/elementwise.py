@@ -178,7 +178,10 @@ class OneHot:
         Raises:
             SchemaError: There is no such field, or it holds no integers.
         """
-        paths = outline.pick(self.path or outline.schema.role("action"), "OneHot")
+        chosen = self.path
+        if chosen is None:
+            chosen = outline.playing("action", "OneHot", "path")
+        paths = outline.pick(chosen, "OneHot")
         for path in paths:
             field = outline.fields[path]
             if field.numpy.kind not in "iu" or field.dtype == "bfloat16":

@@ -79,12 +79,7 @@ class NStep:
     def _rewards(self, outline: Outline) -> tuple[str, ...]:
         chosen = self.rewards
         if chosen is None:
-            chosen = outline.schema.role("reward")
-        if chosen is None:
-            raise SchemaError(
-                "NStep: got a schema in which nothing plays the reward, expected one; "
-                "name it in the schema's roles, or in NStep(rewards=...)"
-            )
+            chosen = outline.playing("reward", "NStep", "rewards")
         rewards = outline.pick(chosen, "NStep")
         for path in rewards:
             if not outline.of_rows(path) or outline.fields[path].dtype == "bool":

@@ -84,13 +84,7 @@ class Outline:
             SchemaError: There is no such field.
         """
         if paths is None:
-            chosen = self.schema.role("observation")
-            if chosen is None:
-                raise SchemaError(
-                    f"{who}: got a schema without an observation, expected paths; "
-                    "name the fields"
-                )
-            paths = chosen
+            paths = self.playing("observation", who, "paths")
         ours = [name for name in self.fields if name not in self.nexts.values()]
         found: dict[str, None] = {}
         for path in (paths,) if isinstance(paths, str) else paths:
@@ -99,6 +93,20 @@ class Outline:
                 raise SchemaError(self._unknown(path, ours, who))
             found.update(dict.fromkeys(leaves))
         return tuple(found)
+
+    def playing(self, role: str, who: str, option: str) -> str:
+        """Path of what plays a role.
+
+        Raises:
+            SchemaError: Nothing does; the option of the transform is the way out.
+        """
+        path = self.schema.role(role)
+        if path is None:
+            raise SchemaError(
+                f"{who}: got a schema in which nothing plays the {role}, expected one; "
+                f"name it in the schema's roles, or in {who}({option}=...)"
+            )
+        return path
 
     def _unknown(self, path: str, ours: list[str], who: str) -> str:
         if under(self.nexts.values(), path):

@@ -186,12 +186,9 @@ class ActionHistory:
         return Bound(above, over)
 
     def _path(self, outline: Outline) -> str:
-        chosen = self.path or outline.schema.role("action")
+        chosen = self.path
         if chosen is None:
-            raise SchemaError(
-                "ActionHistory: got a schema in which nothing plays the action, "
-                "expected one; name it in ActionHistory(path=...)"
-            )
+            chosen = outline.playing("action", "ActionHistory", "path")
         paths = outline.pick(chosen, "ActionHistory")
         if len(paths) > 1 or not outline.of_rows(paths[0]):
             raise SchemaError(

@@ -1,0 +1,231 @@
+"""Composition: what may follow what, windows, identity, and values that travel."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay.errors import SchemaError
+from mmreplay.transforms.base import Bound
+from mmreplay.transforms.pipeline import Pipeline
+from tests.transforms.world import FIELDS, OBSERVATION, World, distance
+
+HER = mr.HER("future", 0.8, distance)
+STACK = mr.FrameStack(4)
+GOALS = "observation/desired_goal"
+PLAIN = mr.Schema(FIELDS)
+STORED = mr.Schema(FIELDS | {"next_observation": OBSERVATION})
+
+
+def double(fields):
+    return {path: array * 2 for path, array in fields.items()}
+
+
+def noise(fields, generator):
+    return fields | {"noise": generator.random(len(fields["action"]))}
+
+
+class Nothing:
+    """A transform of the user's own that changes nothing."""
+
+    def bind(self, outline):
+        return Bound(outline, lambda below, anchors: below)
+
+
+@pytest.mark.parametrize("autoreset", ["disabled", "next_step"])
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_pipeline_without_effect_gives_what_none_gives(autoreset, stored, tmp_path):
+    plain = World(12, 2, autoreset, stored, [], tmp_path / "plain")
+    through = World(12, 2, autoreset, stored, [Nothing()], tmp_path / "through")
+    for world in (plain, through):
+        for number in range(20):
+            kinds = ["t" if number % 7 == 3 else "", "u" if number % 5 == 2 else ""]
+            final = number % 2 == 0 and autoreset == "disabled" and not stored
+            world.add(kinds, final=final)
+    view = plain.buffer._reading.view
+    found = [row[:2] for row in plain.rows()]
+    ids, positions = np.array(found).T
+    legal = (positions < view.starts.stop[ids]) & view.legal(ids, positions)
+    one = plain.buffer.take(ids[legal], positions[legal])
+    other = through.buffer.take(ids[legal], positions[legal])
+    assert legal.sum() > 10
+    assert one.fields.keys() == other.fields.keys()
+    for path in one.fields:
+        assert one[path].dtype == other[path].dtype
+        assert one[path].tobytes() == other[path].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("transforms", "schema", "window"),
+    [
+        ([], PLAIN, (0, 1)),
+        ([], STORED, (0, 0)),
+        ([mr.NStep(3, 0.9)], PLAIN, (0, 3)),
+        ([mr.NStep(3, 0.9)], STORED, (0, 2)),
+        ([STACK, mr.NStep(3, 0.9)], PLAIN, (3, 3)),
+        ([mr.ActionHistory(2), mr.FrameStack(2, "action_history")], PLAIN, (3, 1)),
+        ([STACK, mr.ActionHistory(2)], PLAIN, (3, 1)),
+        ([STACK, mr.ActionHistory(5)], PLAIN, (5, 1)),
+        ([mr.DiscountedReturn(0.9)], PLAIN, (0, 1)),
+    ],
+)
+def test_windows_add_where_one_transform_reads_what_another_made(
+    transforms, schema, window
+):
+    pipeline = Pipeline(transforms, schema)
+    assert (pipeline.before, pipeline.after) == window
+
+
+ILLEGAL = [
+    ([mr.NStep(2, 0.9), mr.NStep(2, 0.9)], "folded already"),
+    ([mr.NStep(2, 0.9, rewards="missing")], "'missing', expected fields among"),
+    ([mr.NStep(2, 0.9, rewards="terminated")], "expected numbers that each step has"),
+    ([mr.NStep(2, 0.9, discount="action")], "expected one that no field has"),
+    ([STACK, STACK], "is a stack already"),
+    ([mr.NStep(2, 0.9), mr.FrameStack(2, "reward")], "made from several rows"),
+    ([mr.FrameStack(2, axis=1)], "got axis 1 for"),
+    ([mr.FrameStack(2, "next_observation")], "next observations follow"),
+    ([mr.NStep(2, 0.9), HER], "changed by NStep.*put HER first"),
+    ([mr.Cast("float32", GOALS), HER], "changed by Cast.*put HER first"),
+    ([STACK, HER], "changed by FrameStack.*put HER first"),
+    ([HER, HER], "with a HER before it"),
+    ([mr.DiscountedReturn(0.9), HER], "with a DiscountedReturn before it"),
+    ([HER, mr.DiscountedReturn(0.9)], "put DiscountedReturn before"),
+    ([mr.HER("future", 1, distance, "observation/x")], "as the goal achieved"),
+    ([mr.HER("future", 1, distance, desired="x")], "as the goal desired"),
+    (
+        [mr.HER("future", 1, distance, desired="action")],
+        r"shape \[2\] and 'action' of shape \[\]",
+    ),
+    ([mr.HER("future", 1, distance, info=["x"])], "'x', which is no field"),
+    ([mr.DiscountedReturn(0.9, discount="x")], "got 'x' to sum"),
+    ([mr.DiscountedReturn(0.9, discount=GOALS)], "expected one discount a step"),
+    ([mr.DiscountedReturn(0.9, name="observation")], "expected one that no field"),
+    ([mr.DiscountedReturn(0.9, name="reward/x")], "expected one that no field"),
+    ([mr.ActionHistory(2, path="observation")], "expected one field that each row"),
+    ([mr.ActionHistory(2, fill=[1, 2])], "field 'fill'"),
+    ([mr.Cast("int32", GOALS)], "expected a dtype that can hold its values"),
+    ([mr.OneHot(3, "reward")], "expected integers"),
+    ([mr.Delta("action")], "expected numbers of an observation"),
+    ([mr.Normalize({"observation": 0.0}, {"observation": 1.0})], "expected leaves"),
+    ([mr.Normalize({GOALS: [0.0] * 3}, {GOALS: 1.0})], "expected them to fit"),
+    ([mr.Apply(double), mr.NStep(2, 0.9)], "got NStep after Apply"),
+    ([double], "wrap a function in Apply"),
+]
+
+
+@pytest.mark.parametrize(("transforms", "reason"), ILLEGAL)
+def test_what_cannot_stand_together_is_refused_with_the_reason(transforms, reason):
+    with pytest.raises(SchemaError, match=reason):
+        mr.ReplayBuffer.create(None, PLAIN, 8, engine="memory", transforms=transforms)
+
+
+@pytest.mark.parametrize(
+    ("transform", "missing"),
+    [
+        (mr.NStep(2, 0.9), "nothing plays the reward"),
+        (STACK, "nothing plays the observation"),
+        (HER, "as the goal achieved"),
+        (mr.DiscountedReturn(0.9), "got None to sum"),
+        (mr.ActionHistory(2), "nothing plays the action"),
+        (mr.OneHot(2), "nothing plays the action"),
+    ],
+)
+def test_roles_that_nothing_plays_are_named(transform, missing):
+    with pytest.raises(SchemaError, match=missing):
+        Pipeline([transform], mr.Schema({"number": mr.Field((), "int64")}))
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: mr.NStep(0, 0.9), "NStep n: got 0, expected at least 1"),
+        (lambda: mr.NStep(True, 0.9), "NStep n: got True, expected an integer"),
+        (lambda: mr.NStep(1, 1.1), r"NStep gamma: got 1.1, expected .* \[0, 1\]"),
+        (lambda: mr.NStep(1, "x"), "NStep gamma: got 'x'"),
+        (lambda: mr.NStep(1, float("nan")), "NStep gamma: got nan"),
+        (lambda: mr.FrameStack(0), "FrameStack k: got 0"),
+        (lambda: mr.ActionHistory(0), "ActionHistory k: got 0"),
+        (lambda: mr.HER("past", 0.5, distance), "HER strategy: got 'past'"),
+        (lambda: mr.HER("final", 2, distance), "HER ratio: got 2"),
+        (lambda: mr.HER("final", 1, None), "HER reward_fn: got None"),
+        (lambda: mr.DiscountedReturn(2), "DiscountedReturn gamma: got 2"),
+        (lambda: mr.DiscountedReturn(1, time_limit="x"), "time_limit: got 'x'"),
+        (lambda: mr.DiscountedReturn(1, discount_with="x"), "discount_with: got 'x'"),
+        (lambda: mr.DiscountedReturn(1, time_limit="bootstrap"), "value_fn None"),
+        (lambda: mr.DiscountedReturn(1, value_fn=double), "time_limit 'default' with"),
+        (lambda: mr.DiscountedReturn(1, clip=(1, 0)), "lower bound first"),
+        (lambda: mr.Cast("bfloat16"), "Cast: got bfloat16"),
+        (lambda: mr.Cast("int32", scale=2), "expected a floating dtype"),
+        (lambda: mr.OneHot(0), "OneHot num_classes: got 0"),
+        (lambda: mr.Apply(3), "Apply: got 3"),
+        (lambda: mr.Normalize({}, {}), r"got means of \[\]"),
+        (lambda: mr.Normalize({"a": 0}, {"a": -1}), "no negative std"),
+        (lambda: mr.Normalize({"a": np.nan}, {"a": 1}), "expected finite ones"),
+        (lambda: mr.Normalize({"a": 0}, {"a": 1}, clip=0), "got clip 0"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(make, reason):
+    with pytest.raises(SchemaError, match=reason):
+        make()
+
+
+EVERY = [
+    HER,
+    mr.FrameStack(2, "observation/frame"),
+    mr.ActionHistory(2),
+    mr.NStep(2, 0.9),
+    mr.Delta("observation/frame"),
+    mr.OneHot(100),
+    mr.Cast("float32", "observation/achieved_goal", scale=0.5),
+    mr.Normalize({"reward": 1.0}, {"reward": 2.0}),
+    mr.Apply(double),
+    mr.Apply(noise, random=True),
+]
+
+
+def test_transforms_travel_as_values_and_give_the_same():
+    copies = pickle.loads(pickle.dumps(EVERY))
+    worlds = [World(16, 1, "disabled", False, some) for some in (EVERY, copies)]
+    batches = []
+    for world in worlds:
+        for _ in range(12):
+            world.add([""])
+        batches.append(world.draw([0] * 6, range(3, 9), key=7))
+    assert list(batches[0].fields) == list(batches[1].fields)
+    for path, array in batches[0].fields.items():
+        assert (array == batches[1][path]).all(), path
+
+
+def test_a_batch_holds_the_fields_that_were_announced():
+    world = World(16, 1, "disabled", False, EVERY[:-2])
+    for _ in range(12):
+        world.add([""])
+    batch = world.draw([0] * 6, range(3, 9))
+    announced = Pipeline(EVERY[:-2], PLAIN).fields
+    assert list(batch.fields) == list(announced)
+    for path, field in announced.items():
+        assert batch[path].shape == (6, *field.shape), path
+        assert batch[path].dtype == field.numpy, path
+
+
+def test_the_key_alone_decides_what_is_drawn():
+    world = World(16, 1, "disabled", False, EVERY)
+    for _ in range(12):
+        world.add([""])
+    batches = [world.draw([0] * 6, range(3, 9), key=key) for key in (1, 1, 2)]
+    same = [np.array_equal(batches[0]["noise"], other["noise"]) for other in batches]
+    assert same == [True, True, False]
+    goals = [batch["observation/desired_goal"] for batch in batches]
+    assert np.array_equal(goals[0], goals[1])
+    assert not np.array_equal(goals[0], goals[2])
+
+
+def test_bfloat16_is_named_where_a_field_still_is():
+    brain = mr.Field((2,), "bfloat16")
+    schema = mr.Schema({"observation": {"a": brain, "b": brain}, "reward": brain})
+    plain = {"observation/a", "next_observation/a"}
+    pipeline = Pipeline([mr.NStep(2, 0.5), mr.Cast("float32", "observation/b")], schema)
+    assert pipeline.bfloat16 == plain
+    assert pipeline.fields["reward"].dtype == "float32"
