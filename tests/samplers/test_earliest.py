@@ -1,0 +1,164 @@
+"""The oldest rows are left out, by any sampler, also of a buffer that moves on."""
+
+import json
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay.errors import EmptyError, FormatError, SchemaError
+from mmreplay.samplers.ranks import legal_before, newest, num_legal, rank_edges
+from tests.buffer.support import Twin
+from tests.contracts.sampler import VIEWS, ListedView, places
+from tests.samplers.law import assert_law
+from tests.samplers.moving import MovingView
+
+
+def kept(view, count):
+    return [p for p in view.places() if p[1] >= view.span.first[p[0]] + count]
+
+
+def every(sampler, view):
+    """One epoch of a shuffled sampler within."""
+    found = []
+    while sampler.epoch == 0 and sampler.more(view, 3):
+        found += places(sampler.draw(view, 3))
+    return sorted(found)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("view", VIEWS[1:])
+def test_what_is_left_is_what_any_sampler_draws(view, count):
+    expected = kept(view, count)
+    inner = [mr.ShuffledSampler(0), mr.UniformSampler(0), mr.StratifiedSampler(0)]
+    shuffled, uniform, stratified = (mr.ignore_earliest(count, s) for s in inner)
+    if not expected:
+        for sampler in (shuffled, uniform, stratified):
+            with pytest.raises(EmptyError, match="none is a legal start"):
+                sampler.draw(view, 4)
+        return
+    drawn = [p for _ in range(40) for p in places(uniform.draw(view, 60))]
+    assert_law(drawn, dict.fromkeys(expected, 1 / len(expected)))
+    assert set(places(stratified.draw(view, 2000))) == set(expected)
+    assert shuffled.num_batches(view, 3) == -(-len(expected) // 3)
+    assert every(shuffled, view) == expected
+
+
+def test_restrictions_compose():
+    view = ListedView(["sxssssssss-", "ss", "xxxsssxs"], [4, 0, 9])
+    sampler = mr.ignore_earliest(2, mr.ignore_earliest(4, mr.ShuffledSampler(0)))
+    assert every(sampler, view) == kept(view, 4)
+    recent = mr.ignore_earliest(3, mr.RecentSampler(1, 1.0, seed=0))
+    assert set(places(recent.draw(view, 60))) == {(0, 13), (2, 16)}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_ranks_of_starts_are_found_back(view):
+    env_ids = np.repeat(np.arange(len(view.rows)), 12)
+    span = view.span
+    positions = (span.first[:, None] + np.arange(-2, 10)).reshape(-1)
+    where = list(zip(env_ids.tolist(), positions.tolist(), strict=True))
+    starts = view.starts
+    inside = np.clip(positions, starts.first[env_ids], starts.stop[env_ids])
+    expected = [
+        sum(place < (env_id, p) for place in view.places())
+        for (env_id, _), p in zip(where, inside.tolist(), strict=True)
+    ]
+    assert legal_before(view, env_ids, positions).tolist() == expected
+    edges = rank_edges(view)
+    assert edges[-1] == num_legal(view) == len(view.places())
+    for counts in (1, 2, 99):
+        # Narrowed views count for themselves, and must find the same.
+        narrow = newest(view, np.full(len(view.rows), counts), edges)
+        listed = list(zip(*map(np.ndarray.tolist, narrow.start_at(
+            np.arange(num_legal(narrow)))), strict=True))  # fmt: skip
+        found = narrow.legal_before(env_ids, positions).tolist()
+        assert found == [sum(place < w for place in listed) for w in where]
+        assert num_legal(narrow) == len(listed)
+
+
+def test_live_rings_are_followed(tmp_path, rng):
+    sampler = mr.ignore_earliest(4, mr.UniformSampler(0))
+    twin = Twin(tmp_path / "b", 16, 2, sampler=sampler)
+    for turn in range(30):
+        kinds = rng.choice(["", "t", "u"], (int(rng.integers(1, 6)), 2))
+        twin.extend(kinds.tolist(), final=turn % 3 == 0)
+        if turn % 8 == 7:
+            twin.buffer.clear([0])
+            twin.oracle.clear([0])
+        first = twin.buffer.span.first
+        expected = [p for p in twin.oracle.legal() if p[1] >= first[p[0]] + 4]
+        if not expected:
+            with pytest.raises(EmptyError):
+                twin.buffer.sample(1)
+            continue
+        # At most 24 starts: one is missed with a probability below 24 * exp(-40).
+        assert set(places(twin.buffer.sample(1000))) == set(expected)
+    twin.buffer.close()
+
+
+def test_exactly_as_many_rows_as_are_ignored():
+    view = ListedView(["ssss"])
+    with pytest.raises(EmptyError, match="none is a legal start"):
+        mr.ignore_earliest(4).draw(view, 1)
+    assert places(mr.ignore_earliest(3).draw(view, 2)) == [(0, 3)] * 2
+    with pytest.raises(SchemaError, match="count: got 0, expected at least 1"):
+        mr.ignore_earliest(0)
+
+
+@pytest.mark.parametrize("stopped", range(6))
+def test_a_run_stopped_after_any_batch_goes_on(stopped):
+    view = MovingView(2)
+    view.add(0, "s" * 15)
+    view.add(1, "sxs" * 5)
+    whole = mr.ignore_earliest(2, mr.ShuffledSampler(1))
+    other = mr.ignore_earliest(2, mr.ShuffledSampler(2))
+    for number in range(8):
+        if number == stopped:
+            other.load_state_dict(json.loads(json.dumps(whole.state_dict())))
+        expected = places(whole.draw(view, 4))
+        if number >= stopped:
+            assert places(other.draw(view, 4)) == expected
+        view.add(0, "sx")
+        view.give_up(0, number)
+
+
+def test_a_state_of_another_restriction_is_refused():
+    sampler = mr.ignore_earliest(2, mr.UniformSampler(0))
+    before = sampler.state_dict()
+    for damage, message in (
+        ({"kind": "x"}, "got kind 'x', expected 'RestrictedSampler'"),
+        ({"restriction": 3}, "got kind 'int', expected 'ignore_earliest'"),
+        ({"restriction": {"kind": "Part"}}, "got kind 'Part', expected 'ignore_ear"),
+        (
+            {"restriction": {"kind": "ignore_earliest", "count": 3}},
+            "got count 3, expected this sampler's 2",
+        ),
+        ({"parts": []}, "got parts of 0, expected a list of 1"),
+    ):
+        with pytest.raises(FormatError, match=f"sampler state: {message}"):
+            sampler.load_state_dict(before | damage)
+    assert sampler.state_dict() == before
+
+
+class Kept(mr.UniformSampler):
+    def update_priorities(self, view, env_ids, positions, values, mask=None):
+        self.view = view
+        return 2
+
+
+def test_priorities_go_through_with_the_view_that_is_drawn_from():
+    view, inner = ListedView(["s" * 9]), Kept(0)
+    sampler = mr.ignore_earliest(5, inner)
+    draw = sampler.draw(view, 3)
+    given = (draw.env_ids, draw.positions, np.ones(3))
+    assert sampler.update_priorities(view, *given) == 2
+    assert inner.view.starts.first.tolist() == [5]
+    assert sampler.keeps_priorities
+    plain = mr.ignore_earliest(5)
+    assert plain.epoch is None
+    with pytest.raises(SchemaError, match="keep no priorities, expected"):
+        plain.update_priorities(view, *given)
+    with pytest.raises(TypeError, match="got UniformSampler, which has no epochs"):
+        plain.num_batches(view, 3)
+    assert plain.more(view, 3)
