@@ -47,9 +47,13 @@ class Draws:
 
     def __iter__(self) -> Iterator[Draw]:
         """Draw num_batches times, or until an epoch ends, or without end."""
-        sampler, done = self._sampler, 0
+        # Now and not when the first draw is asked for: see state_after.
         self._states.clear()
-        self._states.append((0, sampler.state_dict()))
+        self._states.append((0, self._sampler.state_dict()))
+        return self._draws()
+
+    def _draws(self) -> Iterator[Draw]:
+        sampler, done = self._sampler, 0
         epochs = epochs_of(sampler) if self._num_batches is None else None
         epoch = None if epochs is None else epochs.epoch
         while self._num_batches is None or done < self._num_batches:
