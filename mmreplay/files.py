@@ -292,8 +292,9 @@ class File:
             self._mapping.close()
             self._mapping = None
         if self.fd >= 0:
-            disk.close(self.fd)
-            self.fd = -1
+            # Forgotten first: closing a number twice closes somebody else's file.
+            fd, self.fd = self.fd, -1
+            disk.close(fd)
 
 
 def _irregular(path: Path) -> FormatError:

@@ -7,6 +7,7 @@ limits before an add has to wait for it.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import queue
 import threading
@@ -98,10 +99,18 @@ class Committer:
 
     def start(self, every_s: float) -> None:
         """Start the thread that commits every so many seconds."""
-        self._thread = threading.Thread(
+        thread = threading.Thread(
             target=self._run, args=(every_s,), name="mmreplay-commit", daemon=True
         )
-        self._thread.start()
+        # Not by this thread, which Ctrl-C may strike while it waits for the other to
+        # begin: that wait is an Event's, and its lock would stay held.
+        begun: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        self._thread = thread
+        _thread.start_new_thread(_begin, (thread, begun))
+        error = begun.get()
+        if error is not None:
+            self._thread = None
+            raise error
 
     def wake(self) -> None:
         """Ask the thread to raise the durable limits."""
@@ -111,8 +120,12 @@ class Committer:
         """End the thread and wait for it."""
         self._stop = True
         self.wake()
-        if self._thread is not None:
-            self._thread.join()
+        thread = self._thread
+        if thread is not None:
+            while thread.ident is None:
+                # Its start was interrupted here, and goes on elsewhere.
+                time.sleep(0.001)
+            thread.join()
             self._thread = None
 
     def _run(self, every_s: float) -> None:
@@ -156,6 +169,17 @@ class Committer:
     def poison(self, why: str) -> None:
         """Refuse all later work."""
         self._failure = why
+
+
+def _begin(
+    thread: threading.Thread, begun: queue.SimpleQueue[BaseException | None]
+) -> None:
+    error = None
+    try:
+        thread.start()
+    except BaseException as raised:
+        error = raised
+    begun.put(error)
 
 
 class _Poisoning:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +56,7 @@ class Parts:
     committer: Committer | None = None
     lock: WriterLock | None = None
     closed: bool = field(default=False)
+    pid: int = field(default_factory=os.getpid)
 
     def close(self) -> None:
         """Commit what is open for writing, and give everything back."""
@@ -63,14 +64,33 @@ class Parts:
             return
         self.closed = True
         try:
-            if self.committer is not None:
-                self.committer.stop()
-                self.committer.commit(records.CLEAN)
+            self._settle()
         finally:
-            self.ledger.close()
-            self.store.close()
-            if self.lock is not None:
-                self.lock.release()
+            try:
+                self.ledger.close()
+            finally:
+                try:
+                    self.store.close()
+                finally:
+                    if self.lock is not None:
+                        self.lock.release()
+
+    def _settle(self) -> None:
+        """Commit, with no thread left that writes, whatever Ctrl-C cuts short."""
+        if self.committer is None:
+            return
+        try:
+            self.committer.stop()
+            self.committer.commit(records.CLEAN)
+        finally:
+            # A thread that outlived the files would write into whichever are opened
+            # next under their numbers.
+            self.committer.stop()
+
+    def __del__(self) -> None:
+        """Close what an interrupted call opened and gave to nobody."""
+        if self.pid == os.getpid():
+            self.close()
 
 
 def describe(
@@ -146,6 +166,7 @@ def create(
     _make_place(path)
     refuse_network(path, allow_network)
     lock = WriterLock(path)
+    parts = None
     try:
         # metadata.json appears last: without it the folder is no buffer yet.
         recovery.sweep(path, metadata)
@@ -153,10 +174,10 @@ def create(
         files.replace_bytes(path / metadata_file.FILE_NAME, encoded)
         parts = _open_locked(path, metadata, lock)
         parts.recovery = Recovery("new", parts.ledger.heads, parts.ledger.heads)
+        _start(parts, commit_every)
     except BaseException:
-        lock.release()
+        _abort(parts, lock)
         raise
-    _start(parts, commit_every)
     return parts
 
 
@@ -264,31 +285,31 @@ def open_writer(
         )
     refuse_network(path, allow_network)
     lock = WriterLock(path)
+    parts = None
     try:
         metadata = metadata_file.load(path)
         # A writer killed between a rename and its sync left the switch visible, and
         # not durable; what follows builds on it, and sweeps what it replaced.
         files.sync_folder(path)
         parts = _open_locked(path, metadata, lock)
-    except BaseException:
-        lock.release()
-        raise
-    try:
         # Only now: what opened is the generation in force, and the others are not.
         removed = recovery.sweep(path, metadata)
+        parts.recovery = replace(parts.recovery, removed=removed)
+        assert parts.writer is not None
+        parts.writer.resume(RESUME_FLAGS[on_resume])
+        _start(parts, commit_every)
     except BaseException:
-        parts.close()
+        _abort(parts, lock)
         raise
-    if removed:
-        found = parts.recovery
-        parts.recovery = Recovery(
-            found.how, found.heads, found.committed, found.cut_rows,
-            found.given_up_rows, removed,
-        )  # fmt: skip
-    assert parts.writer is not None
-    parts.writer.resume(RESUME_FLAGS[on_resume])
-    _start(parts, commit_every)
     return parts
+
+
+def _abort(parts: Parts | None, lock: WriterLock) -> None:
+    """Give back what an opening that failed, or was interrupted, had taken."""
+    if parts is None:
+        lock.release()
+    else:
+        parts.close()
 
 
 def _open_locked(path: Path, metadata: Metadata, lock: WriterLock) -> Parts:

@@ -121,7 +121,8 @@ def on_disk(
     except BaseException as error:
         # Which generation a later opening finds is not known: nothing more may be
         # added to this one.
-        parts.committer.poison(f"the switch to {metadata.folder} failed: {error}")
+        why = str(error) or type(error).__name__
+        parts.committer.poison(f"the switch to {metadata.folder} failed: {why}")
         raise
     parts.closed = True
     parts.ledger.close()

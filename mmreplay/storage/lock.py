@@ -12,6 +12,7 @@ import json
 import os
 import socket
 import time
+import weakref
 from pathlib import Path
 
 from mmreplay import files
@@ -23,11 +24,15 @@ from mmreplay.mounts import NETWORK, file_system
 FILE_NAME = "LOCK"
 TEXT_NBYTES = 512
 
-_held: dict[tuple[int, int], WriterLock] = {}
+_held: weakref.WeakValueDictionary[tuple[int, int], WriterLock] = (
+    weakref.WeakValueDictionary()
+)
 
 
 class WriterLock:
-    """The held lock of one folder.
+    """The held lock of one folder, given back by `release`, or when it is dropped.
+
+    Ctrl-C may come between taking it and giving it to somebody who would release it.
 
     Raises:
         LockedError: Somebody, here or in another process, holds it.
@@ -72,13 +77,20 @@ class WriterLock:
         data = text.encode().ljust(TEXT_NBYTES)
         self._file.pwrite(data, 0)
         # Held only once nothing can fail: closing the file is what gives it back.
-        _held[key] = self
         self._key = key
+        _held[key] = self
 
     def release(self) -> None:
         """Let others write; a second call does nothing."""
-        if _held.pop(self._key, None) is self:
-            self._file.close()
+        if _held.get(self._key) is self:
+            del _held[self._key]
+        self._file.close()
+
+    def __del__(self) -> None:
+        """Give it back, unless that was done."""
+        file = getattr(self, "_file", None)
+        if file is not None:
+            file.close()
 
     def forget(self) -> None:
         """Close our copy in a forked child; never unlock, that is the parent's."""
