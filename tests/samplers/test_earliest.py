@@ -87,6 +87,11 @@ def test_live_rings_are_followed(tmp_path, rng):
             twin.buffer.clear([0])
             twin.oracle.clear([0])
         first = twin.buffer.span.first
+        legal, view = list(twin.oracle.legal()), twin.buffer.view
+        stops = view.starts.stop
+        rows = [(e, p) for e in range(2) for p in range(first[e], stops[e] + 1)]
+        ranks = legal_before(view, *np.array(rows).T).tolist()
+        assert ranks == [sum(start < row for start in legal) for row in rows]
         expected = [p for p in twin.oracle.legal() if p[1] >= first[p[0]] + 4]
         if not expected:
             with pytest.raises(EmptyError):
