@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from mmreplay.ring import Span as Span
     from mmreplay.samplers.base import Draw as Draw
     from mmreplay.samplers.earliest import ignore_earliest as ignore_earliest
+    from mmreplay.samplers.episode import EpisodeSampler as EpisodeSampler
+    from mmreplay.samplers.episode import return_within as return_within
     from mmreplay.samplers.mixture import MixtureSampler as MixtureSampler
     from mmreplay.samplers.prioritized import PrioritizedSampler as PrioritizedSampler
     from mmreplay.samplers.rank_prioritized import (
@@ -69,6 +71,7 @@ _HOMES = {
     "Delta": "mmreplay.transforms.delta",
     "DiscountedReturn": "mmreplay.transforms.returns",
     "Draw": "mmreplay.samplers.base",
+    "EpisodeSampler": "mmreplay.samplers.episode",
     "EpisodeTable": "mmreplay.stats",
     "Field": "mmreplay.schema",
     "Finding": "mmreplay.verify",
@@ -104,6 +107,7 @@ _HOMES = {
     "ignore_earliest": "mmreplay.samplers.earliest",
     "plan_buffer": "mmreplay.plan",
     "record": "mmreplay.collect",
+    "return_within": "mmreplay.samplers.episode",
     "split": "mmreplay.splitting",
     "verify_buffer": "mmreplay.verify",
 }

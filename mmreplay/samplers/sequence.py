@@ -29,13 +29,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.episodes import START
-from mmreplay.errors import EmptyError, SchemaError
+from mmreplay.errors import SchemaError
 from mmreplay.samplers.base import (
     Draw,
     Sampler,
@@ -43,11 +42,9 @@ from mmreplay.samplers.base import (
     View,
     Windows,
 )
-from mmreplay.samplers.epochs import epochs_of
-from mmreplay.samplers.joined import keeps_priorities
 from mmreplay.samplers.states import check_kind, parts, same
-from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.samplers.windows import Shape, WindowView
+from mmreplay.samplers.windows_inner import Inner
 
 BOUNDARIES = ("episode", "any", "pad")
 
@@ -126,12 +123,10 @@ class SequenceSampler:
             "bootstrap": int(bootstrap),
         }
         around = (burn_in, length + bootstrap) if boundary != "pad" else (0, 1)
-        self._shape = Shape(*around, stride, boundary == "any")
+        self._boundary = boundary
+        self._inner = Inner(sampler, Shape(*around, stride, boundary == "any"))
         self._first_only = tuple(first_only)
-        self._sampler: Sampler = UniformSampler() if sampler is None else sampler
         self._offsets = np.arange(-burn_in, length + bootstrap)
-        self._view: View | None = None
-        self._windows: WindowView | None = None
 
     @property
     def window_length(self) -> int:
@@ -140,23 +135,14 @@ class SequenceSampler:
 
     def draw(self, view: View, batch_size: int) -> Draw:
         """Draw windows; see `Sampler.draw`."""
-        windows = self._windows_of(view)
-        if windows.starts is not None and windows.num_legal == 0:
-            raise EmptyError(
-                f"cannot draw {batch_size} windows of {self.window_length} steps: got "
-                f"{int(view.span.lengths.sum())} published rows of which none is a "
-                f"legal start of one with boundary "
-                f"{self._arguments['boundary']!r}, expected at "
-                "least one; add steps first, or ask for shorter windows or "
-                "boundary='pad'"
-            )
-        drawn = self._sampler.draw(windows, batch_size)
-        if drawn.windows is not None:
-            raise SchemaError(
-                f"sampler: got windows from {type(self._sampler).__name__}, expected "
-                "single steps, around which windows are laid; draw with it alone"
-            )
-        return replace(drawn, windows=self._around(windows, drawn))
+        drawn = self._inner.draw(
+            view,
+            batch_size,
+            f"windows of {self.window_length} steps with boundary {self._boundary!r}",
+            "ask for shorter windows or boundary='pad'",
+        )
+        windows = self._around(self._inner.of(view), drawn)
+        return replace(drawn, windows=windows)
 
     def update_priorities(
         self,
@@ -180,12 +166,6 @@ class SequenceSampler:
             SchemaError: The sampler inside keeps no priorities, or the shape is
                 another.
         """
-        if not keeps_priorities(self._sampler):
-            raise SchemaError(
-                f"update_priorities: got the sampler {type(self._sampler).__name__} "
-                "inside a SequenceSampler, which keeps no priorities, expected one "
-                "that does; put a PrioritizedSampler inside"
-            )
         learn = slice(self.burn_in, self.burn_in + self.length)
         mask = None if mask is None or mask.shape[1] == self.length else mask[:, learn]
         if values.ndim == 2 and values.shape[1] == self.window_length:
@@ -196,77 +176,46 @@ class SequenceSampler:
                 f"[B, {self.window_length}] or [B, {self.length}], the steps of the "
                 "windows or those to learn from; pass one for each"
             )
-        windows = self._windows_of(view)
-        return self._sampler.update_priorities(
-            windows, env_ids, positions, values, mask
-        )
+        return self._inner.update_priorities(view, env_ids, positions, values, mask)
 
     @property
     def keeps_priorities(self) -> bool:
         """Whether the sampler inside takes priorities."""
-        return keeps_priorities(self._sampler)
+        return self._inner.keeps_priorities
 
     @property
     def epoch(self) -> int | None:
         """See `EpochSampler.epoch`."""
-        epochs = epochs_of(self._sampler)
-        return None if epochs is None else epochs.epoch
+        return self._inner.epoch
 
     def more(self, view: View, batch_size: int) -> bool:
-        """See `EpochSampler.more`; without epochs there always is more."""
-        epochs = epochs_of(self._sampler)
-        return epochs is None or epochs.more(self._windows_of(view), batch_size)
+        """See `EpochSampler.more`."""
+        return self._inner.more(view, batch_size)
 
     def num_batches(self, view: View, batch_size: int) -> int:
-        """See `EpochSampler.num_batches`.
-
-        Raises:
-            TypeError: The sampler inside knows no epochs.
-        """
-        epochs = epochs_of(self._sampler)
-        if epochs is None:
-            raise TypeError(
-                f"num_batches: got {type(self._sampler).__name__} inside a "
-                "SequenceSampler, which has no epochs, expected one that does; put a "
-                "ShuffledSampler inside"
-            )
-        return epochs.num_batches(self._windows_of(view), batch_size)
+        """See `EpochSampler.num_batches`."""
+        return self._inner.num_batches(view, batch_size)
 
     def state_dict(self) -> State:
         """What the windows are, and the state of the sampler inside."""
-        return {
-            "kind": "SequenceSampler",
-            **self._arguments,
-            "parts": [self._sampler.state_dict()],
-        }
+        inner = self._inner.state_dict()
+        return {"kind": "SequenceSampler", **self._arguments, "parts": inner}
 
     def load_state_dict(self, state: State) -> None:
         """Go on from a state; see `Sampler.load_state_dict`."""
         check_kind(state, "SequenceSampler")
         for name, value in self._arguments.items():
             same(state, name, value)
-        self._sampler.load_state_dict(parts(state, "parts", 1)[0])
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave the buffer behind: a worker has its own."""
-        return self.__dict__ | {"_view": None, "_windows": None}
-
-    def _windows_of(self, view: View) -> WindowView:
-        """The starts of windows, kept up from draw to draw of one buffer."""
-        if self._windows is None or view is not self._view:
-            self._windows, self._view = WindowView(view, self._shape), view
-        return self._windows
+        self._inner.sampler.load_state_dict(parts(state, "parts", 1)[0])
 
     def _around(self, view: WindowView, drawn: Draw) -> Windows:
         """Lay windows around the steps drawn."""
         env_ids, starts = drawn.env_ids, drawn.positions
-        if self._arguments["boundary"] == "any":
-            steps = view.steps_around(env_ids, starts)
-            flags = view.flags(np.repeat(env_ids, steps.shape[1]), steps.reshape(-1))
-            first = (flags & START).astype(bool).reshape(steps.shape)
+        if self._boundary == "any":
+            steps, first = view.steps_around(env_ids, starts)
             return Windows(steps, np.ones(steps.shape, bool), first, self._first_only)
         steps = starts[:, None] + self._offsets
-        if self._arguments["boundary"] == "episode":
+        if self._boundary == "episode":
             mask, first = np.ones(steps.shape, bool), np.zeros(steps.shape, bool)
             first[:, 0] = view.flags(env_ids, steps[:, 0]) & START
             return Windows(steps, mask, first, self._first_only)

@@ -15,11 +15,12 @@ that are kept of them; counted by positions alone, short episodes would have non
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.episodes import EpisodeIndex
+from mmreplay.episodes import END, FINAL, START, EpisodeIndex
 from mmreplay.ring import Span
 from mmreplay.samplers.base import Home, View
 from mmreplay.samplers.windows_runs import Ids, Runs, num_starts
@@ -43,6 +44,37 @@ class Shape:
     across: bool
 
 
+class Choice(Protocol):
+    """Which episodes may have windows at all."""
+
+    @property
+    def headless(self) -> bool:
+        """Those whose first steps have left the ring may."""
+
+    @property
+    def running(self) -> bool:
+        """Those that have not ended yet may."""
+
+    def keep(
+        self,
+        index: EpisodeIndex,
+        env_ids: Ids,
+        begins: Ids,
+        running: NDArray[np.bool_],
+    ) -> NDArray[np.bool_]:
+        """Choose among episodes; of the newest of each environment, again and again.
+
+        Args:
+            index: The episodes alive.
+            env_ids: int64 ``[N]``.
+            begins: int64 ``[N]``, first steps alive.
+            running: bool ``[N]``, they have not ended.
+
+        Returns:
+            bool ``[N]``.
+        """
+
+
 class WindowView:
     """A view whose legal starts are the starts of windows.
 
@@ -50,17 +82,20 @@ class WindowView:
     came or went) a look and O(log episodes) a start. Not thread-safe.
     """
 
-    def __init__(self, view: View, shape: Shape) -> None:
+    def __init__(self, view: View, shape: Shape, choice: Choice | None = None) -> None:
         """Make one.
 
         Args:
             view: What single steps may be drawn from.
             shape: Which starts have a window.
+            choice: Which episodes have any; None for all.
         """
         self._view = view
         self._shape = shape
+        self._choice = choice
         self._envs = np.arange(len(view.span.first))
         self._base: Span | None = None
+        self._num_begun: Ids = np.zeros(len(self._envs), np.int64)
 
     @property
     def home(self) -> Home:
@@ -84,15 +119,20 @@ class WindowView:
     @property
     def starts(self) -> Span:
         """Where legal starts lie; whether rows below its stop are one is settled."""
-        base = self._view.starts
-        if base is not self._base:
-            self._look(base)
+        self.look()
         return self._starts
 
     @property
     def num_illegal(self) -> int:
         """Rows within `starts`, as last looked at, that start no window."""
         return int(self._starts.lengths.sum()) - self.num_legal
+
+    def look(self) -> int:
+        """Look at the buffer now, and return the number of legal starts."""
+        base = self._view.starts
+        if base is not self._base:
+            self._look(base)
+        return self.num_legal
 
     @property
     def num_legal(self) -> int:
@@ -127,7 +167,8 @@ class WindowView:
         inside = np.clip(positions, np.minimum(self._lower[env_ids], stop), stop)
         ranks = self._runs.below(env_ids, inside)
         ranks = np.clip(ranks, self._rank_firsts[env_ids], self._rank_ends[env_ids])
-        return self._rank_stops[env_ids] - (self._rank_ends[env_ids] - ranks)
+        before: Ids = self._rank_stops[env_ids] - (self._rank_ends[env_ids] - ranks)
+        return before
 
     def stretches(self, env_ids: Ids, positions: Ids) -> tuple[Ids, Ids]:
         """First step and one past the last of the episodes that hold legal starts.
@@ -143,7 +184,9 @@ class WindowView:
         begin = np.where(begin == self._headless[env_ids], known, begin)
         return np.maximum(begin, known), stop
 
-    def steps_around(self, env_ids: Ids, positions: Ids) -> Ids:
+    def steps_around(
+        self, env_ids: Ids, positions: Ids
+    ) -> tuple[Ids, NDArray[np.bool_]]:
         """Positions of the steps of windows that go across episodes.
 
         Args:
@@ -151,12 +194,13 @@ class WindowView:
             positions: int64 ``[B]``, legal starts.
 
         Returns:
-            int64 ``[B, before + after]``, steps one after the other.
+            int64 ``[B, before + after]``, steps one after the other, and bool of that
+            shape, where episodes begin.
         """
-        offsets = np.arange(-self._shape.before, self._shape.after)
-        steps = self._steps
+        steps, offsets = self._steps, np.arange(-self._shape.before, self._shape.after)
         begin, stop, before = steps.at_positions(env_ids, positions)
         around: Ids = positions[:, None] + offsets
+        fresh = np.zeros(around.shape, bool)
         # Most windows stay within an episode, where steps follow each other.
         leaves = np.flatnonzero((around[:, 0] < begin) | (around[:, -1] >= stop))
         if len(leaves):
@@ -164,12 +208,15 @@ class WindowView:
             ids = np.repeat(env_ids[leaves], len(offsets))
             found = steps.starts_at(ids, ranks.reshape(-1))
             around[leaves] = found.reshape(ranks.shape)
-        return around
+            flags = self._view.flags(ids, found) & START
+            fresh[leaves] = flags.reshape(ranks.shape)
+        fresh[:, 0] = self._view.flags(env_ids, around[:, 0]) & START
+        return around, fresh
 
     def _look(self, base: Span) -> None:
         index = self._view.index
         if self._base is None or index is not self._index:
-            self._begin_anew(index, base)
+            self._forget(index, base)
         for env_id in np.flatnonzero(index.num_begun != self._num_begun).tolist():
             self._take(env_id, base)
         self._num_begun = index.num_begun.copy()
@@ -178,7 +225,7 @@ class WindowView:
         self._bound(base)
         self._base = base
 
-    def _begin_anew(self, index: EpisodeIndex, base: Span) -> None:
+    def _forget(self, index: EpisodeIndex, base: Span) -> None:
         """Forget everything, as of a buffer that was not seen yet."""
         num_envs, shape = len(self._envs), self._shape
         self._index = index
@@ -210,38 +257,78 @@ class WindowView:
         first, stop = base.first[env_id], base.stop[env_id]
         seen = np.clip(lows, first, stop), np.clip(begins, first, stop)
         stops = last_legal(self._view, np.full(len(lows), env_id), *seen)
-        self._push(env_id, lows, np.minimum(stops, begins))
+        self._push(env_id, lows, np.minimum(stops, begins), int(first))
         self._open[env_id], self._whole[env_id] = begins[-1], True
 
-    def _push(self, env_id: int, lows: Ids, stops: Ids) -> None:
+    def _push(self, env_id: int, lows: Ids, stops: Ids, oldest: int) -> None:
         starts = lows + self._margins[0]
         starts[:1] = self._first_starts(starts[:1], self._whole[env_id])
         runs, until = self._runs, stops - self._margins[1]
         counts = num_starts(starts, until, self._shape.stride)
+        if self._choice is not None:
+            self._choose(self._choice, env_id, lows, oldest, counts)
         if not self._whole[env_id]:
             self._headless[env_id] = starts[0] if counts[0] else -1
         runs.push(env_id, starts, until, counts)
         if self._steps is not runs:
             self._steps.push(env_id, lows, stops, np.maximum(stops - lows, 0))
 
+    def _choose(
+        self, choice: Choice, env_id: int, lows: Ids, oldest: int, counts: Ids
+    ) -> None:
+        """Take the starts from episodes that are not chosen."""
+        if not choice.headless:
+            counts[lows < oldest] = 0
+            counts[:1] *= self._whole[env_id]
+        some = np.flatnonzero(counts)
+        if len(some):
+            begins = np.maximum(lows[some], oldest)
+            ids = np.full(len(some), env_id)
+            over = np.zeros(len(some), bool)
+            counts[some] *= choice.keep(self._index, ids, begins, over)
+
     def _first_starts(self, starts: Ids, whole: NDArray[np.bool_]) -> Ids:
         """Put the starts of runs whose first step is gone on the stride."""
         stride = self._shape.stride
-        return np.where(whole, starts, -(-starts // stride) * stride)
+        first: Ids = np.where(whole, starts, -(-starts // stride) * stride)
+        return first
 
     def _reopen(self, base: Span) -> None:
         """Look how far the newest episodes have come."""
         lows = np.clip(self._open, base.first, base.stop)
         self._open_stop = last_legal(self._view, self._envs, lows, base.stop)
+        self._settled = self._open_stop
         starts = self._first_starts(self._open + self._margins[0], self._whole)
         self._headless = np.where(self._whole, self._headless, starts)
-        self._runs.reopen(starts, self._open_stop - self._margins[1])
+        until = self._open_stop - self._margins[1]
+        if self._choice is not None:
+            until = self._choose_newest(self._choice, starts, until, lows)
+        self._runs.reopen(starts, until)
         if self._steps is not self._runs:
             self._steps.reopen(self._open, self._open_stop)
 
+    def _choose_newest(self, choice: Choice, starts: Ids, until: Ids, lows: Ids) -> Ids:
+        """Take the starts from newest episodes that are not chosen."""
+        some = np.flatnonzero(until > starts)
+        last = self._view.flags(some, self._view.span.stop[some] - 1)
+        running = (last & (END | FINAL)) == 0
+        if not choice.running:
+            some, running = some[~running], running[~running]
+        kept = np.zeros(len(starts), bool)
+        kept[some] = choice.keep(self._index, some, lows[some], running)
+        # Those that are left out may yet be drawn when they are over.
+        self._settled = np.where(kept, self._open_stop, self._open)
+        return np.where(kept, until, starts)
+
     def _drop(self, base: Span) -> None:
         """Drop what has left the ring."""
-        self._known = first_known(self._view, self._envs, base.first, base.stop)
+        if self._choice is None or self._choice.headless:
+            self._known = first_known(self._view, self._envs, base.first, base.stop)
+        else:
+            begins = [self._index.begins(env_id)[:1] for env_id in self._envs.tolist()]
+            self._known = base.stop.copy()
+            some = [env_id for env_id, begin in enumerate(begins) if len(begin)]
+            self._known[some] = [int(begins[env_id][0]) for env_id in some]
         for runs in (self._runs, self._steps):
             for env_id in np.flatnonzero(runs.oldest <= self._known).tolist():
                 runs.drop(env_id, int(self._known[env_id]))
@@ -252,7 +339,7 @@ class WindowView:
             stop, firsts, ends = self._bounds_across(base)
         else:
             self._lower = self._known + self._shape.before
-            stop = np.maximum(self._open, self._open_stop - self._margins[1])
+            stop = np.maximum(self._open, self._settled - self._margins[1])
             firsts = self._runs.below(self._envs, self._lower)
             ends = self._runs.ends
         stop = np.clip(stop, base.first, base.stop)

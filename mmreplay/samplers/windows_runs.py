@@ -21,9 +21,8 @@ MIN_ROOM = 4
 def num_starts(begin: Ids, stop: Ids, stride: int) -> Ids:
     """Count the starts of ``[begin, stop)``, where begin is one; int64 ``[N]``."""
     if stride == 1:
-        return np.maximum(stop - begin, 0)
-    counts: Ids = np.where(stop > begin, (stop - 1) // stride - begin // stride + 1, 0)
-    return counts
+        return (stop - begin).clip(0)
+    return np.where(stop > begin, (stop - 1) // stride - begin // stride + 1, 0)
 
 
 class Runs:
@@ -194,8 +193,9 @@ class Runs:
         begin, _, before = self.at_ranks(env_ids, ranks)
         if self.stride == 1:
             return begin + (ranks - before)
-        beyond = (begin // self.stride + (ranks - before)) * self.stride
-        return np.maximum(begin, beyond)
+        beyond: Ids = (begin // self.stride + (ranks - before)) * self.stride
+        np.maximum(begin, beyond, out=beyond)
+        return beyond
 
     def _search(self, column: Ids, env_ids: Ids, values: Ids) -> Ids:
         """Index of the last run whose column is at most the value."""

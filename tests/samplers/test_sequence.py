@@ -54,7 +54,7 @@ def check_shape(view, oracle, samplers, shape, boundary):
             draw = sampler.draw(view, 30 * len(expected))
             assert_windows(draw, expected)
             assert (draw.probabilities == 1 / len(expected)).all()
-            check_view(sampler._windows_of(view), list(expected))
+            check_view(sampler._inner.of(view), list(expected))
         else:
             with pytest.raises(EmptyError, match="none is a legal start of one"):
                 sampler.draw(view, 2)

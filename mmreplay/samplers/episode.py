@@ -1,0 +1,316 @@
+"""Whole episodes, padded to the longest of the batch or one after another.
+
+An episode is drawn by one of its steps, with any sampler of steps: by its first one,
+so that a uniform sampler draws every episode as often and a `ShuffledSampler` each
+once an epoch; or by all of them, so that episodes come as often as they are long
+(and by the sum of their steps' priorities, of a `PrioritizedSampler`).
+
+Which are whole: neither *headless*, the first steps have left the ring, nor
+*running*, no end was seen yet. An episode that was cut off, as by a new start of the
+program, counts as one that has ended. Steps that cannot be drawn, such as a last one
+whose next observation nobody knows, are left out of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.episodes import START, EpisodeIndex
+from mmreplay.errors import SchemaError
+from mmreplay.samplers.base import Draw, Sampler, State, View, Windows
+from mmreplay.samplers.joined import keeps_priorities
+from mmreplay.samplers.states import check_kind, parts, same
+from mmreplay.samplers.windows import Shape
+from mmreplay.samplers.windows_inner import Inner
+
+LAYOUTS = ("padded", "ragged")
+WEIGHTINGS = ("episode", "length")
+# No position is as large: only first steps are starts.
+FIRST_ONLY = 1 << 62
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRows:
+    """Some episodes, for a filter to look at.
+
+    Attributes:
+        env_ids: int64 ``[N]``.
+        begin: int64 ``[N]``, position of the first step alive.
+        end: int64 ``[N]``, one past the last step.
+        running: bool ``[N]``, no end was seen yet.
+    """
+
+    env_ids: Ids
+    begin: Ids
+    end: Ids
+    running: NDArray[np.bool_]
+
+    @property
+    def lengths(self) -> Ids:
+        """int64 ``[N]``, steps alive."""
+        return self.end - self.begin
+
+
+Where = Callable[[EpisodeRows], NDArray[np.bool_]]
+"""Tells which episodes may be drawn, bool ``[N]``."""
+
+
+class Returns(Protocol):
+    """Episodes and their returns, such as `mmreplay.episode_table` gives."""
+
+    @property
+    def env_ids(self) -> Ids:
+        """int64 ``[N]``."""
+
+    @property
+    def end(self) -> Ids:
+        """int64 ``[N]``, one past the last step."""
+
+    @property
+    def returns(self) -> NDArray[np.float64]:
+        """float64 ``[N]``."""
+
+
+def return_within(
+    table: Returns, least: float = -np.inf, most: float = np.inf
+) -> Where:
+    """Make a filter of episodes by their returns, as far as they are known.
+
+    Args:
+        table: Episodes with their returns, as ``mmreplay.episode_table(buffer)``
+            reads them; an episode that is not in it, or has no return, is not drawn.
+        least: The smallest return.
+        most: The largest one.
+    """
+    good = (table.returns >= least) & (table.returns <= most)
+    known = {
+        env_id: np.sort(table.end[good & (table.env_ids == env_id)])
+        for env_id in np.unique(table.env_ids).tolist()
+    }
+    none = np.empty(0, np.int64)
+
+    def where(rows: EpisodeRows) -> NDArray[np.bool_]:
+        """Tell which episodes end where one with such a return does."""
+        found = np.zeros(len(rows.end), bool)
+        for env_id in np.unique(rows.env_ids).tolist():
+            here = rows.env_ids == env_id
+            found[here] = np.isin(rows.end[here], known.get(env_id, none))
+        return found
+
+    return where
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which episodes may be drawn.
+
+    Attributes:
+        headless: Those whose first steps have left the ring may.
+        running: Those that have not ended yet may.
+        min_length: In steps.
+        max_length: In steps.
+        where: Asked of the others; None for all.
+    """
+
+    headless: bool
+    running: bool
+    min_length: int
+    max_length: int
+    where: Where | None
+
+    def keep(
+        self,
+        index: EpisodeIndex,
+        env_ids: Ids,
+        begins: Ids,
+        running: NDArray[np.bool_],
+    ) -> NDArray[np.bool_]:
+        """Tell which episodes may be drawn; see `windows.Choice`."""
+        _, ends = index.locate(env_ids, begins)
+        rows = EpisodeRows(env_ids, begins, ends, running)
+        good: NDArray[np.bool_] = rows.lengths >= self.min_length
+        good &= rows.lengths <= self.max_length
+        if self.where is not None and good.any():
+            some = np.flatnonzero(good)
+            asked = EpisodeRows(env_ids[some], begins[some], ends[some], running[some])
+            good[some] = _told(self.where(asked), len(some))
+        return good
+
+
+class EpisodeSampler:
+    """Draws whole episodes.
+
+    ``"padded"`` batches hold ``[B, T, *shape]`` with a mask and ``is_first``, T the
+    length of the longest episode drawn; ``"ragged"`` ones hold the steps one after
+    another, ``[N, *shape]``, and `Batch.offsets`, int64 ``[B + 1]``, where each
+    episode begins. Costs O(steps drawn + B log episodes).
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler | None = None,
+        *,
+        by: str = "episode",
+        layout: str = "padded",
+        min_length: int = 1,
+        max_length: int | None = None,
+        where: Where | None = None,
+        headless: bool = False,
+        running: bool = False,
+    ) -> None:
+        """Make a sampler of episodes.
+
+        Args:
+            sampler: What draws them by a step, of single steps; uniform by default.
+            by: ``"episode"``: by their first steps; ``"length"``: by any step.
+            layout: ``"padded"`` or ``"ragged"``.
+            min_length: Shorter ones are not drawn.
+            max_length: Longer ones are not drawn; pieces of them are for
+                `SequenceSampler`. None for any length.
+            where: Tells which of the others are, bool ``[N]``; see `return_within`.
+                What it said of an episode that has ended is kept.
+            headless: Draw what is left of episodes that the ring is overwriting, too;
+                by length only, since their first steps are gone, and unfiltered.
+            running: Draw what there is of episodes that have not ended, too.
+
+        Raises:
+            SchemaError: An argument is unknown or out of range, or two do not go
+                together.
+        """
+        _check_one_of("by", by, WEIGHTINGS)
+        _check_one_of("layout", layout, LAYOUTS)
+        longest = FIRST_ONLY if max_length is None else max_length
+        if not 1 <= min_length <= longest:
+            raise SchemaError(
+                f"min_length and max_length: got {min_length} and {max_length}, "
+                "expected 1 <= min_length <= max_length; count steps"
+            )
+        if headless and by == "episode":
+            raise SchemaError(
+                "headless: got True with by='episode', which draws episodes by their "
+                "first steps, expected by='length'; the first step of a headless one "
+                "has left the ring"
+            )
+        chooses = min_length > 1 or max_length is not None or where is not None
+        if headless and chooses:
+            raise SchemaError(
+                "headless: got True with min_length, max_length or where, expected one "
+                "of the two; what is left of an episode is shorter every step"
+            )
+        if layout == "ragged" and sampler is not None and keeps_priorities(sampler):
+            raise SchemaError(
+                "layout: got 'ragged' with a sampler that keeps priorities, expected "
+                "'padded'; priorities are of episodes, and its batches are of steps"
+            )
+        self._arguments: State = {
+            "by": by,
+            "layout": layout,
+            "min_length": int(min_length),
+            "max_length": int(longest),
+            "headless": bool(headless),
+            "running": bool(running),
+        }
+        chosen = Filter(headless, running, min_length, longest, where)
+        stride = FIRST_ONLY if by == "episode" else 1
+        self._inner = Inner(sampler, Shape(0, 1, stride, False), chosen)
+
+    def draw(self, view: View, batch_size: int) -> Draw:
+        """Draw episodes; see `Sampler.draw`."""
+        drawn = self._inner.draw(
+            view, batch_size, "episodes", "let shorter, longer or running ones in"
+        )
+        begin, stop = self._inner.of(view).stretches(drawn.env_ids, drawn.positions)
+        if self._arguments["layout"] == "ragged":
+            return _ragged(drawn, begin, stop)
+        return _padded(view, drawn, begin, stop)
+
+    def update_priorities(
+        self,
+        view: View,
+        env_ids: Ids,
+        positions: Ids,
+        values: NDArray[np.generic],
+        mask: NDArray[np.bool_] | None = None,
+    ) -> int:
+        """Pass priorities on to the sampler inside; see `PrioritySampler`."""
+        return self._inner.update_priorities(view, env_ids, positions, values, mask)
+
+    @property
+    def keeps_priorities(self) -> bool:
+        """Whether the sampler inside takes priorities."""
+        return self._inner.keeps_priorities
+
+    @property
+    def epoch(self) -> int | None:
+        """See `EpochSampler.epoch`."""
+        return self._inner.epoch
+
+    def more(self, view: View, batch_size: int) -> bool:
+        """See `EpochSampler.more`."""
+        return self._inner.more(view, batch_size)
+
+    def num_batches(self, view: View, batch_size: int) -> int:
+        """See `EpochSampler.num_batches`."""
+        return self._inner.num_batches(view, batch_size)
+
+    def state_dict(self) -> State:
+        """The arguments, but for `where`, and the state of the sampler inside."""
+        inner = self._inner.state_dict()
+        return {"kind": "EpisodeSampler", **self._arguments, "parts": inner}
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from a state; see `Sampler.load_state_dict`."""
+        check_kind(state, "EpisodeSampler")
+        for name, value in self._arguments.items():
+            same(state, name, value)
+        self._inner.sampler.load_state_dict(parts(state, "parts", 1)[0])
+
+
+def _padded(view: View, drawn: Draw, begin: Ids, stop: Ids) -> Draw:
+    columns = np.arange(int((stop - begin).max()))
+    steps = begin[:, None] + columns
+    mask = steps < stop[:, None]
+    first = np.zeros(steps.shape, bool)
+    first[:, 0] = view.flags(drawn.env_ids, begin) & START
+    windows = Windows(np.minimum(steps, stop[:, None] - 1), mask, first)
+    return replace(drawn, windows=windows)
+
+
+def _ragged(drawn: Draw, begin: Ids, stop: Ids) -> Draw:
+    lengths = stop - begin
+    offsets = np.append(0, np.cumsum(lengths))
+    steps = np.arange(offsets[-1]) + np.repeat(begin - offsets[:-1], lengths)
+    return Draw(
+        np.repeat(drawn.env_ids, lengths),
+        steps,
+        np.repeat(drawn.probabilities, lengths),
+        np.repeat(drawn.weights, lengths),
+        drawn.key,
+        None,
+        offsets,
+    )
+
+
+def _told(answer: object, count: int) -> NDArray[np.bool_]:
+    told = np.asarray(answer)
+    if told.shape != (count,) or told.dtype != np.bool_:
+        raise SchemaError(
+            f"where: got {told.dtype}{list(told.shape)} from it, expected "
+            f"bool[{count}]; tell of each episode whether it may be drawn"
+        )
+    return told
+
+
+def _check_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise SchemaError(
+            f"{name}: got {value!r}, expected one of {list(known)}; the first is the "
+            "default"
+        )
