@@ -158,7 +158,7 @@ def test_every_legal_draw_equals_the_lists(case):
 
 
 @pytest.mark.slow
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(worlds())
 def test_every_legal_draw_equals_the_lists_at_length(case):
     product(case)

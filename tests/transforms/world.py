@@ -16,6 +16,7 @@ FIELDS = {
     "observation": OBSERVATION,
     "action": mr.Field((), "int32"),
     "reward": mr.Field((), "float32"),
+    "life": mr.Field((), "float32"),
     "terminated": mr.Field((), "bool"),
     "truncated": mr.Field((), "bool"),
 }
@@ -82,6 +83,7 @@ class World:
                 "observation": observation(self.number),
                 "action": np.int32(self.number),
                 "reward": self.number / 4,
+                "life": [1.0, 0.5, 1.0, 0.0, 0.25][self.number % 5],
             }
             if self.stored:
                 step["next_observation"] = observation(self.number + 100)
@@ -130,6 +132,17 @@ class World:
                 for t in range(len(episode.steps)):
                     if episode.begin + t >= self.first(env_id):
                         yield env_id, episode.begin + t, episode, t
+
+    def legal(self):
+        """The rows that the buffer calls legal starts."""
+        view = self.buffer._reading.view
+        starts, rows = view.starts, list(self.rows())
+        within = [
+            row for row in rows if starts.first[row[0]] <= row[1] < starts.stop[row[0]]
+        ]
+        ids, positions = (np.array([row[i] for row in within], int) for i in (0, 1))
+        legal = view.legal(ids, positions)
+        return [row for row, one in zip(within, legal, strict=True) if one]
 
     def draw(self, env_ids, positions, key=0, windows=None):
         """What the buffer makes of a draw."""

@@ -1,0 +1,138 @@
+"""Returns against the recursion that defines them, over episodes in Python lists."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mmreplay as mr
+from mmreplay.errors import SchemaError
+from mmreplay.transforms import returns
+from tests.transforms.world import World
+
+KINDS = st.sampled_from(["", "", "", "t", "u", "tu"])
+
+
+def value(observations):
+    """A value function that tells every observation apart."""
+    return observations["observation/frame"][:, 0] / 8
+
+
+def wanted(world, spec, episode, t):
+    """G of step t by its recursion, or the default."""
+    last = len(episode.steps) - 1
+    after, known = 0.0, "t" in episode.end
+    if "u" in episode.end and not known:
+        known = spec.time_limit == "none"
+        if spec.time_limit == "bootstrap":
+            final = episode.final
+            if world.stored:
+                final = episode.steps[last]["next_observation"]
+            known = final is not None
+            after = final["frame"][0] / 8 if known else 0.0
+    for i in range(last, t - 1, -1):
+        reward = float(np.clip(episode.steps[i]["reward"], *(spec.clip or (-99, 99))))
+        discount = 1.0 if spec.discount is None else episode.steps[i]["life"]
+        known = known or spec.gamma * discount == 0
+        if spec.discount_with == "reward":
+            after = reward + spec.gamma * discount * after
+        else:
+            after = discount * (reward + spec.gamma * after)
+    return after if known else spec.default
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_returns_equal_the_recursion(data):
+    draw = data.draw
+    limit = draw(st.sampled_from(["default", "none", "bootstrap"]))
+    spec = mr.DiscountedReturn(
+        draw(st.sampled_from([0.0, 0.5, 1.0])),
+        default=-7.0,
+        clip=draw(st.sampled_from([None, (0.5, 4.0)])),
+        time_limit=limit,
+        value_fn=value if limit == "bootstrap" else None,
+        discount=draw(st.sampled_from([None, "life"])),
+        discount_with=draw(st.sampled_from(["reward", "observation"])),
+    )
+    num_envs = draw(st.integers(1, 2))
+    autoreset = draw(st.sampled_from(["disabled", "next_step"]))
+    stored = draw(st.booleans())
+    world = World(draw(st.integers(2, 12)), num_envs, autoreset, stored, [spec])
+    for _ in range(draw(st.integers(1, 30))):
+        final = draw(st.booleans()) and autoreset != "next_step" and not stored
+        world.add(draw(st.tuples(*[KINDS] * num_envs)), final=final)
+    rows = world.legal()
+    if not rows:
+        return
+    # Twice each, in no order, as a sampler draws them.
+    rows = draw(st.permutations(rows + rows))
+    batch = world.draw([row[0] for row in rows], [row[1] for row in rows])
+    expected = [wanted(world, spec, episode, t) for _, _, episode, t in rows]
+    np.testing.assert_allclose(batch["discounted_return"], expected, rtol=2e-7)
+
+
+@pytest.mark.parametrize("block", [1, 3, 128])
+def test_long_episodes_are_read_in_blocks_none_twice(block, monkeypatch):
+    monkeypatch.setattr(returns, "BLOCK_STEPS", block)
+    world = World(64, 1, "disabled", False, [mr.DiscountedReturn(0.75)])
+    for number in range(40):
+        world.add(["t" if number == 39 else ""])
+    view, read = world.buffer._reading.view, []
+    plain = view.read
+
+    def counting(self, paths, env_ids, positions):
+        if paths == ("reward",):
+            read.extend(positions.tolist())
+        return plain(paths, env_ids, positions)
+
+    monkeypatch.setattr(type(view), "read", counting)
+    positions = [0, 1, 2, 17, 17, 38, 39]
+    batch = world.draw([0] * len(positions), positions)
+    rewards = [(number + 1) / 4 for number in range(40)]
+    expected = [
+        sum(0.75 ** (i - t) * rewards[i] for i in range(t, 40)) for t in positions
+    ]
+    np.testing.assert_allclose(batch["discounted_return"], expected, rtol=2e-7)
+    if block == 1:
+        assert sorted(read) == list(range(40))
+
+
+def test_unknown_returns_are_nan_unless_told():
+    world = World(8, 1, "disabled", False, [mr.DiscountedReturn(0.5)])
+    world.add([""])
+    world.add([""])
+    assert math.isnan(world.draw([0], [0])["discounted_return"][0])
+
+
+def test_rewards_of_several_elements_keep_their_shape():
+    schema = mr.Schema(
+        {
+            "observation": mr.Field((), "int64"),
+            "reward": mr.Field((2,), "float16"),
+            "terminated": mr.Field((), "bool"),
+        }
+    )
+    buffer = mr.ReplayBuffer.create(
+        None, schema, 8, engine="memory",
+        transforms=[mr.DiscountedReturn(0.5), mr.NStep(2, 0.5)],
+    )  # fmt: skip
+    for number in range(3):
+        reward = np.float16([number, 2 * number])
+        buffer.add(observation=number, reward=reward, terminated=number == 2)
+    batch = buffer.take(0, [0, 1, 2])
+    assert batch["discounted_return"].tolist() == [[1, 2], [2, 4], [2, 4]]
+    assert batch["reward"].tolist() == [[0.5, 1], [2, 4], [2, 4]]
+    assert batch["reward"].dtype == batch["discounted_return"].dtype == np.float32
+
+
+def test_values_of_a_wrong_shape_are_refused():
+    spec = mr.DiscountedReturn(
+        0.5, time_limit="bootstrap", value_fn=lambda seen: np.zeros((3, 3))
+    )
+    world = World(8, 1, "disabled", False, [spec])
+    world.add(["u"], final=True)
+    with pytest.raises(SchemaError, match=r"value_fn: got \[3, 3\], expected \[1\]"):
+        world.draw([0], [0])
