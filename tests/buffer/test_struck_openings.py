@@ -1,0 +1,119 @@
+"""Ctrl-C at every moment of opening, closing and rebuilding: the buffer opens again.
+
+In the same process, where a lock that was taken and given to nobody would be held for
+as long as the process lives.
+"""
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from tests.buffer.striking import Striker
+
+SCHEMA = mr.Schema(
+    {"number": mr.Field((), "int64"), "large": mr.Field((512,), "int64")}
+)
+WITHIN = {
+    "buffer/lifecycle.py", "buffer/committer.py", "buffer/replay_buffer.py",
+    "buffer/open_buffer.py", "buffer/rebuild.py", "storage/lock.py", "recovery.py",
+}  # fmt: skip
+MOST = 3000
+
+
+def row(number):
+    return {"number": number, "large": np.full(512, number)}
+
+
+def opened(path, every=60.0):
+    return mr.ReplayBuffer.open(path, "r+", commit_every=every)
+
+
+def closed(buffer):
+    """Close, in a thread that may be left behind where it hangs."""
+    raised = []
+
+    def run():
+        try:
+            buffer.close()
+        except mr.FailedError as error:
+            raised.append(error)
+
+    closing = threading.Thread(target=run, daemon=True)
+    closing.start()
+    closing.join(60)
+    assert not closing.is_alive(), "close hangs"
+    return not raised
+
+
+def strikes(path, act, expected, stride=1):
+    """Strike every moment of an act on a fresh buffer; its rows must all be there."""
+    struck, threads = 0, threading.active_count()
+    for moment in range(0, MOST, stride):
+        place = path / str(moment)
+        with mr.ReplayBuffer.create(place, SCHEMA, 8, commit_every=None) as buffer:
+            for number in range(5):
+                buffer.add(row(number))
+        striker = Striker(moment, WITHIN)
+        try:
+            whole = act(place, striker)
+            gc.collect()
+            assert threading.active_count() == threads
+            with opened(place, None) as again:
+                again.add(row(99))
+                assert again.gather_all()["number"].tolist() == [*expected, 99]
+            assert mr.verify_buffer(place).ok
+        except BaseException as error:
+            error.add_note(f"struck at {striker.where}, moment {moment}")
+            raise
+        if whole:
+            break
+        struck += 1
+    assert struck * stride > 20
+
+
+def open_and_drop(path, striker):
+    held = []
+    return not striker.call(lambda: held.append(opened(path)))
+
+
+def close(path, striker):
+    buffer = opened(path)
+    buffer.add(row(5))
+    return not striker.call(buffer.close)
+
+
+def resize(path, striker):
+    buffer = opened(path)
+    buffer.add(row(5))
+    whole = not striker.call(lambda: buffer.resize(20))
+    # Which folder is in force may be unknown then: it takes nothing more, and says so.
+    assert closed(buffer) or not whole
+    return whole
+
+
+@pytest.mark.parametrize("stride", [17, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("act", "rows"),
+    [(open_and_drop, 5), (close, 6), (resize, 6)],
+    ids=["open", "close", "resize"],
+)
+def test_a_buffer_opens_again_after_a_strike(tmp_path, act, rows, stride):
+    strikes(tmp_path, act, range(rows), stride)
+
+
+def test_a_commit_thread_whose_start_was_struck_begins_and_ends(tmp_path):
+    for moment in range(MOST):
+        buffer = mr.ReplayBuffer.create(
+            tmp_path / str(moment), SCHEMA, 8, commit_every=None
+        )
+        committer = buffer._parts.committer
+        struck = Striker(moment, {"buffer/committer.py"}).call(
+            lambda committer=committer: committer.start(60.0)
+        )
+        assert closed(buffer)
+        if not struck:
+            break
+    assert moment > 2
