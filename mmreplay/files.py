@@ -22,7 +22,8 @@ READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # Space is reserved in pieces of this many bytes, so that it costs one call a MiB.
 ALLOCATION_NBYTES = 1 << 20
-COPY_NBYTES = 4 << 20
+
+Data = bytes | bytearray | memoryview
 
 
 class Disk:
@@ -37,11 +38,11 @@ class Disk:
         """Give the descriptor back."""
         os.close(fd)
 
-    def pwrite(self, fd: int, data: memoryview | bytes, offset: int) -> int:
+    def pwrite(self, fd: int, data: Data, offset: int) -> int:
         """Write at an offset; may write less than asked."""
         return os.pwrite(fd, data, offset)
 
-    def store(self, fd: int, mapping: mmap.mmap, offset: int, data: bytes) -> None:
+    def store(self, fd: int, mapping: mmap.mmap, offset: int, data: Data) -> None:
         """Store through the mapping of a file whose space is reserved."""
         mapping[offset : offset + len(data)] = data
 
@@ -174,12 +175,8 @@ class File:
             raise
         return cls(path, fd, size, writable)
 
-    def pwrite(self, data: memoryview | bytes, offset: int) -> None:
-        """Write all of data at offset.
-
-        Args:
-            data: C-contiguous bytes.
-            offset: First byte to write, inside the file.
+    def pwrite(self, data: Data, offset: int) -> None:
+        """Write all of data, C-contiguous bytes, at an offset inside the file.
 
         Raises:
             FullError: No space is left.
@@ -187,12 +184,12 @@ class File:
         """
         try:
             done = disk.pwrite(self.fd, data, offset)
-            if done != memoryview(data).nbytes:
+            if done != (data.nbytes if isinstance(data, memoryview) else len(data)):
                 self._write_rest(data, offset, done)
         except OSError as error:
             raise _error("write", self.path, error) from error
 
-    def _write_rest(self, data: memoryview | bytes, offset: int, done: int) -> None:
+    def _write_rest(self, data: Data, offset: int, done: int) -> None:
         rest = memoryview(data).cast("B")
         while done < len(rest):
             more = disk.pwrite(self.fd, rest[done:], offset + done)
@@ -226,7 +223,7 @@ class File:
                     )
                 done += got
 
-    def store(self, data: bytes, offset: int) -> None:
+    def store(self, data: Data, offset: int) -> None:
         """Store through the writing mapping; write where `map_writable` made none."""
         if self._mapping is None:
             self.pwrite(data, offset)

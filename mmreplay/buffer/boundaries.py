@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay import kernels
 from mmreplay.buffer.intake import Columns
 from mmreplay.episodes import (
+    ALL_FLAGS,
     BREAK,
     END,
     FINAL,
@@ -17,9 +20,19 @@ from mmreplay.episodes import (
     TRUNCATED,
     flags_of_steps,
 )
+from mmreplay.ring import Ring
 from mmreplay.schema import Schema
 
+if TYPE_CHECKING:
+    from mmreplay.kernels.rows import RowsKernel
+
+rows: RowsKernel = cast("RowsKernel", kernels.load("rows"))
+
 Envs = NDArray[np.int64] | slice
+ONLY = tuple(np.array([flags], np.uint8) for flags in range(ALL_FLAGS + 1))
+"""Flags of the last row of an only environment, made once: nobody may change them."""
+for _each in ONLY:
+    _each.flags.writeable = False
 
 
 class Marker:
@@ -37,7 +50,8 @@ class Marker:
         self._terminated = schema.role("terminated")
         self._truncated = schema.role("truncated")
         self.before = np.full(num_envs, FINAL, np.uint8)
-        self.pending = np.zeros(num_envs, np.uint8)
+        self._none = self.pending = np.zeros(num_envs, np.uint8)
+        self._none.flags.writeable = False
 
     def interrupt(self, envs: Envs, flags: NDArray[np.uint8] | np.uint8) -> None:
         """Let the next row of some environments start anew, with flags of its own."""
@@ -69,20 +83,29 @@ class Marker:
         """Take in the flags of the rows just published."""
         self.before = self.before.copy()
         self.before[envs] = last
-        if self.pending.any():
+        if self.pending is not self._none:
             self.pending = self.pending.copy()
             self.pending[envs] = 0
 
     def note_all(self, last: NDArray[np.uint8]) -> None:
         """The same for all environments."""
         self.before = last.copy()
-        if self.pending[0] or (self._num_envs > 1 and self.pending.any()):
-            self.pending = np.zeros_like(self.pending)
+        self.pending = self._none
+
+    def note_one(self, last: int) -> None:
+        """The same for the only environment."""
+        self.before = ONLY[last]
+        self.pending = self._none
 
     def step(self, columns: Columns) -> NDArray[np.uint8]:
         """Flags of one step of all environments, uint8 ``[E]``."""
         if self._num_envs == 1:
-            return self._only(columns)
+            ends = 0
+            if self._terminated and columns[self._terminated]:
+                ends |= TERMINATED
+            if self._truncated and columns[self._truncated]:
+                ends |= TRUNCATED
+            return np.array([self.one(ends)], np.uint8)
         none = np.zeros(self._num_envs, bool)
         flags = flags_of_steps(
             self.before,
@@ -92,99 +115,60 @@ class Marker:
         )
         return flags | self.pending
 
-    def _only(self, columns: Columns) -> NDArray[np.uint8]:
-        """The same for one environment, in plain integers: arrays cost more."""
-        before = int(self.before[0])
-        flags = int(self.pending[0])
-        if self._terminated and columns[self._terminated]:
-            flags |= TERMINATED
-        if self._truncated and columns[self._truncated]:
-            flags |= TRUNCATED
+    def one(self, ends: int) -> int:
+        """Flags of one step of the only environment: arrays cost more than integers.
+
+        Args:
+            ends: TERMINATED and TRUNCATED, as the step says.
+        """
+        before: int = self.before.item()
+        flags = ends
+        if self.pending is not self._none:
+            flags |= self.pending.item()
         start = before & FINAL
         if not self._final_follows:
             start |= before & END
         elif before & END:
             flags = FINAL
-        return np.array([flags | START if start else flags], np.uint8)
+        return flags | START if start else flags
 
     def block(
         self,
         columns: Columns,
         before: NDArray[np.uint8],
         pending: NDArray[np.uint8],
+        steps: int | None = None,
     ) -> NDArray[np.uint8]:
         """Flags of T steps of N environments, uint8 ``[T, N]``.
 
         Args:
-            columns: Per path ``[T, N, *shape]``.
+            columns: Per path ``[T, N, *shape]``, or ``[T, *shape]`` where N is 1.
             before: uint8 ``[N]``.
             pending: uint8 ``[N]``.
+            steps: T, where it is known.
         """
-        some = next(iter(columns.values()))
-        none = np.zeros(some.shape[:2], bool)
-        flags = flags_of_block(
-            before,
-            np.asarray(columns[self._terminated] if self._terminated else none, bool),
-            np.asarray(columns[self._truncated] if self._truncated else none, bool),
+        if steps is None:
+            steps = len(next(iter(columns.values())))
+        flags = np.empty((steps, len(before)), np.uint8)
+        rows.mark(
+            flags,
+            np.ascontiguousarray(before),
+            _ends(columns, self._terminated, flags.shape),
+            _ends(columns, self._truncated, flags.shape),
             self._final_follows,
         )
         flags[0] |= pending
         return flags
 
 
-def flags_of_block(
-    before: NDArray[np.uint8],
-    terminated: NDArray[np.bool_],
-    truncated: NDArray[np.bool_],
-    final_follows: bool,
-) -> NDArray[np.uint8]:
-    """Flags of T steps of each environment, final rows of their own not counted.
-
-    Args:
-        before: uint8 ``[E]``, flags of the row before the block; FINAL for none.
-        terminated: bool ``[T, E]``.
-        truncated: bool ``[T, E]``.
-        final_follows: The row after an end is the final row (``"next_step"``).
-
-    Returns:
-        uint8 ``[T, E]``.
-    """
-    if not (terminated.any() or truncated.any()):
-        # The common block lies within one episode of each environment.
-        return _within(before, np.zeros(terminated.shape, np.uint8), final_follows)
-    kinds: NDArray[np.uint8] = terminated * np.uint8(TERMINATED)
-    kinds |= truncated * np.uint8(TRUNCATED)
-    chain = np.concatenate([before[None], kinds])
-    ended = (chain & END) != 0
-    if not final_follows:
-        starts = ended[:-1].copy()
-        starts[0] |= (before & FINAL) != 0
-        kinds |= starts * np.uint8(START)
-        return kinds
-    # A row after an end is final and ends nothing itself, whatever it says: within
-    # a run of ends every second one is real.
-    index = np.arange(len(chain))[:, None]
-    since = index - np.maximum.accumulate(np.where(ended, -1, index), axis=0)
-    real = ended & (since % 2 == 1)
-    final = np.concatenate([((before & FINAL) != 0)[None], real[:-1]])
-    flags = np.where(final[1:], np.uint8(FINAL), kinds * real[1:])
-    flags |= final[:-1] * np.uint8(START)
-    return flags
-
-
-def _within(
-    before: NDArray[np.uint8], flags: NDArray[np.uint8], final_follows: bool
-) -> NDArray[np.uint8]:
-    """Flags of a block in which nothing ends; flags are zero, and written into."""
-    if final_follows:
-        final = (before & END) != 0
-        flags[0] = np.where(final, np.uint8(FINAL), np.uint8(0))
-        flags[0] |= ((before & FINAL) != 0) * np.uint8(START)
-        if len(flags) > 1:
-            flags[1] = final * np.uint8(START)
-    else:
-        flags[0] = ((before & (END | FINAL)) != 0) * np.uint8(START)
-    return flags
+def _ends(
+    columns: Columns, path: str | None, shape: tuple[int, ...]
+) -> NDArray[np.bool_] | None:
+    """One kind of ends as bool ``[T, N]``, or None where the schema has none."""
+    if path is None:
+        return None
+    ends: NDArray[np.bool_] = np.asarray(columns[path], bool).reshape(shape)
+    return ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,3 +208,25 @@ def expand(finals: NDArray[np.bool_]) -> Expansion:
     return Expansion(
         np.repeat(order, repeats), env, np.arange(len(env)) - firsts[env], final, counts
     )
+
+
+def as_laid(ring: Ring, column: NDArray[Any]) -> NDArray[Any]:
+    """A block ``[T, E, *shape]`` as ``[N, *shape]`` in the order of the ring's rows."""
+    if ring.layout == "env_major" and ring.num_envs > 1:
+        column = column.swapaxes(0, 1)
+    return np.ascontiguousarray(column).reshape(-1, *column.shape[2:])
+
+
+def laid_out(columns: Columns, final: Columns | None, layout: Expansion) -> Columns:
+    """Columns of a block in the order of its rows, final rows put in."""
+    found: Columns = {}
+    for path, column in columns.items():
+        steps, envs, *shape = column.shape
+        flat = column.reshape(steps * envs, *shape)
+        if envs > 1 or layout.final.any():
+            flat = flat[layout.source]
+        if final is not None and path in final:
+            last = final[path].reshape(steps * envs, *shape)
+            flat[layout.final] = last[layout.source[layout.final]]
+        found[path] = flat
+    return found

@@ -182,6 +182,10 @@ class ReplayBuffer(OpenBuffer):
         """
         with self._turn:
             writer = self._writer()
+            plain = final_observation is None and env_ids is None
+            plain = plain and (data is None or not fields)
+            if plain and writer.add_plain(fields if data is None else data):
+                return
             given = writer.intake.flat(data, fields)
             ids = None if env_ids is None else writer.intake.env_ids(env_ids)
             writer.add(given, final_observation, ids)
@@ -215,6 +219,10 @@ class ReplayBuffer(OpenBuffer):
         """
         with self._turn:
             writer = self._writer()
+            plain = final_observation is None and env_ids is None
+            plain = plain and (data is None or not fields)
+            if plain and writer.extend_plain(fields if data is None else data):
+                return
             given = writer.intake.flat(data, fields)
             ids = None if env_ids is None else writer.intake.env_ids(env_ids)
             writer.extend(given, final_observation, ids)

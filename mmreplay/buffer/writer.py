@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.buffer.boundaries import Expansion, Marker, expand
+from mmreplay.buffer.boundaries import Marker, as_laid, expand, laid_out
 from mmreplay.buffer.committer import Committer
 from mmreplay.buffer.intake import Columns, Intake
 from mmreplay.episodes import CUT, END, FINAL
@@ -18,21 +18,11 @@ from mmreplay.errors import ForkedError, SchemaError
 from mmreplay.ring import Ring, Run, runs
 from mmreplay.schema import Schema
 from mmreplay.storage.base import Store
+from mmreplay.storage.ledger import Book
 
 Array = NDArray[np.int64]
 # First-lap space is promised this far ahead of the head, at least one row.
 ALLOCATE_AHEAD_NBYTES = 16 << 20
-
-
-class Book(Protocol):
-    """The ledger as its writer sees it; one in RAM, one on disk."""
-
-    heads: Array
-    limits: Array
-    tails: Array
-
-    def publish(self, heads: Array, limits: Array, tails: Array) -> None:
-        """Make rows visible; see `CommitWriter.publish`."""
 
 
 class Writer:
@@ -66,6 +56,8 @@ class Writer:
         self._add_lock = threading.Lock()
         self._ahead = max(2, ALLOCATE_AHEAD_NBYTES // max(1, row_nbytes))
         ring = self._ring
+        self._slots = ring.slots
+        self._one = np.ones(ring.num_envs, np.int64)
         self._bases = [env * ring.slots for env in range(ring.num_envs)]
         self._know(book.heads, book.limits, book.tails)
 
@@ -99,15 +91,27 @@ class Writer:
             on_resume_flags: Flags for each environment's next row, or None to go
                 on as if nothing had happened.
         """
+        if on_resume_flags is None:
+            self._go_on()
+            return
         held = np.flatnonzero(self._heads > self._tails)
         last = self._last_flags(held, self._heads)
-        if on_resume_flags is None:
-            self._marker.before[held] = last
-            return
         # An episode that is over cannot be cut short any more.
         over = (last & (END | FINAL)) != 0
         flags = np.where(over, on_resume_flags & ~CUT, on_resume_flags)
         self._marker.interrupt(held, flags.astype(np.uint8))
+
+    def _go_on(self) -> None:
+        """Know the newest rows again, also those given up but not overwritten yet.
+
+        An end that was given up before its final row came is still followed by it.
+        """
+        heads, slots = self._heads, self._ring.slots
+        known = np.flatnonzero((heads > 0) & (heads > self._limits - slots))
+        self._marker.note(known, self._last_flags(known, heads))
+        emptied = known[heads[known] == self._tails[known]]
+        if len(emptied):
+            self._marker.forget(emptied, np.ones(len(emptied), bool))
 
     def _last_flags(self, env_ids: Array, heads: Array) -> NDArray[np.uint8]:
         """Flags of the newest rows of some environments that have one."""
@@ -137,6 +141,31 @@ class Writer:
                 f"forked child (pid {os.getpid()}), expected the parent; open the "
                 "path with mode='r' here"
             )
+
+    def add_plain(self, given: Mapping[str, object]) -> bool:
+        """Write one step that needs no conversion; False leaves it to `add`.
+
+        In as few calls as can be, which are what a step costs; noted in the order
+        of `_add_lockstep`.
+        """
+        self.check()
+        with self._add_lock:
+            self._catch_up()
+            head = self._lockstep
+            ends = self._store.step(given)
+            if ends < 0 or head < 0:
+                return False
+            if head >= self._room:
+                self._make_room(self._heads + self._one)
+            flags = self._marker.one(ends)
+            self._store.write_step(head % self._slots, given, flags)  # type: ignore[arg-type]  # arrays where the store looks for them
+            heads = self._heads + self._one
+            self._book.publish(heads, self._limits, self._tails)
+            self._marker.note_one(flags)
+            self._lockstep = head + 1
+            self._heads = heads
+            self._look_ahead(head)
+            return True
 
     def add(
         self,
@@ -220,6 +249,22 @@ class Writer:
             if self._committer is not None:
                 self._committer.wake()
 
+    def extend_plain(self, given: Mapping[str, object]) -> bool:
+        """Write many steps that need no conversion; False leaves them to `extend`."""
+        self.check()
+        with self._add_lock:
+            self._catch_up()
+            steps = self._store.block(given)
+            if steps < 1 or self._lockstep < 0:
+                return False
+            laid: Columns = given  # type: ignore[assignment]  # arrays, as the store says
+            marker, size = self._marker, self._ring.reserve
+            flags = marker.block(laid, marker.before, marker.pending, steps)
+            for first in range(0, steps, size):
+                with _counted(first, steps):
+                    self._add_laid(laid, flags, first, min(first + size, steps))
+        return True
+
     def extend(
         self,
         given: Mapping[str, object],
@@ -243,11 +288,8 @@ class Writer:
                 ends = (
                     None if final is None else {p: c[piece] for p, c in final.items()}
                 )
-                try:
+                with _counted(first, steps):
                     self._add_block(part, ends, env_ids)
-                except OSError as error:
-                    error.add_note(f"{first} of {steps} steps of this call are in")
-                    raise
 
     def _add_block(
         self,
@@ -273,7 +315,7 @@ class Writer:
         rows = self._ring.rows(ids[layout.env], positions)
         row_flags = flags.reshape(-1)[layout.source]
         row_flags[layout.final] = FINAL
-        self._store.write(runs(rows), _laid_out(columns, final, layout), row_flags)
+        self._store.write(runs(rows), laid_out(columns, final, layout), row_flags)
         self._book.publish(heads, self._limits, self._tails)
         self._marker.note(envs, row_flags[np.cumsum(layout.counts) - 1])
         self._know(heads, self._limits, self._tails)
@@ -283,16 +325,32 @@ class Writer:
         ring = self._ring
         marker = self._marker
         flags = marker.block(columns, marker.before, marker.pending)
-        steps = len(flags)
-        heads = self._heads + steps
-        if self._lockstep + steps > self._room:
+        laid = {path: as_laid(ring, column) for path, column in columns.items()}
+        self._add_laid(laid, flags, 0, len(flags))
+
+    def _add_laid(
+        self, laid: Columns, flags: NDArray[np.uint8], first: int, stop: int
+    ) -> None:
+        """Write and publish steps ``[first, stop)`` of what is laid out as the rows.
+
+        Args:
+            laid: Per path ``[N, *shape]``, in the order of the ring's rows.
+            flags: uint8 ``[T, E]``.
+            first: Its first step to write; 0 unless the order is step by step.
+            stop: The step after the last one.
+        """
+        ring = self._ring
+        skipped, count = first * ring.num_envs, stop - first
+        heads = self._heads + count
+        if self._lockstep + count > self._room:
             self._make_room(heads)
-        laid = {path: _as_laid(ring, column) for path, column in columns.items()}
-        places = ring.block_runs(self._lockstep, steps)
-        self._store.write(places, laid, _as_laid(ring, flags))
-        head = self._lockstep + steps
+        places = ring.block_runs(self._lockstep, count)
+        if skipped:
+            places = [(row, skipped + a, skipped + b) for row, a, b in places]
+        self._store.write(places, laid, as_laid(ring, flags))
+        head = self._lockstep + count
         self._book.publish(heads, self._limits, self._tails)
-        marker.note_all(flags[-1])
+        self._marker.note_all(flags[stop - 1])
         self._lockstep = head
         self._heads = heads
         self._look_ahead(head)
@@ -344,23 +402,11 @@ class Writer:
             self._tails = tails
 
 
-def _as_laid(ring: Ring, column: NDArray[Any]) -> NDArray[Any]:
-    """A block ``[T, E, *shape]`` as ``[N, *shape]`` in the order of the ring's rows."""
-    if ring.layout == "env_major" and ring.num_envs > 1:
-        column = column.swapaxes(0, 1)
-    return np.ascontiguousarray(column).reshape(-1, *column.shape[2:])
-
-
-def _laid_out(columns: Columns, final: Columns | None, layout: Expansion) -> Columns:
-    """Columns of a block in the order of its rows, final rows put in."""
-    found: Columns = {}
-    for path, column in columns.items():
-        steps, envs, *shape = column.shape
-        flat = column.reshape(steps * envs, *shape)
-        if envs > 1 or layout.final.any():
-            flat = flat[layout.source]
-        if final is not None and path in final:
-            last = final[path].reshape(steps * envs, *shape)
-            flat[layout.final] = last[layout.source[layout.final]]
-        found[path] = flat
-    return found
+@contextmanager
+def _counted(done: int, steps: int) -> Iterator[None]:
+    """Say in an error how much of a call was published before."""
+    try:
+        yield
+    except OSError as error:
+        error.add_note(f"{done} of {steps} steps of this call are in")
+        raise

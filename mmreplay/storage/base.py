@@ -30,6 +30,8 @@ class Store(Protocol):
 
     ring: Ring
     schema: Schema
+    packed: frozenset[str]
+    """Paths whose values lie together, so that to read one is to read all."""
 
     def write(
         self, runs: Sequence[Run], columns: Columns, flags: NDArray[np.uint8]
@@ -44,6 +46,36 @@ class Store(Protocol):
         Raises:
             FullError: No space is left; some of the rows may be written.
             FailedError: The device refuses; likewise.
+        """
+
+    def step(self, given: Mapping[str, object]) -> int:
+        """Take one step of the only environment, if it needs no conversion.
+
+        Args:
+            given: Per path one value, checked by nobody yet.
+
+        Returns:
+            The flags TERMINATED and TRUNCATED that it says, or -1: it must be
+            checked and cast, and come through `write`. An engine may say so always.
+        """
+
+    def write_step(self, row: int, given: Columns, flags: int) -> None:
+        """Write the step just taken, as `write` would.
+
+        Args:
+            row: Its row.
+            given: What `step` was given.
+            flags: Its flags, in one byte.
+        """
+
+    def block(self, given: Mapping[str, object]) -> int:
+        """Tell whether `write` may have a block as it is, laid out step by step.
+
+        Args:
+            given: Per path one value, checked by nobody yet.
+
+        Returns:
+            T, or -1 as `step` does.
         """
 
     def allocate(self, env_id: int, stop_slot: int) -> None:

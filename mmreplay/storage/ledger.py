@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
-import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay import kernels
 from mmreplay.errors import CorruptError, StarvedError
 from mmreplay.files import File
 from mmreplay.format import commit
@@ -25,8 +25,14 @@ from mmreplay.format.commit import Identity, Record
 
 FILE_NAME = "COMMIT"
 PATIENCE_S = 2.0
+BOTH_LIVE = sum(commit.LIVE_SLOTS)
 
 Array = NDArray[np.int64]
+
+if TYPE_CHECKING:
+    from mmreplay.kernels.rows import RowsKernel
+
+rows: RowsKernel = cast("RowsKernel", kernels.load("rows"))
 
 
 class Ledger(Protocol):
@@ -49,6 +55,17 @@ class Ledger(Protocol):
 
     def close(self) -> None:
         """Give the file back."""
+
+
+class Book(Protocol):
+    """The ledger as its writer sees it; one in RAM, one on disk."""
+
+    heads: Array
+    limits: Array
+    tails: Array
+
+    def publish(self, heads: Array, limits: Array, tails: Array) -> None:
+        """Make rows visible; see `CommitWriter.publish`."""
 
 
 class CommitWriter:
@@ -92,12 +109,9 @@ class CommitWriter:
         self._next_durable = slot
         self._next_live = commit.LIVE_SLOTS[0]
         self._size = commit.slot_nbytes(live.num_envs)
-        self._buffer = bytearray(live.encode())
-        self._body = memoryview(self._buffer)[: self._size - commit.CHECKSUM.size]
-        columns = np.frombuffer(
-            self._buffer, "<i8", 4 * live.num_envs, commit.HEADER_NBYTES
+        self._slot = rows.Slot(
+            live.encode(), commit.SEQUENCE_OFFSET, commit.HEADER_NBYTES, live.num_envs
         )
-        self._columns = columns.reshape(4, live.num_envs)
         self._show(live.heads, live.limits, live.tails)
         self.committed = durable
 
@@ -113,18 +127,12 @@ class CommitWriter:
             limits: int64 ``[E]``, at least heads.
             tails: int64 ``[E]``; rows below are given up.
         """
-        number = next(self._numbers)
-        self._columns[0] = heads
-        self._columns[1] = limits
-        self._columns[2] = tails
-        commit.SEQUENCE.pack_into(self._buffer, commit.SEQUENCE_OFFSET, number)
-        body = bytes(self._body)
-        data = body + commit.CHECKSUM.pack(google_crc32c.value(body))
+        data = self._slot.publish(next(self._numbers), heads, limits, tails)
         # Two slots strictly in turn (durable records take numbers too), so that one
         # holds the last publication whole while the other is being stored.
         try:
             self._file.store(data, self._size * self._next_live)
-            self._next_live = sum(commit.LIVE_SLOTS) - self._next_live
+            self._next_live = BOTH_LIVE - self._next_live
             self._show(heads, limits, tails)
         except BaseException:
             self._recall()
@@ -144,7 +152,7 @@ class CommitWriter:
                 records.append((record.sequence, slot, record))
         if records:
             _, slot, record = max(records, key=lambda found: found[0])
-            self._next_live = sum(commit.LIVE_SLOTS) - slot
+            self._next_live = BOTH_LIVE - slot
             self._show(record.heads, record.limits, record.tails)
 
     def _show(self, heads: Array, limits: Array, tails: Array) -> None:
@@ -188,8 +196,9 @@ class CommitWriter:
 
     def mark_moved(self) -> None:
         """Tell live readers to open again; the last thing before close."""
-        flags = struct.unpack_from("<I", self._buffer, 8)[0] | commit.MOVED
-        struct.pack_into("<I", self._buffer, 8, flags)
+        data = self._slot.data
+        flags = struct.unpack_from("<I", data, 8)[0] | commit.MOVED
+        struct.pack_into("<I", data, 8, flags)
         self.publish(self.heads, self.limits, self.tails)
 
     def close(self) -> None:
@@ -255,7 +264,7 @@ class CommitReader:
         data = self._bytes(slot)
         record = self._decode(data)
         if record is None:
-            other = self._decode(self._bytes(sum(commit.LIVE_SLOTS) - slot))
+            other = self._decode(self._bytes(BOTH_LIVE - slot))
             if other is not None and self._bytes(slot) == data:
                 record = other
         return record

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ class MemoryStore:
     def __init__(self, ring: Ring, schema: Schema) -> None:
         self.ring = ring
         self.schema = schema
+        self.packed = frozenset[str]()
         served = place(schema).served
         self._flags = np.zeros(ring.num_rows, np.uint8)
         self._arrays = {
@@ -43,6 +44,18 @@ class MemoryStore:
                 array[row : row + stop - first] = value
         for row, first, stop in runs:
             self._flags[row : row + stop - first] = flags[first:stop]
+
+    def step(self, given: Mapping[str, object]) -> int:
+        """Take no step: `write` does as well here."""
+        return -1
+
+    def write_step(self, row: int, given: Columns, flags: int) -> None:
+        """Write the step taken: never asked for."""
+        self.write([(row, 0, 1)], given, np.array([flags], np.uint8))
+
+    def block(self, given: Mapping[str, object]) -> int:
+        """Take no block as it is: `write` wants arrays without the axes of one."""
+        return -1
 
     def allocate(self, env_id: int, stop_slot: int) -> None:
         """Do nothing: memory was promised when the arrays were made."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from mmreplay import files
-from mmreplay.files import Disk
+from mmreplay.files import Data, Disk
 
 # Every raw call that changes, syncs or locks; `close` is left out, because it does
 # nothing to the disk.
@@ -67,12 +67,12 @@ class WatchedDisk(Disk):
         self.watch("open")
         return super().open(path, flags)
 
-    def pwrite(self, fd: int, data: memoryview | bytes, offset: int) -> int:
+    def pwrite(self, fd: int, data: Data, offset: int) -> int:
         """Watch, then write."""
         self.watch("pwrite")
         return super().pwrite(fd, data, offset)
 
-    def store(self, fd: int, mapping: mmap.mmap, offset: int, data: bytes) -> None:
+    def store(self, fd: int, mapping: mmap.mmap, offset: int, data: Data) -> None:
         """Watch, then store."""
         self.watch("store")
         super().store(fd, mapping, offset, data)
@@ -163,7 +163,7 @@ class FaultyDisk(WatchedDisk):
         if self._turn(name):
             self._strike()
 
-    def pwrite(self, fd: int, data: memoryview | bytes, offset: int) -> int:
+    def pwrite(self, fd: int, data: Data, offset: int) -> int:
         """Write all, or half and fail."""
         if not self._turn("pwrite"):
             return Disk.pwrite(self, fd, data, offset)

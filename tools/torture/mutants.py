@@ -63,8 +63,7 @@ def _nothing(*_: object, **__: object) -> None:
 
 def _room_untold(self: Writer, heads: Array) -> None:
     target, _ = self._targets(heads)
-    self._limits = np.maximum(target, self._limits)
-    self._load_head()
+    self._know(self._heads, np.maximum(target, self._limits), self._tails)
 
 
 _publish = CommitWriter.publish

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mmreplay.files import Data
 from tools.torture.disks import WatchedDisk
 from tools.torture.nodes import Bytes, Change, FileNode, FolderNode, Node, scanned
 
@@ -107,7 +108,7 @@ class SimulatedDisk(WatchedDisk):
             if self._fds.pop(fd, None) is not None:
                 super().close(fd)
 
-    def pwrite(self, fd: int, data: memoryview | bytes, offset: int) -> int:
+    def pwrite(self, fd: int, data: Data, offset: int) -> int:
         """Write, and owe it; a cut in the middle leaves the first part."""
         whole = bytes(memoryview(data).cast("B"))
         with self._lock:
@@ -122,7 +123,7 @@ class SimulatedDisk(WatchedDisk):
             self._file(fd).ops.append((offset, whole[:done]))
             return done
 
-    def store(self, fd: int, mapping: mmap.mmap, offset: int, data: bytes) -> None:
+    def store(self, fd: int, mapping: mmap.mmap, offset: int, data: Data) -> None:
         """Store, and owe it: a dirty page is no more durable than a write."""
         with self._lock:
             try:

@@ -1,0 +1,344 @@
+"""Rows of bytes, packed, marked and published: the numpy twin of ``_rows.c``.
+
+A *record* is one row of small fields; a *slot* one publication of heads, limits and
+tails with its checksum. Functions take contiguous arrays; C writes into their bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Any, Protocol, cast
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+START, TERMINATED, TRUNCATED, FINAL = 1, 2, 4, 8
+END = TERMINATED | TRUNCATED
+
+Array = NDArray[np.int64]
+Bytes = NDArray[np.uint8]
+Member = tuple[str, Any, Any, str, int, tuple[int, ...], int, int]
+"""How one field is taken: its name; the dtype of arrays; the scalar type that is taken
+by its bytes, or None; the kind of Python scalars that are cast, ``"f"``, ``"i"``,
+``"u"``, ``"b"``, or ``""`` for none; bytes of an item; shape; offset in the record, or
+-1 for a field that is not in it; and the bit that its truth sets, or 0."""
+
+
+class PackerKernel(Protocol):
+    """Packs records, and takes steps that need no conversion.
+
+    Attributes:
+        record: The last step taken, packed; its bytes change with every step.
+    """
+
+    record: bytearray
+
+    def step(self, given: Mapping[str, object], /) -> int:
+        """Take one step of the only environment, if every value is plain.
+
+        Plain is a dict of exactly the fields: arrays of the dtype, C-contiguous, of
+        the field's shape or with one axis of 1 before it; the field's own numpy
+        scalars; finite floats and ints within the field's range; bools.
+
+        Returns:
+            The bits of the fields that are true, or -1: the step is not plain, and
+            the record means nothing.
+        """
+
+    def block(self, given: Mapping[str, object], /) -> int:
+        """Count the steps of a block, if every value is plain.
+
+        Plain is a dict of exactly the fields: arrays of the dtype, C-contiguous, of
+        ``[T, E, *shape]``, or of ``[T, *shape]`` where there is one environment.
+
+        Returns:
+            T, at least 1, or -1: the block is not plain.
+        """
+
+    def pack(
+        self, given: Mapping[str, Any], out: Bytes, first: int, stop: int, /
+    ) -> None:
+        """Pack rows ``[first, stop)``; bytes of a record without a field stay.
+
+        Args:
+            given: C-contiguous arrays of whole rows, for each field of the record.
+            out: Room for ``stop - first`` records, or more.
+            first: First row to pack.
+            stop: The row after the last one.
+
+        Raises:
+            ValueError: A field has too few rows, or out is too small.
+        """
+
+
+class SlotKernel(Protocol):
+    """Encodes publications.
+
+    Attributes:
+        data: The last publication's bytes; they change with the next.
+    """
+
+    data: bytearray
+
+    def publish(
+        self, number: int, heads: Array, limits: Array, tails: Array, /
+    ) -> bytearray:
+        """Put the values and their checksum into `data`, and return it."""
+
+
+class RowsKernel(Protocol):
+    """What both twins offer."""
+
+    def Packer(
+        self,
+        members: tuple[Member, ...],
+        nbytes: int,
+        num_envs: int,
+        array: type,
+        double: type,
+        /,
+    ) -> PackerKernel:
+        """Make a packer of records of so many bytes; see `Packer`."""
+
+    def Slot(
+        self, template: bytes, sequence: int, columns: int, num_envs: int, /
+    ) -> SlotKernel:
+        """Make a slot from a record's bytes; see `Slot`."""
+
+    def mark(
+        self,
+        out: Bytes,
+        before: Bytes,
+        terminated: NDArray[np.bool_] | None,
+        truncated: NDArray[np.bool_] | None,
+        final_follows: bool,
+        /,
+    ) -> None:
+        """Give a block its flags; see `mark`."""
+
+
+def mark(
+    out: Bytes, before: Bytes, terminated: NDArray[np.bool_] | None,
+    truncated: NDArray[np.bool_] | None, final_follows: bool, /,
+) -> None:  # fmt: skip
+    """Give T steps of each environment flags, final rows of their own not counted.
+
+    Args:
+        out: uint8 ``[T, E]``, written.
+        before: uint8 ``[E]``, flags of the row before the block; FINAL for none.
+        terminated: bool ``[T, E]``, or None for never.
+        truncated: bool ``[T, E]``, or None for never.
+        final_follows: The row after an end is the final row (``"next_step"``).
+
+    Raises:
+        ValueError: The shapes do not fit each other.
+    """
+    envs = before.size
+    if envs < 1 or out.size % envs:
+        raise ValueError(
+            f"mark: got room for {out.size} rows of {envs} environments, expected "
+            "whole steps"
+        )
+    flags = out.reshape(-1, envs)
+    flags[...] = 0
+    for ends, bit in ((terminated, TERMINATED), (truncated, TRUNCATED)):
+        if ends is None:
+            continue
+        if ends.shape != flags.shape:
+            raise ValueError(f"mark: expected bools {list(flags.shape)}")
+        flags |= ends * np.uint8(bit)
+    if len(flags):
+        _bound(flags, before, final_follows)
+
+
+def _bound(flags: Bytes, before: Bytes, final_follows: bool) -> None:
+    """Add the starts to ends ``[T, E]``, T at least 1, and make final rows of some."""
+    chain = np.concatenate([before[None], flags])
+    ended = (chain & END) != 0
+    if not final_follows:
+        starts = ended[:-1].copy()
+        starts[0] |= (before & FINAL) != 0
+        flags |= starts * np.uint8(START)
+        return
+    # A row after an end is final and ends nothing itself, whatever it says: within
+    # a run of ends every second one is real.
+    index = np.arange(len(chain))[:, None]
+    since = index - np.maximum.accumulate(np.where(ended, -1, index), axis=0)
+    real = ended & (since % 2 == 1)
+    final = np.concatenate([((before & FINAL) != 0)[None], real[:-1]])
+    flags[...] = np.where(final[1:], np.uint8(FINAL), flags * ~(ended & ~real)[1:])
+    flags |= final[:-1] * np.uint8(START)
+
+
+class Slot:
+    """Encodes publications of some environments; see `SlotKernel`."""
+
+    def __init__(
+        self, template: bytes, sequence: int, columns: int, num_envs: int, /
+    ) -> None:
+        """Begin with one record.
+
+        Args:
+            template: A record's bytes, zeros between its body and its checksum.
+            sequence: Where its number stands.
+            columns: Where its body begins: four columns of int64 ``[E]``.
+            num_envs: Environments.
+
+        Raises:
+            ValueError: The parts do not fit each other.
+        """
+        end = columns + 32 * num_envs
+        fits = num_envs >= 1 and 0 <= sequence <= columns - 8
+        if not fits or end > len(template) - 4 or any(template[end:-4]):
+            raise ValueError(
+                f"Slot: expected a record of {num_envs} environments with zeros up to "
+                "its checksum"
+            )
+        self.data = bytearray(template)
+        self._sequence = sequence
+        body = np.frombuffer(self.data, "<i8", 4 * num_envs, columns)
+        self._columns = body.reshape(4, num_envs)
+
+    def publish(
+        self, number: int, heads: Array, limits: Array, tails: Array, /
+    ) -> bytearray:
+        """See `SlotKernel.publish`."""
+        for column, values in zip(self._columns, (heads, limits, tails), strict=False):
+            if values.shape != column.shape:
+                raise ValueError(
+                    f"Slot: got {values.nbytes} bytes, expected int64 [{len(column)}]"
+                )
+            column[...] = values
+        struct.pack_into("<Q", self.data, self._sequence, number)
+        crc = google_crc32c.value(bytes(memoryview(self.data)[:-4]))
+        struct.pack_into("<I", self.data, len(self.data) - 4, crc)
+        return self.data
+
+
+class Packer:
+    """Packs plain steps; see `PackerKernel`."""
+
+    def __init__(
+        self,
+        members: tuple[Member, ...],
+        nbytes: int,
+        num_envs: int,
+        array: type,
+        double: type,
+        /,
+    ) -> None:
+        """Begin with a record of zeros.
+
+        Args:
+            members: How each field is taken.
+            nbytes: Bytes of a record.
+            num_envs: Environments.
+            array: ``numpy.ndarray``: C knows it by no other way.
+            double: ``numpy.float64``.
+
+        Raises:
+            ValueError: A member does not fit.
+        """
+        self.record = bytearray(nbytes)
+        self._members = members
+        self._num_envs = num_envs
+        self._array = array
+        self._double = double
+        self._views: list[NDArray[Any] | None] = []
+        for path, dtype, _, kind, itemsize, shape, offset, _ in members:
+            count = int(np.prod(shape, dtype=np.int64))
+            if offset >= 0 and offset > nbytes - count * itemsize:
+                raise ValueError(f"Packer: {path!r} ends outside the record")
+            if kind and (shape or itemsize > 8):
+                raise ValueError(f"Packer: {path!r} takes no scalars")
+            view = None
+            if offset >= 0:
+                view = np.frombuffer(self.record, dtype, count, offset).reshape(shape)
+            self._views.append(view)
+
+    def step(self, given: Mapping[str, object], /) -> int:
+        """See `PackerKernel.step`."""
+        if self._num_envs > 1 or not self._exact(given):
+            return -1
+        marks = 0
+        for member, view in zip(self._members, self._views, strict=True):
+            path = member[0]
+            if not self._plain(given[path], member):
+                return -1
+            value: Any = given[path]
+            if view is not None:
+                shaped = view[None] if np.ndim(value) > view.ndim else view
+                shaped[...] = value
+            marks |= member[-1] if member[-1] and value else 0
+        return marks
+
+    def _exact(self, given: Mapping[str, object]) -> bool:
+        if type(given) is not dict or len(given) != len(self._members):
+            return False
+        return bool(given) and all(member[0] in given for member in self._members)
+
+    def block(self, given: Mapping[str, object], /) -> int:
+        """See `PackerKernel.block`."""
+        if not self._exact(given):
+            return -1
+        steps = {self._steps(given[member[0]], member) for member in self._members}
+        return max(steps) if len(steps) == 1 and min(steps) else -1
+
+    def _steps(self, value: Any, member: Member) -> int:
+        """Steps of an array, 0 where it must be looked at."""
+        if type(value) is not self._array:
+            return 0
+        array = cast("NDArray[Any]", value)
+        shape = member[5]
+        lead = array.shape[: array.ndim - len(shape)]
+        whole = len(lead) in (1, 2) and array.shape == (*lead, *shape)
+        envs = lead[1] if len(lead) == 2 else 1
+        if not whole or envs != self._num_envs or not array.flags.c_contiguous:
+            return 0
+        return lead[0] if array.dtype == member[1] else 0
+
+    def pack(
+        self, given: Mapping[str, Any], out: Bytes, first: int, stop: int, /
+    ) -> None:
+        """See `PackerKernel.pack`."""
+        flat, stride = out.reshape(-1), len(self.record)
+        if stride < 1 or not 0 <= first <= stop or flat.size // stride < stop - first:
+            raise ValueError(
+                f"pack: got {flat.size} bytes for rows {first} to {stop} of {stride} "
+                "bytes, expected room for each"
+            )
+        taken = []
+        for path, _, _, _, itemsize, shape, offset, _ in self._members:
+            nbytes = int(np.prod(shape, dtype=np.int64)) * itemsize
+            if offset < 0:
+                continue
+            raw: Bytes = given[path].reshape(-1).view(np.uint8)
+            if raw.size // nbytes < stop:
+                raise ValueError(
+                    f"pack: got {raw.size} bytes for {stop} rows of {nbytes} bytes in "
+                    f"{path!r}, expected whole rows"
+                )
+            taken.append((offset, nbytes, raw[first * nbytes : stop * nbytes]))
+        records = flat[: (stop - first) * stride].reshape(-1, stride)
+        for offset, nbytes, raw in taken:
+            records[:, offset : offset + nbytes] = raw.reshape(-1, nbytes)
+
+    def _plain(self, value: Any, member: Member) -> bool:
+        _, dtype, scalar, kind, itemsize, shape, _, _ = member
+        if type(value) is self._array:
+            array = cast("NDArray[Any]", value)
+            one = array.shape == shape or array.shape == (1, *shape)
+            return bool(one and array.dtype == dtype and array.flags.c_contiguous)
+        if type(value) is scalar:
+            return True
+        if kind == "b":
+            return type(value) is bool
+        if kind == "f" and type(value) in (float, self._double):
+            most = float(np.finfo(dtype).max)
+            return bool(-most <= value <= most)
+        if kind in ("i", "u") and type(value) is int:
+            info = np.iinfo(f"{kind}{itemsize}")
+            return int(info.min) <= value <= int(info.max)
+        return False
