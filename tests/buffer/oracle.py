@@ -95,7 +95,8 @@ class Oracle:
         """Open again for writing."""
         for stream in self.envs:
             alive = stream.first(self.capacity) < len(stream.rows)
-            stream.apart = stream.lost = how != "continue" or not alive
+            stream.lost = how != "continue"
+            stream.apart = stream.lost or not alive
             # An episode that is over cannot be cut short any more.
             last = stream.rows[-1] if alive else None
             running = last is not None and not last.final and not last.ended()

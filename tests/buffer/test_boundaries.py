@@ -122,6 +122,24 @@ def test_what_resuming_does_to_the_step_before(tmp_path, how, stored, autoreset)
             twin.check()
 
 
+@pytest.mark.parametrize("how", ["break", "truncate", "continue"])
+@pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
+def test_what_resuming_after_a_clear_makes_of_the_next_row(tmp_path, how, autoreset):
+    twin = Twin(tmp_path / "ring", 6, 2, autoreset=autoreset)
+    for kinds in itertools.product(KINDS, repeat=2):
+        twin.add(["", ""])
+        twin.add(kinds)
+        twin.buffer.clear()
+        twin.oracle.clear([0, 1])
+        twin.reopen(how)
+        # Where final rows follow ends, this one is final, though its end is gone.
+        twin.add(["", ""])
+        twin.check()
+        twin.add(["t", ""])
+        twin.check()
+    twin.buffer.close()
+
+
 def test_a_reader_tells_the_cut_before_it_looked_at_anything_else(tmp_path):
     twin = Twin(tmp_path / "ring", 6, stored=True)
     twin.add([""])
