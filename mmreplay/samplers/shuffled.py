@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.errors import EmptyError, FormatError, SchemaError
-from mmreplay.ring import LAYOUTS, Layout
+from mmreplay.ring import LAYOUTS, Layout, Span
 from mmreplay.samplers.base import Draw, State, View
 from mmreplay.samplers.frozen import Frozen
 from mmreplay.samplers.permutation import Permutation
@@ -96,6 +96,7 @@ class ShuffledSampler:
         """Drop what was worked out for an epoch."""
         self._order: Permutation | None = None
         self._chunk: tuple[int, Ids, Ids] = (0, np.empty(0, int), np.empty(0, int))
+        self._moment: Span | None = None
 
     @property
     def epoch(self) -> int:
@@ -190,7 +191,11 @@ class ShuffledSampler:
             stop = self._stop(size, done, batch_size - have)
             env_ids, positions = self._places(view, frozen, done, stop)
             done += len(positions)
-            here = np.flatnonzero(frozen.alive(view, env_ids, positions))
+            if view.starts is self._moment:
+                # Worked out at this very moment, so that all that is there is legal.
+                here = np.flatnonzero(positions >= 0)
+            else:
+                here = np.flatnonzero(frozen.alive(view, env_ids, positions))
             envs.append(env_ids[here])
             places.append(positions[here])
             have += len(here)
@@ -240,6 +245,7 @@ class ShuffledSampler:
                 ranks = frozen.in_turn(indices)
             start, (envs, places) = first, frozen.places(view, ranks)
             self._chunk = (start, envs, places)
+            self._moment = view.starts
         piece = slice(first - start, stop - start)
         return envs[piece], places[piece]
 
