@@ -106,6 +106,12 @@ def _error(what: str, path: Path, error: OSError) -> FullError | FailedError:
 
 
 def _failed(what: str, path: Path, error: OSError) -> FailedError:
+    if error.errno == errno.EBADF:
+        return FailedError(
+            f"cannot {what} {path}: it was closed meanwhile, expected it open; let no "
+            "thread close the buffer while another one uses it, and open it again",
+            errno_=error.errno,
+        )
     expected = "expected the device to obey; check the disk, and open the buffer again"
     if error.errno in READ_ONLY:
         expected = (
@@ -261,6 +267,13 @@ class File:
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
                 raise _error("reserve space in", self.path, error) from error
+
+    def will_need(self, offset: int, nbytes: int) -> None:
+        """Ask the system to read a range ahead, without waiting for it."""
+        try:
+            os.posix_fadvise(self.fd, offset, nbytes, os.POSIX_FADV_WILLNEED)
+        except OSError as error:
+            raise _failed("read ahead in", self.path, error) from error
 
     def sync(self) -> None:
         """Wait until what was written is on the device; never retried on failure.

@@ -360,10 +360,12 @@ class Writer:
         target, free = self._targets(heads)
         if self._committer is not None and not free:
             target = np.maximum(self._limits, self._committer.given_up(heads, target))
-        for env_id in np.flatnonzero(target > self._limits).tolist():
-            stop = min(int(target[env_id]), self._ring.slots)
-            if int(self._limits[env_id]) < self._ring.slots:
-                self._store.allocate(env_id, stop)
+        fresh = np.flatnonzero((target > self._limits) & (self._limits < self._slots))
+        if self._ring.layout == "time_major" and len(fresh):
+            # One step's rows of all environments are one stretch of a file.
+            fresh = fresh[np.argmax(target[fresh])][None]
+        for env_id in fresh.tolist():
+            self._store.allocate(env_id, min(int(target[env_id]), self._slots))
         limits = np.maximum(target, self._limits)
         # Readers must know before the first of these rows is overwritten.
         self._book.publish(self._heads, limits, self._tails)

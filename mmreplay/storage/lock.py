@@ -132,12 +132,16 @@ def locked(folder: Path) -> bool:
     """
     path = folder / FILE_NAME
     try:
-        inode = os.stat(path).st_ino
+        status = os.stat(path)
         table = Path("/proc/locks").read_text("ascii")
     except OSError:
         return False
-    held = [line.split() for line in table.splitlines() if " FLOCK " in line]
-    return any(line[5].rpartition(":")[2] == str(inode) for line in held)
+    held = [line.split()[5] for line in table.splitlines() if " FLOCK " in line]
+    device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
+    if file_system(path) == "?":
+        # Subvolumes and overlays have a number of their own, the table their disk's.
+        return any(each.rpartition(":")[2] == str(status.st_ino) for each in held)
+    return f"{device}:{status.st_ino}" in held
 
 
 def _forget_in_child() -> None:

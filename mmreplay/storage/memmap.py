@@ -188,12 +188,12 @@ class MemmapStore:
         """Reserve space below a slot; see `Store.allocate`.
 
         The files of a time-major ring have no part of one environment's own, so
-        there the whole step is reserved, once, for environment 0.
+        there the whole step is reserved, whichever environment asks for it first.
         """
         ring = self.ring
         wide = 1 if ring.layout == "env_major" else ring.num_envs
-        if wide > 1 and env_id:
-            return
+        if wide > 1:
+            env_id = 0
         for name, file in self._files.items():
             if name == SUMS:
                 continue

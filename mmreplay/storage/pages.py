@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,7 +50,7 @@ class Pages:
                 self._warm_calls = WARM_CALLS
             return
         for offset, nbytes in self._ranges(rows):
-            os.posix_fadvise(self._file.fd, offset, nbytes, os.POSIX_FADV_WILLNEED)
+            self._file.will_need(offset, nbytes)
 
     def _resident(self, rows: NDArray[np.int64]) -> bool:
         """Tell whether the pages of a few rows are all in memory."""

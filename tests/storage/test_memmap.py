@@ -76,6 +76,25 @@ class TestMemmapStore(StoreContract):
         assert allocated == 0
         store.close()
 
+    @pytest.mark.parametrize("env_id", [0, 1, 2])
+    def test_any_environment_of_a_time_major_ring_has_its_space_reserved(
+        self, tmp_path, env_id
+    ):
+        ring = Ring.sized(4000, 3, "time_major")
+        store = MemmapStore.create(tmp_path, ring, SCHEMA)
+        store.allocate(env_id, 200)
+        apparent, allocated = store.disk_nbytes()
+        assert allocated >= apparent * 200 / ring.slots * 0.9
+        store.close()
+
+    def test_reading_ahead_in_a_store_that_another_thread_closed(self, store, ring):
+        # Pages of a mapping outlive its file: told missing, they are asked for.
+        for pages in store._pages.values():
+            pages._resident = lambda rows: False
+        store.close()
+        with pytest.raises(FailedError, match="it was closed meanwhile"):
+            store.prefetch(np.arange(4), KEPT)
+
     def test_a_reader_cannot_write(self, store, ring, tmp_path):
         reader = MemmapStore.open(tmp_path, ring, SCHEMA, writable=False)
         with pytest.raises(
