@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.batch import Batch
-from mmreplay.buffer.view import Fields, Ids, LiveView, Moment, Window
+from mmreplay.buffer.steps import Fields, Ids
+from mmreplay.buffer.view import LiveView, Moment, Window
 from mmreplay.errors import SchemaError, StaleError, StarvedError
 from mmreplay.samplers.base import Draw, Sampler
 from mmreplay.schema import Schema

@@ -11,7 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 from mmreplay.batch import Batch
 from mmreplay.buffer.drawing import Drawing, Fold
 from mmreplay.buffer.lifecycle import Parts
-from mmreplay.buffer.view import Fields, LiveView, Moment
+from mmreplay.buffer.steps import Fields
+from mmreplay.buffer.view import LiveView, Moment
 from mmreplay.episodes import FINAL, EpisodeIndex
 from mmreplay.errors import EmptyError, SchemaError
 from mmreplay.format.metadata import Metadata

@@ -7,13 +7,13 @@ given them up meanwhile, and what it gave up is told apart exactly by its limit.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.episodes import CUT, FINAL, TERMINATED, TRUNCATED, EpisodeIndex
+from mmreplay.buffer.steps import Fields, Ids, StepReader
+from mmreplay.episodes import EpisodeIndex
 from mmreplay.errors import SchemaError, StaleError
 from mmreplay.ring import Span
 from mmreplay.samplers.base import Home
@@ -35,11 +35,8 @@ class Window(Protocol):
     after: int
 
 
-Fields = dict[str, NDArray[np.generic]]
-Ids = NDArray[np.int64]
 Moment = tuple[Ids, Ids]
 """Limits and tails before rows were copied."""
-SERVED = {"terminated": TERMINATED, "truncated": TRUNCATED}
 
 
 class LiveView:
@@ -66,18 +63,8 @@ class LiveView:
         self._ledger = ledger
         self._ring = store.ring
         self._final_follows = autoreset == "next_step"
-        self._derived = (
-            schema.role("observation") is not None
-            and schema.role("next_observation") is None
-        )
-        self.next_paths = _next_paths(schema) if self._derived else {}
-        self._paths = schema.paths
-        self._served = {
-            path: SERVED[role]
-            for role in SERVED
-            if (path := schema.role(role)) is not None
-        }
-        self._schema = schema
+        self._steps = StepReader(store, schema, autoreset)
+        self.next_paths = self._steps.next_paths
         self._index = self._make_index()
         self._indexed: Span | None = None
         self._span = self._make_span(ledger.heads, ledger.tails)
@@ -98,7 +85,7 @@ class LiveView:
     def _make_index(self) -> EpisodeIndex:
         return EpisodeIndex(
             self._ring.num_envs,
-            derived=self._derived,
+            derived=self._steps.derived,
             final_follows=self._final_follows,
             before=self._before,
             after=None if self._window is None else self._window.after,
@@ -138,11 +125,17 @@ class LiveView:
 
     def legal(self, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
         """Tell legal starts; see `samplers.base.View`."""
+        if self._window is None:
+            return self._steps.legal(env_ids, positions)
         return self._index.legal(env_ids, positions)
 
     def start_at(self, ranks: Ids) -> tuple[Ids, Ids]:
         """Legal starts by rank; see `samplers.base.View`."""
         return self._index.start_at(ranks)
+
+    def legal_before(self, env_ids: Ids, positions: Ids) -> Ids:
+        """Ranks of positions; see `samplers.ranks.legal_before`."""
+        return self._index.legal_before(env_ids, positions)
 
     def refresh(self) -> None:
         """Look at what the writer published since."""
@@ -213,64 +206,12 @@ class LiveView:
         return dead if dead.any() else None
 
     def gather(self, env_ids: Ids, positions: Ids) -> Fields:
-        """Copy steps with their next observations.
-
-        Args:
-            env_ids: int64 ``[B]``.
-            positions: int64 ``[B]``, alive and, where next observations are
-                derived, legal starts.
-
-        Returns:
-            Per path ``[B, *shape]``.
-        """
-        store = self._store
-        rows = self._ring.rows(env_ids, positions)
-        store.prefetch(rows, self._paths)
-        found = store.gather(rows, self._paths)
-        if not self._served and not self._derived:
-            return found
-        here = store.flags(rows)
-        after = None
-        if self._derived or self.index.num_cuts:
-            following = self._ring.rows(env_ids, positions + 1)
-            known = positions + 1 < self._ledger.heads[env_ids]
-            after = np.where(known, store.flags(following), np.uint8(0))
-        for path, kind in self._served.items():
-            served = (here & kind) != 0
-            if kind == TRUNCATED and after is not None and self._index.num_cuts:
-                served |= (after & CUT) != 0
-            found[path] = served
-        if self._derived and after is not None:
-            # A terminated step without a final row has no next observation, and
-            # needs none: it is drawn with its own, to be discounted by 0.
-            own = ((here & TERMINATED) != 0) & ((after & FINAL) == 0)
-            rows = np.where(own, rows, following)
-            store.prefetch(rows, tuple(self.next_paths))
-            nexts = store.gather(rows, tuple(self.next_paths))
-            for path, name in self.next_paths.items():
-                found[name] = nexts[path]
-        return found
+        """Copy steps with their next observations; see `StepReader.gather`."""
+        return self._steps.gather(env_ids, positions, self._ledger.heads, self._index)
 
     def read(self, paths: tuple[str, ...], env_ids: Ids, positions: Ids) -> Fields:
         """Copy stored fields of rows, nothing derived but the two ends."""
-        rows = self._ring.rows(env_ids, positions)
-        self._store.prefetch(rows, paths)
-        found = self._store.gather(rows, paths)
-        for path in paths:
-            kind = self._served.get(path)
-            if kind is not None:
-                found[path] = self._served_at(kind, rows, env_ids, positions)
-        return {path: found[path] for path in paths}
-
-    def _served_at(
-        self, kind: int, rows: Ids, env_ids: Ids, positions: Ids
-    ) -> NDArray[np.bool_]:
-        served: NDArray[np.bool_] = (self._store.flags(rows) & kind) != 0
-        if kind == TRUNCATED:
-            known = positions + 1 < self._ledger.heads[env_ids]
-            after = self._store.flags(self._ring.rows(env_ids, positions + 1))
-            served |= known & ((after & CUT) != 0)
-        return served
+        return self._steps.read(paths, env_ids, positions, self._ledger.heads)
 
     def locate(self, env_ids: Ids, positions: Ids) -> tuple[Ids, Ids]:
         """Begin and end of episodes; see `transforms.base.Rows`."""
@@ -288,13 +229,3 @@ class LiveView:
     def flags(self, env_ids: Ids, positions: Ids) -> NDArray[np.uint8]:
         """Flags of rows, uint8 ``[B]``."""
         return self._store.flags(self._ring.rows(env_ids, positions))
-
-
-def _next_paths(schema: Schema) -> Mapping[str, str]:
-    """Path of each observation field to the name of its derived successor."""
-    role = schema.role("observation")
-    assert role is not None
-    return {
-        path: "next_observation" + path[len(role) :]
-        for path in schema.role_paths("observation")
-    }

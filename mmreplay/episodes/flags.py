@@ -45,3 +45,23 @@ def flags_of_steps(
         ended |= (before & FINAL) != 0
     flags |= ended * np.uint8(START)
     return flags
+
+
+def judged(*, derived: bool) -> NDArray[np.bool_]:
+    """Which rows are legal starts, by their flags and those of the row after.
+
+    Args:
+        derived: The next observation is read from the following row.
+
+    Returns:
+        bool ``[64 * 64]``, by ``here << 6 | after``; of rows that are known to be
+        followed, or to need no row after them.
+    """
+    here, after = np.divmod(np.arange((ALL_FLAGS + 1) ** 2), ALL_FLAGS + 1)
+    legal: NDArray[np.bool_] = (here & FINAL) == 0
+    if derived:
+        # An end without a final row: a terminated step needs no next observation, a
+        # truncated one cannot be bootstrapped and is left out.
+        usable = ((after & FINAL) != 0) | ((here & TERMINATED) != 0)
+        legal &= np.where((here & END) != 0, usable, (after & START) == 0)
+    return legal

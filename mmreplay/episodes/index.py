@@ -58,7 +58,7 @@ class EpisodeIndex:
 
     Attributes:
         num_cuts: Rows with CUT seen so far.
-        num_bare: Episodes seen so far that terminated without a final row.
+        bare: Some episode may have terminated without a final row.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class EpisodeIndex:
         self._num_illegal = 0
         self._legal_span: Span | None = None
         self.num_cuts = 0
-        self.num_bare = 0
+        self.bare = False
 
     def update(self, span: Span, read_flags: FlagReader) -> None:
         """Take in the rows published since the last call, drop those given up.
@@ -156,7 +156,8 @@ class EpisodeIndex:
         self._num_finals += self._finals.append(env_id, finals)
         self._num_illegal += self._illegal.append(env_id, illegal)
         self.num_cuts += int(np.count_nonzero(cuts))
-        self.num_bare += int(np.count_nonzero(closing & TERMINATED))
+        alone = flags[-1:] if not self._final_follows else flags[:0]
+        self.bare |= bool((closing & TERMINATED).any() or (alone & TERMINATED).any())
         self._last[env_id] = flags[-1]
         if len(starts):
             self._begin[env_id] = starts[-1]
@@ -253,6 +254,28 @@ class EpisodeIndex:
             places = self._illegal.bisect(env_ids, positions, slope=1)
             positions += self._illegal.number(env_ids, places)
         return env_ids, positions
+
+    def legal_before(self, env_ids: Ids, positions: Ids) -> Ids:
+        """Ranks of positions: how many legal starts come before them.
+
+        Costs O(num_envs + B log illegal rows).
+
+        Args:
+            env_ids: int64 ``[B]``.
+            positions: int64 ``[B]``; outside of `starts` the nearest edge counts.
+
+        Returns:
+            int64 ``[B]``, of all environments in the order of `start_at`.
+        """
+        starts = self.starts
+        stops = np.cumsum(starts.lengths - self._illegal.lengths)
+        ranks: Ids = np.concatenate([[0], stops])[env_ids]
+        inside = np.clip(positions, starts.first[env_ids], starts.stop[env_ids])
+        ranks += inside - starts.first[env_ids]
+        if self._num_illegal:
+            places = self._illegal.find(env_ids, inside)
+            ranks -= self._illegal.number(env_ids, places)
+        return ranks
 
     @property
     def num_begun(self) -> Ids:

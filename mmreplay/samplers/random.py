@@ -11,6 +11,8 @@ import secrets
 
 import numpy as np
 
+from mmreplay.errors import SchemaError
+
 
 class StepGenerator:
     """A `numpy.random.Generator` for each step.
@@ -20,11 +22,16 @@ class StepGenerator:
     """
 
     def __init__(self, seed: int | None) -> None:
-        self.seed = secrets.randbits(63) if seed is None else int(seed)
-        if not 0 <= self.seed < 1 << 63:
-            raise ValueError(f"seed: got {seed!r}, expected None or [0, 2**63)")
+        """Make one.
+
+        Raises:
+            SchemaError: The seed is no integer in the range.
+        """
+        self.seed = secrets.randbits(63) if seed is None else _checked(seed)
         self._philox = np.random.Philox(key=self.seed)
         self._state = self._philox.state
+        self._counter = self._state["state"]["counter"]
+        self._counter[:] = 0
         self._generator = np.random.Generator(self._philox)
 
     def at(self, step: int) -> np.random.Generator:
@@ -33,10 +40,9 @@ class StepGenerator:
         Args:
             step: At least 0.
         """
-        # 2**64 numbers a step: no step reaches into the next one's.
-        self._state["state"]["counter"][:] = (0, step, 0, 0)
-        self._state["buffer_pos"] = 4
-        self._state["has_uint32"] = 0
+        # 2**64 numbers a step: no step reaches into the next one's. The state that is
+        # set is the one of a new generator, with nothing buffered, but for this.
+        self._counter[1] = step
         self._philox.state = self._state
         return self._generator
 
@@ -44,3 +50,14 @@ class StepGenerator:
         """Return a number of one step, in ``[0, 2**64)``, for `Draw.key`."""
         # Weyl's sequence: steps in a row give keys far apart, whatever the seed.
         return (self.seed + (step + 1) * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+
+
+def _checked(seed: object) -> int:
+    if isinstance(seed, int | np.integer) and not isinstance(seed, bool):
+        number = int(seed)
+        if 0 <= number < 1 << 63:
+            return number
+    raise SchemaError(
+        f"seed: got {seed!r}, expected None or an integer in [0, 2**63); pass None "
+        "to take one from the system"
+    )

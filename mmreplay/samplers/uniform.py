@@ -12,15 +12,20 @@ from mmreplay.ring import Span
 from mmreplay.samplers.base import Draw, State, View
 from mmreplay.samplers.random import StepGenerator
 
-MAX_REJECTIONS = 20
+Ids = NDArray[np.int64]
+MIN_LEGAL = 0.75
+"""Share of rows that are legal below which they are drawn by rank."""
+SPARE_SIGMAS = 4.0
+"""Rows drawn beyond what is needed, in standard deviations of the illegal ones."""
 
 
 class UniformSampler:
     """Draws with replacement, exactly uniform over all legal starts.
 
-    Starts are drawn over the whole span and illegal ones drawn again, which is
-    exact and never enumerates the buffer. Where hardly any row is legal, the rest is
-    drawn by rank among the legal ones. Costs O(batch).
+    Rows are drawn over the whole stretch, a few more than needed, and the illegal
+    ones left out, which is exact and never enumerates the buffer. Where many rows are
+    illegal, legal ones are drawn by rank. Costs O(batch), by rank with the logarithm
+    of the illegal rows.
     """
 
     def __init__(self, seed: int | None = None) -> None:
@@ -44,13 +49,17 @@ class UniformSampler:
                 "drawn when its next observation is known: add steps first"
             )
         rng = self._random.at(self._step)
-        env_ids, positions = starts.pick(batch_size, rng)
-        if num_legal < starts.total:
-            self._replace_illegal(view, env_ids, positions, num_legal, rng)
+        if num_legal == starts.total:
+            env_ids, positions = starts.pick(batch_size, rng)
+        elif num_legal < MIN_LEGAL * starts.total:
+            env_ids, positions = view.start_at(_below(num_legal, batch_size, rng))
+        else:
+            env_ids, positions = self._pick_legal(view, num_legal, batch_size, rng)
         key = self._random.key(self._step)
         self._step += 1
-        probabilities = np.full(batch_size, 1.0 / num_legal)
-        weights = np.ones(batch_size, np.float32)
+        probabilities, weights = np.empty(batch_size), np.empty(batch_size, np.float32)
+        probabilities.fill(1.0 / num_legal)
+        weights.fill(1.0)
         return Draw(env_ids, positions, probabilities, weights, key)
 
     def _starts_of(self, view: View) -> _Starts:
@@ -59,24 +68,21 @@ class UniformSampler:
             self._starts = _Starts(span)
         return self._starts
 
-    def _replace_illegal(
-        self,
-        view: View,
-        env_ids: NDArray[np.int64],
-        positions: NDArray[np.int64],
-        num_legal: int,
-        rng: np.random.Generator,
-    ) -> None:
-        """Draw again, in place, what is no legal start, until all are."""
-        bad = np.flatnonzero(~view.legal(env_ids, positions))
-        for _ in range(MAX_REJECTIONS):
-            if len(bad) == 0:
-                return
-            envs, again = self._starts.pick(len(bad), rng)
-            env_ids[bad], positions[bad] = envs, again
-            bad = bad[~view.legal(envs, again)]
-        ranks = rng.integers(num_legal, size=len(bad))
-        env_ids[bad], positions[bad] = view.start_at(ranks)
+    def _pick_legal(
+        self, view: View, num_legal: int, count: int, rng: np.random.Generator
+    ) -> tuple[Ids, Ids]:
+        """Draw rows until so many of them are legal, in one go nearly always."""
+        starts = self._starts
+        illegal = count * (starts.total / num_legal - 1.0)
+        spare = int(illegal + SPARE_SIGMAS * illegal**0.5) + 1
+        env_ids, positions = starts.pick(count + spare, rng)
+        good = view.legal(env_ids, positions).nonzero()[0][:count]
+        env_ids, positions = env_ids.take(good), positions.take(good)
+        missing = count - len(good)
+        if missing == 0:
+            return env_ids, positions
+        ids, more = view.start_at(_below(num_legal, missing, rng))
+        return np.concatenate([env_ids, ids]), np.concatenate([positions, more])
 
     def state_dict(self) -> State:
         """Seed and step."""
@@ -107,6 +113,12 @@ def _checked(state: State) -> tuple[int, int]:
     return state["seed"], state["step"]
 
 
+def _below(total: int, count: int, rng: np.random.Generator) -> Ids:
+    """Integers in ``[0, total)``, int64 ``[count]``."""
+    # 53 bits of a double: the bias over 2**40 rows is below 2**-12 of a row.
+    return (rng.random(count) * total).astype(np.int64)
+
+
 class _Starts:
     """A span laid end to end, so that one number names a row of it."""
 
@@ -116,12 +128,9 @@ class _Starts:
         self._first = int(span.first[0])
         self.total = int(self._ends[-1])
 
-    def pick(
-        self, count: int, rng: np.random.Generator
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def pick(self, count: int, rng: np.random.Generator) -> tuple[Ids, Ids]:
         """Draw rows uniformly, legal or not."""
-        # 53 bits of a double: the bias over 2**40 rows is below 2**-12 of a row.
-        ranks = (rng.random(count) * self.total).astype(np.int64)
+        ranks = _below(self.total, count, rng)
         if len(self._ends) == 1:
             ranks += self._first
             return np.zeros(count, np.int64), ranks

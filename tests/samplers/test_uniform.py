@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.errors import EmptyError
+from mmreplay.errors import EmptyError, SchemaError
 from mmreplay.ring import Span
 from mmreplay.samplers import uniform
 from mmreplay.samplers.uniform import UniformSampler
@@ -57,9 +57,10 @@ class TestUniformSampler(SamplerContract):
         drawn = [p for _ in range(20) for p in places(sampler.draw(view, 150))]
         assert_uniform(drawn, view.places())
 
-    def test_where_rejection_ends_ranks_go_on_without_a_seam(self, monkeypatch):
-        # With one rejection allowed, half of the batch is drawn by rank.
-        monkeypatch.setattr(uniform, "MAX_REJECTIONS", 1)
+    def test_where_spare_rows_end_ranks_go_on_without_a_seam(self, monkeypatch):
+        # Without spare rows a third of the batch is drawn by rank.
+        monkeypatch.setattr(uniform, "MIN_LEGAL", 0.0)
+        monkeypatch.setattr(uniform, "SPARE_SIGMAS", -100.0)
         view = VIEWS[3]
         drawn = places(self.make().draw(view, 20_000))
         assert_uniform(drawn, view.places())
@@ -77,9 +78,12 @@ class TestUniformSampler(SamplerContract):
             assert positions.tolist() == [span.stop[-1] - 1] * 2
 
     def test_seeds_outside_the_range_are_refused(self):
-        for seed in (-1, 1 << 63):
-            with pytest.raises(ValueError, match=r"seed: got .*, expected None or"):
+        for seed in (-1, 1 << 63, "a", 1.5, True, np.int64(-3)):
+            with pytest.raises(
+                SchemaError, match=r"seed: got .*, expected None or"
+            ):
                 UniformSampler(seed)
+        assert UniformSampler(np.int32(7)).state_dict()["seed"] == 7
 
     def test_no_seed_is_another_seed_each_time(self):
         seeds = {UniformSampler().state_dict()["seed"] for _ in range(10)}
