@@ -128,18 +128,22 @@ class Drawing:
         bad = np.flatnonzero(stale)
         for _ in range(MAX_REDRAWS):
             again, more, gone = self._draw(sampler, len(bad))
-            if draw.offsets is not None or _length(again) != _length(draw):
-                # Windows as long as the longest episode of each draw: these two do
-                # not fit together.
-                bad = np.arange(len(draw))
+            longer = len(again) > len(bad) or draw.offsets is not None
+            if longer or _length(again) != _length(draw):
+                # Windows as long as the longest episode of each draw, or a fixed
+                # share of an epoch: these two do not fit together.
                 draw, fields, gone = self._draw(sampler, len(draw))
+                there, bad = np.arange(len(draw)), bad[:0]
             else:
-                draw = draw.replaced(bad, again)
+                # At the end of an epoch there are fewer; the next one has the rest.
+                there, bad = bad[: len(again)], bad[len(again) :]
+                draw = draw.replaced(there, again)
                 for path, array in more.items():
-                    fields[path][bad] = array
-            if gone is None:
+                    fields[path][there] = array
+            if gone is not None:
+                bad = np.concatenate([there[gone], bad])
+            if len(bad) == 0:
                 return draw, fields
-            bad = bad[gone]
         raise StarvedError(
             f"{len(bad)} steps were overwritten before they could be read, "
             f"{MAX_REDRAWS} times over, expected a writer slower than that; enlarge "

@@ -150,6 +150,32 @@ def test_an_epoch_of_a_buffer_that_is_being_written_ends(tmp_path):
     buffer.close()
 
 
+@pytest.mark.parametrize("again", [1, 2])
+def test_steps_overwritten_at_an_epochs_end_come_from_the_next(
+    tmp_path, monkeypatch, again
+):
+    sampler = mr.ShuffledSampler(seed=0)
+    buffer = fill(tmp_path / "b", close=False, sampler=sampler)
+    total = len(legal(buffer))
+    first = buffer.sample(total - 12)
+    strikes = iter([[0, 3, 4, 5, 6], [1]][:again])
+
+    def stale(view, env_ids, positions, moment):
+        bad = np.zeros(len(positions), bool)
+        bad[next(strikes, [])] = True
+        return bad if bad.any() else None
+
+    monkeypatch.setattr(type(buffer.view), "stale", stale)
+    # Of ten steps five are gone; two are left of this epoch, three come later.
+    batch = buffer.sample(10)
+    assert len(set(places(batch))) == 10
+    assert sampler.epoch == 1
+    same_as_take(buffer, batch.torch())
+    kept = places(batch)[1:3] + places(batch)[7:]
+    assert not set(kept) & set(places(first))
+    buffer.close()
+
+
 def test_sampling_a_buffer_goes_epoch_by_epoch(tmp_path):
     sampler = mr.ShuffledSampler(seed=0, batches=5)
     buffer = fill(tmp_path / "b", close=False, sampler=sampler)
