@@ -7,7 +7,7 @@ import pytest
 import mmreplay as mr
 from mmreplay.errors import FailedError
 from tests.format.making import fill, schema_of
-from tools.torture.disks import Disk, using
+from tools.torture.disks import Disk, WatchedDisk, using
 
 
 def test_the_writer_sweeps_its_own_left_overs_and_nothing_else(tmp_path):
@@ -74,3 +74,22 @@ def test_a_copy_of_a_buffer_is_treated_as_after_a_power_cut(tmp_path):
     rows = copy.gather_all()
     assert rows["action"].tolist() == [*range(20), *range(1000, 1020)]
     buffer.close()
+
+
+def test_a_ring_made_larger_syncs_nothing_until_it_wraps(tmp_path):
+    schema = mr.Schema({"number": mr.Field((), "int64")})
+    path = tmp_path / "ring"
+    with mr.ReplayBuffer.create(path, schema, 40, commit_every=None) as buffer:
+        for number in range(500):
+            buffer.add(number=number)
+        buffer.resize(300)
+        ring = buffer.metadata.ring
+        # In whole blocks, so that none with a living row is written into.
+        first = int(buffer.span.first[0]) // ring.block_rows * ring.block_rows
+        with using(WatchedDisk()) as disk:
+            for number in range(500, first + ring.slots):
+                buffer.add(number=number)
+            assert disk.calls["datasync"] == 0
+            buffer.add(number=number + 1)
+            assert disk.calls["datasync"] == 1
+    assert mr.verify_buffer(path).ok

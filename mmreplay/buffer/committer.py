@@ -56,6 +56,14 @@ class Committer:
                 "the buffer, check the disk, and open it again"
             )
 
+    def given_up_blocks(self) -> Array:
+        """int64 ``[E]``, blocks that no power cut brings back: writing is free there.
+
+        None in a new buffer's first lap, of which nothing is overwritten; after a
+        clear, or in a ring made larger, all those below its first row.
+        """
+        return self._ledger.committed.tails // self._store.ring.block_rows
+
     def given_up(self, needed: Array, target: Array) -> Array:
         """Durable limits of at least needed; raised to target where they are not."""
         if (self._ledger.committed.limits < needed).any():

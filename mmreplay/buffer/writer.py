@@ -375,8 +375,11 @@ class Writer:
         """Limits to ask for, and whether nothing is overwritten below them."""
         ring = self._ring
         ahead = np.maximum(self._heads + min(ring.reserve, self._ahead), heads)
-        first_lap = np.minimum(ahead, np.maximum(ring.slots, heads))
-        if (first_lap <= ring.slots).all():
+        free: Array | int = ring.slots
+        if self._committer is not None:
+            free = free + self._committer.given_up_blocks() * ring.block_rows
+        first_lap = np.minimum(ahead, np.maximum(free, heads))
+        if (first_lap <= free).all():
             return np.maximum(first_lap, self._limits), True
         wide = np.maximum(self._heads + ring.reserve, heads)
         return np.maximum(wide, self._limits), False
