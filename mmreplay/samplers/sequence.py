@@ -196,9 +196,13 @@ class SequenceSampler:
         """See `EpochSampler.num_batches`."""
         return self._inner.num_batches(view, batch_size)
 
-    def state_dict(self) -> State:
-        """What the windows are, and the state of the sampler inside."""
-        inner = self._inner.state_dict()
+    def state_dict(self, priorities: bool = False) -> State:
+        """What the windows are, and the state of the sampler inside.
+
+        Args:
+            priorities: With those that the sampler inside keeps, as arrays.
+        """
+        inner = self._inner.state_dict(priorities)
         return {"kind": "SequenceSampler", **self._arguments, "parts": inner}
 
     def load_state_dict(self, state: State) -> None:
@@ -207,6 +211,10 @@ class SequenceSampler:
         for name, value in self._arguments.items():
             same(state, name, value)
         self._inner.sampler.load_state_dict(parts(state, "parts", 1)[0])
+
+    def close(self) -> None:
+        """Let go of what the sampler inside holds, such as stored priorities."""
+        self._inner.close()
 
     def _around(self, view: WindowView, drawn: Draw) -> Windows:
         """Lay windows around the steps drawn."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -125,9 +126,18 @@ class Inner:
             )
         return epochs.num_batches(self.of(view), batch_size)
 
-    def state_dict(self) -> list[State]:
-        """State of the sampler, as a list of one."""
+    def state_dict(self, priorities: bool) -> list[State]:
+        """State of the sampler, as a list of one, with its priorities if asked for."""
+        if priorities and self.keeps_priorities:
+            save: Callable[..., State] = self.sampler.state_dict
+            return [save(priorities=True)]
         return [self.sampler.state_dict()]
+
+    def close(self) -> None:
+        """Let go of what the sampler holds, such as stored priorities."""
+        close: Callable[[], None] | None = getattr(self.sampler, "close", None)
+        if close is not None:
+            close()
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the buffer behind: a worker has its own."""

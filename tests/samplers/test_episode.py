@@ -1,6 +1,7 @@
 """Episodes: every whole one and no other, by brute force."""
 
 import itertools
+import json
 from collections import Counter
 from dataclasses import dataclass
 
@@ -10,7 +11,6 @@ import pytest
 import mmreplay as mr
 from mmreplay.errors import EmptyError, FormatError, SchemaError
 from mmreplay.samplers.episode import EpisodeSampler, return_within
-from mmreplay.samplers.shuffled import ShuffledSampler
 from mmreplay.samplers.uniform import UniformSampler
 from tests.buffer.support import Twin
 from tests.samplers.test_sequence import random_turn, view_of
@@ -118,17 +118,18 @@ def assert_shares(names, weights):
     assert statistic < chi_square_limit(max(1, len(weights) - 1))
 
 
+@pytest.mark.parametrize("turns", [15, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("stored", [False, True])
 @pytest.mark.parametrize("autoreset", ["disabled", "next_step"])
 @pytest.mark.parametrize(("capacity", "num_envs"), [(17, 1), (12, 3)])
 def test_episodes_are_those_found_by_looking_at_every_row(
-    tmp_path, autoreset, stored, capacity, num_envs, rng
+    tmp_path, autoreset, stored, capacity, num_envs, turns, rng
 ):
     twin = Twin(
         tmp_path / "ring", capacity, num_envs, autoreset=autoreset, stored=stored
     )
     kept = [EpisodeSampler(UniformSampler(1), **case) for case in CASES]
-    for turn in range(40):
+    for turn in range(turns):
         random_turn(twin, rng, turn)
         for number in rng.permutation(len(CASES))[:3]:
             case, view = CASES[number], view_of(twin.buffer)
@@ -140,4 +141,159 @@ def test_episodes_are_those_found_by_looking_at_every_row(
                 else:
                     with pytest.raises(EmptyError, match="none is a legal start"):
                         sampler.draw(view, 1)
+    twin.buffer.close()
+
+
+def filled(path, lengths=(7, 4, 1, 12, 5), num_envs=2):
+    """A buffer of episodes of these lengths, the last one running."""
+    twin = Twin(path, 64, num_envs)
+    kinds = [k for n in lengths for k in [""] * (n - 1) + ["t"]]
+    twin.extend([[k] * num_envs for k in [*kinds, "", ""]])
+    return twin
+
+
+def test_a_ragged_batch_holds_the_same_steps_one_after_another(tmp_path):
+    twin = filled(tmp_path / "ring")
+    view = view_of(twin.buffer)
+    padded = drawn(EpisodeSampler(UniformSampler(3)).draw(view, 50))
+    sampler = EpisodeSampler(UniformSampler(3), layout="ragged")
+    assert ragged(sampler.draw(view, 50)) == padded
+    sampler = EpisodeSampler(UniformSampler(3), layout="ragged")
+    with mr.ReplayBuffer.open(twin.path, sampler=sampler) as buffer:
+        batch = buffer.sample(50)
+        tensors = batch.torch()
+    assert len(batch["reward"]) == len(batch) == sum(len(p) for _, p in padded)
+    lengths = [len(positions) for _, positions in padded]
+    assert np.diff(batch.offsets).tolist() == lengths
+    assert tensors.offsets.tolist() == batch.offsets.tolist()
+    ends = batch["terminated"]
+    assert np.flatnonzero(ends).tolist() == (batch.offsets[1:] - 1).tolist()
+    twin.buffer.close()
+
+
+def test_a_padded_batch_has_a_mask_and_tells_first_steps(tmp_path):
+    twin = filled(tmp_path / "ring")
+    with mr.ReplayBuffer.open(twin.path, sampler=EpisodeSampler()) as buffer:
+        batch = buffer.sample(20)
+    longest = batch.mask.sum(1).max()
+    assert batch["observation"].shape == (20, longest, 2)
+    assert batch["is_first"][:, 0].all()
+    assert not batch["is_first"][:, 1:].any()
+    ends = batch["terminated"] & batch.mask
+    assert (ends.sum(1) == 1).all()
+    assert (ends.argmax(1) == batch.mask.sum(1) - 1).all()
+    twin.buffer.close()
+
+
+def test_every_episode_comes_once_an_epoch_of_a_shuffled_sampler(tmp_path):
+    twin = filled(tmp_path / "ring")
+    view = view_of(twin.buffer)
+    sampler = EpisodeSampler(mr.ShuffledSampler(seed=1))
+    assert sampler.num_batches(view, 4) == 3
+    found = []
+    while sampler.epoch == 0:
+        assert sampler.more(view, 4)
+        found += drawn(sampler.draw(view, 4))
+    assert sorted(found) == sorted(wanted(twin.oracle, {}))
+    twin.buffer.close()
+
+
+def test_episodes_come_by_the_priorities_of_their_first_steps(tmp_path):
+    twin = filled(tmp_path / "ring")
+    inner = mr.PrioritizedSampler(1.0, eps=0.0, eta=1.0, name=None, seed=0)
+    with mr.ReplayBuffer.open(twin.path, sampler=EpisodeSampler(inner)) as buffer:
+        batch = buffer.sample(200)
+        error = np.where(batch["observation"][..., 0] <= 14, 3.0, 1.0)
+        assert buffer.update_priorities(batch, error) == 0
+        batch = buffer.sample(4000)
+    # The first episode of each environment holds rows up to observation 14.
+    share = (batch.positions == 0).mean()
+    assert abs(share - 6 / (6 + 8)) < 0.01
+    twin.buffer.close()
+
+
+def test_episodes_are_chosen_by_their_returns(tmp_path):
+    twin = filled(tmp_path / "ring")
+    table = mr.episode_table(twin.buffer)
+    for least, most in ((-np.inf, np.inf), (20.0, np.inf), (3.0, 60.0)):
+        sampler = EpisodeSampler(
+            UniformSampler(0), where=return_within(table, least, most)
+        )
+        good = (table.returns >= least) & (table.returns <= most) & table.whole
+        expected = {
+            (int(e), tuple(range(b, s)))
+            for e, b, s in zip(
+                table.env_ids[good], table.begin[good], table.end[good], strict=True
+            )
+        }
+        names = drawn(sampler.draw(view_of(twin.buffer), 40 * len(expected)))
+        assert_uniform(names, expected)
+    nobody = EpisodeSampler(where=return_within(table, 1e9))
+    with pytest.raises(EmptyError, match=r"cannot draw 3 episodes: got 62 published"):
+        nobody.draw(view_of(twin.buffer), 3)
+    twin.buffer.close()
+
+
+def test_a_filter_is_not_asked_again_of_an_episode_that_is_over(tmp_path):
+    twin = filled(tmp_path / "ring")
+    asked = []
+
+    def where(rows):
+        asked.extend(zip(rows.env_ids.tolist(), rows.begin.tolist(), strict=True))
+        return np.ones(len(rows.begin), bool)
+
+    sampler = EpisodeSampler(where=where)
+    for _ in range(3):
+        sampler.draw(view_of(twin.buffer), 3)
+        twin.add(["t", ""])
+        twin.add(["", ""])
+    over = [name for name in asked if name[1] < 29]
+    assert len(over) == len(set(over)) == 10
+    twin.buffer.close()
+
+
+def test_a_state_brings_the_episodes_back(tmp_path):
+    twin = filled(tmp_path / "ring")
+    view = view_of(twin.buffer)
+    sampler = EpisodeSampler(UniformSampler(5), by="length")
+    sampler.draw(view, 3)
+    state = json.loads(json.dumps(sampler.state_dict()))
+    expected = [drawn(sampler.draw(view, 4)) for _ in range(3)]
+    other = EpisodeSampler(UniformSampler(6), by="length")
+    other.load_state_dict(state)
+    assert [drawn(other.draw(view, 4)) for _ in range(3)] == expected
+    with pytest.raises(FormatError, match=r"got by 'length', expected this sampler's"):
+        EpisodeSampler().load_state_dict(state)
+    twin.buffer.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"by": "steps"}, "by: got 'steps', expected one of"),
+        ({"layout": "flat"}, "layout: got 'flat', expected one of"),
+        ({"min_length": 0}, r"min_length and max_length: got 0 and None, expected"),
+        ({"min_length": 5, "max_length": 4}, r"got 5 and 4, expected 1 <= min_length"),
+        ({"headless": True}, "headless: got True with by='episode'"),
+        (
+            {"headless": True, "by": "length", "min_length": 2},
+            "headless: got True with min_length",
+        ),
+        (
+            {"sampler": mr.PrioritizedSampler(name=None), "layout": "ragged"},
+            "layout: got 'ragged' with a sampler that keeps priorities",
+        ),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(arguments, message):
+    with pytest.raises(SchemaError, match=message):
+        EpisodeSampler(**arguments)
+
+
+@pytest.mark.parametrize("answer", [True, np.ones(3, bool), np.ones(10)])
+def test_a_filter_that_does_not_tell_of_each_episode_is_refused(tmp_path, answer):
+    twin = filled(tmp_path / "ring", num_envs=1)
+    sampler = EpisodeSampler(where=lambda rows: answer)
+    with pytest.raises(SchemaError, match=r"where: got .* from it, expected bool\["):
+        sampler.draw(view_of(twin.buffer), 3)
     twin.buffer.close()

@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import pickle
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -11,7 +13,8 @@ from mmreplay.errors import EmptyError, FormatError, SchemaError
 from mmreplay.samplers.sequence import SequenceSampler
 from mmreplay.samplers.uniform import UniformSampler
 from tests.buffer.support import Twin
-from tests.samplers.windows_oracle import assert_windows, windows
+from tests.samplers.test_uniform import chi_square_limit
+from tests.samplers.windows_oracle import assert_windows, drawn, windows
 
 SHAPES = [
     {"length": 1},
@@ -79,11 +82,12 @@ def check_view(view, legal):
     assert (view.legal_before(env_ids, positions) == before).all()
 
 
+@pytest.mark.parametrize("turns", [15, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("stored", [False, True])
 @pytest.mark.parametrize("autoreset", ["disabled", "next_step"])
 @pytest.mark.parametrize(("capacity", "num_envs"), [(14, 1), (11, 3)])
 def test_windows_are_those_found_by_looking_at_every_row(
-    tmp_path, autoreset, stored, capacity, num_envs, rng
+    tmp_path, autoreset, stored, capacity, num_envs, turns, rng
 ):
     twin = Twin(
         tmp_path / "ring", capacity, num_envs, autoreset=autoreset, stored=stored
@@ -95,11 +99,271 @@ def test_windows_are_those_found_by_looking_at_every_row(
         )
         for shape, boundary in cases
     }
-    for turn in range(40):
+    for turn in range(turns):
         random_turn(twin, rng, turn)
         # Each turn looks at some of the cases, so that samplers skip moments.
         for number in rng.permutation(len(cases))[:6]:
             shape, boundary = cases[number]
             view = view_of(twin.buffer)
             check_shape(view, twin.oracle, samplers, shape, boundary)
+    twin.buffer.close()
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+def test_windows_of_transformed_steps_are_of_their_legal_starts(
+    tmp_path, boundary, rng
+):
+    twin = Twin(tmp_path / "ring", 25, 2, autoreset="next_step")
+    transforms = [mr.FrameStack(3), mr.NStep(2, gamma=0.9)]
+    reader = mr.ReplayBuffer.open(twin.path, transforms=transforms)
+    view = view_of(reader)
+    shape = {"length": 3, "burn_in": 1, "stride": 2, "boundary": boundary}
+    sampler = SequenceSampler(sampler=UniformSampler(0), **shape)
+    seen = 0
+    for turn in range(30):
+        random_turn(twin, rng, 1 + turn % 8)
+        view.refresh()
+        starts = view.starts
+        rows = [
+            (e, p)
+            for e in range(2)
+            for p in range(starts.first[e], starts.stop[e])
+            if view.legal(np.array([e]), np.array([p]))[0]
+        ]
+        expected = windows(twin.oracle, legal=rows, **shape)
+        if expected:
+            assert_windows(sampler.draw(view, 30 * len(expected)), expected)
+            seen += 1
+    assert seen > 10
+    reader.close()
+    twin.buffer.close()
+
+
+def filled(path, episodes=(7, 4, 1, 12, 5), num_envs=2, **options):
+    """A buffer of episodes of these lengths; a step's reward is its position."""
+    twin = Twin(path, 64, num_envs, **options)
+    kinds = [k for n in episodes for k in [""] * (n - 1) + ["t"]]
+    twin.extend([[k] * num_envs for k in kinds])
+    return twin
+
+
+def test_a_batch_holds_windows_flags_and_first_states(tmp_path):
+    twin = filled(tmp_path / "ring")
+    sampler = SequenceSampler(
+        4, UniformSampler(0), boundary="pad", first_only=("action", "reward")
+    )
+    with mr.ReplayBuffer.open(twin.path, sampler=sampler) as buffer:
+        batch = buffer.sample(40)
+    assert batch["observation"].shape == (40, 4, 2)
+    assert batch["next_observation"].shape == (40, 4, 2)
+    assert batch["is_first"].shape == batch.mask.shape == (40, 4)
+    assert batch["action"].shape == batch["reward"].shape == (40,)
+    starts, places = {0, 7, 11, 12, 24}, batch.window_positions
+    assert (batch["is_first"] == np.isin(places, list(starts)) & batch.mask).all()
+    assert (batch["observation"][:, 0, 0] == batch["action"]).all()
+    observed = batch["observation"].astype(np.int64)
+    for row, env_id in enumerate(batch.env_ids):
+        steps = twin.buffer.take(env_id, places[row])
+        assert (observed[row] == steps["observation"]).all()
+    torched = batch.torch()
+    assert torched["is_first"].shape == (40, 4)
+    twin.buffer.close()
+
+
+def test_a_path_of_first_only_that_is_no_field_is_refused(tmp_path):
+    twin = filled(tmp_path / "ring")
+    sampler = SequenceSampler(4, first_only=("state",))
+    with (
+        mr.ReplayBuffer.open(twin.path, sampler=sampler) as buffer,
+        pytest.raises(SchemaError, match=r"first_only: got the path 'state', expected"),
+    ):
+        buffer.sample(2)
+    twin.buffer.close()
+
+
+def test_every_window_comes_once_an_epoch_of_a_shuffled_sampler(tmp_path):
+    twin = filled(tmp_path / "ring")
+    view = view_of(twin.buffer)
+    sampler = SequenceSampler(4, mr.ShuffledSampler(seed=1))
+    expected = sorted(windows(twin.oracle, 4))
+    for epoch in range(3):
+        names = []
+        for _ in range(sampler.num_batches(view, 5)):
+            assert sampler.epoch == epoch
+            assert sampler.more(view, 5)
+            draw = sampler.draw(view, 5)
+            names += zip(draw.env_ids.tolist(), draw.positions.tolist(), strict=True)
+        assert sampler.epoch == epoch + 1
+        assert sorted(names) == expected
+    twin.buffer.close()
+
+
+def test_recent_windows_are_the_newest_of_each_environment(tmp_path):
+    twin = filled(tmp_path / "ring")
+    view = view_of(twin.buffer)
+    sampler = SequenceSampler(4, mr.RecentSampler(3, 1.0, seed=0))
+    draw = sampler.draw(view, 300)
+    every = sorted(windows(twin.oracle, 4))
+    newest = [n for e in range(2) for n in [w for w in every if w[0] == e][-3:]]
+    names = zip(draw.env_ids.tolist(), draw.positions.tolist(), strict=True)
+    assert sorted(set(names)) == newest
+    twin.buffer.close()
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+def test_windows_come_as_often_as_their_priorities_say(tmp_path, boundary, rng):
+    twin = Twin(tmp_path / "ring", 40, 2, autoreset="next_step")
+    shape = {"length": 3, "burn_in": 1, "bootstrap": 1, "boundary": boundary}
+    inner = mr.PrioritizedSampler(
+        1.0, 0.0, eps=0.0, eta=0.5, stratified=False, name=None, seed=0
+    )
+    sampler, view = SequenceSampler(sampler=inner, **shape), view_of(twin.buffer)
+    for turn in range(12):
+        random_turn(twin, rng, 1 + turn % 8)
+        expected = windows(twin.oracle, **shape)
+        if not expected:
+            continue
+        draw = sampler.draw(view, 60 * len(expected))
+        assert {n for n, _ in drawn(draw)} <= set(expected)
+        names = list(expected)
+        env_ids, positions = np.array(names).T
+        values = rng.random((len(names), 5)) + 0.1
+        mask = np.array([expected[name][1] for name in names])
+        assert sampler.update_priorities(view, env_ids, positions, values, mask) == 0
+        counted = np.where(mask[:, 1:4], values[:, 1:4], 0)
+        means = counted.sum(1) / mask[:, 1:4].sum(1)
+        share = 0.5 * counted.max(1) + 0.5 * means
+        share /= share.sum()
+        draw = sampler.draw(view, 4000)
+        wanted = dict(zip(names, share, strict=True))
+        probabilities = [wanted[name] for name, _ in drawn(draw)]
+        # Priorities are stored as float32.
+        np.testing.assert_allclose(draw.probabilities, probabilities, rtol=1e-5)
+        counts = Counter(name for name, _ in drawn(draw))
+        statistic = sum(
+            (counts[n] - 4000 * p) ** 2 / (4000 * p) for n, p in wanted.items()
+        )
+        assert statistic < chi_square_limit(max(1, len(names) - 1))
+    twin.buffer.close()
+
+
+def test_priorities_of_the_steps_to_learn_from_suffice(tmp_path):
+    twin = filled(tmp_path / "ring")
+    inner = mr.PrioritizedSampler(1.0, name=None, eta=1.0, seed=0)
+    sampler = SequenceSampler(3, inner, burn_in=2)
+    with mr.ReplayBuffer.open(twin.path, sampler=sampler) as buffer:
+        batch = buffer.sample(8)
+        assert buffer.update_priorities(batch, np.full((8, 5), 2.0)) == 0
+        assert buffer.update_priorities(batch, np.full((8, 3), 2.0)) == 0
+        assert buffer.update_priorities(batch, np.full(8, 2.0)) == 0
+        with pytest.raises(SchemaError, match=r"priorities: got \[8, 4\], expected"):
+            buffer.update_priorities(batch, np.ones((8, 4)))
+    twin.buffer.close()
+
+
+def test_a_state_brings_the_windows_back(tmp_path):
+    twin = filled(tmp_path / "ring")
+    view = view_of(twin.buffer)
+    sampler = SequenceSampler(3, UniformSampler(5), burn_in=1)
+    sampler.draw(view, 4)
+    state = json.loads(json.dumps(sampler.state_dict()))
+    expected = [drawn(sampler.draw(view, 9)) for _ in range(3)]
+    other = SequenceSampler(3, UniformSampler(6), burn_in=1)
+    other.load_state_dict(state)
+    assert [drawn(other.draw(view, 9)) for _ in range(3)] == expected
+    with pytest.raises(FormatError, match=r"got length 3, expected this sampler's 4"):
+        SequenceSampler(4, burn_in=1).load_state_dict(state)
+    with pytest.raises(FormatError, match=r"got kind 'SequenceSampler', expected"):
+        UniformSampler().load_state_dict(state)
+    twin.buffer.close()
+
+
+def test_a_sampler_travels_without_its_buffer(tmp_path):
+    twin = filled(tmp_path / "ring")
+    view = view_of(twin.buffer)
+    sampler = SequenceSampler(3, UniformSampler(5))
+    sampler.draw(view, 4)
+    other = pickle.loads(pickle.dumps(sampler))
+    assert drawn(other.draw(view, 9)) == drawn(sampler.draw(view, 9))
+    twin.buffer.close()
+
+
+def test_a_sampler_serves_several_buffers_in_turn(tmp_path):
+    twins = [
+        filled(tmp_path / name, lengths)
+        for name, lengths in (("a", (9, 3)), ("b", (2, 8, 5)))
+    ]
+    sampler = SequenceSampler(3, UniformSampler(5))
+    for twin in [*twins, *twins]:
+        expected = windows(twin.oracle, 3)
+        draw = sampler.draw(view_of(twin.buffer), 30 * len(expected))
+        assert_windows(draw, expected)
+    for twin in twins:
+        twin.buffer.close()
+
+
+def test_windows_of_many_environments(tmp_path, rng):
+    twin = Twin(tmp_path / "ring", 30, 40)
+    sampler = SequenceSampler(4, UniformSampler(0), stride=2)
+    for turn in range(6):
+        random_turn(twin, rng, 1 + turn)
+        kinds = rng.choice(["", "t"], (9, 40), p=[0.8, 0.2]).tolist()
+        twin.extend(kinds)
+        expected = windows(twin.oracle, 4, stride=2)
+        assert_windows(sampler.draw(view_of(twin.buffer), 30 * len(expected)), expected)
+    twin.buffer.close()
+
+
+def test_windows_longer_than_every_episode_are_not_there(tmp_path):
+    twin = filled(tmp_path / "ring")
+    with (
+        mr.ReplayBuffer.open(twin.path, sampler=SequenceSampler(13)) as buffer,
+        pytest.raises(
+            EmptyError,
+            match=r"cannot draw 2 windows of 13 steps with boundary 'episode': got 58 "
+            r"published rows of which none.*boundary='pad'",
+        ),
+    ):
+        buffer.sample(2)
+    twin.buffer.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"length": 0}, "length: got 0, expected an integer of at least 1"),
+        ({"length": 2.0}, "length: got 2.0, expected an integer"),
+        ({"length": 2, "burn_in": -1}, "burn_in: got -1, expected an integer of at"),
+        ({"length": 2, "stride": 0}, "stride: got 0, expected an integer of at least"),
+        ({"length": 2, "bootstrap": -3}, "bootstrap: got -3, expected an integer"),
+        ({"length": 2, "boundary": "no"}, "boundary: got 'no', expected one of"),
+        ({"length": 2, "first_only": "state"}, "first_only: got the string 'state'"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(arguments, message):
+    with pytest.raises(SchemaError, match=message):
+        SequenceSampler(**arguments)
+
+
+def test_windows_inside_windows_are_refused(tmp_path):
+    with pytest.raises(SchemaError, match=r"got a SequenceSampler inside another"):
+        SequenceSampler(3, SequenceSampler(2))
+    twin = filled(tmp_path / "ring")
+    sampler = SequenceSampler(3, mr.EpisodeSampler())
+    with pytest.raises(SchemaError, match=r"got windows from EpisodeSampler, expected"):
+        sampler.draw(view_of(twin.buffer), 2)
+    twin.buffer.close()
+
+
+def test_what_the_sampler_inside_cannot_do_is_said(tmp_path):
+    twin = filled(tmp_path / "ring")
+    sampler, view = SequenceSampler(3), view_of(twin.buffer)
+    assert sampler.more(view, 4)
+    assert sampler.epoch is None
+    assert not sampler.keeps_priorities
+    with pytest.raises(TypeError, match=r"num_batches: got UniformSampler for the"):
+        sampler.num_batches(view, 4)
+    ones = np.ones(1, np.int64)
+    with pytest.raises(SchemaError, match=r"update_priorities: got the sampler Uni"):
+        sampler.update_priorities(view, ones, ones, np.ones(1))
     twin.buffer.close()

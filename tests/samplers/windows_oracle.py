@@ -9,9 +9,17 @@ def episode_begins(oracle, env_id, position):
     return position == 0 or rows[position - 1].episode != rows[position].episode
 
 
-def windows(oracle, length, boundary="episode", burn_in=0, stride=1, bootstrap=0):
-    """Positions, mask and is_first of every window, by (env_id, step drawn)."""
-    legal = set(oracle.legal())
+def windows(
+    oracle, length, boundary="episode", burn_in=0, stride=1, bootstrap=0, legal=None
+):
+    """Positions, mask and is_first of every window, by (env_id, step drawn).
+
+    Args:
+        oracle: What the buffer holds.
+        length, boundary, burn_in, stride, bootstrap: As of `SequenceSampler`.
+        legal: (env_id, position) of the steps that may be drawn, if not all.
+    """
+    legal = set(oracle.legal() if legal is None else legal)
     found = {}
     for env_id, stream in enumerate(oracle.envs):
         mine = sorted(p for e, p in legal if e == env_id)
