@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mmreplay.collect import record as record
     from mmreplay.concatenation import Concat as Concat
     from mmreplay.concatenation import concat as concat
+    from mmreplay.loader import ConcatDataset as ConcatDataset
     from mmreplay.loader import ReplayDataset as ReplayDataset
     from mmreplay.loader import collate as collate
     from mmreplay.plan import Plan as Plan
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from mmreplay.stats import episode_table as episode_table
     from mmreplay.stats import field_moments as field_moments
     from mmreplay.stats import histogram as histogram
+    from mmreplay.sumtree import SegmentTree as SegmentTree
+    from mmreplay.sumtree import SumTree as SumTree
     from mmreplay.transforms.apply import Apply as Apply
     from mmreplay.transforms.delta import Delta as Delta
     from mmreplay.transforms.elementwise import Cast as Cast
@@ -68,6 +71,7 @@ _HOMES = {
     "Batch": "mmreplay.batch",
     "Cast": "mmreplay.transforms.elementwise",
     "Concat": "mmreplay.concatenation",
+    "ConcatDataset": "mmreplay.loader",
     "Delta": "mmreplay.transforms.delta",
     "DiscountedReturn": "mmreplay.transforms.returns",
     "Draw": "mmreplay.samplers.base",
@@ -92,11 +96,13 @@ _HOMES = {
     "ReplayBuffer": "mmreplay.buffer.replay_buffer",
     "ReplayDataset": "mmreplay.loader",
     "Schema": "mmreplay.schema",
+    "SegmentTree": "mmreplay.sumtree",
     "SequenceSampler": "mmreplay.samplers.sequence",
     "ShrinkingSampler": "mmreplay.samplers.recent",
     "ShuffledSampler": "mmreplay.samplers.shuffled",
     "Span": "mmreplay.ring",
     "StratifiedSampler": "mmreplay.samplers.stratified",
+    "SumTree": "mmreplay.sumtree",
     "UniformSampler": "mmreplay.samplers.uniform",
     "VerifyReport": "mmreplay.verify",
     "collate": "mmreplay.loader",
