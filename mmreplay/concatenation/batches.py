@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +15,14 @@ from mmreplay.errors import SchemaError
 Ids = NDArray[np.int64]
 
 
-def joined(batches: Sequence[Batch]) -> Batch:
-    """Put batches of several buffers, numpy arrays each, one after the other.
+def joined(
+    batches: Sequence[Batch], cat: Callable[[list[Any]], Any] = np.concatenate
+) -> Batch:
+    """Put batches of several buffers one after the other.
+
+    Args:
+        batches: At least one, all numpy arrays or all tensors.
+        cat: Joins arrays of their kind.
 
     Raises:
         SchemaError: Their fields or windows differ.
@@ -36,11 +42,10 @@ def joined(batches: Sequence[Batch]) -> Batch:
 
     def whole(name: str) -> Any:
         arrays = [getattr(batch, name) for batch in batches]
-        return None if arrays[0] is None else np.concatenate(arrays)
+        return None if arrays[0] is None else cat(arrays)
 
     fields = {
-        path: np.concatenate([batch.fields[path] for batch in batches])
-        for path in first.fields
+        path: cat([batch.fields[path] for batch in batches]) for path in first.fields
     }
     names = (
         *("env_ids", "positions", "probabilities", "weights", "mask"),

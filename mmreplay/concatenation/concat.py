@@ -10,9 +10,10 @@ draw half of each batch from each::
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,7 +23,7 @@ from mmreplay.buffer.lifecycle import StrPath
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.concatenation.batches import as_numpy, joined, rows_of
 from mmreplay.errors import EmptyError, SchemaError
-from mmreplay.samplers.base import State
+from mmreplay.samplers.base import Draw, State
 from mmreplay.samplers.joined import keeps_priorities
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.ranks import num_legal
@@ -31,6 +32,7 @@ from mmreplay.samplers.states import check_kind, integer, parts, same
 from mmreplay.schema import Schema
 
 Ids = NDArray[np.int64]
+T = TypeVar("T", Batch, "BufferDraw")
 
 
 def concat(
@@ -55,6 +57,44 @@ def concat(
         FormatError: There is no buffer at a path.
     """
     return Concat(sources, shares, seed)
+
+
+@dataclass(frozen=True, slots=True)
+class BufferDraw:
+    """What was drawn from one of several buffers.
+
+    Attributes:
+        number: Which buffer.
+        draw: Its steps, probabilities being of all buffers' steps.
+    """
+
+    number: int
+    draw: Draw
+
+    def __len__(self) -> int:
+        """Steps, or windows, drawn."""
+        return len(self.draw)
+
+
+@dataclass(frozen=True, slots=True)
+class ConcatDraw:
+    """What was drawn from several buffers, to be gathered in any process.
+
+    Attributes:
+        parts: One for each buffer that anything was drawn from, in their order.
+    """
+
+    parts: tuple[BufferDraw, ...]
+
+    def __len__(self) -> int:
+        """Steps, or windows, drawn."""
+        return sum(len(part) for part in self.parts)
+
+    @property
+    def buffer_ids(self) -> Ids:
+        """int64 ``[B]``, which buffer each step is of."""
+        numbers = [np.full(len(part), part.number) for part in self.parts]
+        return np.concatenate(numbers)
 
 
 class Concat:
@@ -117,33 +157,48 @@ class Concat:
             EmptyError: A buffer that has a share has nothing to draw.
             SchemaError: Transforms or windows of the buffers do not fit together.
         """
-        counts, fractions = self.split(batch_size)
-        drawn: list[Batch] = []
+        return joined(self._each(batch_size, self._sample))
+
+    def draw(self, batch_size: int) -> ConcatDraw:
+        """Draw, without the data; see `sample`."""
+        return ConcatDraw(tuple(self._each(batch_size, self._draw)))
+
+    def _each(self, batch_size: int, one: Callable[[int, int, float], T]) -> list[T]:
+        """Draw from each buffer, or from none: a failed draw does not count."""
+        counts, fractions = self._split(batch_size)
+        drawn: list[T] = []
         states = [buffer.sampler.state_dict() for buffer in self.buffers]
         try:
             for number, count in enumerate(counts):
                 if count:
-                    drawn.append(self._sample(number, count, fractions[number]))
-            batch = joined(drawn)
-        except BaseException:
-            # A failed draw does not count, in any buffer.
+                    drawn.append(one(number, count, fractions[number]))
+        except BaseException as error:
+            if isinstance(error, EmptyError):
+                error.add_note(f"buffer {number} of concat: {self.buffers[number]!r}")
             for buffer, state in zip(self.buffers, states, strict=True):
                 buffer.sampler.load_state_dict(state)
             raise
-        self.count(counts, [len(part) for part in drawn])
-        return batch
+        self._step += 1
+        if self._shares is not None:
+            given = iter(drawn)
+            self._shares.count([len(next(given)) if count else 0 for count in counts])
+        return drawn
 
     def _sample(self, number: int, count: int, fraction: float) -> Batch:
-        try:
-            batch = self.buffers[number].sample(count, contiguous=True)
-        except EmptyError as error:
-            error.add_note(f"buffer {number} of concat: {self.buffers[number]!r}")
-            raise
+        batch = self.buffers[number].sample(count, contiguous=True)
         buffer_ids = np.full(len(batch), number)
         probabilities = batch.probabilities * fraction
         return replace(batch, buffer_ids=buffer_ids, probabilities=probabilities)
 
-    def split(self, batch_size: int) -> tuple[list[int], list[float]]:
+    def _draw(self, number: int, count: int, fraction: float) -> BufferDraw:
+        buffer = self.buffers[number]
+        view = buffer.view
+        with view.lock:
+            draw = buffer.sampler.draw(view, count)
+        probabilities = draw.probabilities * fraction
+        return BufferDraw(number, replace(draw, probabilities=probabilities))
+
+    def _split(self, batch_size: int) -> tuple[list[int], list[float]]:
         """Say how many of the next batch are of each buffer, and the shares.
 
         Raises:
@@ -167,18 +222,6 @@ class Concat:
         fractions = sizes / sizes.sum()
         rng = self._random.at(self._step)
         return rng.multinomial(batch_size, fractions).tolist(), fractions.tolist()
-
-    def count(self, counts: Sequence[int], lengths: Sequence[int]) -> None:
-        """Note a batch that was drawn.
-
-        Args:
-            counts: What `split` said.
-            lengths: How many each buffer with a count above 0 gave.
-        """
-        self._step += 1
-        if self._shares is not None:
-            given = iter(lengths)
-            self._shares.count([next(given) if count else 0 for count in counts])
 
     def take(
         self, buffer_ids: ArrayLike, env_ids: ArrayLike, positions: ArrayLike

@@ -3,3 +3,4 @@
 from mmreplay.loader.batching import collate as collate
 from mmreplay.loader.dataset import ReplayDataset as ReplayDataset
 from mmreplay.loader.draws import Draws as Draws
+from mmreplay.loader.several import ConcatDataset as ConcatDataset

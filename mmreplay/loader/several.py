@@ -1,0 +1,148 @@
+"""Several buffers as one torch Dataset of whole draws."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from mmreplay.batch import Batch
+from mmreplay.concatenation import Concat, ConcatDraw, joined
+from mmreplay.errors import SchemaError
+from mmreplay.loader.dataset import ReplayDataset
+from mmreplay.loader.draws import MAX_AHEAD
+from mmreplay.samplers.base import State
+
+
+class ConcatDataset(Dataset[Any]):
+    """Draws of `concat` for torch's DataLoader, with workers or without.
+
+    For example::
+
+        both = mr.concat([offline, online], shares=[0.5, 0.5], seed=0)
+        dataset = mr.ConcatDataset(both)
+        DataLoader(dataset, sampler=dataset.draws(256), batch_size=None, num_workers=2)
+
+    Draws are made in the main process. Workers open the folders themselves, as those
+    of a `ReplayDataset` do.
+    """
+
+    def __init__(self, concat: Concat) -> None:
+        """Make a dataset.
+
+        Args:
+            concat: What draws; buffers in RAM take num_workers=0.
+        """
+        self._concat: Concat | None = concat
+        self._datasets = [ReplayDataset(buffer) for buffer in concat.buffers]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What goes to a spawned worker: the folders."""
+        return {"_datasets": self._datasets, "_concat": None}
+
+    def __len__(self) -> int:
+        """Legal starts now, of all buffers."""
+        return sum(len(dataset) for dataset in self._datasets)
+
+    def draws(self, batch_size: int, num_batches: int | None = None) -> ConcatDraws:
+        """Draws for a DataLoader's ``sampler`` or ``batch_sampler``.
+
+        Args:
+            batch_size: Steps a draw, of all buffers together, at least 1.
+            num_batches: Draws an iteration; without end by default.
+
+        Raises:
+            SchemaError: A number is below 1, or this is a worker's copy.
+        """
+        if self._concat is None:
+            raise SchemaError(
+                "draws: got a dataset that was sent to another process, expected the "
+                "one it was made in; draw in the main process"
+            )
+        return ConcatDraws(self._concat, batch_size, num_batches)
+
+    def __getitem__(self, index: ConcatDraw) -> Batch:
+        """Gather a draw.
+
+        Returns:
+            Tensors ``[B, *shape]``, buffer by buffer, and ``batch.buffer_ids``.
+
+        Raises:
+            SchemaError: It is no draw of `draws`.
+        """
+        if not isinstance(index, ConcatDraw):
+            raise SchemaError(
+                f"index: got {type(index).__name__}, expected a draw; give "
+                "dataset.draws(batch_size) to the DataLoader as sampler with "
+                "batch_size=None"
+            )
+        found = [self._datasets[part.number][part.draw] for part in index.parts]
+        buffer_ids = torch.from_numpy(index.buffer_ids)
+        return replace(joined(found, torch.cat), buffer_ids=buffer_ids)
+
+    def __getitems__(self, indices: ConcatDraw) -> Batch:
+        """Gather what a DataLoader asks for at once."""
+        return self[indices]
+
+
+class ConcatDraws:
+    """Draws of several buffers, made in the main process, one a batch."""
+
+    def __init__(
+        self, concat: Concat, batch_size: int, num_batches: int | None
+    ) -> None:
+        """Bind them; see `ConcatDataset.draws`."""
+        for name, number in (("batch_size", batch_size), ("num_batches", num_batches)):
+            if number is not None and number < 1:
+                raise SchemaError(
+                    f"{name}: got {number}, expected at least 1; ask for a step"
+                )
+        self._concat = concat
+        self._batch_size = batch_size
+        self._num_batches = num_batches
+        self._states: deque[tuple[int, State]] = deque(maxlen=MAX_AHEAD)
+
+    def __iter__(self) -> Iterator[ConcatDraw]:
+        """Draw num_batches times, or without end."""
+        self._states.clear()
+        self._states.append((0, self._concat.state_dict()))
+        return self._draws()
+
+    def _draws(self) -> Iterator[ConcatDraw]:
+        done = 0
+        while self._num_batches is None or done < self._num_batches:
+            draw = self._concat.draw(self._batch_size)
+            done += 1
+            self._states.append((done, self._concat.state_dict()))
+            yield draw
+
+    def state_after(self, num_batches: int) -> State:
+        """Return the state of `Concat` after so many batches; see `Draws.state_after`.
+
+        Raises:
+            SchemaError: So many were not drawn yet, or more than 1024 others since.
+        """
+        for done, state in self._states:
+            if done == num_batches:
+                return state
+        raise SchemaError(
+            f"num_batches: got {num_batches}, expected the batches taken in this "
+            f"iteration, of which the last {MAX_AHEAD} are kept; ask while iterating"
+        )
+
+    def __len__(self) -> int:
+        """Batches an iteration.
+
+        Raises:
+            TypeError: There is no end.
+        """
+        if self._num_batches is None:
+            raise TypeError(
+                "draws: got no num_batches, so they have no end, expected a number "
+                "for a length; pass num_batches to dataset.draws"
+            )
+        return self._num_batches

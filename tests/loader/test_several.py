@@ -1,0 +1,87 @@
+"""Several buffers through torch's DataLoader, with workers and without."""
+
+import pickle
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader
+
+import mmreplay as mr
+from mmreplay.errors import SchemaError
+from tests.loader.support import fill
+from tests.loader.test_workers import WORKERS, options
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("several")
+    fill(folder / "a")
+    fill(folder / "b", count=60)
+    return [folder / "a", folder / "b"]
+
+
+def opened(paths, seed=0):
+    """Two buffers whose samplers have seeds."""
+    buffers = [
+        mr.ReplayBuffer.open(path, sampler=mr.UniformSampler(seed + k))
+        for k, path in enumerate(paths)
+    ]
+    return mr.concat(buffers, [0.75, 0.25], seed=seed)
+
+
+def columns(batch):
+    return (batch.buffer_ids.tolist(), batch.env_ids.tolist(), batch.positions.tolist())
+
+
+@pytest.mark.parametrize(("workers", "context"), WORKERS)
+@pytest.mark.parametrize("way", ["sampler", "batch_sampler"])
+def test_batches_are_those_of_concat_whatever_the_workers(paths, way, workers, context):
+    dataset, alone = mr.ConcatDataset(opened(paths)), opened(paths)
+    draws = dataset.draws(32, num_batches=5)
+    if way == "sampler":
+        more = {"sampler": draws, "batch_size": None}
+    else:
+        more = {"batch_sampler": draws, "collate_fn": mr.collate}
+    loader = DataLoader(dataset, **more, **options(workers, context))
+    assert len(loader) == 5
+    found = list(loader)
+    assert len(found) == 5
+    for batch in found:
+        expected = alone.sample(32).torch()
+        assert columns(batch) == columns(expected)
+        assert batch.buffer_ids.tolist() == [0] * 24 + [1] * 8
+        assert list(batch) == list(expected)
+        for path in expected:
+            assert batch[path].dtype == expected[path].dtype
+            assert (batch[path] == expected[path]).all(), path
+        np.testing.assert_allclose(batch.probabilities, expected.probabilities)
+
+
+def test_a_run_goes_on_from_what_was_taken_and_not_from_what_was_prefetched(paths):
+    dataset = mr.ConcatDataset(opened(paths))
+    draws = dataset.draws(20, num_batches=8)
+    loader = DataLoader(dataset, sampler=draws, batch_size=None, **options(2, "fork"))
+    batches = iter(loader)
+    taken = [columns(next(batches)) for _ in range(3)]
+    state = draws.state_after(3)
+    rest = [columns(batch) for batch in batches]
+    fresh = opened(paths, seed=9)
+    fresh.load_state_dict(state)
+    assert [columns(fresh.sample(20)) for _ in range(5)] == rest
+    assert len(taken) + len(rest) == 8
+    with pytest.raises(SchemaError, match="num_batches: got 9, expected the batches"):
+        draws.state_after(9)
+
+
+def test_what_makes_no_sense_is_refused(paths):
+    dataset = mr.ConcatDataset(opened(paths))
+    sent = pickle.loads(pickle.dumps(dataset))
+    assert len(sent) == len(dataset)
+    with pytest.raises(SchemaError, match="sent to another process, expected the one"):
+        sent.draws(4)
+    with pytest.raises(SchemaError, match="index: got int, expected a draw; give"):
+        dataset[0]
+    with pytest.raises(SchemaError, match="batch_size: got 0, expected at least 1"):
+        dataset.draws(0)
+    with pytest.raises(TypeError, match="draws: got no num_batches"):
+        len(dataset.draws(4))
