@@ -71,10 +71,12 @@ def anchor(
     flags = np.where(within == at, flags.reshape(at.shape), np.uint8(0))
     # What lies before the newest START may be overwritten already: no matter.
     began = (flags[:, before::-1] & START) != 0
-    back = np.where(began.any(1), began.argmax(1), before)
+    began[:, -1] = True
+    back = began.argmax(1)
     ahead = flags[:, before:]
     ends = ((ahead[:, :-1] & END) != 0) | ((ahead[:, 1:] & (START | FINAL)) != 0)
-    count = np.where(ends.any(1), ends.argmax(1) + 1, steps)
+    ends[:, -1] = True
+    count = ends.argmax(1) + 1
     each = np.arange(len(positions))
     terminated = (ahead[each, count - 1] & TERMINATED) != 0
     # A terminated step without a final row has no next observation, and needs none:

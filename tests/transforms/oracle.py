@@ -11,9 +11,8 @@ class Episode:
     end: str = ""
 
     def observations(self):
-        return [step["observation"] for step in self.steps] + [self.final] * bool(
-            self.final
-        )
+        final = [] if self.final is None else [self.final]
+        return [step["observation"] for step in self.steps] + final
 
 
 def known_stop(episode, stored):
@@ -33,10 +32,7 @@ def stack(frames, t, k):
 
 
 def expected(episode, t, first, *, n, k, gamma, stored, next_step, reward):
-    """The transition from step t, or None where it is no legal start.
-
-    `first` is the oldest position alive, `reward` gives that of step i.
-    """
+    """The transition from step t, or None where it is no legal start."""
     last = min(t + n, len(episode.steps)) - 1
     ended = bool(episode.end) and last == len(episode.steps) - 1
     frames = [o["frame"] for o in episode.observations()]
