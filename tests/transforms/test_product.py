@@ -151,6 +151,24 @@ def flatten(batch, length):
         batch.fields[path] = array.reshape(-1, *array.shape[2:])
 
 
+@pytest.mark.parametrize("on_resume", ["break", "truncate", "continue"])
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("n", [1, 3])
+def test_draws_stop_where_a_run_was_broken_off(on_resume, stored, n, tmp_path):
+    transforms = [
+        mr.HER("future", 1.0, distance),
+        mr.FrameStack(3, "observation/frame"),
+        mr.NStep(n, 0.5),
+    ]
+    world = World(20, 2, "disabled", stored, transforms, tmp_path / "buffer")
+    for number in range(14):
+        if number in (5, 9):
+            world.reopen(on_resume)
+        world.add(["", "t" if number == 8 else ""])
+    told = {"n": n, "k": 3, "gamma": 0.5, "ratio": 1.0, "strategy": "future"}
+    product((world, told, 2, 11))
+
+
 @settings(max_examples=120, deadline=None)
 @given(worlds())
 def test_every_legal_draw_equals_the_lists(case):

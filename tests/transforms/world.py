@@ -67,6 +67,7 @@ class World:
         self.heads = [0] * num_envs
         self.tails = [0] * num_envs
         self.resets = [False] * num_envs
+        self.breaks = [False] * num_envs
         self.number = 0
         self.told = [f"World({capacity}, {num_envs}, {autoreset!r}, {stored})"]
 
@@ -103,7 +104,8 @@ class World:
         if self.autoreset == "next_step" and newest and newest.end and not newest.final:
             newest.final = step["observation"]
             return
-        if newest is None or newest.end:
+        if newest is None or newest.end or self.breaks[env_id]:
+            self.breaks[env_id] = False
             newest = Episode(self.heads[env_id] - 1)
             episodes.append(newest)
         newest.steps.append(step)
@@ -121,6 +123,19 @@ class World:
             ended = episodes and episodes[-1].end and episodes[-1].final is None
             self.resets[env_id] |= bool(ended and self.autoreset == "next_step")
             episodes.clear()
+
+    def reopen(self, on_resume):
+        """Close the buffer and go on with it, as after a night."""
+        path, transforms = self.buffer.path, self.buffer.transforms
+        self.buffer.close()
+        self.buffer = mr.ReplayBuffer.open(
+            path, "r+", on_resume=on_resume, sampler=self.sampler,
+            transforms=transforms, commit_every=None,
+        )  # fmt: skip
+        for env_id, episodes in enumerate(self.episodes):
+            if on_resume == "truncate" and episodes and not episodes[-1].end:
+                episodes[-1].end = "u"
+            self.breaks[env_id] = on_resume != "continue"
 
     def first(self, env_id):
         return max(self.tails[env_id], self.heads[env_id] - self.capacity)
