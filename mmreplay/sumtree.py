@@ -172,6 +172,11 @@ class SegmentTree:
         # An array without axes is made one of one axis on its way in.
         return out if np.ndim(indices) else out.reshape(())
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # Another process may run the other kernel; nodes follow from the leaves.
+        made = (self.capacity, self.op, self.identity, self.leaves.copy())
+        return _restored, made
+
     def _check_index(self, index: int) -> None:
         if not 0 <= index < self.capacity:
             raise IndexError(
@@ -195,7 +200,7 @@ class SumTree:
         capacity: Leaves.
     """
 
-    __slots__ = ("_kernel", "_tree", "capacity")
+    __slots__ = ("_tree", "capacity")
 
     def __init__(self, capacity: int) -> None:
         """Make a tree of leaves that are all 0.
@@ -207,7 +212,6 @@ class SumTree:
             ValueError: The capacity is below 1.
         """
         self._tree = SegmentTree(capacity, "sum")
-        self._kernel = self._tree._kernel
         self.capacity = self._tree.capacity
 
     @property
@@ -268,8 +272,9 @@ class SumTree:
         wanted = _real("prefix sums", sums)
         found = np.empty(wanted.shape, np.int64)
         values = np.empty(wanted.shape)
-        bad = self._kernel.find_leaves(
-            self._tree._nodes, self.capacity, wanted, found, values
+        tree = self._tree
+        bad = tree._kernel.find_leaves(
+            tree._nodes, self.capacity, wanted, found, values
         )
         if bad >= 0:
             raise self._cannot_fall(float(wanted[bad]))
@@ -317,6 +322,15 @@ class SumTree:
             f"prefix sum: got {value}, expected 0 to the total, {self.total}; draw as "
             "u * total with u from 0 to 1"
         )
+
+
+def _restored(
+    capacity: int, op: Op, identity: float, leaves: NDArray[np.float64]
+) -> SegmentTree:
+    """A tree of these leaves, to the last bit what it was."""
+    tree = SegmentTree(capacity, op, identity)
+    tree.fill(leaves)
+    return tree
 
 
 def _limits(op: Op, identity: float, capacity: int) -> tuple[float, float]:

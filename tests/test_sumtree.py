@@ -1,5 +1,8 @@
 """Trees, in C and in numpy, against brute force over an array."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -34,7 +37,7 @@ def filled(values):
 
 
 def test_the_kernel_that_was_asked_for_runs(kernel):
-    name = SumTree(1)._kernel.__name__
+    name = SumTree(1)._tree._kernel.__name__
     assert (
         name
         == {"c": "mmreplay.kernels._tree", "numpy": "mmreplay.kernels.tree"}[kernel]
@@ -288,6 +291,21 @@ def test_a_tree_that_cannot_be_is_refused():
         ValueError, match="identity: got 5 for 'max', expected -inf, or"
     ):
         SegmentTree(3, "max", 5)
+
+
+@pytest.mark.parametrize(
+    "again", [copy.deepcopy, lambda t: pickle.loads(pickle.dumps(t))]
+)
+def test_a_tree_goes_to_another_process_as_it_is(again, rng):
+    tree = filled(rng.random(300))
+    tree.set(rng.integers(300, size=50), np.zeros(50))
+    there = again(tree)
+    assert there._tree._nodes.tobytes() == tree._tree._nodes.tobytes()
+    there.set([0], [5.0])
+    assert tree.get([0]) != 5
+    most = SegmentTree(5, "max")
+    most.set([1], [-2.0])
+    assert again(most).summary == -2
 
 
 def test_leaves_are_only_looked_at():

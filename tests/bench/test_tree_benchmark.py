@@ -33,7 +33,7 @@ def test_a_tree_that_finds_other_leaves_is_refused():
 def test_either_kernel_is_measured_whatever_the_environment_says(monkeypatch):
     monkeypatch.setenv("MMREPLAY_KERNELS", "c")
     tree = bench_tree.Ours(3, "numpy").tree
-    assert tree._kernel.__name__ == "mmreplay.kernels.tree"
+    assert tree._tree._kernel.__name__ == "mmreplay.kernels.tree"
     assert bench_tree.os.environ["MMREPLAY_KERNELS"] == "c"
     tree.set(np.array([1]), np.array([1.0]))
     assert tree.total == 1
