@@ -121,6 +121,13 @@ class Draw:
             None if windows is None else windows.taken(places),
         )
 
+    def around(self, windows: Windows) -> Draw:
+        """Return this draw with windows around its steps."""
+        return Draw(
+            self.env_ids, self.positions, self.probabilities, self.weights, self.key,
+            windows,
+        )  # fmt: skip
+
     def replaced(self, places: NDArray[np.int64], other: Draw) -> Draw:
         """Return this draw with another's steps, or windows, in some places.
 

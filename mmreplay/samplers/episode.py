@@ -14,7 +14,7 @@ whose next observation nobody knows, are left out of it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -288,7 +288,7 @@ def _padded(view: View, drawn: Draw, begin: Ids, stop: Ids) -> Draw:
     first = np.zeros(steps.shape, bool)
     first[:, 0] = view.flags(drawn.env_ids, begin) & START
     windows = Windows(np.minimum(steps, stop[:, None] - 1), mask, first)
-    return replace(drawn, windows=windows)
+    return drawn.around(windows)
 
 
 def _ragged(drawn: Draw, begin: Ids, stop: Ids) -> Draw:

@@ -28,7 +28,6 @@ What a window may reach over is its *boundary*:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -141,8 +140,7 @@ class SequenceSampler:
             f"windows of {self.window_length} steps with boundary {self._boundary!r}",
             "ask for shorter windows or boundary='pad'",
         )
-        windows = self._around(self._inner.of(view), drawn)
-        return replace(drawn, windows=windows)
+        return drawn.around(self._around(self._inner.of(view), drawn))
 
     def update_priorities(
         self,
@@ -228,10 +226,12 @@ class SequenceSampler:
             first[:, 0] = view.flags(env_ids, steps[:, 0]) & START
             return Windows(steps, mask, first, self._first_only)
         begin, stop = view.stretches(env_ids, starts)
-        inside = np.clip(steps, begin[:, None], stop[:, None] - 1)
+        inside = np.minimum(steps, stop[:, None] - 1)
+        if self.burn_in:
+            inside = np.maximum(inside, begin[:, None])
         mask = steps == inside
-        whole = (view.flags(env_ids, begin) & START).astype(bool)
-        first = mask & (steps == begin[:, None]) & whole[:, None]
+        whole = (view.flags(env_ids, begin) & START) != 0
+        first = (steps == begin[:, None]) & whole[:, None]
         return Windows(inside, mask, first, self._first_only)
 
 
