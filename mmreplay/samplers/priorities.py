@@ -88,6 +88,8 @@ class Priorities:
 
     def follow(self, view: View) -> None:
         """Bring everything to the view's moment: O(new rows log rows)."""
+        if self._home is not None:
+            self.column.check_owner()
         starts = view.starts
         if starts is self._starts and not self._torn:
             return
@@ -97,7 +99,6 @@ class Priorities:
         elif (span.stop < self._span.stop).any():
             # Positions that were seen are to come again: a view of another moment.
             self.move(home, span)
-        self.column.check_owner()
         self._expire(span)
         self._enter(span)
         self._open(view, starts)
@@ -301,7 +302,6 @@ class Priorities:
             How many were dropped, because they have been overwritten since.
         """
         self.follow(view)
-        self.column.check_owner()
         if len(positions) == 0:
             return 0
         alive = self._alive(env_ids, positions)

@@ -525,7 +525,9 @@ def test_arguments_of_one_kind_out_of_range_are_refused():
         PrioritizedSampler(eps=-1)
     with pytest.raises(SchemaError, match="alpha_every: got 0, expected an integer"):
         PrioritizedSampler(alpha_every=0)
-    with pytest.raises(SchemaError, match=r"resort_every: got 0\.5, expected an integer"):
+    with pytest.raises(
+        SchemaError, match=r"resort_every: got 0\.5, expected an integer"
+    ):
         RankPrioritizedSampler(resort_every=0.5)
 
 
