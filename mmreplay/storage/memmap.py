@@ -128,7 +128,8 @@ class MemmapStore:
             self._write_one(runs[0][0], columns, flags)
             return
         for path, file, _, nbytes in self._large:
-            column = columns[path]
+            # A plain block comes step by step, its environments an axis of their own.
+            column = columns[path].reshape(count, -1)
             for row, first, stop in runs:
                 data = np.ascontiguousarray(column[first:stop])
                 _pwrite(file, data.reshape(-1).view(np.uint8), row * nbytes)

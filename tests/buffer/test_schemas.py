@@ -143,3 +143,38 @@ def test_set_takes_scalars_and_whatever_broadcasts(make):
     with pytest.raises(StaleError, match="position 9 of environment 0"):
         buffer.set("note", 0, [0, 9], np.ones((2, 2), np.int8))
     assert buffer.get_field("note", 0, 0).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("layout", ["env_major", "time_major"])
+@pytest.mark.parametrize("num_envs", [1, 3])
+@pytest.mark.parametrize("engine", ["memmap", "memory"])
+def test_blocks_wrap_alike_in_small_large_and_mutable_fields(
+    tmp_path, engine, num_envs, layout
+):
+    schema = mr.Schema(
+        {
+            "small": mr.Field((2,), "int64"),
+            "large": mr.Field((600,), "int64"),
+            "mutable": mr.Field((), "int64", mutable=True),
+        }
+    )
+    path = tmp_path / "b" if engine == "memmap" else None
+    options = {"engine": engine, "layout": layout}
+    with mr.ReplayBuffer.create(path, schema, 7, num_envs, **options) as buffer:
+        written = 0
+        for steps in (3, 4, 1, 5, 2, 8, 3, 30, 6, 5):
+            numbers = np.arange(written, written + steps)[:, None]
+            numbers = 100 * numbers + np.arange(num_envs)
+            wide = numbers[..., None]
+            buffer.extend(
+                small=np.repeat(wide, 2, 2),
+                large=np.repeat(wide, 600, 2),
+                mutable=numbers,
+            )
+            written += steps
+            rows = buffer.gather_all()
+            expected = 100 * rows.positions + rows.env_ids
+            assert len(expected) == num_envs * min(7, written)
+            for name in schema:
+                found = rows[name].reshape(len(expected), -1)
+                assert (found == expected[:, None]).all(), name
