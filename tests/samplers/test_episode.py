@@ -118,7 +118,7 @@ def assert_shares(names, weights):
     assert statistic < chi_square_limit(max(1, len(weights) - 1))
 
 
-@pytest.mark.parametrize("turns", [15, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("turns", [15, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("stored", [False, True])
 @pytest.mark.parametrize("autoreset", ["disabled", "next_step"])
 @pytest.mark.parametrize(("capacity", "num_envs"), [(17, 1), (12, 3)])

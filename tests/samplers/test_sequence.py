@@ -82,7 +82,7 @@ def check_view(view, legal):
     assert (view.legal_before(env_ids, positions) == before).all()
 
 
-@pytest.mark.parametrize("turns", [15, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("turns", [15, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("stored", [False, True])
 @pytest.mark.parametrize("autoreset", ["disabled", "next_step"])
 @pytest.mark.parametrize(("capacity", "num_envs"), [(14, 1), (11, 3)])
