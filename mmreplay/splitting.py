@@ -33,8 +33,10 @@ By = Literal["episode", "step"]
 class Part:
     """A set of steps of one buffer: stretches ``[begin, end)`` of positions.
 
-    Steps that the buffer gives up leave it; steps added later are in no part. Takes
-    24 bytes a stretch.
+    Steps that the buffer gives up leave it; steps added later are in no part. While a
+    writer overwrites what was drawn and not yet gathered, a `ReplayDataset` puts steps
+    of the whole buffer in its place: split buffers that nobody writes, or that grow
+    only. Takes 24 bytes a stretch.
 
     Attributes:
         buffer: The buffer's uuid, in hexadecimal.
