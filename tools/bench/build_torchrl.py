@@ -11,6 +11,7 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
+from contextlib import chdir
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -51,15 +52,14 @@ def build(sources: Path, folder: Path) -> Path:
         include_dirs=[str(sources)],
         extra_compile_args=["-O3"],
     )
-    setuptools.setup(
-        name=NAME,
-        ext_modules=[extension],
-        cmdclass={"build_ext": cpp.BuildExtension.with_options(use_ninja=False)},
-        script_args=[
-            "--quiet", "build_ext", "--build-lib", str(folder), "--build-temp",
-            str(folder / "temp"),
-        ],
-    )  # fmt: skip
+    # Elsewhere, as setuptools takes in the pyproject.toml of where it runs.
+    with chdir(folder):
+        setuptools.setup(
+            name=NAME,
+            ext_modules=[extension],
+            cmdclass={"build_ext": cpp.BuildExtension.with_options(use_ninja=False)},
+            script_args=["--quiet", "build_ext", "--build-lib", str(folder)],
+        )
     return next(folder.glob(f"{NAME}*.so"))
 
 
