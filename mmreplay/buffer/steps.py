@@ -32,6 +32,7 @@ class StepReader:
             for role in SERVED
             if (path := schema.role(role)) is not None
         }
+        self._bits = [(p, np.array(k, np.uint8)) for p, k in self._served.items()]
         self.derived = (
             schema.role("observation") is not None
             and schema.role("next_observation") is None
@@ -65,7 +66,8 @@ class StepReader:
         store = self._store
         if not self.derived:
             here = store.flags(self._ring.rows(env_ids, positions))
-            return (here & FINAL) == 0
+            step: NDArray[np.bool_] = (here & FINAL) == 0
+            return step
         rows, following = self._rows(env_ids, positions)
         both = store.flags(rows).astype(np.uint16)
         both <<= 6
@@ -140,8 +142,9 @@ class StepReader:
         return found
 
     def _serve(self, found: Fields, here: NDArray[np.uint8]) -> None:
-        for path, kind in self._served.items():
-            found[path] = (here & kind) != 0
+        # Half of what comparing with a Python integer costs.
+        for path, bit in self._bits:
+            found[path] = (here & bit).astype(bool)
 
     def _cut(self, found: Fields, env_ids: Ids, positions: Ids, heads: Ids) -> None:
         """Report as truncated the steps before a row that says so."""

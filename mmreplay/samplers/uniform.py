@@ -116,7 +116,9 @@ def _checked(state: State) -> tuple[int, int]:
 def _below(total: int, count: int, rng: np.random.Generator) -> Ids:
     """Integers in ``[0, total)``, int64 ``[count]``."""
     # 53 bits of a double: the bias over 2**40 rows is below 2**-12 of a row.
-    return (rng.random(count) * total).astype(np.int64)
+    shares = rng.random(count)
+    shares *= total
+    return shares.astype(np.int64)
 
 
 class _Starts:
