@@ -6,6 +6,7 @@ ABI), except free-threaded ones, which have none and build for themselves.
 """
 
 import sysconfig
+from glob import glob
 
 from setuptools import Extension, setup
 
@@ -21,6 +22,7 @@ def kernel(name: str) -> Extension:
         f"mmreplay.kernels.{name}",
         [f"mmreplay/kernels/{name}.c"],
         define_macros=[("Py_LIMITED_API", "0x030B0000")] if STABLE else [],
+        depends=sorted(glob(f"mmreplay/kernels/{name}_*.h")),
         extra_compile_args=FLAGS,
         py_limited_api=STABLE,
         optional=True,

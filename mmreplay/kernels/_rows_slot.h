@@ -1,0 +1,216 @@
+/* A publication and its CRC32C; rows.py says what it does. */
+
+static uint32_t table[8][256];
+
+static void
+fill_table(void)
+{
+    for (uint32_t byte = 0; byte < 256; byte++) {
+        uint32_t crc = byte;
+        for (int bit = 0; bit < 8; bit++)
+            crc = (crc >> 1) ^ (crc & 1 ? 0x82F63B78u : 0);
+        table[0][byte] = crc;
+    }
+    for (int k = 1; k < 8; k++)
+        for (uint32_t byte = 0; byte < 256; byte++)
+            table[k][byte] =
+                (table[k - 1][byte] >> 8) ^ table[0][table[k - 1][byte] & 255];
+}
+
+#if defined(__GNUC__) && defined(__x86_64__)
+#define HARDWARE 1
+
+__attribute__((target("sse4.2"))) static uint32_t
+fold_hardware(uint32_t crc, const unsigned char *data, size_t nbytes)
+{
+    uint64_t wide = crc, word;
+    for (; nbytes >= 8; nbytes -= 8, data += 8) {
+        memcpy(&word, data, 8);
+        wide = __builtin_ia32_crc32di(wide, word);
+    }
+    crc = (uint32_t)wide;
+    for (; nbytes; nbytes--, data++)
+        crc = __builtin_ia32_crc32qi(crc, *data);
+    return crc;
+}
+#endif
+
+/* Takes bytes into a CRC32C without its first and last inversion. */
+static uint32_t
+fold(uint32_t crc, const unsigned char *data, size_t nbytes)
+{
+#ifdef HARDWARE
+    if (__builtin_cpu_supports("sse4.2"))
+        return fold_hardware(crc, data, nbytes);
+#endif
+    for (; nbytes >= 8; nbytes -= 8, data += 8) {
+        uint64_t word;
+        memcpy(&word, data, 8);
+        word ^= crc;
+        crc = 0;
+        for (int k = 0; k < 8; k++)
+            crc ^= table[7 - k][(word >> (8 * k)) & 255];
+    }
+    for (; nbytes; nbytes--, data++)
+        crc = (crc >> 8) ^ table[0][(crc ^ *data) & 255];
+    return crc;
+}
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *data;
+    Py_buffer view;
+    Py_ssize_t sequence, columns, num_envs, filled;
+    /* What the zeros up to the checksum do to each byte of a checksum so far. */
+    uint32_t zeros[4][256];
+} Slot;
+
+static void
+learn_zeros(Slot *self, Py_ssize_t count)
+{
+    uint32_t bits[32];
+    for (int bit = 0; bit < 32; bit++) {
+        uint32_t crc = 1u << bit;
+        for (Py_ssize_t i = 0; i < count; i++)
+            crc = (crc >> 8) ^ table[0][crc & 255];
+        bits[bit] = crc;
+    }
+    for (int k = 0; k < 4; k++)
+        for (int byte = 0; byte < 256; byte++) {
+            uint32_t crc = 0;
+            for (int bit = 0; bit < 8; bit++)
+                if (byte >> bit & 1)
+                    crc ^= bits[8 * k + bit];
+            self->zeros[k][byte] = crc;
+        }
+}
+
+static int
+slot_fits(Slot *self)
+{
+    const char *bytes = self->view.buf;
+    Py_ssize_t end = self->view.len - 4;
+    if (self->num_envs < 1 || self->num_envs > self->view.len / 32 ||
+        self->sequence < 0 || self->columns < self->sequence + 8)
+        return 0;
+    self->filled = self->columns + 32 * self->num_envs;
+    if (self->filled > end)
+        return 0;
+    for (Py_ssize_t at = self->filled; at < end; at++)
+        if (bytes[at])
+            return 0;
+    return 1;
+}
+
+static PyObject *
+Slot_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    PyObject *template;
+    Py_ssize_t sequence, columns, num_envs;
+    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    if (kwargs && PyDict_Size(kwargs))
+        return PyErr_Format(PyExc_TypeError, "Slot takes no keywords");
+    if (!PyArg_ParseTuple(args, "Onnn:Slot", &template, &sequence, &columns, &num_envs))
+        return NULL;
+    Slot *self = (Slot *)alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->sequence = sequence;
+    self->columns = columns;
+    self->num_envs = num_envs;
+    self->data = PyByteArray_FromObject(template);
+    if (self->data == NULL || contiguous(self->data, &self->view, 1) < 0) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    if (!slot_fits(self)) {
+        Py_DECREF(self);
+        return PyErr_Format(PyExc_ValueError,
+                            "Slot: expected a record of %zd environments with zeros up "
+                            "to its checksum",
+                            num_envs);
+    }
+    learn_zeros(self, self->view.len - 4 - self->filled);
+    return (PyObject *)self;
+}
+
+static void
+Slot_dealloc(Slot *self)
+{
+    PyTypeObject *type = Py_TYPE((PyObject *)self);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    if (self->view.obj)
+        PyBuffer_Release(&self->view);
+    Py_XDECREF(self->data);
+    release(self);
+    Py_DECREF(type);
+}
+
+static int
+put_column(Slot *self, Py_ssize_t which, PyObject *array)
+{
+    Py_buffer view;
+    Py_ssize_t nbytes = 8 * self->num_envs;
+    if (contiguous(array, &view, 0) < 0)
+        return -1;
+    if (view.len != nbytes) {
+        PyErr_Format(PyExc_ValueError, "Slot: got %zd bytes, expected int64 [%zd]",
+                     view.len, self->num_envs);
+        PyBuffer_Release(&view);
+        return -1;
+    }
+    memcpy((char *)self->view.buf + self->columns + which * nbytes, view.buf,
+           (size_t)nbytes);
+    PyBuffer_Release(&view);
+    return 0;
+}
+
+static PyObject *
+Slot_publish(Slot *self, PyObject *args)
+{
+    unsigned long long number;
+    PyObject *arrays[3];
+    if (!PyArg_ParseTuple(args, "KOOO:publish", &number, &arrays[0], &arrays[1],
+                          &arrays[2]))
+        return NULL;
+    for (int which = 0; which < 3; which++)
+        if (put_column(self, which, arrays[which]) < 0)
+            return NULL;
+    unsigned char *bytes = self->view.buf;
+    uint64_t sequence = number;
+    memcpy(bytes + self->sequence, &sequence, 8);
+    uint32_t crc = fold(0xFFFFFFFFu, bytes, (size_t)self->filled);
+    crc = self->zeros[0][crc & 255] ^ self->zeros[1][crc >> 8 & 255] ^
+          self->zeros[2][crc >> 16 & 255] ^ self->zeros[3][crc >> 24];
+    crc = ~crc;
+    memcpy(bytes + self->view.len - 4, &crc, 4);
+    Py_INCREF(self->data);
+    return self->data;
+}
+
+static PyObject *
+Slot_data(Slot *self, void *closure)
+{
+    (void)closure;
+    Py_INCREF(self->data);
+    return self->data;
+}
+
+static PyMethodDef Slot_methods[] = {
+    {"publish", (PyCFunction)(void (*)(void))Slot_publish, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+static PyGetSetDef Slot_attributes[] = {
+    {"data", (getter)(void (*)(void))Slot_data, NULL, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+static PyType_Slot Slot_slots[] = {
+    {Py_tp_new, (void *)Slot_new},
+    {Py_tp_dealloc, (void *)Slot_dealloc},
+    {Py_tp_methods, Slot_methods},
+    {Py_tp_getset, Slot_attributes},
+    {0, NULL},
+};
+static PyType_Spec Slot_spec = {
+    "mmreplay.kernels._rows.Slot", sizeof(Slot), 0, Py_TPFLAGS_DEFAULT, Slot_slots,
+};

@@ -1,0 +1,152 @@
+/* One value of a step, put where it belongs if it needs no conversion. */
+
+typedef struct {
+    PyObject *path, *dtype, *scalar;
+    Py_ssize_t *shape;
+    Py_ssize_t ndim, itemsize, nbytes, offset;
+    long mark;
+    char kind;
+} Member;
+
+typedef struct {
+    PyObject_HEAD
+    Member *members;
+    Py_ssize_t count, num_envs;
+    PyObject *record, *array_type, *double_type, *dtype_name;
+    Py_buffer view;
+} Packer;
+
+enum { TAKEN = 0, ODD = 1, FAILED = -1 };
+
+/* Puts a value's bytes in their place: into the record, or among the marks. */
+static int
+put(Packer *self, const Member *member, const void *bytes, long *marks)
+{
+    if (member->offset >= 0)
+        copy((char *)self->view.buf + member->offset, bytes, (size_t)member->nbytes);
+    if (member->mark && *(const char *)bytes)
+        *marks |= member->mark;
+    return TAKEN;
+}
+
+static int
+same_shape(const Member *member, const Py_buffer *view)
+{
+    Py_ssize_t lead = view->ndim - member->ndim;
+    if (view->len != member->nbytes || lead < 0 || lead > 1 ||
+        (lead == 1 && view->shape[0] != 1))
+        return 0;
+    for (Py_ssize_t i = 0; i < member->ndim; i++)
+        if (view->shape[lead + i] != member->shape[i])
+            return 0;
+    return 1;
+}
+
+static int
+same_dtype(Packer *self, const Member *member, PyObject *value)
+{
+    PyObject *dtype = PyObject_GetAttr(value, self->dtype_name);
+    if (dtype == NULL)
+        return FAILED;
+    int same = dtype == member->dtype ||
+               PyObject_RichCompareBool(dtype, member->dtype, Py_EQ);
+    Py_DECREF(dtype);
+    return same;
+}
+
+static int
+take_array(Packer *self, const Member *member, PyObject *value, long *marks)
+{
+    Py_buffer view;
+    int same = same_dtype(self, member, value);
+    if (same != 1)
+        return same < 0 ? FAILED : ODD;
+    if (PyObject_GetBuffer(value, &view, PyBUF_C_CONTIGUOUS) < 0) {
+        PyErr_Clear();
+        return ODD;
+    }
+    int told = same_shape(member, &view) ? put(self, member, view.buf, marks) : ODD;
+    PyBuffer_Release(&view);
+    return told;
+}
+
+static int
+take_own(Packer *self, const Member *member, PyObject *value, long *marks)
+{
+    Py_buffer view;
+    if (contiguous(value, &view, 0) < 0) {
+        PyErr_Clear();
+        return ODD;
+    }
+    int told = view.len == member->nbytes ? put(self, member, view.buf, marks) : ODD;
+    PyBuffer_Release(&view);
+    return told;
+}
+
+static int
+take_float(Packer *self, const Member *member, PyObject *value, long *marks)
+{
+    double wide = PyFloat_AsDouble(value);
+    if (member->itemsize == 8)
+        return wide >= -DBL_MAX && wide <= DBL_MAX ? put(self, member, &wide, marks)
+                                                   : ODD;
+    if (!(wide >= -FLT_MAX && wide <= FLT_MAX))
+        return ODD;
+    float narrow = (float)wide;
+    return put(self, member, &narrow, marks);
+}
+
+static int
+take_int(Packer *self, const Member *member, PyObject *value, long *marks)
+{
+    int overflow, bits = (int)(8 * member->itemsize);
+    int64_t number = PyLong_AsLongLongAndOverflow(value, &overflow);
+    if (overflow) {
+        if (overflow < 0 || member->kind == 'i' || bits < 64)
+            return ODD;
+        uint64_t large = PyLong_AsUnsignedLongLong(value);
+        if (PyErr_Occurred()) {
+            PyErr_Clear();
+            return ODD;
+        }
+        return put(self, member, &large, marks);
+    }
+    int64_t least = 0, most = INT64_MAX;
+    if (member->kind == 'i') {
+        most >>= 64 - bits;
+        least = -most - 1;
+    }
+    else if (bits < 64)
+        most = ((int64_t)1 << bits) - 1;
+    if (number < least || number > most)
+        return ODD;
+    return put(self, member, &number, marks);
+}
+
+static int
+take(Packer *self, const Member *member, PyObject *value, long *marks)
+{
+    PyObject *type = (PyObject *)Py_TYPE(value);
+    if (type == self->array_type)
+        return take_array(self, member, value, marks);
+    if (type == member->scalar)
+        return take_own(self, member, value, marks);
+    switch (member->kind) {
+    case 'f':
+        if (PyFloat_CheckExact(value) || type == self->double_type)
+            return take_float(self, member, value, marks);
+        return ODD;
+    case 'b':
+        if (value == Py_True || value == Py_False) {
+            char truth = value == Py_True;
+            return put(self, member, &truth, marks);
+        }
+        return ODD;
+    case 'i':
+    case 'u':
+        if (PyLong_CheckExact(value))
+            return take_int(self, member, value, marks);
+        return ODD;
+    }
+    return ODD;
+}
