@@ -12,13 +12,20 @@ from mmreplay.episodes import (
     TERMINATED,
     TRUNCATED,
     EpisodeIndex,
-    flags_of_steps,
 )
 from mmreplay.episodes.index import LONG_AGO
 from mmreplay.episodes.queues import MAX_TURNS
+from mmreplay.kernels.rows import mark
 from mmreplay.ring import Span
 
 NUM_ENVS = 3
+
+
+def flags_of_steps(before, terminated, truncated, final_follows):
+    """Flags of one step of each environment, as the writer gives them."""
+    flags = np.empty(len(before), np.uint8)
+    mark(flags, before, terminated[None], truncated[None], final_follows)
+    return flags
 
 
 def scan(flags, first):

@@ -18,7 +18,6 @@ from mmreplay.episodes import (
     START,
     TERMINATED,
     TRUNCATED,
-    flags_of_steps,
 )
 from mmreplay.ring import Ring
 from mmreplay.schema import Schema
@@ -106,14 +105,8 @@ class Marker:
             if self._truncated and columns[self._truncated]:
                 ends |= TRUNCATED
             return np.array([self.one(ends)], np.uint8)
-        none = np.zeros(self._num_envs, bool)
-        flags = flags_of_steps(
-            self.before,
-            np.asarray(columns[self._terminated] if self._terminated else none, bool),
-            np.asarray(columns[self._truncated] if self._truncated else none, bool),
-            self._final_follows,
-        )
-        return flags | self.pending
+        flags: NDArray[np.uint8] = self.block(columns, self.before, self.pending, 1)[0]
+        return flags
 
     def one(self, ends: int) -> int:
         """Flags of one step of the only environment: arrays cost more than integers.
@@ -142,7 +135,7 @@ class Marker:
         """Flags of T steps of N environments, uint8 ``[T, N]``.
 
         Args:
-            columns: Per path ``[T, N, *shape]``, or ``[T, *shape]`` where N is 1.
+            columns: Per path ``[T, N, *shape]``; without the axis that is 1 long.
             before: uint8 ``[N]``.
             pending: uint8 ``[N]``.
             steps: T, where it is known.

@@ -13,7 +13,6 @@ from mmreplay.episodes.flags import FINAL as FINAL
 from mmreplay.episodes.flags import START as START
 from mmreplay.episodes.flags import TERMINATED as TERMINATED
 from mmreplay.episodes.flags import TRUNCATED as TRUNCATED
-from mmreplay.episodes.flags import flags_of_steps as flags_of_steps
 from mmreplay.episodes.flags import judged as judged
 from mmreplay.episodes.index import EpisodeIndex as EpisodeIndex
 from mmreplay.episodes.index import Episodes as Episodes

@@ -16,37 +16,6 @@ END = TERMINATED | TRUNCATED
 ALL_FLAGS = 63
 
 
-def flags_of_steps(
-    before: NDArray[np.uint8],
-    terminated: NDArray[np.bool_],
-    truncated: NDArray[np.bool_],
-    final_follows: bool,
-) -> NDArray[np.uint8]:
-    """Flags of one step of each environment.
-
-    Args:
-        before: uint8 ``[N]``, flags of each environment's row before this one; of
-            an environment without one, FINAL.
-        terminated: bool ``[N]``.
-        truncated: bool ``[N]``.
-        final_follows: The row after an end is the final row (``"next_step"``).
-
-    Returns:
-        uint8 ``[N]``.
-    """
-    ended = (before & END) != 0
-    flags: NDArray[np.uint8] = terminated * np.uint8(TERMINATED)
-    flags |= truncated * np.uint8(TRUNCATED)
-    if final_follows:
-        # What the reset call returned beside the final observation is no step.
-        flags = np.where(ended, np.uint8(FINAL), flags)
-        ended = (before & FINAL) != 0
-    else:
-        ended |= (before & FINAL) != 0
-    flags |= ended * np.uint8(START)
-    return flags
-
-
 def judged(*, derived: bool) -> NDArray[np.bool_]:
     """Which rows are legal starts, by their flags and those of the row after.
 

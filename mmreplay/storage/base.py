@@ -18,6 +18,17 @@ from mmreplay.schema import Schema
 Columns = Mapping[str, NDArray[np.generic]]
 
 
+def flags_between(
+    flags: NDArray[np.uint8], ring: Ring, env_id: int, first: int, stop: int
+) -> NDArray[np.uint8]:
+    """Copy a stretch out of all rows' flags; see `Store.flags_between`."""
+    pieces = [
+        flags[row : row + step * count : step]
+        for row, step, count in ring.stretch(env_id, first, stop)
+    ]
+    return np.concatenate(pieces) if pieces else np.empty(0, np.uint8)
+
+
 class Store(Protocol):
     """Rows of one generation of a buffer's files.
 

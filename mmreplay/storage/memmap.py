@@ -21,7 +21,7 @@ from mmreplay.files import ALLOCATION_NBYTES, File
 from mmreplay.ring import Ring, Run, runs
 from mmreplay.schema import Schema
 from mmreplay.storage import packing
-from mmreplay.storage.base import Columns
+from mmreplay.storage.base import Columns, flags_between
 from mmreplay.storage.pages import Pages
 from mmreplay.storage.placement import FLAGS, RECORDS, SUMS, Placement, place
 from mmreplay.storage.recycler import Recycler
@@ -250,11 +250,7 @@ class MemmapStore:
 
     def flags_between(self, env_id: int, first: int, stop: int) -> NDArray[np.uint8]:
         """Flags of a stretch; see `Store.flags_between`."""
-        pieces = [
-            self._flags[row : row + step * count : step]
-            for row, step, count in self.ring.stretch(env_id, first, stop)
-        ]
-        return np.concatenate(pieces) if pieces else np.empty(0, np.uint8)
+        return flags_between(self._flags, self.ring, env_id, first, stop)
 
     def set(
         self, path: str, rows: NDArray[np.int64], values: NDArray[np.generic]

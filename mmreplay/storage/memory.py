@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mmreplay.ring import Ring, Run
 from mmreplay.schema import Schema
-from mmreplay.storage.base import Columns
+from mmreplay.storage.base import Columns, flags_between
 from mmreplay.storage.placement import place
 
 
@@ -79,11 +79,7 @@ class MemoryStore:
 
     def flags_between(self, env_id: int, first: int, stop: int) -> NDArray[np.uint8]:
         """Flags of a stretch; see `Store.flags_between`."""
-        pieces = [
-            self._flags[row : row + step * count : step]
-            for row, step, count in self.ring.stretch(env_id, first, stop)
-        ]
-        return np.concatenate(pieces) if pieces else np.empty(0, np.uint8)
+        return flags_between(self._flags, self.ring, env_id, first, stop)
 
     def set(
         self, path: str, rows: NDArray[np.int64], values: NDArray[np.generic]
