@@ -147,7 +147,8 @@ class Victim:
         else:
             buffer = ReplayBuffer.open(self.path, "r+", commit_every=None)
         notes = self.notes
-        self._add(broken_promises(buffer, notes, notes.acked, notes.attempted))
+        low, high, gone = notes.acked, notes.attempted, notes.gone
+        self._add(broken_promises(buffer, notes, low, high, gone))
         self._add(faults(buffer, self.geometry, self.starts))
         self._add(broken_sums(buffer, self.rng))
         self.report.seen[f"how {buffer.recovery.how}"] += 1

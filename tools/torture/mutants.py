@@ -22,6 +22,7 @@ from mmreplay.format import commit
 from mmreplay.format.commit import Identity, Record
 from mmreplay.storage.ledger import CommitWriter
 from mmreplay.storage.memmap import MemmapStore
+from mmreplay.storage.placement import SUMS
 from tools.torture import kills, powerloss
 from tools.torture.powerloss import Report
 from tools.torture.rows import Array
@@ -128,6 +129,31 @@ def _commit_newest(
     )
 
 
+def _commit_lower(
+    self: CommitWriter, heads: Array, tails: Array, flags: int = 0
+) -> None:
+    limits = self.limits
+    self._write_durable(
+        replace(self.committed, heads=heads, tails=tails, limits=limits, flags=flags)
+    )
+
+
+def _sync_immutable(self: MemmapStore) -> None:
+    fields = self.schema.fields
+    mutable = {
+        name for path, name in self._placement.large.items() if fields[path].mutable
+    }
+    for name, file in self._files.items():
+        if name != SUMS and name not in mutable:
+            file.sync()
+
+
+def _drop_untold(self: Writer, env_ids: Array, firsts: Array) -> None:
+    tails = self._tails.copy()
+    tails[env_ids] = np.maximum(tails[env_ids], firsts)
+    self._book.tails = self._tails = tails
+
+
 MUTANTS = (
     Mutant(
         "NoReserve",
@@ -191,6 +217,21 @@ MUTANTS = (
         "HeadsAfterSync",
         "vouch for what was published before the sync began",
         ((CommitWriter, "commit", _commit_newest),),
+    ),
+    Mutant(
+        "LimitLowered",
+        "never say less than a durable slot said before",
+        ((CommitWriter, "commit", _commit_lower),),
+    ),
+    Mutant(
+        "NoMutableSync",
+        "sync what `set` wrote before a commit returns",
+        ((MemmapStore, "sync", _sync_immutable),),
+    ),
+    Mutant(
+        "DequeueUntold",
+        "publish what was dequeued",
+        ((Writer, "drop", _drop_untold),),
     ),
     Mutant(
         "NoRecheck",

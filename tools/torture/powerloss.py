@@ -24,6 +24,7 @@ from tools.torture.disks import using
 from tools.torture.power import PowerCut, SimulatedDisk
 from tools.torture.rows import GEOMETRIES, Array, Geometry, faults
 from tools.torture.scribe import Notes, Scribe, broken_promises, broken_sums
+from tools.torture.values import Values
 
 SESSIONS = 12
 """Crashes of one buffer before a fresh one is taken."""
@@ -88,6 +89,7 @@ class Trial:
         self.rng = rng
         self.report = report
         self.notes = Notes.blank(geometry.num_envs)
+        self.values = Values()
         self.starts: list[tuple[int, Array]] = []
         self.killed = False
         self.boot = rng.bytes(16)
@@ -145,7 +147,7 @@ class Trial:
         buffer = ReplayBuffer.open(self.path, "r+", commit_every=None)
         scribe = Scribe(
             buffer, self.geometry, len(self.starts) + 1, self.notes, self.rng,
-            commit_chance=float(self.rng.choice([0.01, 0.1, 0.3])),
+            commit_chance=float(self.rng.choice([0.01, 0.1, 0.3])), values=self.values,
         )  # fmt: skip
         self.scribe = scribe
         lines = self._checked(buffer)
@@ -180,7 +182,9 @@ class Trial:
         low, high = notes.committed, notes.committing
         if self.killed:
             low, high = notes.acked, notes.attempted
-        lines = broken_promises(buffer, notes, low, high)
+        gone = notes.gone if self.killed else notes.buried
+        lines = broken_promises(buffer, notes, low, high, gone)
+        lines += self.values.broken(buffer, self.geometry, killed=self.killed)
         lines += faults(buffer, self.geometry, self.starts)
         lines += broken_sums(buffer, self.rng)
         self._open_checked = True
@@ -193,6 +197,7 @@ class Trial:
         if not self.killed:
             # What was not committed is gone for good, and will not come back.
             notes.committed[:] = notes.committing[:] = buffer.heads
+            notes.gone[:] = notes.buried
         return lines
 
     def _between(self, name: str) -> None:
@@ -202,11 +207,18 @@ class Trial:
             return
         committer = scribe.buffer._parts.committer
         assert committer is not None
-        # With a slot being written, an add that wants one would wait for it.
-        if committer._slot_lock.locked() or self.rng.random() < 0.5:
+        if self.rng.random() < 0.5:
             return
+        count = int(self.rng.integers(1, 4))
+        if committer._slot_lock.locked():
+            # With a slot being written, an add that wants one would wait for it; one
+            # step and its final row may find room below the limit.
+            ledger = committer._ledger
+            if (ledger.committed.limits - ledger.heads < 2).any():
+                return
+            count = 1
         scribe.busy = False
-        for _ in range(int(self.rng.integers(1, 4))):
+        for _ in range(count):
             scribe.add()
         scribe.busy = True
 

@@ -16,9 +16,17 @@ from numpy.typing import NDArray
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.ring import Ring
 from mmreplay.storage.memmap import MemmapStore
-from tools.torture.rows import Array, Columns, Geometry, content
+from tools.torture.rows import (
+    MUTABLE,
+    VERSIONS,
+    Array,
+    Columns,
+    Geometry,
+    content,
+)
+from tools.torture.values import Values
 
-NUM_NOTES = 5
+NUM_NOTES = 7
 
 
 @dataclass(slots=True)
@@ -31,6 +39,8 @@ class Notes:
         tails: Positions below may have been given up on purpose.
         committed: Heads when the last commit returned.
         committing: Heads that a commit under way, or any before it, vouches for.
+        gone: Positions below were given up on purpose when the last call returned.
+        buried: The same of what the last commit that returned vouches for.
     """
 
     acked: Array
@@ -38,6 +48,8 @@ class Notes:
     tails: Array
     committed: Array
     committing: Array
+    gone: Array
+    buried: Array
 
     @classmethod
     def over(cls, memory: Any, num_envs: int) -> Notes:
@@ -66,6 +78,7 @@ class Scribe:
         lineage: Of this session.
         notes: Kept up to date around every call.
         rng: Decides everything.
+        values: What `set` gave rows; None where nobody takes note.
         busy: A call is under way.
     """
 
@@ -75,6 +88,7 @@ class Scribe:
     notes: Notes
     rng: np.random.Generator
     commit_chance: float = 0.1
+    values: Values | None = None
     busy: bool = field(default=False)
 
     def step(self) -> None:
@@ -88,7 +102,11 @@ class Scribe:
             self.resize()
         elif draw < self.commit_chance + 0.05:
             self.look_ahead()
-        elif draw < 0.35:
+        elif draw < self.commit_chance + 0.09:
+            self.set()
+        elif draw < self.commit_chance + 0.12:
+            self.dequeue()
+        elif draw < 0.45:
             self.extend()
         else:
             self.add()
@@ -119,13 +137,48 @@ class Scribe:
         )
         self._acknowledge()
 
+    def set(self) -> None:
+        """Give a stretch of rows, or some rows, another value."""
+        span = self.buffer.span
+        env_id = int(self.rng.integers(self.geometry.num_envs))
+        first, stop = int(span.first[env_id]), int(span.stop[env_id])
+        if first == stop:
+            return
+        positions = np.arange(first, stop)[:: int(self.rng.integers(1, 4))]
+        env_ids = np.full(len(positions), env_id)
+        version = int(self.rng.integers(1, VERSIONS))
+        lineages = self.buffer.get_field("origin", env_ids, positions)[:, 2]
+        # A final row repeats the step before it.
+        steps = self.buffer.get_field("origin", env_ids, positions)[:, 1]
+        own = content(self.geometry, env_ids, steps, lineages)[MUTABLE]
+        if self.values is not None:
+            self.values.begin(env_id, positions, version)
+        self.buffer.set(MUTABLE, env_ids, positions, own + np.uint8(version))
+        if self.values is not None:
+            self.values.end()
+
+    def dequeue(self) -> None:
+        """Take the oldest rows of some environments."""
+        env_ids, span = self._env_ids(), self.buffer.span
+        held = span.lengths[env_ids]
+        if not len(env_ids) or not held.min():
+            return
+        count = int(self.rng.integers(1, min(4, held.min()) + 1))
+        firsts = span.first[env_ids] + count
+        tails = self.notes.tails
+        tails[env_ids] = np.maximum(tails[env_ids], firsts)
+        self.buffer.dequeue(count, self._named(env_ids))
+        self.notes.gone[env_ids] = firsts
+
     def commit(self) -> None:
         """Commit what is published."""
         heads = self._commit_begins()
+        gone = self.notes.gone.copy()
         self.busy = True
         self.buffer.commit()
         self.busy = False
         self._commit_ends(heads)
+        self.notes.buried[:] = np.maximum(self.notes.buried, gone)
 
     def clear(self) -> None:
         """Give up some environments' rows, which commits too."""
@@ -134,6 +187,9 @@ class Scribe:
         self.notes.tails[env_ids] = np.maximum(self.notes.tails, heads)[env_ids]
         self.buffer.clear(self._named(env_ids))
         self._commit_ends(heads)
+        gone = self.notes.gone
+        gone[env_ids] = np.maximum(gone[env_ids], heads[env_ids])
+        self.notes.buried[:] = gone
 
     def resize(self) -> None:
         """Move to another ring, which commits too."""
@@ -209,6 +265,8 @@ class Scribe:
         return heads
 
     def _commit_ends(self, heads: Array) -> None:
+        if self.values is not None:
+            self.values.committed()
         self.notes.committed[:] = np.maximum(self.notes.committed, heads)
 
 
@@ -218,7 +276,7 @@ def highest_lift(notes: Notes, ring: Ring) -> Array:
 
 
 def broken_promises(
-    buffer: ReplayBuffer, notes: Notes, low: Array, high: Array
+    buffer: ReplayBuffer, notes: Notes, low: Array, high: Array, gone: Array
 ) -> list[str]:
     """What an opening lost, invented or gave up against the notes.
 
@@ -227,6 +285,7 @@ def broken_promises(
         notes: Of the writers before.
         low: int64 ``[E]``, heads that must be there.
         high: int64 ``[E]``, heads above which nothing may be.
+        gone: int64 ``[E]``, positions below which nothing may be.
     """
     span, ring = buffer.span, buffer.metadata.ring
     lift = highest_lift(notes, ring)
@@ -238,6 +297,8 @@ def broken_promises(
     allowed = np.maximum(np.maximum(span.stop - ring.capacity, lift), notes.tails)
     if (span.first > np.maximum(allowed, 0)).any():
         found.append(f"given up: first {span.first}, expected at most {allowed}")
+    if (span.first < np.minimum(gone, span.stop)).any():
+        found.append(f"came back: first {span.first}, expected at least {gone}")
     return found
 
 
