@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from mmreplay.errors import SchemaError
-from mmreplay.nesting import unflatten
+from mmreplay.nesting import meant, unflatten
 
 if TYPE_CHECKING:
     from torch import device as Device
@@ -86,7 +86,8 @@ class Batch:
                     "DataLoader with batch_sampler= needs collate_fn=mmreplay.collate"
                 ) from None
             raise SchemaError(
-                f"batch has no field {path!r}, expected one of {list(self.fields)}"
+                f"batch has no field {path!r}, expected one of {list(self.fields)}; "
+                f"{meant(path, self.fields)}"
             ) from None
 
     def __contains__(self, path: object) -> bool:

@@ -22,6 +22,12 @@ errno_=errno.ENOSPC)``.
 
 from __future__ import annotations
 
+import errno
+from pathlib import Path
+
+READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
 
 class ReplayError(Exception):
     """Base of every error mmreplay raises on purpose."""
@@ -91,3 +97,34 @@ class StaleError(ReplayError, IndexError):
 
 class SourceError(ReplayError, ValueError):
     """Data to be read in is not what it says it is."""
+
+
+def system_error(what: str, path: Path, error: OSError) -> FullError | FailedError:
+    """Make the system's error ours, with the file's name: its disk may be full."""
+    if error.errno in FULL:
+        return FullError(
+            f"cannot {what} {path}: {error.strerror}; what was being written is "
+            "not published; free space, or resize to less capacity, and call again",
+            errno_=error.errno,
+        )
+    return system_failure(what, path, error)
+
+
+def system_failure(what: str, path: Path, error: OSError) -> FailedError:
+    """Make the system's error ours, whatever the cause: what was tried failed."""
+    if error.errno == errno.EBADF:
+        return FailedError(
+            f"cannot {what} {path}: it was closed meanwhile, expected it open; let no "
+            "thread close the buffer while another one uses it, and open it again",
+            errno_=error.errno,
+        )
+    expected = "expected the device to obey; check the disk, and open the buffer again"
+    if error.errno in READ_ONLY:
+        expected = (
+            "expected a place that can be written; open with mode='r' to read, or "
+            "choose another path"
+        )
+    return FailedError(
+        f"cannot {what} {path}: {error.strerror} (errno {error.errno}), {expected}",
+        errno_=error.errno,
+    )

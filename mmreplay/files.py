@@ -16,10 +16,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from mmreplay.errors import CorruptError, FailedError, FormatError, FullError
+from mmreplay.errors import (
+    CorruptError,
+    FormatError,
+    system_error,
+    system_failure,
+)
 
-READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # Space is reserved in pieces of this many bytes, so that it costs one call a MiB.
 ALLOCATION_NBYTES = 1 << 20
 
@@ -92,36 +95,7 @@ def _told(what: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _error(what, path, error) from error
-
-
-def _error(what: str, path: Path, error: OSError) -> FullError | FailedError:
-    if error.errno in FULL:
-        return FullError(
-            f"cannot {what} {path}: {error.strerror}; what was being written is "
-            "not published; free space, or resize to less capacity, and call again",
-            errno_=error.errno,
-        )
-    return _failed(what, path, error)
-
-
-def _failed(what: str, path: Path, error: OSError) -> FailedError:
-    if error.errno == errno.EBADF:
-        return FailedError(
-            f"cannot {what} {path}: it was closed meanwhile, expected it open; let no "
-            "thread close the buffer while another one uses it, and open it again",
-            errno_=error.errno,
-        )
-    expected = "expected the device to obey; check the disk, and open the buffer again"
-    if error.errno in READ_ONLY:
-        expected = (
-            "expected a place that can be written; open with mode='r' to read, or "
-            "choose another path"
-        )
-    return FailedError(
-        f"cannot {what} {path}: {error.strerror} (errno {error.errno}), {expected}",
-        errno_=error.errno,
-    )
+        raise system_error(what, path, error) from error
 
 
 class File:
@@ -168,7 +142,7 @@ class File:
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
                 raise _irregular(path) from error
-            raise _error("open", path, error) from error
+            raise system_error("open", path, error) from error
         try:
             size = _regular_size(fd, path)
             if nbytes is not None and size != nbytes:
@@ -193,7 +167,7 @@ class File:
             if done != (data.nbytes if isinstance(data, memoryview) else len(data)):
                 self._write_rest(data, offset, done)
         except OSError as error:
-            raise _error("write", self.path, error) from error
+            raise system_error("write", self.path, error) from error
 
     def _write_rest(self, data: Data, offset: int, done: int) -> None:
         rest = memoryview(data).cast("B")
@@ -266,14 +240,14 @@ class File:
             disk.allocate(self.fd, offset, nbytes)
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
-                raise _error("reserve space in", self.path, error) from error
+                raise system_error("reserve space in", self.path, error) from error
 
     def will_need(self, offset: int, nbytes: int) -> None:
         """Ask the system to read a range ahead, without waiting for it."""
         try:
             os.posix_fadvise(self.fd, offset, nbytes, os.POSIX_FADV_WILLNEED)
         except OSError as error:
-            raise _failed("read ahead in", self.path, error) from error
+            raise system_failure("read ahead in", self.path, error) from error
 
     def sync(self) -> None:
         """Wait until what was written is on the device; never retried on failure.
@@ -285,7 +259,7 @@ class File:
         try:
             disk.datasync(self.fd)
         except OSError as error:
-            raise _failed("sync", self.path, error) from error
+            raise system_failure("sync", self.path, error) from error
 
     def disk_nbytes(self) -> tuple[int, int]:
         """Return (apparent, allocated) bytes; a sparse file takes less than it has."""
@@ -407,5 +381,5 @@ def boot_id() -> bytes:
     except (FileNotFoundError, PermissionError):
         return bytes(16)
     except OSError as error:
-        raise _error("read", path, error) from error
+        raise system_error("read", path, error) from error
     return bytes.fromhex(text.strip().replace("-", ""))

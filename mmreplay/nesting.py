@@ -167,3 +167,16 @@ def _both(path: str) -> SchemaError:
         f"field path {path!r}: got both a leaf and a branch of that name, expected "
         "one of them; rename one"
     )
+
+
+def meant(path: object, paths: Iterable[str]) -> str:
+    """What a message advises where a path is unknown: the one that was meant, if any.
+
+    A path is also near where only its last segment, or its first ones, were given.
+    """
+    import difflib
+
+    known, given = list(paths), str(path)
+    near = difflib.get_close_matches(given, known, 1)
+    near += [each for each in known if given and given in each.split("/")]
+    return f"did you mean {near[0]!r}?" if near else "use one of these"

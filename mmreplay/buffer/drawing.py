@@ -56,6 +56,7 @@ class Drawing:
         """
         self._view = view
         self._fold = fold
+        self._row_nbytes = schema.row_nbytes
         self._bfloat16 = _bfloat16(schema, view) if fold is None else fold.bfloat16
 
     def sample(self, sampler: Sampler, batch_size: int, contiguous: bool) -> Batch:
@@ -65,9 +66,17 @@ class Drawing:
                 f"batch_size: got {batch_size!r}, expected an integer of at least 1; "
                 "ask for a step"
             )
-        draw, fields, stale = self._draw(sampler, int(batch_size))
-        if stale is not None:
-            draw, fields = self._redrawn(sampler, draw, fields, stale)
+        try:
+            draw, fields, stale = self._draw(sampler, int(batch_size))
+            if stale is not None:
+                draw, fields = self._redrawn(sampler, draw, fields, stale)
+        except MemoryError as error:
+            nbytes = int(batch_size) * self._row_nbytes
+            raise MemoryError(
+                f"batch_size: got {batch_size}, whose stored fields alone take "
+                f"{nbytes:,} bytes, expected a batch that fits the memory; draw "
+                "several smaller ones"
+            ) from error
         if contiguous:
             fields = {path: np.ascontiguousarray(a) for path, a in fields.items()}
         return self.batch(draw, fields)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.errors import SchemaError
-from mmreplay.nesting import flatten
+from mmreplay.nesting import flatten, meant
 from mmreplay.schema import Field, Schema
 
 Columns = dict[str, NDArray[np.generic]]
@@ -75,9 +75,13 @@ class Intake:
             parts.append(f"unknown fields {unknown}")
         if missing:
             parts.append(f"missing fields {missing}")
+        way_out = "fix the names"
+        if unknown and missing:
+            told = meant(unknown[0], missing)
+            way_out = told if told.endswith("?") else way_out
         return SchemaError(
-            f"got {' and '.join(parts)}, expected exactly {list(self._names)}; fix "
-            "the names, or make a buffer with another schema"
+            f"got {' and '.join(parts)}, expected exactly {list(self._names)}; "
+            f"{way_out}, or make a buffer with another schema"
         )
 
     def step(self, given: Mapping[str, object], count: int) -> Columns:

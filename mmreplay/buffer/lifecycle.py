@@ -34,6 +34,7 @@ RESUME_FLAGS = {
     "continue": None,
 }
 OPEN_TRIES = 3
+ROWS_EACH = "give the rows to keep of each environment, int(1e6) for a million"
 
 StrPath = str | os.PathLike[str]
 
@@ -107,21 +108,25 @@ def describe(
     Raises:
         SchemaError: A number or choice is not legal.
     """
-    for name, number, most in (
-        ("capacity", capacity, metadata_file.MAX_CAPACITY),
-        ("num_envs", num_envs, metadata_file.MAX_NUM_ENVS),
-    ):
-        whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
-        if not whole or not 1 <= number <= most:
-            raise SchemaError(
-                f"{name}: got {number!r}, expected an integer in [1, {most}]"
-            )
+    check_count("capacity", capacity, metadata_file.MAX_CAPACITY, ROWS_EACH)
+    envs = "give the number of environments that each call of add has a step of"
+    check_count("num_envs", num_envs, metadata_file.MAX_NUM_ENVS, envs)
     if engine not in ("memmap", "memory"):
-        raise SchemaError(f"engine: got {engine!r}, expected 'memmap' or 'memory'")
+        raise SchemaError(
+            f"engine: got {engine!r}, expected 'memmap' or 'memory'; leave it out for "
+            "files that are mapped"
+        )
     if layout is not None and layout not in LAYOUTS:
-        raise SchemaError(f"layout: got {layout!r}, expected one of {LAYOUTS} or None")
+        raise SchemaError(
+            f"layout: got {layout!r}, expected one of {LAYOUTS} or None; leave it out "
+            "to have it chosen by num_envs"
+        )
     if autoreset not in AUTORESETS:
-        raise SchemaError(f"autoreset: got {autoreset!r}, expected one of {AUTORESETS}")
+        raise SchemaError(
+            f"autoreset: got {autoreset!r}, expected one of {AUTORESETS}; name what "
+            "your environments do after an end: 'next_step' is Gymnasium's vector "
+            "default, 'disabled' where you call reset yourself"
+        )
     if user is not None and not isinstance(user, dict):
         raise SchemaError(
             f"user: got {type(user).__name__}, expected a dict of JSON values; put it "
@@ -142,6 +147,19 @@ def describe(
         schema=schema,
         user=user or {},
     )
+
+
+def check_count(name: str, number: int, most: int, way_out: str) -> None:
+    """Refuse what is no integer in ``[1, most]``.
+
+    Raises:
+        SchemaError: It is none.
+    """
+    whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
+    if not whole or not 1 <= number <= most:
+        raise SchemaError(
+            f"{name}: got {number!r}, expected an integer in [1, {most}]; {way_out}"
+        )
 
 
 def create_memory(metadata: Metadata) -> Parts:
@@ -273,7 +291,8 @@ def open_writer(
     """Open a buffer for writing, with its lock."""
     if on_resume not in RESUME_FLAGS:
         raise SchemaError(
-            f"on_resume: got {on_resume!r}, expected one of {list(RESUME_FLAGS)}"
+            f"on_resume: got {on_resume!r}, expected one of {list(RESUME_FLAGS)}; "
+            "'break' is right unless the environments went on meanwhile"
         )
     check_interval(commit_every)
     metadata = metadata_file.load(path)
@@ -345,6 +364,19 @@ def reopen(parts: Parts, commit_every: float | None) -> Parts:
     fresh.writer.follow(parts.writer)
     _start(fresh, commit_every)
     return fresh
+
+
+def check_mode(mode: str) -> None:
+    """Refuse a mode that is none.
+
+    Raises:
+        SchemaError: It is neither ``"r"`` nor ``"r+"``.
+    """
+    if mode not in ("r", "r+"):
+        raise SchemaError(
+            f"mode: got {mode!r}, expected 'r' or 'r+'; to make a new buffer, use "
+            "ReplayBuffer.create"
+        )
 
 
 def check_interval(commit_every: float | None) -> None:

@@ -30,12 +30,8 @@ def resized(ring: Ring, capacity: int, row_nbytes: int) -> Ring:
     Raises:
         SchemaError: The capacity is not legal.
     """
-    most = metadata_file.MAX_CAPACITY
-    whole = isinstance(capacity, int | np.integer) and not isinstance(capacity, bool)
-    if not whole or not 1 <= capacity <= most:
-        raise SchemaError(
-            f"capacity: got {capacity!r}, expected an integer in [1, {most}]"
-        )
+    most, way_out = metadata_file.MAX_CAPACITY, lifecycle.ROWS_EACH
+    lifecycle.check_count("capacity", capacity, most, way_out)
     return Ring.sized(int(capacity), ring.num_envs, ring.layout, row_nbytes)
 
 

@@ -102,7 +102,7 @@ class ReplayBuffer(OpenBuffer):
         if (path is None) != (engine == "memory"):
             raise SchemaError(
                 f"path: got {path!r} with engine={engine!r}, expected a folder for "
-                "'memmap' and None for 'memory'"
+                "'memmap' and None for 'memory'; give a path, or engine='memory'"
             )
         metadata = lifecycle.describe(
             schema, capacity, num_envs, engine, layout, autoreset, user
@@ -147,8 +147,7 @@ class ReplayBuffer(OpenBuffer):
             LockedError: Somebody else is writing.
             FailedError: The disk cannot be written.
         """
-        if mode not in ("r", "r+"):
-            raise SchemaError(f"mode: got {mode!r}, expected 'r' or 'r+'")
+        lifecycle.check_mode(mode)
         where = lifecycle.absolute(path)
         if mode == "r":
             return cls(lifecycle.open_reader(where), sampler, None, transforms)

@@ -152,7 +152,7 @@ class LiveView:
         if len(env_ids) and (env_ids.min() < 0 or env_ids.max() >= self._ring.num_envs):
             raise SchemaError(
                 f"env_ids: got values in [{env_ids.min()}, {env_ids.max()}], expected "
-                f"them in [0, {self._ring.num_envs})"
+                f"them in [0, {self._ring.num_envs}); environments are counted from 0"
             )
         span = self.span
         bad = (positions < span.first[env_ids]) | (positions >= span.stop[env_ids])

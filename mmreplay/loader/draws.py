@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from mmreplay.errors import SchemaError
 from mmreplay.samplers.base import Draw, Sampler, State
 from mmreplay.samplers.epochs import epochs_of
@@ -35,9 +37,13 @@ class Draws:
     ) -> None:
         """Bind a sampler; see `ReplayDataset.draws`."""
         for name, number in (("batch_size", batch_size), ("num_batches", num_batches)):
-            if number is not None and number < 1:
+            if number is None and name == "num_batches":
+                continue
+            whole = isinstance(number, int | np.integer)
+            if not whole or isinstance(number, bool) or number < 1:
                 raise SchemaError(
-                    f"{name}: got {number}, expected at least 1; ask for a step"
+                    f"{name}: got {number!r}, expected an integer of at least 1; ask "
+                    "for a step"
                 )
         self._dataset = dataset
         self._sampler = sampler

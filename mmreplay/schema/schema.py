@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mmreplay.errors import SchemaError
-from mmreplay.nesting import MAX_PATH_LENGTH, flatten, under, unflatten
+from mmreplay.nesting import MAX_PATH_LENGTH, flatten, meant, under, unflatten
 from mmreplay.schema.dtypes import describe
 from mmreplay.schema.field import Field
 from mmreplay.schema.roles import ROLES, assign_roles, check_roles, listing
@@ -220,7 +220,7 @@ class Schema:
         except (KeyError, TypeError):
             raise SchemaError(
                 f"field {path!r}: got a path that is not in the schema, expected one "
-                f"of {listing(self.fields)}"
+                f"of {listing(self.fields)}; {meant(path, self.fields)}"
             ) from None
 
     def __contains__(self, path: object) -> bool:
