@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from mmreplay.collect import record as record
     from mmreplay.concatenation import Concat as Concat
     from mmreplay.concatenation import concat as concat
+    from mmreplay.convert.base import Report as Report
+    from mmreplay.convert.export import export as export
+    from mmreplay.convert.load import load as load
     from mmreplay.loader import ConcatDataset as ConcatDataset
     from mmreplay.loader import ReplayDataset as ReplayDataset
     from mmreplay.loader import collate as collate
@@ -95,6 +98,7 @@ _HOMES = {
     "Recorded": "mmreplay.collect",
     "ReplayBuffer": "mmreplay.buffer.replay_buffer",
     "ReplayDataset": "mmreplay.loader",
+    "Report": "mmreplay.convert.base",
     "Schema": "mmreplay.schema",
     "SegmentTree": "mmreplay.sumtree",
     "SequenceSampler": "mmreplay.samplers.sequence",
@@ -108,9 +112,11 @@ _HOMES = {
     "collate": "mmreplay.loader",
     "concat": "mmreplay.concatenation",
     "episode_table": "mmreplay.stats",
+    "export": "mmreplay.convert.export",
     "field_moments": "mmreplay.stats",
     "histogram": "mmreplay.stats",
     "ignore_earliest": "mmreplay.samplers.earliest",
+    "load": "mmreplay.convert.load",
     "plan_buffer": "mmreplay.plan",
     "record": "mmreplay.collect",
     "return_within": "mmreplay.samplers.episode",

@@ -155,6 +155,12 @@ class File:
             raise
         return cls(path, fd, size, writable)
 
+    def resize(self, nbytes: int) -> None:
+        """Set the size of a new file; the bytes are zero and take no space."""
+        with _told("resize", self.path):
+            disk.truncate(self.fd, nbytes)
+        self.nbytes = nbytes
+
     def pwrite(self, data: Data, offset: int) -> None:
         """Write all of data, C-contiguous bytes, at an offset inside the file.
 

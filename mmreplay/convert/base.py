@@ -1,0 +1,159 @@
+"""What every format speaks: a description, then blocks of rows, oldest first.
+
+A `Reader` describes what it will give and gives it block by block; a `Writer` is made
+for a description and takes the blocks. Nobody holds more than a block, so memory does
+not grow with the dataset. A buffer is one format among the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.convert.description import Description
+
+BLOCK_NBYTES = 16 << 20
+# One row is held whole, whatever a file says of its size.
+MAX_ROW_NBYTES = 256 << 20
+
+Columns = Mapping[str, NDArray[np.generic]]
+Progress = Callable[[int, int], object]
+"""Called with (rows done, rows in all)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Rows that follow each other in each environment they are of.
+
+    Attributes:
+        columns: Per path ``[N, *shape]`` of the field's own dtype, ``terminated`` and
+            ``truncated`` as they are served. May be read-only, and lasts until the
+            next block is asked for.
+        env_ids: int64 ``[N]``.
+        positions: int64 ``[N]``; those of one environment rise by one.
+        flags: uint8 ``[N]``, as docs/format.md defines them; the truth of boundaries.
+    """
+
+    columns: Columns
+    env_ids: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    flags: NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return len(self.flags)
+
+
+@dataclass(slots=True)
+class Notes:
+    """What a reader has to say of a source.
+
+    Attributes:
+        notes: Facts: how ends were found, what was left out and why.
+        doubts: What was guessed and may be wrong; errors where the user is strict.
+    """
+
+    notes: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        """Add a fact, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def doubt(self, text: str) -> None:
+        """Add a guess, once."""
+        if text not in self.doubts:
+            self.doubts.append(text)
+
+
+class Reader(Protocol):
+    """A source of rows; an implementation inherits the context manager.
+
+    Order: the rows of one environment come oldest first, without a gap, from
+    ``first`` to ``stop`` of the description; environments one by one or mixed.
+    Memory: a block, whatever the source. Errors: `FormatError`, `CorruptError` or
+    `SourceError` with file and offset; nothing that is read is executed.
+    """
+
+    report: Notes
+
+    def describe(self) -> Description:
+        """What will come; the same whenever it is asked."""
+
+    def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
+        """All rows, in blocks of at most rows_per_block (`default_rows` if None)."""
+
+    def close(self) -> None:
+        """Give files back; a second call does nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Writer(Protocol):
+    """A target of rows; an implementation inherits the context manager.
+
+    The target appears whole, at `finish`, or not at all: until then everything lies
+    under a ``tmp-`` name beside it (`staging`), which the next run replaces.
+
+    Attributes:
+        nbytes: Bytes of the target, known at `finish`.
+        notes: What it left out and why.
+    """
+
+    nbytes: int
+    notes: Notes
+
+    def write(self, block: Block) -> None:
+        """Take the next rows; the block's arrays are not kept."""
+
+    def finish(self) -> None:
+        """Make the target durable and let it appear."""
+
+    def abort(self) -> None:
+        """Remove what was written; nothing to do after `finish`."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.abort()
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a conversion did.
+
+    Attributes:
+        rows: Rows written, final rows included.
+        episodes: Episodes among them, the running and the headless included.
+        nbytes: Bytes of the target.
+        seconds: Time it took.
+        notes: How ends were found, what was left out and why.
+        doubts: What was guessed and may be wrong.
+    """
+
+    rows: int
+    episodes: int
+    nbytes: int
+    seconds: float
+    notes: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
+
+
+def default_rows(description: Description, nbytes: int = BLOCK_NBYTES) -> int:
+    """Rows of a block of about nbytes, at least one."""
+    return max(1, nbytes // description.row_nbytes)

@@ -1,0 +1,254 @@
+"""What the rows of a dataset are, as a value and as strict JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.errors import FormatError, SchemaError, VersionError
+from mmreplay.format import strict_json
+from mmreplay.format.metadata import AUTORESETS, MAX_CAPACITY, MAX_NUM_ENVS, Autoreset
+from mmreplay.format.strict_json import Json
+from mmreplay.nesting import under
+from mmreplay.ring import LAYOUTS, Layout
+from mmreplay.schema import Schema
+
+MAGIC = "mmreplay"
+MAJOR, MINOR = 1, 0
+MAX_NBYTES = 8 << 20
+# Positions must be below this: docs/format.md, section 3.
+MAX_POSITION = 1 << 62
+
+ENV_ID, POSITION, FLAGS = "_env_id", "_position", "_flags"
+RESERVED = {ENV_ID: "int64", POSITION: "int64", FLAGS: "uint8"}
+"""Columns that every file has beside the fields."""
+KEY, MEMBER = "mmreplay", "mmreplay.json"
+"""What the description is called where a file has room for it."""
+
+T = TypeVar("T", bound=str)
+_KEYS = {
+    "format", "version", "schema", "roles", "num_envs", "first", "stop", "capacity",
+    "autoreset", "layout", "uuid", "statistics", "user",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What the rows of a dataset are.
+
+    Attributes:
+        schema: The fields.
+        first: int64 ``[E]``, position of each environment's oldest row.
+        stop: int64 ``[E]``, the position after its newest.
+        capacity: Rows per environment that the ring it comes from keeps.
+        autoreset: What follows an episode's end.
+        layout: Of the ring it comes from, if any.
+        uuid: Hex name of the buffer it comes from, or ``""``.
+        statistics: The free-form JSON that goes with the data.
+        user: The user's own JSON.
+
+    Raises:
+        SchemaError: A value is not legal, or a field has a reserved name.
+    """
+
+    schema: Schema
+    first: NDArray[np.int64]
+    stop: NDArray[np.int64]
+    capacity: int
+    autoreset: Autoreset = "disabled"
+    layout: Layout | None = None
+    uuid: str = ""
+    statistics: Json = field(default_factory=dict)
+    user: Json = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        taken = [p for p in self.schema.paths if p in {*RESERVED, KEY, MEMBER}]
+        if taken:
+            raise SchemaError(
+                f"field {taken[0]!r}: got a name that converted files use for "
+                f"themselves, expected none of {', '.join([*RESERVED, KEY, MEMBER])}; "
+                "leave it out with fields=, or rename it"
+            )
+        if len(self.first) != len(self.stop) or not len(self.first):
+            raise SchemaError(
+                f"description: got {len(self.first)} first and {len(self.stop)} stop "
+                "positions, expected one of each for every environment"
+            )
+        if (self.first < 0).any() or (self.stop < self.first).any():
+            raise SchemaError(
+                "description: got an environment whose first position is negative or "
+                "above its stop, expected 0 <= first <= stop"
+            )
+
+    @property
+    def num_envs(self) -> int:
+        """Environments."""
+        return len(self.first)
+
+    @property
+    def rows(self) -> int:
+        """Rows of all environments, final rows included."""
+        return int((self.stop - self.first).sum())
+
+    @property
+    def columns(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Dtype name and row shape of every column of a file, by name."""
+        found: dict[str, tuple[str, tuple[int, ...]]] = {
+            name: (dtype, ()) for name, dtype in RESERVED.items()
+        }
+        for path, each in self.schema.fields.items():
+            found[path] = (each.dtype, each.shape)
+        return found
+
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of one row in a block."""
+        fields = self.schema.fields.values()
+        return 8 + 8 + 1 + sum(each.nbytes for each in fields)
+
+    def select(self, paths: tuple[str, ...]) -> Description:
+        """The same rows with some of the fields; see `part`."""
+        return replace(self, schema=part(self.schema, paths))
+
+    def to_bytes(self) -> bytes:
+        """The description as JSON.
+
+        Raises:
+            FormatError: It takes more than 8 MiB.
+        """
+        value: Json = {
+            "format": MAGIC,
+            "version": [MAJOR, MINOR],
+            "schema": self.schema.to_json(),
+            "roles": dict(self.schema.roles),
+            "num_envs": self.num_envs,
+            "first": self.first.tolist(),
+            "stop": self.stop.tolist(),
+            "capacity": self.capacity,
+            "autoreset": self.autoreset,
+            "layout": self.layout,
+            "uuid": self.uuid,
+            "statistics": self.statistics,
+            "user": self.user,
+        }
+        data = json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+        if len(data) > MAX_NBYTES:
+            raise FormatError(
+                f"the description takes {len(data)} bytes, expected at most "
+                f"{MAX_NBYTES}; store smaller statistics with the buffer"
+            )
+        return data
+
+    @classmethod
+    def from_bytes(cls, data: bytes, name: str) -> Description:
+        """The description that bytes of a file say, all of it checked.
+
+        Args:
+            data: JSON.
+            name: What to call it in errors, such as a file and a member.
+
+        Raises:
+            FormatError: They are none.
+            VersionError: They need a newer version.
+        """
+        if len(data) > MAX_NBYTES:
+            raise FormatError(
+                f"{name} has {len(data)} bytes, expected at most {MAX_NBYTES}; it is "
+                "no description that mmreplay wrote"
+            )
+        value = strict_json.parse(data, name)
+        _check_version(value, name)
+        missing = _KEYS - value.keys()
+        if missing:
+            raise FormatError(f"{name} lacks {sorted(missing)}; it is damaged")
+        try:
+            return _from_json(value, name)
+        except SchemaError as error:
+            raise FormatError(f"{name}: {error}") from error
+
+
+def part(schema: Schema, paths: tuple[str, ...]) -> Schema:
+    """Some fields of a schema; roles without a field go.
+
+    Raises:
+        SchemaError: A path is no field, or next observations stay without
+            observations.
+    """
+    fields = {path: schema[path] for path in paths}
+    roles = {r: top for r, top in schema.roles.items() if under(paths, top)}
+    return Schema.from_flat(fields, roles)
+
+
+def _check_version(value: Json, name: str) -> None:
+    if value.get("format") != MAGIC:
+        raise FormatError(
+            f"{name} says format {value.get('format')!r}, expected {MAGIC!r}; mmreplay "
+            "did not write it"
+        )
+    version = value.get("version")
+    if (
+        not isinstance(version, list)
+        or len(version) != 2
+        or not all(type(number) is int for number in version)
+    ):
+        raise FormatError(f"{name} says version {version!r}, expected [major, minor]")
+    if version[0] != MAJOR:
+        raise VersionError(
+            f"{name} has version {version[0]}.{version[1]}, this mmreplay reads "
+            f"{MAJOR}.x; install a newer mmreplay"
+        )
+
+
+def _from_json(value: Json, name: str) -> Description:
+    num_envs = _number(value["num_envs"], "num_envs", name, 1, MAX_NUM_ENVS)
+    uuid = value["uuid"]
+    if not isinstance(uuid, str) or not re.fullmatch("([0-9a-f]{32})?", uuid):
+        raise FormatError(f"{name} says uuid {uuid!r}, expected 32 hex digits or none")
+    for key in ("roles", "statistics", "user"):
+        if not isinstance(value[key], dict):
+            raise FormatError(
+                f"{name} says {key} {str(value[key])[:60]!r}, expected an object"
+            )
+    layout = value["layout"]
+    return Description(
+        schema=Schema.from_json(value["schema"], value["roles"]),
+        first=_positions(value["first"], "first", name, num_envs),
+        stop=_positions(value["stop"], "stop", name, num_envs),
+        capacity=_number(value["capacity"], "capacity", name, 1, MAX_CAPACITY),
+        autoreset=_choice(value["autoreset"], "autoreset", name, AUTORESETS),
+        layout=None if layout is None else _choice(layout, "layout", name, LAYOUTS),
+        uuid=uuid,
+        statistics=value["statistics"],
+        user=value["user"],
+    )
+
+
+def _positions(value: object, key: str, name: str, num_envs: int) -> NDArray[np.int64]:
+    if not isinstance(value, list) or len(value) != num_envs:
+        got = len(value) if isinstance(value, list) else type(value).__name__
+        raise FormatError(
+            f"{name} says {key} of {got}, expected a list of {num_envs} positions"
+        )
+    numbers = [_number(each, key, name, 0, MAX_POSITION - 1) for each in value]
+    return np.array(numbers, np.int64)
+
+
+def _number(number: object, key: str, name: str, least: int, most: int) -> int:
+    if type(number) is not int or not least <= number <= most:
+        raise FormatError(
+            f"{name} says {key} {str(number)[:60]}, expected an integer in "
+            f"[{least}, {most}]"
+        )
+    return number
+
+
+def _choice(value: object, key: str, name: str, legal: tuple[T, ...]) -> T:
+    for choice in legal:
+        if value == choice:
+            return choice
+    raise FormatError(f"{name} says {key} {str(value)[:60]!r}, expected one of {legal}")

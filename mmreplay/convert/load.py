@@ -1,0 +1,61 @@
+"""A file of another format into a new buffer."""
+
+from __future__ import annotations
+
+from mmreplay.buffer.lifecycle import StrPath, absolute
+from mmreplay.convert import registry, rows
+from mmreplay.convert.base import Progress, Report
+from mmreplay.convert.description import Description
+from mmreplay.convert.rows_writer import BufferWriter
+from mmreplay.convert.transfer import transfer
+from mmreplay.format.metadata import Engine
+
+
+def load(
+    source: StrPath,
+    target: StrPath,
+    *,
+    format: str | None = None,
+    capacity: int | None = None,
+    engine: Engine = "memmap",
+    overwrite: bool = False,
+    strict: bool = False,
+    progress: Progress | None = None,
+    **options: object,
+) -> Report:
+    """Make a new buffer of a file's rows.
+
+    Streams in blocks: memory does not grow with the file. What `export` wrote comes
+    back to the bit, positions, flags and statistics included; of any other file the
+    report says how episode ends were found and what was left out. The buffer appears
+    whole, synced and renamed, or not at all; nothing read from the file is executed.
+
+    Args:
+        source: A file, or a folder of a known kind.
+        target: The buffer's folder to make.
+        format: A format's name, where the source does not tell it.
+        capacity: Rows per environment; the source's by default. Of more rows the
+            newest stay.
+        engine: ``"memmap"``.
+        overwrite: Replace a closed buffer at the target.
+        strict: Refuse a source that leaves something to be guessed.
+        progress: Called after each block with (rows done, rows in all).
+        **options: The format's own.
+
+    Raises:
+        FormatError: The target exists, or the source is not what it should be.
+        CorruptError: The source is damaged.
+        SourceError: Its rows contradict each other, or strict and doubtful.
+        FullError: No space is left; the target is as it was.
+    """
+    path = absolute(source)
+    found = registry.source_format(path, format)
+    with registry.open_reader(found, path, **options) as reader:
+
+        def open_writer(description: Description) -> BufferWriter:
+            return rows.open_writer(
+                absolute(target), description, overwrite=overwrite,
+                capacity=capacity, engine=engine,
+            )  # fmt: skip
+
+        return transfer(reader, open_writer, strict=strict, progress=progress)

@@ -1,0 +1,238 @@
+"""Formats by name and by suffix; others are found by their entry points.
+
+A package adds formats through the entry point group ``mmreplay.formats``, each naming
+a `Format`. Its home is a module with ``open_reader(path, **options)``,
+``open_writer(target, description, *, overwrite, **options)`` or both, and, where it
+shares a suffix or reads folders, ``recognizes(path) -> bool``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, cast
+
+from mmreplay.convert.base import Reader, Writer
+from mmreplay.convert.description import Description
+from mmreplay.errors import FormatError, SchemaError
+from mmreplay.format.metadata import FILE_NAME as METADATA
+
+GROUP = "mmreplay.formats"
+BUFFER = "buffer"
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One format.
+
+    Attributes:
+        name: What ``format=``, ``--from`` and ``--to`` take.
+        home: The module that reads and writes it, imported on first use.
+        about: What it is, in a few words.
+        suffixes: Endings of its files' names, in lower case; none for folders.
+        reads: Whether it can be a source.
+        writes: Whether it can be a target.
+        asks: Whether its home is asked for what a path holds (``recognizes``); such
+            formats come before those that go by the suffix alone.
+    """
+
+    name: str
+    home: str
+    about: str
+    suffixes: tuple[str, ...] = ()
+    reads: bool = True
+    writes: bool = True
+    asks: bool = False
+
+
+OURS = (
+    Format(BUFFER, "mmreplay.convert.rows", "a buffer's folder"),
+    Format("npz", "mmreplay.convert.npz", "numpy arrays in a zip", (".npz",)),
+    Format("pt", "mmreplay.convert.pt", "a dict of torch tensors", (".pt", ".pth")),
+    Format(
+        "safetensors", "mmreplay.convert.safetensors", "tensors under a JSON header",
+        (".safetensors",),
+    ),
+)  # fmt: skip
+
+
+@cache
+def formats() -> dict[str, Format]:
+    """Every format by name: ours, and those that entry points name.
+
+    Raises:
+        FormatError: An entry point names no `Format`, or a name that is taken.
+    """
+    found = {each.name: each for each in OURS}
+    for point in sorted(entry_points(group=GROUP), key=lambda each: each.name):
+        loaded = point.load()
+        if not isinstance(loaded, Format) or loaded.name in found:
+            raise FormatError(
+                f"entry point {point.name!r} of {GROUP}: got {loaded!r}, expected a "
+                "mmreplay.convert.registry.Format of a name that is not taken; update "
+                "or remove the package"
+            )
+        found[loaded.name] = loaded
+    return found
+
+
+def named(name: str) -> Format:
+    """The format of a name.
+
+    Raises:
+        SchemaError: There is none.
+    """
+    known = formats()
+    if name not in known:
+        raise SchemaError(
+            f"format: got {name!r}, expected one of {', '.join(sorted(known))}; "
+            "install what adds it, or choose another"
+        )
+    return known[name]
+
+
+def source_format(path: Path, name: str | None = None) -> Format:
+    """The format to read a path with.
+
+    Args:
+        path: A file or folder.
+        name: What the user says it is; found out if None.
+
+    Raises:
+        FormatError: Nothing is there, or nobody knows it.
+    """
+    if name is not None:
+        return _able(named(name), "reads", "read")
+    if (path / METADATA).exists() and not _asked(path):
+        return formats()[BUFFER]
+    if not path.exists():
+        raise FormatError(
+            f"{path} does not exist, expected a buffer's folder or a file to convert; "
+            "check the path"
+        )
+    asked = _asked(path)
+    if asked is not None:
+        return asked
+    plain = [each for each in _by_suffix(path) if each.reads and not each.asks]
+    if plain:
+        return plain[0]
+    raise FormatError(
+        f"{path}: got a {'folder' if path.is_dir() else 'file'} of no known format, "
+        f"expected a buffer or one of {_endings()}; name it with format= (--from)"
+    )
+
+
+def target_format(path: Path, name: str | None = None) -> Format:
+    """The format to write a path with: by suffix, else a buffer.
+
+    Raises:
+        FormatError: The suffix is of no format that is written.
+    """
+    if name is not None:
+        return _able(named(name), "writes", "write")
+    fitting = _by_suffix(path)
+    for each in fitting:
+        if each.writes:
+            return each
+    if fitting or path.suffix:
+        raise FormatError(
+            f"{path}: got a target of a format that mmreplay does not write, expected "
+            f"one of {_endings()} or a folder's name; name it with format= (--to)"
+        )
+    return formats()[BUFFER]
+
+
+def _able(found: Format, attribute: str, verb: str) -> Format:
+    if getattr(found, attribute):
+        return found
+    able = [each.name for each in formats().values() if getattr(each, attribute)]
+    raise SchemaError(
+        f"format: got {found.name!r}, which mmreplay does not {verb}, expected one of "
+        f"{', '.join(sorted(able))}; choose one of them"
+    )
+
+
+def _by_suffix(path: Path) -> list[Format]:
+    """Formats whose suffix ends the name, the longest suffix first."""
+    name = path.name.lower()
+    fitting = [
+        (len(suffix), each)
+        for each in formats().values()
+        for suffix in each.suffixes
+        if name.endswith(suffix)
+    ]
+    return [each for _, each in sorted(fitting, key=lambda pair: -pair[0])]
+
+
+def _asked(path: Path) -> Format | None:
+    """The first format whose home recognizes what lies there."""
+    candidates: Iterable[Format] = _by_suffix(path)
+    if path.is_dir():
+        candidates = [each for each in formats().values() if not each.suffixes]
+    for each in candidates:
+        if each.asks and each.reads and _function(each, "recognizes")(path):
+            return each
+    return None
+
+
+def _endings() -> str:
+    return ", ".join(sorted({s for each in formats().values() for s in each.suffixes}))
+
+
+def _function(found: Format, name: str) -> Callable[..., Any]:
+    return cast("Callable[..., Any]", getattr(import_module(found.home), name))
+
+
+def open_reader(found: Format, path: Path, **options: object) -> Reader:
+    """Open a source.
+
+    Raises:
+        SchemaError: An option is not one of the format's.
+        FormatError: It is not what it should be.
+    """
+    function = _function(found, "open_reader")
+    _check_options(found, function, options)
+    return cast("Reader", function(path, **options))
+
+
+def open_writer(
+    found: Format,
+    target: Path,
+    description: Description,
+    *,
+    overwrite: bool,
+    **options: object,
+) -> Writer:
+    """Open a target; see `open_reader`."""
+    function = _function(found, "open_writer")
+    _check_options(found, function, options)
+    return cast("Writer", function(target, description, overwrite=overwrite, **options))
+
+
+def options_of(found: Format, function: str) -> tuple[str, ...]:
+    """Names of a format's own options, as ``open_reader`` or ``open_writer`` takes."""
+    return _options(_function(found, function))
+
+
+def _options(function: Callable[..., Any]) -> tuple[str, ...]:
+    parameters = inspect.signature(function).parameters.values()
+    names = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+    return tuple(name for name in names if name != "overwrite")
+
+
+def _check_options(
+    found: Format, function: Callable[..., Any], options: dict[str, object]
+) -> None:
+    legal = _options(function)
+    unknown = sorted(set(options) - set(legal))
+    if unknown:
+        raise SchemaError(
+            f"option {unknown[0]!r}: got one that {function.__name__} of format "
+            f"{found.name!r} does not take, expected {', '.join(legal) or 'none'}; "
+            "leave it out"
+        )

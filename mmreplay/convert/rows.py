@@ -1,0 +1,169 @@
+"""A buffer as a format: read env by env, oldest first, and written as a new one.
+
+A new buffer begins at the source's first positions and keeps flags, autoreset and
+statistics, so that what was exported and loaded again is the same to the bit.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from mmreplay.buffer import lifecycle
+from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.convert.base import Block, Notes, Reader, default_rows
+from mmreplay.convert.description import Description, part
+from mmreplay.convert.rows_writer import BufferWriter
+from mmreplay.convert.select import mask_of, paths_of
+from mmreplay.errors import SchemaError, StaleError
+from mmreplay.format.metadata import Engine
+from mmreplay.ring import Layout, Span
+
+
+class BufferReader(Reader):
+    """The rows of a buffer that are alive when the reader is made.
+
+    A live writer may run on: rows that it gives up before they are read end the
+    reading with StaleError.
+    """
+
+    def __init__(
+        self,
+        buffer: ReplayBuffer,
+        *,
+        fields: Sequence[str] | None = None,
+        env_ids: ArrayLike | None = None,
+        owned: bool = False,
+    ) -> None:
+        """Read a buffer.
+
+        Args:
+            buffer: Open for reading or writing, on disk or in RAM.
+            fields: Paths to read; all by default. Ends are kept by the flags.
+            env_ids: int ``[N]``; all by default. Environments keep their numbers,
+                those left out are empty.
+            owned: Close it with the reader.
+        """
+        self.report = Notes()
+        self._buffer = buffer
+        self._owned = owned
+        self._span = _part(buffer.span, env_ids, buffer.num_envs)
+        self._description = self._describe(buffer, fields)
+
+    def _describe(
+        self, buffer: ReplayBuffer, fields: Sequence[str] | None
+    ) -> Description:
+        metadata = buffer.metadata
+        schema = metadata.schema
+        if fields is not None:
+            schema = part(schema, paths_of(schema.paths, fields))
+        return Description(
+            schema=schema,
+            first=self._span.first,
+            stop=self._span.stop,
+            capacity=metadata.ring.capacity,
+            autoreset=metadata.autoreset,
+            layout=metadata.ring.layout,
+            uuid=metadata.uuid.hex(),
+            statistics=buffer.statistics,
+            user=metadata.user,
+        )
+
+    def describe(self) -> Description:
+        """See `Reader.describe`."""
+        return self._description
+
+    def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
+        """See `Reader.blocks`."""
+        rows = rows_per_block or default_rows(self._description)
+        firsts, stops = self._span.first.tolist(), self._span.stop.tolist()
+        for env_id, (begin, end) in enumerate(zip(firsts, stops, strict=True)):
+            for first in range(begin, end, rows):
+                yield self._block(env_id, first, min(first + rows, end))
+
+    def _block(self, env_id: int, first: int, stop: int) -> Block:
+        view = self._buffer.view
+        moment = view.moment
+        positions = np.arange(first, stop)
+        env_ids = np.full(len(positions), env_id)
+        try:
+            view.check(env_ids, positions)
+            columns = view.read(self._description.schema.paths, env_ids, positions)
+            flags = view.flags(env_ids, positions)
+            if view.stale(env_ids, positions, moment) is not None:
+                view.check(env_ids, positions)
+        except StaleError as error:
+            raise StaleError(
+                f"environment {env_id}: the writer gave up rows of [{first}, {stop}) "
+                "before they were read, expected them alive; pause the writer, or "
+                "export a copy"
+            ) from error
+        return Block(columns, env_ids, positions, flags)
+
+    def close(self) -> None:
+        """See `Reader.close`."""
+        if self._owned:
+            self._buffer.close()
+
+
+def _part(span: Span, env_ids: ArrayLike | None, num_envs: int) -> Span:
+    """The span with every environment that was not asked for emptied."""
+    first = span.first.copy()
+    if env_ids is not None:
+        first = np.where(mask_of(num_envs, env_ids), first, span.stop)
+    return Span(first, span.stop.copy())
+
+
+def open_reader(
+    path: Path,
+    *,
+    fields: Sequence[str] | None = None,
+    env_ids: ArrayLike | None = None,
+) -> BufferReader:
+    """Open a buffer's folder as a source; see `BufferReader`."""
+    buffer = ReplayBuffer.open(path)
+    try:
+        return BufferReader(buffer, fields=fields, env_ids=env_ids, owned=True)
+    except BaseException:
+        buffer.close()
+        raise
+
+
+def open_writer(
+    target: Path,
+    description: Description,
+    *,
+    overwrite: bool = False,
+    capacity: int | None = None,
+    engine: Engine = "memmap",
+    layout: Layout | None = None,
+) -> BufferWriter:
+    """Make a new buffer as a target.
+
+    Args:
+        target: Its folder.
+        description: What will come.
+        overwrite: Replace a closed buffer, or a file, that is there.
+        capacity: Rows per environment; the source's by default. Of more rows the
+            newest stay.
+        engine: ``"memmap"``.
+        layout: The source's by default.
+    """
+    if engine != "memmap":
+        raise SchemaError(
+            f"engine: got {engine!r}, expected 'memmap', which lives in a folder; load "
+            "into it, and copy from there"
+        )
+    if capacity is None:
+        capacity = description.capacity
+    metadata = lifecycle.describe(
+        description.schema, capacity, description.num_envs, engine,
+        layout or description.layout, description.autoreset, description.user,
+    )  # fmt: skip
+    return BufferWriter(
+        lifecycle.absolute(os.fspath(target)), description, metadata, overwrite
+    )

@@ -1,0 +1,272 @@
+"""Rows put into the files of a new buffer, which appears whole or not at all."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay import files, recovery
+from mmreplay.buffer.state import write_statistics
+from mmreplay.convert.base import Block, Columns, Notes, Writer
+from mmreplay.convert.description import Description
+from mmreplay.convert.staging import Staging
+from mmreplay.episodes import ALL_FLAGS, CUT, FINAL, START, TERMINATED, TRUNCATED
+from mmreplay.errors import SchemaError, SourceError
+from mmreplay.format import metadata as metadata_file
+from mmreplay.format.metadata import Metadata
+from mmreplay.mounts import NETWORK, file_system
+from mmreplay.ring import runs
+from mmreplay.storage.memmap import MemmapStore
+from mmreplay.storage.placement import place
+from mmreplay.verify.boundaries import alone_problem, names, pair_problem
+
+NONE = ALL_FLAGS + 1
+"""Stands for the flags of the row before an environment's first."""
+
+
+class BufferWriter(Writer):
+    """Writes a new buffer; see `Writer` for what each method owes.
+
+    Every row is checked: its place, its flags alone and after those of the row
+    before, and its ends against its flags.
+    """
+
+    def __init__(
+        self, target: Path, description: Description, metadata: Metadata,
+        overwrite: bool,
+    ) -> None:  # fmt: skip
+        self.nbytes = 0
+        self.notes = Notes()
+        self._description = description
+        self._metadata = metadata
+        self._encoded = metadata_file.encode(metadata)
+        self._served = place(description.schema).served
+        self._paths = [p for p in description.schema.paths if p not in self._served]
+        self._kept = np.maximum(
+            description.first, description.stop - metadata.ring.capacity
+        )
+        self._next = description.first.copy()
+        self._last = np.full(description.num_envs, NONE, np.uint8)
+        self._summed = self._kept // metadata.ring.block_rows
+        self._tell_dropped()
+        self._staging = Staging(target, overwrite=overwrite, folder=True)
+        self._store: MemmapStore | None = None
+        try:
+            self._refuse_network()
+            self._folder = self._staging.path / metadata.folder
+            files.make_folder(self._folder)
+            self._store = MemmapStore.create(
+                self._folder, metadata.ring, description.schema
+            )
+        except BaseException:
+            self.abort()
+            raise
+
+    def _tell_dropped(self) -> None:
+        dropped = int((self._kept - self._description.first).sum())
+        if dropped:
+            self.notes.note(
+                f"the oldest {dropped:,} rows were left out: the capacity is "
+                f"{self._metadata.ring.capacity:,} rows per environment"
+            )
+
+    def _refuse_network(self) -> None:
+        kind = file_system(self._staging.path)
+        if kind in NETWORK:
+            raise SchemaError(
+                f"{self._staging.target} is on a network file system ({kind}), "
+                "expected a local one for a buffer; load to a local disk and copy it"
+            )
+
+    def write(self, block: Block) -> None:
+        """See `Writer.write`."""
+        if not len(block):
+            return
+        assert self._store is not None
+        self._check_places(block)
+        columns = self._checked(block)
+        kept = block.positions >= self._kept[block.env_ids]
+        env_ids, positions, flags = block.env_ids, block.positions, block.flags
+        if not kept.all():
+            columns = {path: column[kept] for path, column in columns.items()}
+            env_ids, positions, flags = env_ids[kept], positions[kept], flags[kept]
+        if len(flags):
+            rows = self._metadata.ring.rows(env_ids, positions)
+            self._store.write(runs(rows), columns, flags)
+        touched = np.unique(env_ids)
+        self._sum(touched)
+
+    def _check_places(self, block: Block) -> None:
+        """Check that each environment goes on where it was, with flags that fit.
+
+        Raises:
+            SourceError: It does not.
+        """
+        env_ids, description = block.env_ids, self._description
+        if env_ids.min() < 0 or env_ids.max() >= description.num_envs:
+            raise SourceError(
+                f"environment {int(env_ids.max())}: got a row of it, expected "
+                f"environments in [0, {description.num_envs}); the source is damaged"
+            )
+        order = np.argsort(env_ids, kind="stable")
+        ids, positions, flags = (
+            env_ids[order],
+            block.positions[order],
+            block.flags[order],
+        )
+        begins = np.flatnonzero(np.diff(ids, prepend=-1))
+        counts = np.diff(begins, append=len(ids))
+        here = ids[begins]
+        expected = np.repeat(self._next[here] - begins, counts) + np.arange(len(ids))
+        self._refuse(ids, positions, expected, positions != expected, "position")
+        stops = self._next[here] + counts
+        if (stops > description.stop[here]).any():
+            which = int(here[np.argmax(stops > description.stop[here])])
+            raise SourceError(
+                f"environment {which}: got rows up to position "
+                f"{int(stops[here == which][0])}, expected them to stop at "
+                f"{int(description.stop[which])}; the source is damaged"
+            )
+        before = np.concatenate([flags[:1], flags[:-1]])
+        before[begins] = self._last[here]
+        self._check_flags(ids, positions, before, flags)
+        self._next[here] = stops
+        self._last[here] = flags[begins + counts - 1]
+
+    def _refuse(
+        self, ids: NDArray[np.int64], got: NDArray[np.int64],
+        expected: NDArray[np.int64], bad: NDArray[np.bool_], what: str,
+    ) -> None:  # fmt: skip
+        if bad.any():
+            which = int(np.argmax(bad))
+            raise SourceError(
+                f"environment {ids[which]}: got {what} {got[which]}, expected "
+                f"{expected[which]}; rows of one environment follow each other, oldest "
+                "first: the source is damaged, or was reordered"
+            )
+
+    def _check_flags(
+        self, ids: NDArray[np.int64], positions: NDArray[np.int64],
+        before: NDArray[np.uint8], flags: NDArray[np.uint8],
+    ) -> None:  # fmt: skip
+        law = _law(self._metadata.autoreset == "next_step")
+        good = law[np.minimum(before, NONE), flags]
+        good &= (positions != 0) | ((flags & START) != 0)
+        if good.all():
+            return
+        which = int(np.argmin(good))
+        got, earlier = int(flags[which]), int(before[which])
+        told = "" if earlier == NONE else f" after {names(earlier)}"
+        follows = self._metadata.autoreset == "next_step"
+        expected = alone_problem(got)
+        if not expected and earlier != NONE:
+            expected = pair_problem(earlier, got, follows)
+        raise SourceError(
+            f"environment {ids[which]}, position {positions[which]}: got flags "
+            f"{names(got)}{told}, expected {expected or 'START at the first row'}; the "
+            "source is damaged, or was edited"
+        )
+
+    def _checked(self, block: Block) -> Columns:
+        """The stored columns, each of its field's shape and dtype.
+
+        Raises:
+            SourceError: One is missing or differs, or ends contradict the flags.
+        """
+        fields = self._description.schema.fields
+        for path in fields:
+            column = block.columns.get(path)
+            want = (len(block), *fields[path].shape)
+            if (
+                column is None
+                or column.dtype != fields[path].numpy
+                or (column.shape != want)
+            ):
+                got = "nothing" if column is None else f"{column.dtype}{column.shape}"
+                raise SourceError(
+                    f"field {path!r}: got {got}, expected {fields[path].numpy}{want}; "
+                    "the source differs from its description"
+                )
+        self._check_ends(block)
+        return {path: block.columns[path] for path in self._paths}
+
+    def _check_ends(self, block: Block) -> None:
+        """Refuse ends that somebody edited without the flags, which are the truth."""
+        for path, role in self._served.items():
+            bit = TERMINATED if role == "terminated" else TRUNCATED
+            given = block.columns[path].astype(bool)
+            told = (block.flags & bit) != 0
+            bad = told & ~given
+            extra = given & ~told
+            if role == "truncated":
+                # A row that says CUT reports the step before it as truncated.
+                alike = block.env_ids[1:] == block.env_ids[:-1]
+                extra[:-1] &= alike & ((block.flags[1:] & CUT) == 0)
+                extra[-1] = False
+            bad |= extra & ((block.flags & FINAL) == 0)
+            if bad.any():
+                which = int(np.argmax(bad))
+                raise SourceError(
+                    f"field {path!r}, environment {block.env_ids[which]}, position "
+                    f"{block.positions[which]}: got {bool(given[which])}, expected "
+                    f"{bool(told[which])} as the flags say; change '_flags' as well, "
+                    "or drop the description to have ends found anew"
+                )
+
+    def _sum(self, env_ids: NDArray[np.int64]) -> None:
+        """Write the checksums of blocks that are whole now, while they are cached."""
+        assert self._store is not None
+        size = self._metadata.ring.block_rows
+        for env_id in env_ids.tolist():
+            first, stop = int(self._summed[env_id]), int(self._next[env_id]) // size
+            if stop > first:
+                sums = [self._store.checksum(env_id, b) for b in range(first, stop)]
+                self._store.write_sums(env_id, first, np.array(sums, np.uint32))
+                self._summed[env_id] = stop
+
+    def finish(self) -> None:
+        """See `Writer.finish`."""
+        stop = self._description.stop
+        if (self._next != stop).any():
+            which = int(np.argmax(self._next != stop))
+            raise SourceError(
+                f"environment {which}: got rows up to position {self._next[which]}, "
+                f"expected them up to {stop[which]}; the source was cut"
+            )
+        assert self._store is not None
+        self._store.sync()
+        self._store.sync_sums()
+        recovery.create(self._folder, self._metadata, stop, self._kept)
+        files.sync_folder(self._folder)
+        folder = self._staging.path
+        if self._description.statistics:
+            write_statistics(folder, self._description.statistics)
+        files.replace_bytes(folder / metadata_file.FILE_NAME, self._encoded)
+        self._close()
+        self.nbytes = self._staging.publish()
+
+    def _close(self) -> None:
+        if self._store is not None:
+            store, self._store = self._store, None
+            store.close()
+
+    def abort(self) -> None:
+        """See `Writer.abort`."""
+        self._close()
+        self._staging.abort()
+
+
+@cache
+def _law(final_follows: bool) -> NDArray[np.bool_]:
+    """Which flags may follow which: bool ``[65, 256]``, row 64 for no row before."""
+    alone = np.array([not alone_problem(flags) for flags in range(256)])
+    law = np.zeros((NONE + 1, 256), bool)
+    law[NONE] = alone
+    for before in range(NONE):
+        if alone[before]:
+            fits = [not pair_problem(before, f, final_follows) for f in range(NONE)]
+            law[before, :NONE] = alone[:NONE] & fits
+    return law

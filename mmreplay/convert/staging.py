@@ -1,0 +1,199 @@
+"""A target that appears whole by a rename, or not at all.
+
+Everything is written under ``tmp-<name>`` beside the target. A run that is killed
+leaves only that, and the next one for the same target replaces it. Whoever writes
+holds a lock on it, so that two runs for one target do not mix.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from mmreplay import files
+from mmreplay.buffer.lifecycle import StrPath, absolute
+from mmreplay.errors import FailedError, FormatError, LockedError
+from mmreplay.files import File
+from mmreplay.format.metadata import FILE_NAME as METADATA
+from mmreplay.storage.lock import locked
+
+MARKER = "tmp-unfinished"
+"""An empty file in a staged folder, so that nobody's own folder is ever removed."""
+
+
+class Staging:
+    """A file, or a folder, that is to become a target.
+
+    Attributes:
+        target: What it will be.
+        path: Where it is written meanwhile.
+
+    Raises:
+        FormatError: The target exists and may not be overwritten.
+        LockedError: Another run is writing the same target.
+    """
+
+    def __init__(
+        self, target: StrPath, *, overwrite: bool = False, folder: bool = False
+    ) -> None:
+        self.target = absolute(target)
+        self.path = self.target.with_name(f"tmp-{self.target.name}")
+        self._old = self.target.with_name(f"tmp-old-{self.target.name}")
+        self._overwrite = overwrite
+        self._folder = folder
+        self._fd = -1
+        self._make_parents()
+        self._restore()
+        self._refuse_target()
+        self._sweep()
+        try:
+            self._create()
+        except BaseException:
+            self.abort()
+            raise
+
+    def _make_parents(self) -> None:
+        for parent in reversed(self.target.parents):
+            if not os.path.lexists(parent):
+                files.make_folder(parent, exist_ok=True)
+
+    def _restore(self) -> None:
+        """Put back what a run that was killed between two renames had moved away."""
+        if os.path.lexists(self._old):
+            if os.path.lexists(self.target):
+                files.remove_tree(self._old)
+            else:
+                files.rename(self._old, self.target)
+
+    def _refuse_target(self) -> None:
+        target = self.target
+        if not os.path.lexists(target):
+            return
+        if not self._overwrite:
+            raise FormatError(
+                f"{target} exists already, expected a new path; choose another, or "
+                "pass overwrite=True (--overwrite) to replace it"
+            )
+        is_folder = target.is_dir() and not target.is_symlink()
+        if is_folder and not (target / METADATA).exists() and any(target.iterdir()):
+            raise FormatError(
+                f"{target} is a folder that holds no buffer, expected a file, a "
+                "buffer or nothing to overwrite; remove it yourself, or choose "
+                "another path"
+            )
+        if is_folder and locked(target):
+            raise LockedError(
+                f"{target} is open for writing, expected a closed buffer to "
+                "overwrite; close it first, or choose another path"
+            )
+
+    def _sweep(self) -> None:
+        """Remove what a killed run left, unless somebody is still writing it."""
+        if not os.path.lexists(self.path):
+            return
+        self._lock()
+        self._unlock()
+        ours = not self.path.is_dir() or (self.path / MARKER).exists()
+        if not ours and any(self.path.iterdir()):
+            raise FormatError(
+                f"{self.path} is not a folder that mmreplay left, expected none of "
+                "that name; move it away, or choose another target"
+            )
+        files.remove_tree(self.path)
+
+    def _create(self) -> None:
+        if self._folder:
+            files.make_folder(self.path)
+            File.create(self.path / MARKER, 0).close()
+        else:
+            File.create(self.path, 0).close()
+        self._lock()
+        status = os.fstat(self._fd)
+        self._identity = (status.st_dev, status.st_ino)
+
+    def _lock(self) -> None:
+        try:
+            self._fd = files.disk.open(self.path, os.O_RDONLY)
+            files.disk.lock(self._fd)
+        except BlockingIOError as error:
+            self._unlock()
+            raise LockedError(
+                f"{self.path} is being written by another run, expected none for "
+                f"{self.target}; wait for it, or choose another target"
+            ) from error
+        except OSError as error:
+            self._unlock()
+            raise FailedError(
+                f"cannot lock {self.path}: {error.strerror}, expected a regular file "
+                "or folder on a file system with flock; remove it, or choose another "
+                "target",
+                errno_=error.errno,
+            ) from error
+
+    def _unlock(self) -> None:
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            files.disk.close(fd)
+
+    def open(self, nbytes: int) -> File:
+        """Open the staged file for writing, nbytes long and sparse."""
+        file = File.open(self.path, None, writable=True)
+        try:
+            file.resize(nbytes)
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def publish(self) -> int:
+        """Make what was written durable, and put it in the target's place.
+
+        Returns:
+            Bytes of the target.
+        """
+        status = os.stat(self.path, follow_symlinks=False)
+        if (status.st_dev, status.st_ino) != self._identity:
+            raise FailedError(
+                f"{self.path} was replaced while it was written, expected nobody else "
+                "to touch it; run again"
+            )
+        self._refuse_target()
+        if self._folder:
+            files.remove_tree(self.path / MARKER)
+        nbytes = _sync(self.path)
+        if self.target.is_dir() and not self.target.is_symlink():
+            self._replace_folder()
+        else:
+            files.rename(self.path, self.target)
+        self._unlock()
+        return nbytes
+
+    def _replace_folder(self) -> None:
+        """Move a folder away, as none can be renamed over another; see `_restore`."""
+        files.rename(self.target, self._old)
+        try:
+            files.rename(self.path, self.target)
+        except BaseException:
+            self._restore()
+            raise
+        files.remove_tree(self._old)
+
+    def abort(self) -> None:
+        """Remove what was written; nothing to do after `publish`."""
+        if self._fd >= 0:
+            files.remove_tree(self.path)
+            self._unlock()
+
+
+def _sync(path: Path) -> int:
+    """Sync a file, or a folder and all in it, and return its bytes."""
+    if not path.is_dir():
+        file = File.open(path, None)
+        try:
+            file.sync()
+            return file.nbytes
+        finally:
+            file.close()
+    nbytes = sum(_sync(child) for child in sorted(path.iterdir()))
+    files.sync_folder(path)
+    return nbytes

@@ -1,0 +1,84 @@
+"""From any reader to any writer, block by block."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from mmreplay.convert.base import Block, Progress, Reader, Report, Writer
+from mmreplay.convert.description import Description
+from mmreplay.episodes import START
+from mmreplay.errors import SourceError
+
+
+def transfer(
+    reader: Reader,
+    open_writer: Callable[[Description], Writer],
+    *,
+    strict: bool = False,
+    progress: Progress | None = None,
+) -> Report:
+    """Write everything that a reader gives; the target appears last, whole.
+
+    Args:
+        reader: The source.
+        open_writer: Makes the target for a description.
+        strict: Refuse what is guessed.
+        progress: Called after each block with (rows done, rows in all).
+
+    Raises:
+        SourceError: The source is not what it says, or strict and doubtful.
+    """
+    begin = time.monotonic()
+    description = reader.describe()
+    _refuse_doubts(reader, strict)
+    counter = _Counter(description)
+    with open_writer(description) as writer:
+        for block in reader.blocks():
+            writer.write(block)
+            counter.add(block)
+            if progress is not None:
+                progress(counter.rows, description.rows)
+        if counter.rows != description.rows:
+            raise SourceError(
+                f"the source ended after {counter.rows} rows, expected the "
+                f"{description.rows} that it describes; it was cut"
+            )
+        _refuse_doubts(reader, strict)
+        writer.finish()
+    return Report(
+        rows=counter.rows,
+        episodes=counter.episodes,
+        nbytes=writer.nbytes,
+        seconds=time.monotonic() - begin,
+        notes=(*reader.report.notes, *writer.notes.notes),
+        doubts=(*reader.report.doubts, *writer.notes.doubts),
+    )
+
+
+def _refuse_doubts(reader: Reader, strict: bool) -> None:
+    if strict and reader.report.doubts:
+        raise SourceError(
+            f"{reader.report.doubts[0]}, expected a source that leaves nothing to be "
+            "guessed (strict); tell what it is by options, or load without strict"
+        )
+
+
+class _Counter:
+    """Counts rows, and episodes: starts, and oldest rows that start none."""
+
+    def __init__(self, description: Description) -> None:
+        self.rows = 0
+        self.episodes = 0
+        self._seen = np.zeros(description.num_envs, bool)
+
+    def add(self, block: Block) -> None:
+        self.rows += len(block)
+        starts = (block.flags & START) != 0
+        self.episodes += int(starts.sum())
+        ids, firsts = np.unique(block.env_ids, return_index=True)
+        fresh = ~self._seen[ids]
+        self.episodes += int((fresh & ~starts[firsts]).sum())
+        self._seen[ids] = True

@@ -1,0 +1,306 @@
+"""Zip files that anybody may have written: parsed strictly, unpacked in pieces."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+
+from mmreplay.convert.zip_layout import (
+    CENTRAL,
+    DEFLATED,
+    END,
+    END64,
+    FULL16,
+    FULL32,
+    LOCAL,
+    LOCATOR,
+    STORED,
+)
+from mmreplay.errors import CorruptError, FormatError
+from mmreplay.files import File
+
+MAX_MEMBERS = 10_000
+MAX_DIRECTORY_NBYTES = 16 << 20
+MAX_EXPANSION = 1000
+
+_ENCRYPTED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One member of a zip that is read.
+
+    Attributes:
+        name: Its name.
+        method: `STORED` or `DEFLATED`.
+        crc: CRC-32 of its bytes.
+        packed: Bytes it takes in the file.
+        nbytes: Bytes it holds.
+        offset: Where they begin.
+    """
+
+    name: str
+    method: int
+    crc: int
+    packed: int
+    nbytes: int
+    offset: int
+
+
+def parse(file: File) -> dict[str, Entry]:
+    """The members of a zip by name, in file order, each within the file and apart.
+
+    Raises:
+        FormatError: It is no zip, or one of another kind.
+        CorruptError: Its parts contradict each other.
+    """
+    count, size, start = _find_end(file)
+    if count > MAX_MEMBERS or size > MAX_DIRECTORY_NBYTES:
+        raise FormatError(
+            f"{file.path} has a directory of {count} members in {size} bytes, expected "
+            f"at most {MAX_MEMBERS} in {MAX_DIRECTORY_NBYTES}; join small arrays"
+        )
+    data = file.pread(size, start)
+    found: dict[str, Entry] = {}
+    at = 0
+    for _ in range(count):
+        entry, header, at = _entry(file, data, at, start)
+        placed = _placed(file, entry, header, start)
+        if placed.name in found:
+            raise _corrupt(file, header, f"a second member {placed.name!r}", "one each")
+        found[placed.name] = placed
+    _check_apart(file, found)
+    return found
+
+
+def _corrupt(file: File, offset: int, got: str, expected: str) -> CorruptError:
+    return CorruptError(
+        f"{file.path}: got {got} at byte {offset}, expected {expected}; the file was "
+        "cut or damaged: restore it from a copy"
+    )
+
+
+def _find_end(file: File) -> tuple[int, int, int]:
+    """Members, bytes and offset of the central directory."""
+    length = min(file.nbytes, END.size + FULL16)
+    tail = file.pread(length, file.nbytes - length)
+    at = tail.rfind(b"PK\5\6")
+    offset = file.nbytes - length + at
+    if at < 0 or at + END.size > length:
+        raise _no_zip(file)
+    _, disk, other, here, count, size, start, comment = END.unpack_from(tail, at)
+    if offset + END.size + comment != file.nbytes:
+        raise _corrupt(file, offset, f"a comment of {comment} bytes", "the file's end")
+    split = disk or other or here != count
+    if split and (disk, other) != (FULL16, FULL16):
+        raise FormatError(
+            f"{file.path} is a part of a split zip (disk {disk}), expected a whole "
+            "one; join the parts"
+        )
+    stop = offset
+    if count == FULL16 or FULL32 in (size, start):
+        count, size, start, stop = _wide_end(file, offset)
+    if start + size != stop:
+        raise _corrupt(
+            file, offset, f"a directory of {size} bytes from byte {start}",
+            f"one that ends at byte {stop}",
+        )  # fmt: skip
+    return count, size, start
+
+
+def _no_zip(file: File) -> CorruptError | FormatError:
+    begins = file.pread(min(4, file.nbytes), 0)
+    if begins in (b"PK\3\4", b"PK\5\6"):
+        return CorruptError(
+            f"{file.path} begins as a zip and has no directory at its end (byte "
+            f"{file.nbytes}), expected one; it was cut: restore it from a copy"
+        )
+    return FormatError(
+        f"{file.path} is no zip file (it begins with {begins!r}), expected one; name "
+        "its format with format= (--from)"
+    )
+
+
+def _wide_end(file: File, offset: int) -> tuple[int, int, int, int]:
+    at = offset - LOCATOR.size
+    if at < 0:
+        raise _corrupt(file, 0, "no locator", "one of a zip64 directory")
+    magic, _, where, _ = LOCATOR.unpack(file.pread(LOCATOR.size, at))
+    if magic != b"PK\6\7" or where + END64.size != at:
+        raise _corrupt(file, at, f"{magic!r}", "the locator of a zip64 directory")
+    end = END64.unpack(file.pread(END64.size, where))
+    if end[0] != b"PK\6\6" or end[6] != end[7]:
+        raise _corrupt(file, where, f"{end[0]!r}", "the end of a zip64 directory")
+    return end[7], end[8], end[9], where
+
+
+def _entry(file: File, data: bytes, at: int, start: int) -> tuple[Entry, int, int]:
+    """One entry of the directory, the offset of its local header, and what follows."""
+    if at + CENTRAL.size > len(data):
+        raise _corrupt(file, start + at, "a directory that is cut", "one more member")
+    (
+        magic, _, _, flags, method, _, _, crc, packed, nbytes, name_size, extra_size,
+        comment_size, _, _, _, header,
+    ) = CENTRAL.unpack_from(data, at)  # fmt: skip
+    name_at = at + CENTRAL.size
+    extra_at = name_at + name_size
+    stop = extra_at + extra_size + comment_size
+    if magic != b"PK\1\2" or stop > len(data):
+        raise _corrupt(file, start + at, f"{magic!r}", "an entry of the directory")
+    name = _name(file, data[name_at:extra_at], start + at)
+    if flags & _ENCRYPTED or method not in (STORED, DEFLATED):
+        raise FormatError(
+            f"{file.path}: member {name!r} at byte {start + at} is encrypted or packed "
+            f"by method {method}, expected stored or deflated; pack it anew"
+        )
+    extra = data[extra_at : extra_at + extra_size]
+    sizes = _widened(file, start + at, extra, [nbytes, packed, header])
+    nbytes, packed, header = sizes
+    if method == STORED and nbytes != packed:
+        raise _corrupt(
+            file, start + at, f"{packed} bytes for {nbytes} stored", "as many"
+        )
+    return Entry(name, method, crc, packed, nbytes, 0), header, stop
+
+
+def _name(file: File, raw: bytes, at: int) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        raise _corrupt(file, at, f"the name {raw[:40]!r}", "UTF-8") from None
+
+
+def _widened(file: File, at: int, extra: bytes, values: list[int]) -> list[int]:
+    """Sizes and offset with those of a zip64 field put in."""
+    wide = [index for index, value in enumerate(values) if value == FULL32]
+    place = 0
+    while wide and place + 4 <= len(extra):
+        kind, size = struct.unpack_from("<2H", extra, place)
+        body = extra[place + 4 : place + 4 + size]
+        place += 4 + size
+        if kind != 1:
+            continue
+        if len(body) < 8 * len(wide):
+            raise _corrupt(file, at, "a short zip64 field", f"{len(wide)} numbers")
+        for order, index in enumerate(wide):
+            (values[index],) = struct.unpack_from("<Q", body, 8 * order)
+        wide = []
+    return values
+
+
+def _placed(file: File, entry: Entry, header: int, start: int) -> Entry:
+    """The entry with its data's offset, after a look at its local header."""
+    if header + LOCAL.size > start:
+        raise _corrupt(
+            file, header, f"the header of {entry.name!r}", "it before the directory"
+        )
+    magic, *_, name_size, extra_size = LOCAL.unpack(file.pread(LOCAL.size, header))
+    offset = header + LOCAL.size + name_size + extra_size
+    if magic != b"PK\3\4" or offset + entry.packed > start:
+        raise _corrupt(
+            file, header, f"{magic!r} for member {entry.name!r}",
+            f"its header and {entry.packed} bytes before byte {start}",
+        )  # fmt: skip
+    raw = file.pread(name_size, header + LOCAL.size)
+    if raw != entry.name.encode():
+        raise _corrupt(file, header, f"the name {raw[:40]!r}", f"{entry.name!r}")
+    return Entry(
+        entry.name, entry.method, entry.crc, entry.packed, entry.nbytes, offset
+    )
+
+
+def _check_apart(file: File, found: dict[str, Entry]) -> None:
+    """Refuse members that share bytes: a small file could claim any size by them."""
+    stop = 0
+    for entry in sorted(found.values(), key=lambda each: each.offset):
+        if entry.offset < stop:
+            raise _corrupt(
+                file, entry.offset, f"member {entry.name!r} within another", "it apart"
+            )
+        stop = entry.offset + entry.packed
+
+
+def check(file: File, entry: Entry) -> None:
+    """Compare a stored member with its checksum, in pieces.
+
+    Raises:
+        CorruptError: It differs.
+    """
+    crc, done = 0, 0
+    while done < entry.packed:
+        size = min(1 << 20, entry.packed - done)
+        crc = zlib.crc32(file.pread(size, entry.offset + done), crc)
+        done += size
+    if crc != entry.crc:
+        raise CorruptError(
+            f"{file.path}: member {entry.name!r} at byte {entry.offset} has checksum "
+            f"{crc:08x}, expected {entry.crc:08x}; the file was damaged: restore it "
+            "from a copy"
+        )
+
+
+def refuse_bomb(file: File, entry: Entry, allow_expansion: bool) -> None:
+    """Refuse a member that claims to hold far more than it takes.
+
+    Raises:
+        FormatError: It does, and the user did not allow it.
+    """
+    if entry.nbytes > MAX_EXPANSION * max(entry.packed, 1 << 10) and (
+        not allow_expansion
+    ):
+        raise FormatError(
+            f"{file.path}: member {entry.name!r} at byte {entry.offset} says that "
+            f"{entry.packed} bytes hold {entry.nbytes}, expected at most "
+            f"{MAX_EXPANSION} times as many; pass allow_expansion=True if you trust it"
+        )
+
+
+class Deflated:
+    """The bytes of a deflated member, unpacked as they are asked for."""
+
+    def __init__(self, file: File, entry: Entry) -> None:
+        self._file, self._entry = file, entry
+        self._read, self._got, self._crc = 0, 0, 0
+        self._inflate = zlib.decompressobj(-zlib.MAX_WBITS)
+        self._rest = b""
+
+    def read_into(self, view: memoryview) -> None:
+        """Fill view with the next bytes, and remember their checksum."""
+        done = 0
+        while done < len(view):
+            done += self._some(view[done:])
+        self._crc = zlib.crc32(view, self._crc)
+        self._got += len(view)
+
+    def _some(self, view: memoryview) -> int:
+        entry = self._entry
+        if not self._rest and self._read < entry.packed:
+            size = min(1 << 18, entry.packed - self._read)
+            self._rest = self._file.pread(size, entry.offset + self._read)
+            self._read += size
+        try:
+            data = self._inflate.decompress(self._rest, len(view))
+        except zlib.error as error:
+            raise self._damaged(str(error)) from error
+        if (
+            not data
+            and not self._inflate.unconsumed_tail
+            and (self._inflate.eof or self._read == entry.packed)
+        ):
+            raise self._damaged(f"its end after {self._got} bytes")
+        self._rest = self._inflate.unconsumed_tail
+        view[: len(data)] = data
+        return len(data)
+
+    def _damaged(self, got: str) -> CorruptError:
+        entry = self._entry
+        at = entry.offset + self._read
+        return _corrupt(
+            self._file, at, got, f"{entry.nbytes} bytes of member {entry.name!r}"
+        )
+
+    def finish(self) -> None:
+        """Compare what was read with the checksum, if it was all."""
+        if self._got == self._entry.nbytes and self._crc != self._entry.crc:
+            raise self._damaged(f"checksum {self._crc:08x}, not {self._entry.crc:08x},")
