@@ -326,17 +326,16 @@ class Priorities:
     def _alive(self, env_ids: Ids, positions: Ids) -> NDArray[np.bool_] | None:
         """Which places are still in the buffer, or None where all are."""
         span = self._span
-        num_envs = len(span.stop)
-        if num_envs == 1 and not env_ids.any():
-            first, stop = span.first[0], span.stop[0]
-        else:
-            if env_ids.min() < 0 or env_ids.max() >= num_envs:
-                raise SchemaError(
-                    f"env_ids: got values in [{env_ids.min()}, {env_ids.max()}], "
-                    f"expected them in [0, {num_envs}); pass those of the batch"
-                )
-            first, stop = span.first[env_ids], span.stop[env_ids]
-        strange = (positions >= stop) | (positions < 0)
+        least, most = np.minimum.reduce, np.maximum.reduce
+        if least(env_ids) < 0 or most(env_ids) >= len(span.stop):
+            raise SchemaError(
+                f"env_ids: got values in [{env_ids.min()}, {env_ids.max()}], expected "
+                f"them in [0, {len(span.stop)}); pass those of the batch"
+            )
+        low, high = least(positions), most(positions)
+        if len(span.stop) == 1 and low >= span.first[0] and high < span.stop[0]:
+            return None
+        strange = (positions >= span.stop[env_ids]) | (positions < 0)
         if strange.any():
             which = int(np.argmax(strange))
             env_id, position = int(env_ids[which]), int(positions[which])
@@ -345,7 +344,7 @@ class Priorities:
                 "row that was never written, expected one below "
                 f"{span.stop[env_id]}; pass the positions of the batch"
             )
-        alive: NDArray[np.bool_] = positions >= first
+        alive: NDArray[np.bool_] = positions >= span.first[env_ids]
         return None if alive.all() else alive
 
     def _legal(self, view: View, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:

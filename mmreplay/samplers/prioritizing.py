@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.ranks import nothing_to_draw
 from mmreplay.samplers.schedules import Scheduled
 
+MOST = float(np.finfo(np.float32).max)
 Normalize = Literal["batch", "buffer", "mean"]
 Ids = NDArray[np.int64]
 Masses = NDArray[np.float64]
@@ -50,8 +51,7 @@ class Options:
                 f"normalize: got {self.normalize!r}, expected one of "
                 f"{get_args(Normalize)}"
             )
-        most = float(np.finfo(np.float32).max)
-        for name, low, high in (("initial_priority", 1e-30, most), ("eta", 0, 1)):
+        for name, low, high in (("initial_priority", 1e-30, MOST), ("eta", 0, 1)):
             number = getattr(self, name)
             if not (isinstance(number, int | float) and low <= number <= high):
                 raise SchemaError(
@@ -124,7 +124,7 @@ class Prioritizing:
         if self._options.normalize == "mean":
             scale = total / self._priorities.num_legal
         elif self._options.normalize == "batch":
-            scale = float(masses.min())
+            scale = np.minimum.reduce(masses)
         else:
             scale = self._priorities.law.lowest()
         return ((scale / masses) ** beta).astype(np.float32)
@@ -229,23 +229,24 @@ def _mixed(
     return cast(Masses, eta * numbers.max(1) + (1 - eta) * (numbers.sum(1) / counts))
 
 
-def _stored(values: NDArray[np.generic]) -> NDArray[np.float32]:
+def _stored(values: NDArray[Any]) -> NDArray[np.float32]:
     """Priorities as they are stored.
 
     Raises:
         SchemaError: One is negative, NaN, or infinite as float32.
     """
-    with np.errstate(over="ignore"):
-        numbers = np.asarray(values, np.float32)
+    if len(values) == 0:
+        return np.zeros(0, np.float32)
     # NaN is in no order: it fails both.
-    if len(numbers) and not (numbers.min() >= 0 and numbers.max() < np.inf):
-        which = int(np.argmin((numbers >= 0) & (numbers < np.inf)))
+    low, high = np.minimum.reduce(values), np.maximum.reduce(values)
+    if not (low >= 0 and high <= MOST):
+        which = int(np.argmin((values >= 0) & (values <= MOST)))
         raise SchemaError(
             f"priorities: got {values[which]} at {which}, expected finite float32 "
             "numbers of at least 0; take the absolute value of TD errors, and find "
             "out where NaN comes from"
         )
-    return numbers
+    return values.astype(np.float32)
 
 
 def _saved(state: State) -> Saved:
@@ -278,7 +279,7 @@ def _saved(state: State) -> Saved:
         numbers = _stored(values)
     except SchemaError as error:
         raise FormatError(f"sampler state: {error}") from error
-    return Saved(uuid, first, seen, numbers.copy())
+    return Saved(uuid, first, seen, numbers)
 
 
 def finite(name: str, number: object) -> float:
