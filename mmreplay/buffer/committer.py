@@ -29,6 +29,9 @@ class Committer:
     Threads: any may call; durable slots are written one at a time. A failed sync
     poisons it: the kernel marks pages clean that never reached the disk, so the
     next sync would succeed and lie.
+
+    Attributes:
+        touched: Rows that were there before have changed since the last commit.
     """
 
     def __init__(self, store: CheckedStore, ledger: CommitWriter) -> None:
@@ -38,6 +41,7 @@ class Committer:
         self._commit_lock = threading.Lock()
         # Not an Event, whose lock is Python's: Ctrl-C inside it may leave it held.
         self._calls: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.touched = False
         self._stop = False
         self._thread: threading.Thread | None = None
         self._failure: str | None = None
@@ -82,6 +86,8 @@ class Committer:
         with self._commit_lock, _Poisoning(self):
             heads, tails = self._ledger.published
             done = self._ledger.committed.heads
+            # What is set from here on may come too late for the sync.
+            self.touched = False
             self._store.sync()
             if self._sum_blocks(done, heads, tails):
                 self._store.sync_sums()
@@ -172,7 +178,8 @@ class Committer:
     def _dirty(self) -> bool:
         heads, tails = self._ledger.published
         done = self._ledger.committed
-        return bool((heads != done.heads).any() or (tails != done.tails).any())
+        moved = (heads != done.heads).any() or (tails != done.tails).any()
+        return bool(moved or self.touched)
 
     def poison(self, why: str) -> None:
         """Refuse all later work."""
@@ -202,6 +209,8 @@ class _Poisoning:
     def __exit__(
         self, kind: object, error: BaseException | None, trace: object
     ) -> None:
+        if error is not None:
+            self._committer.touched = True
         # A write that found the disk full harmed nothing, and may be made again.
         if isinstance(error, OSError) and not isinstance(error, FullError):
             self._committer.poison(str(error))

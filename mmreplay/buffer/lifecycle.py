@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from mmreplay import files, recovery
+from mmreplay.buffer.arguments import ROWS_EACH, check_count, check_interval
 from mmreplay.buffer.committer import Committer
 from mmreplay.buffer.writer import Writer
 from mmreplay.episodes import BREAK, CUT, START
@@ -34,7 +35,6 @@ RESUME_FLAGS = {
     "continue": None,
 }
 OPEN_TRIES = 3
-ROWS_EACH = "give the rows to keep of each environment, int(1e6) for a million"
 
 StrPath = str | os.PathLike[str]
 
@@ -58,6 +58,11 @@ class Parts:
     lock: WriterLock | None = None
     closed: bool = field(default=False)
     pid: int = field(default_factory=os.getpid)
+
+    def touch(self) -> None:
+        """Have the next commit due although no row came or went."""
+        if self.committer is not None:
+            self.committer.touched = True
 
     def close(self) -> None:
         """Commit what is open for writing, and give everything back."""
@@ -147,19 +152,6 @@ def describe(
         schema=schema,
         user=user or {},
     )
-
-
-def check_count(name: str, number: int, most: int, way_out: str) -> None:
-    """Refuse what is no integer in ``[1, most]``.
-
-    Raises:
-        SchemaError: It is none.
-    """
-    whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
-    if not whole or not 1 <= number <= most:
-        raise SchemaError(
-            f"{name}: got {number!r}, expected an integer in [1, {most}]; {way_out}"
-        )
 
 
 def create_memory(metadata: Metadata) -> Parts:
@@ -364,33 +356,6 @@ def reopen(parts: Parts, commit_every: float | None) -> Parts:
     fresh.writer.follow(parts.writer)
     _start(fresh, commit_every)
     return fresh
-
-
-def check_mode(mode: str) -> None:
-    """Refuse a mode that is none.
-
-    Raises:
-        SchemaError: It is neither ``"r"`` nor ``"r+"``.
-    """
-    if mode not in ("r", "r+"):
-        raise SchemaError(
-            f"mode: got {mode!r}, expected 'r' or 'r+'; to make a new buffer, use "
-            "ReplayBuffer.create"
-        )
-
-
-def check_interval(commit_every: float | None) -> None:
-    """Refuse an interval between commits that is no time.
-
-    Raises:
-        SchemaError: It is neither None nor above 0.
-    """
-    number = isinstance(commit_every, int | float | np.integer | np.floating)
-    if commit_every is not None and not (number and commit_every > 0):
-        raise SchemaError(
-            f"commit_every: got {commit_every!r}, expected seconds above 0, or None "
-            "to commit only by commit() and close()"
-        )
 
 
 def _start(parts: Parts, commit_every: float | None) -> None:

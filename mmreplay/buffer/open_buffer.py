@@ -19,7 +19,7 @@ from mmreplay.episodes import EpisodeIndex
 from mmreplay.errors import FailedError
 from mmreplay.format.metadata import Autoreset, Metadata
 from mmreplay.recovery import Recovery
-from mmreplay.ring import Span
+from mmreplay.ring import Layout, Span
 from mmreplay.samplers.base import Draw
 from mmreplay.schema import Schema
 
@@ -81,28 +81,42 @@ class OpenBuffer:
         """Say what the buffer is and holds."""
         if self._parts.closed:
             return f"<ReplayBuffer {self._name} (closed)>"
-        ring = self.metadata.ring
+        metadata = self.metadata
+        ring = metadata.ring
         mode = "r" if self._parts.writer is None else "r+"
         return (
             f"<ReplayBuffer {self._name} {mode!r}: {len(self):,} steps of "
-            f"{ring.num_envs} x {ring.capacity:,}, {len(self.schema)} fields, "
-            f"{self.metadata.engine}, {ring.layout}>"
+            f"{ring.num_envs} x {ring.capacity:,}, {len(metadata.schema)} fields, "
+            f"{metadata.engine}, {ring.layout}>"
         )
 
     @property
     def metadata(self) -> Metadata:
-        """What metadata.json says."""
+        """What metadata.json says; of a closed buffer, what it said last."""
+        if self._parts.writer is None and not self._parts.closed:
+            # A reader looks whether its writer resized the buffer meanwhile.
+            self._read()
         return self._parts.metadata
 
     @property
     def schema(self) -> Schema:
         """The fields of one step."""
-        return self._parts.metadata.schema
+        return self.metadata.schema
 
     @property
     def capacity(self) -> int:
         """Rows kept per environment."""
-        return self._parts.metadata.ring.capacity
+        return self.metadata.ring.capacity
+
+    @property
+    def slots(self) -> int:
+        """Rows per environment on disk: the capacity and the ring's slack."""
+        return self.metadata.ring.slots
+
+    @property
+    def layout(self) -> Layout:
+        """How rows follow each other in the files."""
+        return self.metadata.ring.layout
 
     @property
     def num_envs(self) -> int:
@@ -123,6 +137,36 @@ class OpenBuffer:
     def heads(self) -> NDArray[np.int64]:
         """int64 ``[E]``, the next position to be written."""
         return self._read().span.stop
+
+    @property
+    def tails(self) -> NDArray[np.int64]:
+        """int64 ``[E]``; rows below were cleared, dequeued, or lost to a power cut.
+
+        The oldest row alive is at ``span.first``, never below: what the ring itself
+        gives up, as heads go on, moves no tail.
+        """
+        self._read()
+        return self._parts.ledger.tails.copy()
+
+    def flags(self, env_ids: ArrayLike, positions: ArrayLike) -> NDArray[np.uint8]:
+        """What rows are to their episodes.
+
+        Args:
+            env_ids: int, any shape that broadcasts with positions.
+            positions: int, any shape; final rows are legal.
+
+        Returns:
+            uint8 ``[*broadcast]``, sums of the constants in `mmreplay.episodes`:
+            START 1 (an episode begins here), TERMINATED 2, TRUNCATED 4, FINAL 8 (no
+            step: it holds what followed the last one), BREAK 16 (START is a
+            resume's or a clear's, not the environment's), CUT 32 (the step before
+            is told as truncated).
+
+        Raises:
+            SchemaError: An environment is unknown.
+            StaleError: A position is not in the buffer.
+        """
+        return self._read().flags(env_ids, positions)
 
     @property
     def sizes(self) -> NDArray[np.int64]:

@@ -166,6 +166,14 @@ class Reading:
         self._still(ids.ravel(), places.ravel(), moment)
         return np.ascontiguousarray(found).reshape((*ids.shape, *field.shape))
 
+    def flags(self, env_ids: ArrayLike, positions: ArrayLike) -> NDArray[np.uint8]:
+        """Flags of rows; see `OpenBuffer.flags`."""
+        moment = self.view.moment
+        ids, places = self._ids(env_ids, positions)
+        found = self.view.flags(ids, places)
+        self._still(ids.ravel(), places.ravel(), moment)
+        return found
+
     def set(
         self, path: str, env_ids: ArrayLike, positions: ArrayLike, values: object
     ) -> None:

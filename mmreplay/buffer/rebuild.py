@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from mmreplay import files, recovery
 from mmreplay.buffer import lifecycle
+from mmreplay.buffer.arguments import ROWS_EACH, check_count
 from mmreplay.buffer.lifecycle import Parts
 from mmreplay.buffer.reading import SCAN_ROWS, Reading
 from mmreplay.errors import SchemaError
@@ -30,8 +31,7 @@ def resized(ring: Ring, capacity: int, row_nbytes: int) -> Ring:
     Raises:
         SchemaError: The capacity is not legal.
     """
-    most, way_out = metadata_file.MAX_CAPACITY, lifecycle.ROWS_EACH
-    lifecycle.check_count("capacity", capacity, most, way_out)
+    check_count("capacity", capacity, metadata_file.MAX_CAPACITY, ROWS_EACH)
     return Ring.sized(int(capacity), ring.num_envs, ring.layout, row_nbytes)
 
 

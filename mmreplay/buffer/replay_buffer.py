@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mmreplay.batch import Batch
 from mmreplay.buffer import lifecycle, rebuild
+from mmreplay.buffer.arguments import check_mode
 from mmreplay.buffer.open_buffer import OpenBuffer
 from mmreplay.buffer.reading import fold_of
 from mmreplay.buffer.state import write_statistics
@@ -147,7 +148,7 @@ class ReplayBuffer(OpenBuffer):
             LockedError: Somebody else is writing.
             FailedError: The disk cannot be written.
         """
-        lifecycle.check_mode(mode)
+        check_mode(mode)
         where = lifecycle.absolute(path)
         if mode == "r":
             return cls(lifecycle.open_reader(where), sampler, None, transforms)
@@ -287,6 +288,7 @@ class ReplayBuffer(OpenBuffer):
         with self._turn:
             self._writer().check()
             self._read().set(path, env_ids, positions, values)
+            self._parts.touch()
 
     def dequeue(self, count: int, env_ids: ArrayLike | None = None) -> Batch:
         """Take the oldest rows of each environment out of the buffer.
@@ -387,6 +389,7 @@ class ReplayBuffer(OpenBuffer):
                 self._parts.writer.check_owner()
             self._finalizer.detach()
             self._parts.close()
+            self._parts.store.unmap()
 
     def __enter__(self) -> ReplayBuffer:
         """Return the buffer."""

@@ -39,8 +39,8 @@ class Draws:
         for name, number in (("batch_size", batch_size), ("num_batches", num_batches)):
             if number is None and name == "num_batches":
                 continue
-            whole = isinstance(number, int | np.integer)
-            if not whole or isinstance(number, bool) or number < 1:
+            whole = isinstance(number, int | np.integer) and number is not True
+            if not whole or not number or number < 1:
                 raise SchemaError(
                     f"{name}: got {number!r}, expected an integer of at least 1; ask "
                     "for a step"

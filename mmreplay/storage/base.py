@@ -125,6 +125,12 @@ class Store(Protocol):
     def disk_nbytes(self) -> tuple[int, int]:
         """Return (apparent, allocated) bytes."""
 
+    def unmap(self) -> None:
+        """Let mapped memory go after `close`; reading is refused from then on.
+
+        What is being copied out at the moment is copied to its end.
+        """
+
     def close(self) -> None:
         """Give files and mappings back."""
 

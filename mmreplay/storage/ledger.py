@@ -285,8 +285,7 @@ class CommitReader:
         return self._mapping[self._size * slot : self._size * (slot + 1)]
 
     def close(self) -> None:
-        """Give file and mapping back."""
-        self._mapping.close()
+        """Give the file back; the mapping's few pages stay for threads that look."""
         self._file.close()
 
 

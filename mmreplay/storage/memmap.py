@@ -8,15 +8,19 @@ read-only, and advised as the reading wants.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import struct
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, NoReturn
 
 import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.errors import system_failure
 from mmreplay.files import ALLOCATION_NBYTES, File
 from mmreplay.ring import Ring, Run, runs
 from mmreplay.schema import Schema
@@ -311,8 +315,31 @@ class MemmapStore:
         return sum(a for a, _ in usage), sum(b for _, b in usage)
 
     def close(self) -> None:
-        """Give files back; mappings go with the last array that views them."""
+        """Give files back; mappings stay, so that reading threads end as they were."""
         _close(self._files)
+
+    def unmap(self) -> None:
+        """Let the mappings go; see `Store.unmap`."""
+        gone: Any = _Gone(self._flags_file.path.parent)
+        self._flags = self._records = self._large_paths = self._pages_of = gone
+        self._large, self._pages = [], {}
+        for mapping in self._mappings:
+            # One that a thread is reading just now goes when it has done.
+            with suppress(BufferError):
+                mapping.close()
+
+
+class _Gone:
+    """Stands where mapped arrays were, and says so to whoever still asks."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise system_failure("read", self._folder, OSError(errno.EBADF, name))
+
+    def __getitem__(self, key: object) -> NoReturn:
+        self.__getattr__("[]")
 
 
 def _pwrite(file: File, data: NDArray[np.uint8], offset: int) -> None:

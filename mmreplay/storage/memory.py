@@ -95,6 +95,9 @@ class MemoryStore:
         nbytes = sum(array.nbytes for array in self._arrays.values())
         return nbytes + self._flags.nbytes, 0
 
+    def unmap(self) -> None:
+        """Do nothing: nothing is mapped."""
+
     def close(self) -> None:
         """Let the arrays go."""
         self._arrays = {}
