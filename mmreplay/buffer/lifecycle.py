@@ -8,8 +8,6 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
-
 from mmreplay import files, recovery
 from mmreplay.buffer.arguments import ROWS_EACH, check_count, check_interval
 from mmreplay.buffer.committer import Committer
