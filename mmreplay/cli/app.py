@@ -8,6 +8,7 @@ import typer
 
 from mmreplay import __version__, kernels
 from mmreplay.cli.change import clear, resize
+from mmreplay.cli.convert import convert
 from mmreplay.cli.head import head
 from mmreplay.cli.info import info
 from mmreplay.cli.options import usage_error
@@ -50,5 +51,7 @@ def _common(
         raise usage_error(str(error)) from error
 
 
-for command in (record, info, head, plan, stats, plot, verify, clear, resize):
+for command in (
+    record, info, head, plan, stats, plot, convert, verify, clear, resize,
+):  # fmt: skip
     app.command(command.__name__)(command)

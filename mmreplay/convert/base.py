@@ -138,7 +138,8 @@ class Report:
     """What a conversion did.
 
     Attributes:
-        rows: Rows written, final rows included.
+        rows: Rows taken from the source, final rows included; of those that a smaller
+            capacity left out the notes tell.
         episodes: Episodes among them, the running and the headless included.
         nbytes: Bytes of the target.
         seconds: Time it took.

@@ -7,7 +7,7 @@ from mmreplay.convert import registry, rows
 from mmreplay.convert.base import Progress, Report
 from mmreplay.convert.description import Description
 from mmreplay.convert.rows_writer import BufferWriter
-from mmreplay.convert.transfer import transfer
+from mmreplay.convert.transfer import told_of, transfer
 from mmreplay.format.metadata import Engine
 
 
@@ -50,7 +50,7 @@ def load(
     """
     path = absolute(source)
     found = registry.source_format(path, format)
-    with registry.open_reader(found, path, **options) as reader:
+    with told_of(path), registry.open_reader(found, path, **options) as reader:
 
         def open_writer(description: Description) -> BufferWriter:
             return rows.open_writer(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 
@@ -64,6 +66,17 @@ def _refuse_doubts(reader: Reader, strict: bool) -> None:
             f"{reader.report.doubts[0]}, expected a source that leaves nothing to be "
             "guessed (strict); tell what it is by options, or load without strict"
         )
+
+
+@contextmanager
+def told_of(source: Path) -> Iterator[None]:
+    """Name the source in what is wrong with its rows."""
+    try:
+        yield
+    except SourceError as error:
+        if str(source) not in str(error):
+            error.add_note(f"while reading {source}")
+        raise
 
 
 class _Counter:

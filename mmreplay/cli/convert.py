@@ -1,0 +1,230 @@
+"""``mmreplay convert``: a buffer to a file, a file to a buffer, a file to a file."""
+
+from __future__ import annotations
+
+import json as json_text
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mmreplay.cli import show
+from mmreplay.cli.options import Json, parse_count, usage_error
+
+if TYPE_CHECKING:
+    from mmreplay.convert.base import Progress, Reader, Report
+    from mmreplay.convert.description import Description
+    from mmreplay.convert.registry import Format
+
+Source = Annotated[
+    Path,
+    typer.Argument(
+        metavar="SRC", help="A buffer's folder, or a file.", show_default=False
+    ),
+]
+Target = Annotated[
+    Path,
+    typer.Argument(
+        metavar="DST", show_default=False,
+        help="What to make: its suffix says the format; without one a buffer.",
+    ),
+]  # fmt: skip
+From = Annotated[
+    str | None,
+    typer.Option("--from", metavar="FORMAT", help="Format of SRC.", show_default=False),
+]
+To = Annotated[
+    str | None,
+    typer.Option("--to", metavar="FORMAT", help="Format of DST.", show_default=False),
+]
+Fields = Annotated[
+    str | None,
+    typer.Option(
+        "--fields", metavar="A,B", show_default=False,
+        help="Only these fields or subtrees, separated by commas.",
+    ),
+]  # fmt: skip
+Envs = Annotated[
+    list[int] | None,
+    typer.Option("--env", help="Only this environment; repeat it for more."),
+]
+Capacity = Annotated[
+    int | None,
+    typer.Option(
+        "--capacity", parser=parse_count, metavar="N", show_default=False,
+        help="Rows kept per environment of a new buffer; the source's by default.",
+    ),
+]  # fmt: skip
+Given = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option", "-o", metavar="NAME=VALUE", show_default=False,
+        help="An option of either format; repeat it for more.",
+    ),
+]  # fmt: skip
+
+
+def convert(
+    source: Source,
+    target: Target,
+    from_: From = None,
+    to: To = None,
+    fields: Fields = None,
+    env: Envs = None,
+    capacity: Capacity = None,
+    option: Given = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace DST if it exists.")
+    ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse what would have to be guessed.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "-n", help="Print the plan; write nothing.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Convert buffers and files into each other; DST appears whole or not at all."""
+    from mmreplay.convert import between, registry
+    from mmreplay.convert.transfer import told_of
+
+    source, target = Path(os.path.abspath(source)), Path(os.path.abspath(target))
+    options = read_options(option or [])
+    if capacity is not None:
+        options["capacity"] = capacity
+    reads = registry.source_format(source, from_)
+    writes = registry.target_format(target, to)
+    reading, writing = between.share(reads, writes, options)
+    names = None if fields is None else [part.strip() for part in fields.split(",")]
+    with (
+        told_of(source),
+        between.open_source(source, reads, reading, names, env) as reader,
+    ):
+        if dry_run:
+            _print_plan(reader, (source, reads), (target, writes), overwrite, json)
+            return
+        with _bar(reader.describe()) as progress:
+            report = between.write_target(
+                reader, target, writes, writing,
+                overwrite=overwrite, strict=strict, progress=progress,
+            )  # fmt: skip
+    _print_report(report, target, json)
+
+
+def read_options(given: list[str]) -> dict[str, object]:
+    """Options as a format takes them: JSON values where they are some, else text.
+
+    Raises:
+        UsageError: One is not NAME=VALUE.
+    """
+    found: dict[str, object] = {}
+    for each in given:
+        name, equals, text = each.partition("=")
+        if not name or not equals:
+            raise usage_error(f"--option: got {each!r}, expected NAME=VALUE")
+        try:
+            value = json_text.loads(text)
+        except (ValueError, RecursionError):
+            value = text
+        found[name.replace("-", "_")] = value
+    return found
+
+
+def _print_plan(
+    reader: Reader,
+    source: tuple[Path, Format],
+    target: tuple[Path, Format],
+    overwrite: bool,
+    json: bool,
+) -> None:
+    description = reader.describe()
+    plan = _plan(description, source, target)
+    plan["target_exists"] = os.path.lexists(target[0])
+    plan["notes"], plan["doubts"] = reader.report.notes, reader.report.doubts
+    if json:
+        show.print_json(plan)
+        return
+    facts = [
+        ("from", f"{source[0]} ({source[1].name})"),
+        ("to", f"{target[0]} ({target[1].name})"),
+        ("rows", show.count(description.rows)),
+        ("environments", show.count(description.num_envs)),
+        ("data", show.size(plan["nbytes"])),
+        ("autoreset", description.autoreset),
+    ]
+    if plan["target_exists"]:
+        verb = "is replaced" if overwrite else "exists: add --overwrite to replace it"
+        facts.append(("target", verb))
+    show.print_facts("Plan; nothing is written", facts)
+    fields = description.schema.fields
+    rows = [[path, each.dtype, str(list(each.shape))] for path, each in fields.items()]
+    show.print_table(["field", "dtype", "shape"], rows, left=3)
+    _print_notes(reader.report.notes, reader.report.doubts)
+
+
+def _plan(
+    description: Description, source: tuple[Path, Format], target: tuple[Path, Format]
+) -> dict[str, Any]:
+    return {
+        "source": str(source[0]),
+        "source_format": source[1].name,
+        "target": str(target[0]),
+        "target_format": target[1].name,
+        "rows": description.rows,
+        "num_envs": description.num_envs,
+        "nbytes": description.rows * description.row_nbytes,
+        "autoreset": description.autoreset,
+        "fields": description.schema.to_json(),
+    }
+
+
+def _print_report(report: Report, target: Path, json: bool) -> None:
+    if json:
+        show.print_json({**asdict(report), "path": str(target)})
+        return
+    rate = report.nbytes / report.seconds if report.seconds else 0.0
+    typer.echo(
+        f"{target}: {show.plural(report.rows, 'row')}, "
+        f"{show.plural(report.episodes, 'episode')}, {show.size(report.nbytes)} in "
+        f"{report.seconds:.1f} s, {rate / 1e6:,.0f} MB/s"
+    )
+    _print_notes(report.notes, report.doubts)
+
+
+def _print_notes(notes: tuple[str, ...] | list[str], doubts: Any) -> None:
+    for text in notes:
+        typer.echo(f"note: {text}")
+    for text in doubts:
+        typer.echo(f"doubt: {text}")
+
+
+@contextmanager
+def _bar(description: Description) -> Iterator[Progress | None]:
+    """A bar with rows, MB/s and time left on stderr, where that is a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich import progress
+    from rich.console import Console
+    from rich.text import Text
+
+    class Rate(progress.ProgressColumn):
+        def render(self, task: progress.Task) -> Text:
+            rate = (task.speed or 0.0) * description.row_nbytes / 1e6
+            return Text(f"{rate:,.0f} MB/s")
+
+    columns = (
+        progress.BarColumn(),
+        progress.TextColumn("{task.completed:,.0f} of {task.total:,.0f} rows"),
+        Rate(),
+        progress.TimeRemainingColumn(),
+    )
+    console = Console(stderr=True)
+    with progress.Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=description.rows)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

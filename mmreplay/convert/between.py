@@ -1,0 +1,88 @@
+"""From any format to any other, as the command line asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from numpy.typing import ArrayLike
+
+from mmreplay.convert import registry
+from mmreplay.convert.base import Progress, Reader, Report, Writer
+from mmreplay.convert.description import Description
+from mmreplay.convert.registry import BUFFER, Format
+from mmreplay.convert.select import Selected
+from mmreplay.convert.transfer import transfer
+from mmreplay.errors import SchemaError
+
+Options = dict[str, object]
+CHOSEN = ("fields", "env_ids")
+"""Options of a buffer's reader that have a way of their own to be told."""
+
+
+def open_source(
+    path: Path,
+    found: Format,
+    options: Options,
+    fields: Sequence[str] | None = None,
+    env_ids: ArrayLike | None = None,
+) -> Reader:
+    """Open a source, of which some fields or environments are wanted."""
+    if found.name == BUFFER:
+        # A buffer does not read what is not wanted.
+        return registry.open_reader(
+            found, path, fields=fields, env_ids=env_ids, **options
+        )
+    reader = registry.open_reader(found, path, **options)
+    if fields is None and env_ids is None:
+        return reader
+    try:
+        return Selected(reader, fields, env_ids)
+    except BaseException:
+        reader.close()
+        raise
+
+
+def share(source: Format, target: Format, options: Options) -> tuple[Options, Options]:
+    """Give each option to the side, or sides, that take it.
+
+    Raises:
+        SchemaError: Neither takes one of them.
+    """
+    legal = {
+        side: set(registry.options_of(each, side)) - set(CHOSEN)
+        for each, side in ((source, "open_reader"), (target, "open_writer"))
+    }
+    for name in options:
+        if not any(name in names for names in legal.values()):
+            known = sorted(set().union(*legal.values()))
+            raise SchemaError(
+                f"option {name!r}: got one that neither {source.name!r} as a source "
+                f"nor {target.name!r} as a target takes, expected "
+                f"{', '.join(known) or 'none'}; leave it out"
+            )
+    reading, writing = (
+        {name: value for name, value in options.items() if name in names}
+        for names in legal.values()
+    )
+    return reading, writing
+
+
+def write_target(
+    reader: Reader,
+    target: Path,
+    found: Format,
+    options: Options,
+    *,
+    overwrite: bool,
+    strict: bool,
+    progress: Progress | None,
+) -> Report:
+    """Write all that a reader gives into a target of some format."""
+
+    def open_writer(description: Description) -> Writer:
+        return registry.open_writer(
+            found, target, description, overwrite=overwrite, **options
+        )
+
+    return transfer(reader, open_writer, strict=strict, progress=progress)
