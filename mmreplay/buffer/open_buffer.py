@@ -21,6 +21,7 @@ from mmreplay.format.metadata import Autoreset, Metadata
 from mmreplay.recovery import Recovery
 from mmreplay.ring import Layout, Span
 from mmreplay.samplers.base import Draw
+from mmreplay.samplers.columns import close_columns
 from mmreplay.schema import Schema
 
 if TYPE_CHECKING:
@@ -52,6 +53,15 @@ class OpenBuffer:
         self._reading = Reading(parts, fold_of(self.transforms, parts.metadata))
         # A buffer that was dropped or left open at exit is closed all the same.
         self._finalizer = weakref.finalize(self, _close_in_owner, parts, os.getpid())
+
+    def _give_back(self) -> None:
+        """Close everything, what samplers keep beside the data included."""
+        self._finalizer.detach()
+        try:
+            self._parts.close()
+            self._parts.store.unmap()
+        finally:
+            close_columns(self._reading.view.home)
 
     @property
     def _name(self) -> str:

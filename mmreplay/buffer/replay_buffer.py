@@ -387,9 +387,7 @@ class ReplayBuffer(OpenBuffer):
         with self._turn:
             if self._parts.writer is not None and not self._parts.closed:
                 self._parts.writer.check_owner()
-            self._finalizer.detach()
-            self._parts.close()
-            self._parts.store.unmap()
+            self._give_back()
 
     def __enter__(self) -> ReplayBuffer:
         """Return the buffer."""

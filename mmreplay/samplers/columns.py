@@ -90,6 +90,11 @@ class Column:
         """Say that positions below have numbers of their own, which they have."""
         self.seen = seen
 
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, by itself or with its buffer."""
+        return False
+
     def check_owner(self) -> None:
         """Refuse to be used in a forked child; one in RAM is the child's own."""
 
@@ -118,6 +123,11 @@ class DiskColumn(Column):
         self._held.say(seen, generation, 0)
         self.seen = seen
 
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed; see `Column.closed`."""
+        return not self._held.files
+
     def check_owner(self) -> None:
         """Refuse to be used in a forked child."""
         if self._held.pid != os.getpid():
@@ -142,29 +152,29 @@ class _Held:
         self.pid = os.getpid()
         self.mapped = file_system(folder) not in COPY_ON_WRITE
         self._boot_id = files.boot_id()
-        self._home = home
-        self._files = [lock]
+        self.home = home
+        self.files = [lock]
         self._sequence = self._slot = 0
         self._said: tuple[Ids, int] | None = None
 
     def open(self) -> DiskColumn:
         """Open the files, or make them; numbers of another ring are carried over."""
         try:
-            ring = self._home.ring
+            ring = self.home.ring
             self._state, record = self._open_state()
             self._file = _open_numbers(self.folder, ring, record)
-            self._files += [self._file]
+            self.files += [self._file]
             values = self._map()
             seen = np.zeros(ring.num_envs, np.int64) if record is None else record.seen
             # What follows is stored without a sync: a close is so no more.
-            self.say(seen, self._home.generation, 0)
+            self.say(seen, self.home.generation, 0)
         except BaseException:
             self.give_back()
             raise
         return DiskColumn(ring, values, seen, self)
 
     def _open_state(self) -> tuple[File, Record | None]:
-        path, home = self.folder / STATE, self._home
+        path, home = self.folder / STATE, self.home
         nbytes = states.NUM_SLOTS * states.slot_nbytes(home.ring.num_envs)
         found = None
         try:
@@ -177,7 +187,7 @@ class _Held:
         else:
             data = state.pread(nbytes, 0)
             found = states.newest(data, home.uuid, home.ring.num_envs)
-        self._files += [state]
+        self.files += [state]
         if found is None:
             return state, None
         slot, record = found
@@ -208,7 +218,7 @@ class _Held:
         device, inode = self._state.identity()
         self._sequence += 1
         record = Record(
-            self._sequence, generation, flags, self._boot_id, self._home.uuid,
+            self._sequence, generation, flags, self._boot_id, self.home.uuid,
             device, inode, seen,
         )  # fmt: skip
         size = states.slot_nbytes(len(seen))
@@ -219,7 +229,7 @@ class _Held:
 
     def close_in_owner(self) -> None:
         """Sync and give everything back, but in the process that opened it alone."""
-        if self.pid != os.getpid() or not self._files:
+        if self.pid != os.getpid() or not self.files:
             return
         try:
             if self._said is not None:
@@ -231,8 +241,8 @@ class _Held:
 
     def give_back(self) -> None:
         """Close the files; the lock, which is the first, last."""
-        while self._files:
-            file = self._files.pop()
+        while self.files:
+            file = self.files.pop()
             try:
                 file.close()
             except BufferError:
@@ -242,6 +252,17 @@ class _Held:
 
 
 _open: weakref.WeakSet[_Held] = weakref.WeakSet()
+
+
+def close_columns(home: Home) -> None:
+    """Close the columns of a buffer that is closed; samplers open them again.
+
+    Args:
+        home: The open buffer's own, which is told from another opening's.
+    """
+    for held in list(_open):
+        if held.home is home:
+            held.close_in_owner()
 
 
 def _forget_in_child() -> None:

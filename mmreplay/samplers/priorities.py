@@ -90,6 +90,8 @@ class Priorities:
         """Bring everything to the view's moment: O(new rows log rows)."""
         if self._home is not None:
             self.column.check_owner()
+            if self.column.closed:
+                self.close()
         starts = view.starts
         if starts is self._starts and not self._torn:
             return

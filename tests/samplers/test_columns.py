@@ -173,6 +173,37 @@ class TestReopening:
         assert own(ring, make(name="one"))[40] == 41.0
         assert own(ring, make(name="other"))[40] == 1.0
 
+    def test_a_buffer_closes_the_column_of_its_sampler(self, ring):
+        reader = mr.ReplayBuffer.open(ring.path, sampler=make())
+        mark(reader, reader.sampler, [30])
+        inside = mr.SequenceSampler(2, make(name="inside"))
+        other = mr.ReplayBuffer.open(ring.path, sampler=inside)
+        other.update_priorities(other.sample(4), np.ones(4))
+        reader.close()
+        again = make()
+        assert own(ring, again)[30] == 31.0
+        assert again.where == "disk"
+        # Another opening's column is its own, until that is closed.
+        taken = make(name="inside")
+        mark(ring, taken, [31])
+        assert taken.where != "disk"
+        other.close()
+        free = make(name="inside")
+        mark(ring, free, [31])
+        assert free.where == "disk"
+        for sampler in (again, free):
+            sampler.close()
+
+    def test_a_sampler_whose_buffer_was_closed_goes_on_with_the_next_one(self, ring):
+        sampler = make()
+        with mr.ReplayBuffer.open(ring.path, sampler=sampler) as reader:
+            mark(reader, sampler, range(22, 70))
+        state = sampler.state_dict(priorities=True)
+        assert state["priorities"][:48].tolist() == [1.0 + p for p in range(22, 70)]
+        with mr.ReplayBuffer.open(ring.path, sampler=sampler) as reader:
+            assert own(reader, sampler) == {p: 1.0 + p for p in range(22, 70)}
+            assert sampler.where == "disk"
+
     def test_a_closed_sampler_opens_at_the_next_draw(self, ring):
         sampler = make()
         mark(ring, sampler, [30])
@@ -452,3 +483,66 @@ def test_a_kill_at_any_line_loses_no_priority_and_makes_none_up(ring, resized):
         assert all(found[p] in (70.0, 85.0) for p in range(85, 90))
         at += 13
     assert at > 200
+
+
+# Another process writes, this one draws and learns.
+
+
+def writing(path, pipe):
+    """Run the ring over and over until told to stop."""
+    with mr.ReplayBuffer.open(path, "r+", on_resume="continue") as buffer:
+        pipe.send("writing")
+        while not pipe.poll():
+            more(buffer, 7)
+        pipe.send(buffer.heads.tolist())
+
+
+@pytest.mark.parametrize("make_one", [mr.PrioritizedSampler, mr.RankPrioritizedSampler])
+def test_a_reader_learns_while_another_process_writes(tmp_path, make_one):
+    twin = Twin(tmp_path / "ring", 600, 2, stored=True)
+    twin.extend([["", ""]] * 300)
+    twin.buffer.close()
+    ours, theirs = multiprocessing.get_context("spawn").Pipe()
+    process = multiprocessing.get_context("spawn").Process(
+        target=writing, args=(twin.path, theirs)
+    )
+    process.start()
+    sampler = make_one(seed=0)
+    try:
+        assert ours.poll(WAIT_S)
+        ours.recv()
+        with mr.ReplayBuffer.open(twin.path, sampler=sampler) as reader:
+            laps = dropped = 0
+            while laps < 5:
+                draw = sampler.draw(reader.view, 64)
+                # Everything that was drawn is of the span that was looked at.
+                span = sampler._work._priorities.span
+                assert (draw.positions < span.stop[draw.env_ids]).all()
+                assert (draw.positions >= span.first[draw.env_ids]).all()
+                batch = reader.sample(64)
+                values = 1.0 + batch.positions % 97
+                dropped += reader.update_priorities(batch, values)
+                laps = int(span.stop.min()) // 600
+                rows = sampler._work._priorities
+                assert rows.law.num_open == rows.num_legal
+            found = own(reader, sampler)
+            assert all(v <= 97.0 for v in found.values())
+    finally:
+        ours.send("stop")
+        process.join(WAIT_S)
+    assert ours.poll(WAIT_S)
+    ours.recv()
+    check_kept(twin.path, sampler, make_one(seed=1))
+
+
+def check_kept(path, sampler, again):
+    """What was learned is there, and what came since enters at the highest of it."""
+    kept = sampler.state_dict(priorities=True)
+    first, stop = int(kept["first"][0]), int(kept["seen"][0])
+    known = dict(zip(range(first, stop), kept["priorities"].tolist(), strict=False))
+    with mr.ReplayBuffer.open(path) as reader:
+        found = own(reader, again)
+        assert again.where == "disk"
+        top = max([*found.values(), *own(reader, again, 1).values()])
+        assert all(v == known.get(p, top) for p, v in found.items())
+        again.close()
