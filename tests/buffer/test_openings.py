@@ -25,6 +25,15 @@ def tried(call, fault, at, names):
     return None
 
 
+@pytest.fixture(autouse=True)
+def few_objects():
+    """Leave what was there before out of each collection: there are many of both."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 def descriptors():
     # Errors hold frames, and those mappings, until they are collected.
     gc.collect()
