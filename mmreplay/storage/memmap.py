@@ -343,12 +343,19 @@ class _Gone:
 
 
 def _pwrite(file: File, data: NDArray[np.uint8], offset: int) -> None:
-    """Write bytes at an offset, a piece at a time."""
+    """Write bytes at an offset, a piece at a time.
+
+    Pieces end where pieces of the file do: the kernel takes page cache for them in
+    one go, and no page twice.
+    """
     if len(data) <= PIECE_NBYTES:
         file.pwrite(data.data, offset)
         return
-    for first in range(0, len(data), PIECE_NBYTES):
-        file.pwrite(data[first : first + PIECE_NBYTES].data, offset + first)
+    first = 0
+    while first < len(data):
+        stop = first + PIECE_NBYTES - (offset + first) % PIECE_NBYTES
+        file.pwrite(data[first:stop].data, offset + first)
+        first = stop
 
 
 def file_sizes(ring: Ring, schema: Schema, placement: Placement) -> dict[str, int]:

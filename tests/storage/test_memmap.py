@@ -3,6 +3,7 @@
 import errno
 import gc
 import os
+from itertools import pairwise
 
 import google_crc32c
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import mmreplay as mr
 from mmreplay.errors import CorruptError, FailedError, FormatError, FullError
 from mmreplay.ring import Ring, runs
-from mmreplay.storage.memmap import MemmapStore
+from mmreplay.storage.memmap import PIECE_NBYTES, MemmapStore
 from tests.contracts.store import KEPT, SCHEMA, StoreContract, bits
 from tools.torture.disks import FaultyDisk, WatchedDisk, using
 
@@ -195,3 +196,27 @@ def test_files_that_are_not_what_they_should_be(
     with pytest.raises(error, match=told):
         MemmapStore.open(tmp_path, ring, SCHEMA, writable=writable)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("first", [0, 1, 37, 61])
+def test_a_large_write_is_cut_where_pieces_of_the_file_end(tmp_path, first, rng):
+    schema = mr.Schema({"large": mr.Field((5000,), "uint8")})
+    ring = Ring.sized(100, 1)
+    store = MemmapStore.create(tmp_path, ring, schema)
+    values = rng.integers(0, 256, (50, 5000), np.uint8)
+    cut = []
+
+    class Noting(WatchedDisk):
+        def pwrite(self, fd, data, offset):
+            cut.append((offset, offset + len(data)))
+            return super().pwrite(fd, data, offset)
+
+    with using(Noting()):
+        store.write([(first, 0, 50)], {"large": values}, np.zeros(50, np.uint8))
+    *pieces, _ = cut
+    assert pieces[0][0] == 5000 * first
+    assert pieces[-1][1] == 5000 * (first + 50)
+    assert all(a[1] == b[0] and b[0] % PIECE_NBYTES == 0 for a, b in pairwise(pieces))
+    rows = np.arange(first, first + 50)
+    assert np.array_equal(store.gather(rows, ["large"])["large"], values)
+    store.close()
