@@ -38,7 +38,8 @@ install: .venv/dev.ready
 
 # The build runs in the environment itself, so that it too is pinned. Kernels are
 # built where there is a compiler, and again when their source changes.
-BUILT_OF := pyproject.toml setup.py constraints.txt $(wildcard mmreplay/kernels/*.c)
+BUILT_OF := pyproject.toml setup.py constraints.txt \
+  $(wildcard mmreplay/kernels/*.c mmreplay/kernels/*.h)
 .venv/%.ready: $(BUILT_OF) | .venv/bin/python
 	@echo "installing mmreplay[$*] into .venv; the first time takes minutes"
 	$(PIP) setuptools wheel
