@@ -28,7 +28,7 @@ from mmreplay.errors import (
     LockedError,
     SchemaError,
 )
-from mmreplay.files import File
+from mmreplay.files import File, rename
 from mmreplay.mounts import COPY_ON_WRITE, NETWORK, file_system
 from mmreplay.ring import Ring, runs
 from mmreplay.samplers import seen as states
@@ -349,7 +349,7 @@ def _open_numbers(folder: Path, ring: Ring, record: Record | None) -> File:
         fresh.sync()
         # The rename is the one switch: a kill on either side of it leaves a column
         # whose size tells which ring's it is, and `seen` is right for both.
-        files.rename(fresh.path, path)
+        rename(fresh.path, path)
     finally:
         fresh.close()
         if file is not None:
