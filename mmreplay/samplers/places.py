@@ -26,13 +26,14 @@ def stretches(ring: Ring, first: Ids, stop: Ids) -> Stretches:
     Yields:
         env_ids and positions, int64 ``[N]`` each, N at least 1.
     """
-    if ring.num_envs == 1 and stop[0] <= first[0]:
+    if ring.num_envs == 1:
+        yield from _pieces(0, int(first[0]), int(stop[0]))
         return
     lengths = np.maximum(stop - first, 0)
     total = int(lengths.sum())
     if total == 0:
         return
-    if total <= CHUNK_ROWS and ring.num_envs > 1:
+    if total <= CHUNK_ROWS:
         some = np.flatnonzero(lengths)
         counts = lengths[some]
         edges = np.cumsum(counts) - counts
@@ -42,10 +43,13 @@ def stretches(ring: Ring, first: Ids, stop: Ids) -> Stretches:
         )
         return
     for env_id in np.flatnonzero(lengths).tolist():
-        edge = int(stop[env_id])
-        for begin in range(int(first[env_id]), edge, CHUNK_ROWS):
-            positions = np.arange(begin, min(begin + CHUNK_ROWS, edge))
-            yield np.full(len(positions), env_id), positions
+        yield from _pieces(env_id, int(first[env_id]), int(stop[env_id]))
+
+
+def _pieces(env_id: int, first: int, stop: int) -> Stretches:
+    for begin in range(first, stop, CHUNK_ROWS):
+        positions = np.arange(begin, min(begin + CHUNK_ROWS, stop))
+        yield np.full(len(positions), env_id), positions
 
 
 def places_of(ring: Ring, stop: Ids, rows: Ids) -> tuple[Ids, Ids]:

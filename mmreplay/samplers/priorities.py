@@ -103,10 +103,9 @@ class Priorities:
             self.move(home, span)
         self._expire(span)
         self._enter(span)
-        self._open(view, starts)
         self.num_legal = int(starts.lengths.sum()) - view.num_illegal
-        strange = self.law.positive and self.law.num_open != self.num_legal
-        if self._torn or strange:
+        self._open(view, starts)
+        if self._torn or self._differs():
             # An update was interrupted, or a view changed its mind: judged anew.
             self.reopen(view)
         if self._pending is not None:
@@ -148,8 +147,11 @@ class Priorities:
         self.column = open_column(home, self._name) if column is None else column
         if self._pending is not None:
             self._restore(home, span, self._pending[0])
-        # Above the head nothing is known: of a copy, or after a power cut.
-        self.column.seen = np.minimum(self.column.seen, span.stop)
+        known = np.minimum(self.column.seen, span.stop)
+        if (known < self.column.seen).any():
+            # Above the head nothing is known: of a copy, or after a power cut. Said
+            # first: those positions are to be of other rows when they come again.
+            self.column.see(known, home.generation)
         self._highest: Extremes[np.float32] = Extremes(np.maximum, 0.0)
         self.law = self._make_law(home.ring.num_rows)
         self._tidy(span)
@@ -163,8 +165,15 @@ class Priorities:
             self._home = self._starts = None
             self.column.close()
 
-    def save(self) -> Saved | None:
-        """What was known at the last look, or None before the first."""
+    def save(self) -> tuple[Saved, State] | None:
+        """What was known at the last look, or is to be known at the next one.
+
+        Returns:
+            The priorities, and what holds the law's own state; None where nothing
+            is known.
+        """
+        if self._pending is not None:
+            return self._pending
         if self._home is None:
             return None
         ring, column, span = self.column.ring, self.column, self._span
@@ -173,7 +182,8 @@ class Priorities:
             for env_ids, positions in stretches(ring, span.first, column.seen)
         ]
         found = np.concatenate(values) if values else np.empty(0, np.float32)
-        return Saved(self._home.uuid, span.first.copy(), column.seen.copy(), found)
+        uuid, first, seen = self._home.uuid, span.first.copy(), column.seen.copy()
+        return Saved(uuid, first, seen, found), self.law.state_dict()
 
     def load(self, saved: Saved, state: State) -> None:
         """Go on, at the next look, from what was known at another time.
@@ -274,9 +284,14 @@ class Priorities:
                 rows = ring.rows(env_ids, positions)
                 self.law.put(rows[legal], self.column.values)
         self._opened = starts
-        moved = (starts.first != old.first) & (starts.first < starts.stop)
-        if moved.any():
+        # Where every open row has a mass, their count tells whether there is need.
+        if not self.law.positive or self._differs():
+            moved = (starts.first != old.first) & (starts.first < starts.stop)
             self._judge_oldest(view, np.flatnonzero(moved))
+
+    def _differs(self) -> bool:
+        """Whether more or fewer rows are open than there are legal starts."""
+        return self.law.positive and self.law.num_open != self.num_legal
 
     def _judge_oldest(self, view: View, env_ids: Ids) -> None:
         """Judge the first row of starts anew, which may have become a legal one.
