@@ -57,7 +57,7 @@ class Parts:
     closed: bool = field(default=False)
     pid: int = field(default_factory=os.getpid)
 
-    def touch(self) -> None:
+    def mark_changed(self) -> None:
         """Have the next commit due although no row came or went."""
         if self.committer is not None:
             self.committer.touched = True

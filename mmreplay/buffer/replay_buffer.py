@@ -288,7 +288,7 @@ class ReplayBuffer(OpenBuffer):
         with self._turn:
             self._writer().check()
             self._read().set(path, env_ids, positions, values)
-            self._parts.touch()
+            self._parts.mark_changed()
 
     def dequeue(self, count: int, env_ids: ArrayLike | None = None) -> Batch:
         """Take the oldest rows of each environment out of the buffer.

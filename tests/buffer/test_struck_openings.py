@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
+from mmreplay.errors import FailedError
 from tests.buffer.striking import Striker
 
 SCHEMA = mr.Schema(
@@ -38,7 +39,7 @@ def closed(buffer):
     def run():
         try:
             buffer.close()
-        except mr.FailedError as error:
+        except FailedError as error:
             raised.append(error)
 
     closing = threading.Thread(target=run, daemon=True)
