@@ -24,7 +24,7 @@ from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.concatenation.batches import as_numpy, joined, rows_of
 from mmreplay.errors import EmptyError, SchemaError
 from mmreplay.samplers.base import Draw, State
-from mmreplay.samplers.joined import keeps_priorities
+from mmreplay.samplers.joined import keeps_priorities, state_of
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.ranks import num_legal
 from mmreplay.samplers.shares import Shares
@@ -305,15 +305,19 @@ class Concat:
                 dropped += self.buffers[number].update_priorities(part, given[here])
         return dropped
 
-    def state_dict(self) -> State:
-        """Seed, step, what each buffer gave, and the states of the samplers."""
+    def state_dict(self, priorities: bool = False) -> State:
+        """Seed, step, what each buffer gave, and the states of the samplers.
+
+        Args:
+            priorities: With those that samplers keep, as arrays.
+        """
         shares = None if self._shares is None else self._shares.state_dict()
         return {
             "kind": "Concat",
             "seed": self._random.seed,
             "step": self._step,
             "exact": shares is not None,
-            "parts": [buffer.sampler.state_dict() for buffer in self.buffers],
+            "parts": [state_of(b.sampler, priorities) for b in self.buffers],
             **(shares or {}),
         }
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.errors import SchemaError
-from mmreplay.samplers.base import Draw, PrioritySampler, Sampler, View, Windows
+from mmreplay.samplers.base import (
+    Draw,
+    PrioritySampler,
+    Sampler,
+    State,
+    View,
+    Windows,
+)
 
 Ids = NDArray[np.int64]
 
@@ -91,6 +98,14 @@ def update_each(
         sampler.update_priorities(view, env_ids, positions, values, mask)
         for sampler in keeping
     )
+
+
+def state_of(sampler: Sampler, priorities: bool) -> State:
+    """State of a sampler, with the priorities that it keeps if asked for."""
+    if priorities and keeps_priorities(sampler):
+        save: Callable[..., State] = sampler.state_dict
+        return save(priorities=True)
+    return sampler.state_dict()
 
 
 def keeps_priorities(sampler: Sampler) -> TypeGuard[PrioritySampler]:

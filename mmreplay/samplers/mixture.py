@@ -12,6 +12,7 @@ from mmreplay.samplers.joined import (
     draw_each,
     joined,
     keeps_priorities,
+    state_of,
     update_each,
 )
 from mmreplay.samplers.random import StepGenerator
@@ -82,13 +83,17 @@ class MixtureSampler:
         """Pass priorities on to each part that keeps some; see `PrioritySampler`."""
         return update_each(view, self._samplers, env_ids, positions, values, mask)
 
-    def state_dict(self) -> State:
-        """Seed, step, what each part has drawn, and the states of the parts."""
+    def state_dict(self, priorities: bool = False) -> State:
+        """Seed, step, what each part has drawn, and the states of the parts.
+
+        Args:
+            priorities: With those that parts keep, as arrays.
+        """
         return {
             "kind": "MixtureSampler",
             "seed": self._random.seed,
             "step": self._step,
-            "parts": [sampler.state_dict() for sampler in self._samplers],
+            "parts": [state_of(sampler, priorities) for sampler in self._samplers],
             **self._shares.state_dict(),
         }
 

@@ -172,12 +172,14 @@ class Prioritizing:
         state: State = {
             "kind": self._kind, "seed": self._random.seed, "step": self._step,
         }  # fmt: skip
-        saved = self._priorities.save() if priorities else None
-        if saved is not None:
+        known = self._priorities.save() if priorities else None
+        if known is not None:
+            saved, law = known
             state["uuid"] = saved.uuid.hex()
             state["first"], state["seen"] = saved.first, saved.seen
             state["priorities"] = saved.values
-            state |= self._priorities.law.state_dict()
+            # What was loaded and not yet used holds more than the law's own.
+            state = dict(law) | state
         return state
 
     def load_state_dict(self, state: State) -> None:

@@ -9,7 +9,7 @@ from mmreplay.errors import FormatError
 from mmreplay.samplers import states
 from mmreplay.samplers.base import State
 from mmreplay.samplers.extremes import Extremes
-from mmreplay.samplers.laws import Ids, Masses, Numbers
+from mmreplay.samplers.laws import MAX_ALPHA, Ids, Masses, Numbers
 from mmreplay.samplers.schedules import Scheduled
 from mmreplay.sumtree import SumTree
 
@@ -157,6 +157,8 @@ class Ranks:
             "order": order,
             "num_sorted": self._num_sorted,
             "num_changed": self._num_changed,
+            "stale": int(self._stale),
+            "alpha": self._alpha,
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -169,13 +171,21 @@ class Ranks:
             )
         num_sorted = states.integer(state, "num_sorted", len(order) + 1)
         num_changed = states.integer(state, "num_changed")
+        stale = states.integer(state, "stale", 2)
+        alpha = state.get("alpha")
+        if type(alpha) is not float or not 0 <= alpha <= MAX_ALPHA:
+            raise FormatError(
+                f"sampler state: got alpha {alpha!r:.60}, expected a number in [0, "
+                f"{MAX_ALPHA:g}]; pass what state_dict returned, unchanged"
+            )
         rows = np.sort(order[order != CLOSED])
         if not np.array_equal(rows, np.flatnonzero(self._place != CLOSED)):
             # The buffer moved on: what comes is not what was to come anyway.
             return
+        self._alpha = alpha
         self._arrange(order.astype(self._order.dtype), num_sorted)
         self._num_changed = num_changed
-        self._stale = False
+        self._stale = bool(stale)
 
 
 def _descending(values: Numbers) -> Ids:

@@ -13,7 +13,13 @@ from numpy.typing import NDArray
 
 from mmreplay.errors import SchemaError
 from mmreplay.samplers.base import Draw, Sampler, State, View
-from mmreplay.samplers.joined import draw_each, joined, keeps_priorities, update_each
+from mmreplay.samplers.joined import (
+    draw_each,
+    joined,
+    keeps_priorities,
+    state_of,
+    update_each,
+)
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.ranks import newest, nothing_to_draw, num_legal, rank_edges
 from mmreplay.samplers.states import check_kind, fraction, integer, parts, same
@@ -104,15 +110,19 @@ class RecentSampler:
         """Pass priorities on, of newest steps too; see `PrioritySampler`."""
         return update_each(view, [self._sampler], env_ids, positions, values, mask)
 
-    def state_dict(self) -> State:
-        """Seed, step and the states of both samplers."""
+    def state_dict(self, priorities: bool = False) -> State:
+        """Seed, step and the states of both samplers.
+
+        Args:
+            priorities: With those that the sampler of the rest keeps, as arrays.
+        """
         return {
             "kind": "RecentSampler",
             "seed": self._random.seed,
             "step": self._step,
             "steps": self._steps,
             "ratio": self._ratio,
-            "parts": [self._newest.state_dict(), self._sampler.state_dict()],
+            "parts": [self._newest.state_dict(), state_of(self._sampler, priorities)],
         }
 
     def load_state_dict(self, state: State) -> None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from mmreplay.ring import Span
 from mmreplay.samplers.base import Draw, Sampler, State, View
 from mmreplay.samplers.epochs import epochs_of
-from mmreplay.samplers.joined import keeps_priorities, update_each
+from mmreplay.samplers.joined import keeps_priorities, state_of, update_each
 from mmreplay.samplers.states import check_kind, parts
 
 Ids = NDArray[np.int64]
@@ -106,12 +106,16 @@ class RestrictedSampler:
         view = self._restricted(view)
         return update_each(view, [self._sampler], env_ids, positions, values, mask)
 
-    def state_dict(self) -> State:
-        """Return the restriction and the state of the sampler."""
+    def state_dict(self, priorities: bool = False) -> State:
+        """Return the restriction and the state of the sampler.
+
+        Args:
+            priorities: With those that the sampler keeps, as arrays.
+        """
         return {
             "kind": "RestrictedSampler",
             "restriction": self._restriction.state_dict(),
-            "parts": [self._sampler.state_dict()],
+            "parts": [state_of(self._sampler, priorities)],
         }
 
     def load_state_dict(self, state: State) -> None:

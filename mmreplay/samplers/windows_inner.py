@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mmreplay.errors import EmptyError, SchemaError
 from mmreplay.samplers.base import Draw, Sampler, State, View
 from mmreplay.samplers.epochs import epochs_of
-from mmreplay.samplers.joined import keeps_priorities
+from mmreplay.samplers.joined import keeps_priorities, state_of
 from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.samplers.windows import Choice, Shape, WindowView
 
@@ -41,8 +41,16 @@ class Inner:
         self._windows: WindowView | None = None
 
     def of(self, view: View) -> WindowView:
-        """The starts of windows of a buffer."""
+        """The starts of windows of a buffer.
+
+        Raises:
+            SchemaError: The view is of single steps out of the middle of episodes,
+                as it says itself as ``view.check_windows``.
+        """
         if self._windows is None or view is not self._view:
+            check: Callable[[], None] | None = getattr(view, "check_windows", None)
+            if check is not None:
+                check()
             self._windows = WindowView(view, self._shape, self._choice)
             self._view = view
         return self._windows
@@ -128,10 +136,7 @@ class Inner:
 
     def state_dict(self, priorities: bool) -> list[State]:
         """State of the sampler, as a list of one, with its priorities if asked for."""
-        if priorities and self.keeps_priorities:
-            save: Callable[..., State] = self.sampler.state_dict
-            return [save(priorities=True)]
-        return [self.sampler.state_dict()]
+        return [state_of(self.sampler, priorities)]
 
     def close(self) -> None:
         """Let go of what the sampler holds, such as stored priorities."""

@@ -3,6 +3,7 @@
 import errno
 import multiprocessing
 import os
+import shutil
 import signal
 import struct
 import sys
@@ -78,6 +79,28 @@ class TestReopening:
         again = make()
         assert own(ring, again) == {p: 1.0 + p for p in range(22, 70)}
         again.close()
+
+    def test_rows_that_were_lost_and_written_anew_are_new(self, tmp_path):
+        """A copy is cut to its last commit; its column knew rows above it."""
+        twin = Twin(tmp_path / "ring", 96, 2, stored=True, commit_every=None)
+        more(twin.buffer, 20)
+        twin.buffer.commit()
+        more(twin.buffer, 20)
+        sampler = make()
+        mark(twin.buffer, sampler, range(40))
+        sampler.close()
+        shutil.copytree(tmp_path / "ring", tmp_path / "copy")
+        twin.buffer.close()
+        with mr.ReplayBuffer.open(tmp_path / "copy", mode="r+") as copy:
+            again = make()
+            assert own(copy, again) == {p: 1.0 + p for p in range(20)}
+            again.close()
+        with mr.ReplayBuffer.open(tmp_path / "copy", mode="r+") as copy:
+            more(copy, 30)
+            again = make()
+            kept = {p: 1.0 + p for p in range(20)}
+            assert own(copy, again) == kept | dict.fromkeys(range(20, 50), 20.0)
+            again.close()
 
     def test_priorities_come_back_to_a_reader_of_another_time(self, ring):
         sampler = make()

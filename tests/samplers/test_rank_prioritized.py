@@ -170,7 +170,7 @@ def test_it_takes_at_most_18_bytes_a_row():
 @pytest.mark.parametrize(
     "damage",
     [{"order": "x"}, {"order": np.zeros((2, 2), int)}, {"num_sorted": -1},
-     {"num_sorted": 99}, {"num_changed": None}],
+     {"num_sorted": 99}, {"num_changed": None}, {"alpha": 5.0}, {"stale": 2}],
 )  # fmt: skip
 def test_a_damaged_order_is_refused(damage):
     sampler, view = ranked([3.0, 1.0, 2.0])
