@@ -156,7 +156,8 @@ def split(
         fractions: One a part, above 0, at most 1 together.
         by: ``"episode"`` keeps all steps of an episode in one part (windows with
             ``boundary="any"`` may still run into its neighbour); ``"step"`` deals
-            out rows, neighbours into different parts.
+            out rows, neighbours into different parts: no windows, nor episodes, are
+            drawn from those.
         seed: In ``[0, 2**63)``.
 
     Raises:
@@ -234,6 +235,7 @@ class _PartView:
 
     def __init__(self, view: View, part: Part) -> None:
         self._view = view
+        self._part = part
         starts = view.starts
         self._full = starts
         lengths = starts.lengths
@@ -288,6 +290,23 @@ class _PartView:
         which = np.searchsorted(self._ends, ranks, side="right")
         within: Ids = self._high[which] - (self._ends[which] - ranks)
         return self._view.start_at(within)
+
+    def check_windows(self) -> None:
+        """Refuse windows over steps that are in no part, or in another one."""
+        part = self._part
+        inside = part.begins > self._full.first[part.env_ids]
+        inside &= part.begins < self._full.stop[part.env_ids]
+        env_ids, begins = part.env_ids[inside], part.begins[inside]
+        torn = self._view.index.locate(env_ids, begins)[0] != begins
+        if torn.any():
+            which = int(np.argmax(torn))
+            raise SchemaError(
+                f"part: got windows to draw from one that begins at position "
+                f"{begins[which]} of environment {env_ids[which]}, amid an episode, "
+                "expected whole episodes, since windows would hold steps of other "
+                "parts; split by='episode', or restrict the sampler inside of the "
+                "windows' to draw their starts from the part"
+            )
 
     def legal_before(self, env_ids: Ids, positions: Ids) -> Ids:
         """See `samplers.ranks.legal_before`."""

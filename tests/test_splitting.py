@@ -243,3 +243,29 @@ def test_too_few_episodes_are_said(tmp_path):
     with pytest.raises(EmptyError, match=r"cannot split 0 steps by \[1.0\]"):
         mr.split(twin.buffer, [1.0], by="step")
     twin.buffer.close()
+
+
+@pytest.mark.parametrize("windows", [mr.SequenceSampler(3), mr.EpisodeSampler()])
+def test_no_windows_are_drawn_from_steps_of_parted_episodes(twin, windows):
+    part = mr.split(twin.buffer, [0.5, 0.5], by="step")[0]
+    for sampler in (windows, mr.ignore_earliest(2, windows)):
+        with pytest.raises(SchemaError, match="amid an episode, expected whole"):
+            part.sampler(sampler).draw(twin.buffer.view, 4)
+    inner = mr.SequenceSampler(3, part.sampler(mr.UniformSampler(0)))
+    assert set(places(inner.draw(twin.buffer.view, 40))) <= set(rows(part))
+    # An only part holds every episode whole.
+    whole = mr.split(twin.buffer, [1.0], by="step")[0]
+    whole.sampler(windows).draw(twin.buffer.view, 4)
+
+
+@pytest.mark.parametrize("windows", [mr.SequenceSampler(1), mr.EpisodeSampler()])
+def test_whole_episodes_may_lose_steps_and_grow(twin, windows):
+    parts = mr.split(twin.buffer, [0.5, 0.5], seed=1)
+    for _ in range(5):
+        twin.extend([["", ""]] * 3)
+        for part in parts:
+            draw = part.sampler(windows).draw(twin.buffer.view, 20)
+            steps = draw.windows.positions[draw.windows.mask]
+            envs = np.broadcast_to(draw.env_ids[:, None], draw.windows.mask.shape)
+            drawn = zip(envs[draw.windows.mask].tolist(), steps.tolist(), strict=True)
+            assert set(drawn) <= set(rows(part))

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from mmreplay.episodes import START, EpisodeIndex
 from mmreplay.errors import SchemaError
 from mmreplay.samplers.base import Draw, Sampler, State, View, Windows
+from mmreplay.samplers.epochs import epochs_of
 from mmreplay.samplers.joined import keeps_priorities
 from mmreplay.samplers.states import check_kind, parts, same
 from mmreplay.samplers.windows import Shape
@@ -203,6 +204,13 @@ class EpisodeSampler:
             raise SchemaError(
                 "headless: got True with min_length, max_length or where, expected one "
                 "of the two; what is left of an episode is shorter every step"
+            )
+        fickle = max_length is not None or where is not None
+        if running and fickle and sampler is not None and epochs_of(sampler):
+            raise SchemaError(
+                "running: got True with max_length or where and a sampler that goes by "
+                "epochs, expected False; an episode that was in the epoch would leave "
+                "it as it grows"
             )
         if layout == "ragged" and sampler is not None and keeps_priorities(sampler):
             raise SchemaError(

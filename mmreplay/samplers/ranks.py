@@ -130,6 +130,12 @@ class NarrowedView:
         within: Ids = self._high[env_ids] - (self._ends[env_ids] - ranks)
         return self._view.start_at(within)
 
+    def check_windows(self) -> None:
+        """See `samplers.windows_inner.Inner.of`."""
+        check: Callable[[], None] | None = getattr(self._view, "check_windows", None)
+        if check is not None:
+            check()
+
     def legal_before(self, env_ids: Ids, positions: Ids) -> Ids:
         """See `legal_before`."""
         low, high = self._low[env_ids], self._high[env_ids]

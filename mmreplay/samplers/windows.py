@@ -314,6 +314,10 @@ class WindowView:
         running = (last & (END | FINAL)) == 0
         if not choice.running:
             some, running = some[~running], running[~running]
+        if not choice.headless:
+            # The first step may be alive and yet before what the view shows.
+            whole = self._open[some] >= lows[some]
+            some, running = some[whole], running[whole]
         kept = np.zeros(len(starts), bool)
         kept[some] = choice.keep(self._index, some, lows[some], running)
         # Those that are left out may yet be drawn when they are over.

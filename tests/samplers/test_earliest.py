@@ -167,3 +167,16 @@ def test_priorities_go_through_with_the_view_that_is_drawn_from():
     with pytest.raises(TypeError, match="got UniformSampler, which has no epochs"):
         plain.num_batches(view, 3)
     assert plain.more(view, 3)
+
+
+@pytest.mark.parametrize("by", ["episode", "length"])
+def test_an_episode_of_which_steps_are_ignored_is_not_whole(tmp_path, by):
+    twin = Twin(tmp_path / "b", 100, 1)
+    for _ in range(2):
+        twin.extend([[""]] * 9 + [["t"]])
+    draw = mr.ignore_earliest(3, mr.EpisodeSampler(by=by)).draw
+    assert set(draw(twin.buffer.view, 20).windows.positions[:, 0].tolist()) == {10}
+    twin.buffer.dequeue(10)
+    with pytest.raises(EmptyError, match="none is a legal start"):
+        draw(twin.buffer.view, 20)
+    twin.buffer.close()

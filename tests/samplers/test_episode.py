@@ -297,3 +297,11 @@ def test_a_filter_that_does_not_tell_of_each_episode_is_refused(tmp_path, answer
     with pytest.raises(SchemaError, match=r"where: got .* from it, expected bool\["):
         sampler.draw(view_of(twin.buffer), 3)
     twin.buffer.close()
+
+
+@pytest.mark.parametrize("option", [{"max_length": 12}, {"where": np.ones_like}])
+def test_epochs_take_no_episodes_that_may_leave_them(option):
+    with pytest.raises(SchemaError, match="running: got True with max_length"):
+        mr.EpisodeSampler(mr.ShuffledSampler(0), running=True, **option)
+    mr.EpisodeSampler(mr.UniformSampler(0), running=True, **option)
+    mr.EpisodeSampler(mr.ShuffledSampler(0), **option)
