@@ -245,7 +245,8 @@ class ReplayDataset(Dataset[Any]):
             array would each carry all of it to the main process.
         """
         for _ in range(MAX_TRIES):
-            draw = draws()
+            with self.buffer.view.lock:
+                draw = draws()
             try:
                 batch = self.buffer.gather(draw)
             except StaleError:

@@ -64,11 +64,13 @@ class Draws:
         epoch = None if epochs is None else epochs.epoch
         while self._num_batches is None or done < self._num_batches:
             view = self._dataset.buffer.view
-            if epochs is not None and (
-                epochs.epoch != epoch or not epochs.more(view, self._batch_size)
-            ):
-                return
-            draw = sampler.draw(view, self._batch_size)
+            # Another thread may be drawing from the buffer, too.
+            with view.lock:
+                if epochs is not None and (
+                    epochs.epoch != epoch or not epochs.more(view, self._batch_size)
+                ):
+                    return
+                draw = sampler.draw(view, self._batch_size)
             done += 1
             self._states.append((done, sampler.state_dict()))
             yield draw

@@ -3,6 +3,7 @@
 import io
 import os
 import pickle
+import threading
 
 import numpy as np
 import pytest
@@ -306,3 +307,29 @@ def test_draws_go_on_with_the_sampler_where_it_is(path):
     first, second = list(draws), list(draws)
     assert sampler.state_dict()["step"] == 6
     assert not np.array_equal(first[0].positions, second[0].positions)
+
+
+class Watched(mr.UniformSampler):
+    """Tells whether another thread could look at the buffer during a draw."""
+
+    def __init__(self, view):
+        super().__init__(seed=0)
+        self.view, self.open = view, []
+
+    def draw(self, view, batch_size):
+        def look():
+            if self.view.lock.acquire(blocking=False):
+                self.view.lock.release()
+                self.open.append(batch_size)
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+        return super().draw(view, batch_size)
+
+
+def test_a_draw_keeps_other_threads_from_moving_the_view(path):
+    dataset = mr.ReplayDataset(path)
+    sampler = Watched(dataset.buffer.view)
+    assert len(list(dataset.draws(sampler, 8, num_batches=2))) == 2
+    assert sampler.open == []
