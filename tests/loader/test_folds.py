@@ -88,8 +88,6 @@ def test_windows_that_died_are_replaced_by_others_of_their_draw(tmp_path):
     number = batch.window_positions * 2 + batch.env_ids[:, None]
     assert (batch["observation/number"] == number).all()
     buffer.clear()
-    with pytest.raises(
-        StaleError, match="a draw of 40 windows: got every one"
-    ):
+    with pytest.raises(StaleError, match="a draw of 40 windows: got every one"):
         dataset[draw]
     buffer.close()

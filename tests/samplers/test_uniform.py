@@ -79,9 +79,7 @@ class TestUniformSampler(SamplerContract):
 
     def test_seeds_outside_the_range_are_refused(self):
         for seed in (-1, 1 << 63, "a", 1.5, True, np.int64(-3)):
-            with pytest.raises(
-                SchemaError, match=r"seed: got .*, expected None or"
-            ):
+            with pytest.raises(SchemaError, match=r"seed: got .*, expected None or"):
                 UniformSampler(seed)
         assert UniformSampler(np.int32(7)).state_dict()["seed"] == 7
 
