@@ -218,7 +218,7 @@ def laid_out(columns: Columns, final: Columns | None, layout: Expansion) -> Colu
         flat = column.reshape(steps * envs, *shape)
         if envs > 1 or layout.final.any():
             flat = flat[layout.source]
-        if final is not None and path in final:
+        if final is not None and path in final and layout.final.any():
             last = final[path].reshape(steps * envs, *shape)
             flat[layout.final] = last[layout.source[layout.final]]
         found[path] = flat

@@ -66,7 +66,7 @@ read_ends(PyObject *value, Ends *ends, Py_ssize_t steps, Py_ssize_t envs)
         *ends = (Ends){.at = &none};
         return 0;
     }
-    if (PyObject_GetBuffer(value, &ends->view, PyBUF_STRIDED) < 0)
+    if (PyObject_GetBuffer(value, &ends->view, PyBUF_STRIDED_RO) < 0)
         return -1;
     if (ends->view.ndim != 2 || ends->view.itemsize != 1 ||
         ends->view.shape[0] != steps || ends->view.shape[1] != envs) {

@@ -12,7 +12,8 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.errors import StaleError
-from tests.buffer.support import Twin, check
+from tests.buffer.oracle import columns
+from tests.buffer.support import Twin, check, step
 
 KINDS = ("", "t", "u", "tu")
 WINDOW = 3
@@ -217,3 +218,12 @@ def test_dequeued_rows_are_gone_and_their_successors_are_not(place, autoreset, r
             values = [twin.oracle.row(*place) for place in taken]
             assert batch["observation"].tolist() == [v["observation"] for v in values]
         twin.check()
+
+
+def test_read_only_steps_that_end_nothing_take_a_final_observation_beside_them(place):
+    buffer = Twin(place, 4).buffer
+    made = columns([step(1), step(2)])
+    for array in made.values():
+        array.flags.writeable = False
+    buffer.extend(made, final_observation=np.zeros((2, 2), np.int64))
+    assert buffer.gather_all()["action"].tolist() == [1, 2]
