@@ -11,7 +11,7 @@ import numpy as np
 
 from mmreplay.convert.base import Block, Progress, Reader, Report, Writer
 from mmreplay.convert.description import Description
-from mmreplay.episodes import START
+from mmreplay.episodes import FINAL, START
 from mmreplay.errors import SourceError
 
 
@@ -93,5 +93,7 @@ class _Counter:
         self.episodes += int(starts.sum())
         ids, firsts = np.unique(block.env_ids, return_index=True)
         fresh = ~self._seen[ids]
-        self.episodes += int((fresh & ~starts[firsts]).sum())
+        # An oldest row that is final belongs to an episode of which no step is left.
+        begun = (block.flags[firsts] & (START | FINAL)) != 0
+        self.episodes += int((fresh & ~begun).sum())
         self._seen[ids] = True

@@ -1,0 +1,210 @@
+"""npz: the contract, what numpy reads, and members that lie."""
+
+import io
+import zipfile
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay.convert import npz
+from mmreplay.errors import CorruptError, FormatError, SourceError
+from tests.convert.contract import FormatContract
+from tests.convert.support import every_kind
+
+
+class TestNpz(FormatContract):
+    suffix = ".npz"
+
+
+@pytest.fixture
+def source(tmp_path):
+    with every_kind(tmp_path / "source") as buffer:
+        yield buffer
+
+
+def load(path, **options):
+    return mr.load(path, path.with_name("target"), **options)
+
+
+def test_numpy_reads_every_member_without_pickles(source, tmp_path):
+    mr.export(source, tmp_path / "a.npz")
+    rows = source.gather_all()
+    with np.load(tmp_path / "a.npz", allow_pickle=False) as found:
+        assert {"_env_id", "_position", "_flags", "mmreplay.json"} < set(found)
+        np.testing.assert_array_equal(found["_env_id"], rows.env_ids)
+        np.testing.assert_array_equal(found["_position"], rows.positions)
+        for path in source.schema.paths:
+            assert found[path].tobytes() == np.ascontiguousarray(rows[path]).tobytes()
+    with zipfile.ZipFile(tmp_path / "a.npz") as archive:
+        assert archive.testzip() is None
+
+
+def test_members_are_mapped_aligned_to_64_bytes(source, tmp_path):
+    mr.export(source, tmp_path / "a.npz")
+    rows = source.gather_all()
+    with npz.open_reader(tmp_path / "a.npz") as reader:
+        arrays = reader.arrays()
+        for path in source.schema.paths:
+            assert arrays[path].ctypes.data % 64 == 0
+            assert not arrays[path].flags.writeable
+            whole = np.ascontiguousarray(rows[path])
+            assert arrays[path].tobytes() == whole.tobytes()
+
+
+def plain(path, compressed=False, **arrays):
+    (np.savez_compressed if compressed else np.savez)(path, **arrays)
+    return path
+
+
+def columns(count=30):
+    ends = np.zeros(count, bool)
+    ends[9::10] = True
+    return {
+        "observations": np.arange(2.0 * count).reshape(count, 2),
+        "actions": np.arange(count, dtype=">i4"),
+        "terminals": ends,
+        "timeouts": np.zeros(count),
+    }
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_plain_file_becomes_one_environment_and_says_how(tmp_path, compressed):
+    made = columns()
+    report = load(plain(tmp_path / "a.npz", compressed, **made), strict=True)
+    assert (report.rows, report.episodes) == (30, 3)
+    assert "episode ends were read from 'terminals' (terminated)" in report.notes[1]
+    with mr.ReplayBuffer.open(tmp_path / "target") as target:
+        assert target.schema.role("observation") == "observations"
+        rows = target.gather_all()
+        for name in ("observations", "actions", "terminals"):
+            np.testing.assert_array_equal(rows[name], made[name])
+        assert target.episodes.episodes(0).lengths.tolist() == [10, 10, 10]
+    assert not mr.verify_buffer(tmp_path / "target").findings
+
+
+def test_done_alone_is_a_doubt_and_an_error_where_strict(tmp_path):
+    made = columns()
+    made = {"obs": made["observations"], "done": made["terminals"]}
+    path = plain(tmp_path / "a.npz", **made)
+    with pytest.raises(SourceError, match="may mix time limits with terminations"):
+        load(path, strict=True)
+    assert not (tmp_path / "target").exists()
+    assert "may mix time limits" in load(path).doubts[0]
+
+
+def test_no_ends_and_odd_members_are_told(tmp_path):
+    path = plain(
+        tmp_path / "a.npz", obs=np.zeros((9, 2)), name=np.array("x"), gamma=np.array(9),
+        z=np.zeros(9, complex),
+    )  # fmt: skip
+    report = load(path)
+    assert "all rows are one episode" in report.doubts[0]
+    assert any("'z.npy' of complex128 can be no field" in n for n in report.notes)
+    assert any("'gamma' of shape [] was left out" in n for n in report.notes)
+
+
+def test_a_pickle_in_disguise_is_refused(tmp_path):
+    path = tmp_path / "a.npz"
+    np.savez(path, obs=np.array([print, 1], object), allow_pickle=True)
+    with pytest.raises(FormatError, match="objects, records and pickles are refused"):
+        load(path)
+
+
+def test_a_bomb_is_refused_unless_allowed(tmp_path):
+    path = plain(tmp_path / "a.npz", True, obs=np.zeros((40, 1 << 17), np.uint8))
+    with pytest.raises(FormatError, match="at most 1000 times as many; pass allow"):
+        load(path)
+    assert load(path, allow_expansion=True).rows == 40
+
+
+def member(tmp_path, data, name="obs.npy", method=zipfile.ZIP_STORED):
+    path = tmp_path / "a.npz"
+    with zipfile.ZipFile(path, "w", method) as archive:
+        archive.writestr(name, data)
+    return path
+
+
+def header(text):
+    text = text.encode().ljust(117) + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "has 0 bytes, expected an npy array"),
+        (b"x" * 40, "expected an npy header of version 1 to 3"),
+        (b"\x93NUMPY\x01\x00\xff\xff" + bytes(80), "expected at most 16384"),
+        (b"\x93NUMPY\x01\x00\xff\x10" + bytes(80), "expected a header of 4361 first"),
+        (header("{}"), "no description of an array"),
+        (header("__import__('os').abort()"), "no description of an array"),
+        (header("[" * 110), "no description of an array"),
+        (
+            header("{'descr':'<f4','fortran_order':False,'shape':(10000000000,)}"),
+            "expected 40000000000",
+        ),
+        (
+            header("{'descr':'<f4','fortran_order':False,'shape':(-1,)}"),
+            "expected a tuple of sizes",
+        ),
+        (
+            header("{'descr':[('a','<f4')],'fortran_order':False,'shape':(1,)}"),
+            "objects, records and pickles are refused",
+        ),
+    ],
+)
+def test_lying_headers_are_refused_before_anything_is_allocated(
+    tmp_path, data, message
+):
+    path = member(tmp_path, data)
+    with pytest.raises(FormatError, match=message) as caught:
+        load(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_row_too_large_to_be_held_is_refused(tmp_path):
+    path = tmp_path / "a.npz"
+    shape = (1, (256 << 20) + 1)
+    text = f"{{'descr':'|u1','fortran_order':False,'shape':{shape}}}"
+    with (
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("obs.npy", "w") as file,
+    ):
+        file.write(header(text))
+        for _ in range(256):
+            file.write(bytes(1 << 20))
+        file.write(b"1")
+    with pytest.raises(FormatError, match="bytes a row, expected at most 268435456"):
+        load(path, allow_expansion=True)
+
+
+def test_members_that_share_bytes_are_refused(tmp_path):
+    path = plain(tmp_path / "a.npz", a=np.zeros(4), b=np.zeros(4))
+    data = path.read_bytes()
+    entry = data.index(b"PK\1\2")
+    second = data.index(b"PK\1\2", entry + 4)
+    forged = bytearray(data)
+    # The second member's entry points at the first one's header.
+    forged[second + 42 : second + 46] = bytes(4)
+    path.write_bytes(forged)
+    with pytest.raises(CorruptError, match="got the name"):
+        load(path)
+
+
+def test_an_encrypted_or_otherwise_packed_member_is_refused(tmp_path):
+    buffer = io.BytesIO()
+    np.save(buffer, np.zeros(4))
+    path = member(tmp_path, buffer.getvalue(), method=zipfile.ZIP_BZIP2)
+    with pytest.raises(FormatError, match="packed by method 12, expected stored"):
+        load(path)
+
+
+def test_columns_that_contradict_the_flags_are_refused(source, tmp_path):
+    mr.export(source, tmp_path / "a.npz")
+    with np.load(tmp_path / "a.npz") as found:
+        arrays = dict(found)
+    arrays["terminated"][np.argmin(arrays["_flags"])] = True
+    np.savez(tmp_path / "b.npz", **arrays)
+    with pytest.raises(SourceError, match="got True, expected False as the flags say"):
+        load(tmp_path / "b.npz")
