@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,16 @@ Columns = dict[str, NDArray[np.generic]]
 
 ANY = (-math.inf, math.inf)
 """Bounds that need no comparison."""
+
+
+@contextmanager
+def counted(done: int, steps: int) -> Iterator[None]:
+    """Say in an error how much of a call was published before."""
+    try:
+        yield
+    except OSError as error:
+        error.add_note(f"{done} of {steps} steps of this call are in")
+        raise
 
 
 class Intake:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.buffer.boundaries import Marker, as_laid, expand, laid_out
 from mmreplay.buffer.committer import Committer
-from mmreplay.buffer.intake import Columns, Intake
+from mmreplay.buffer.intake import Columns, Intake, counted
 from mmreplay.episodes import CUT, END, FINAL
 from mmreplay.errors import ForkedError, SchemaError
 from mmreplay.ring import Ring, Run, runs
@@ -110,17 +109,11 @@ class Writer:
         known = np.flatnonzero((heads > 0) & (heads > self._limits - slots))
         self._marker.note(known, self._last_flags(known, heads))
         emptied = known[heads[known] == self._tails[known]]
-        if len(emptied):
-            self._marker.forget(emptied, np.ones(len(emptied), bool))
+        self._marker.forget(emptied, np.ones(len(emptied), bool))
 
     def _last_flags(self, env_ids: Array, heads: Array) -> NDArray[np.uint8]:
         """Flags of the newest rows of some environments that have one."""
-        stops = heads[env_ids].tolist()
-        last = [
-            self._store.flags_between(env_id, stop - 1, stop)[0]
-            for env_id, stop in zip(env_ids.tolist(), stops, strict=True)
-        ]
-        return np.array(last, np.uint8)
+        return self._store.flags(self._ring.rows(env_ids, heads[env_ids] - 1))
 
     def check(self) -> None:
         """Refuse a forked child and a writer whose device failed.
@@ -261,7 +254,7 @@ class Writer:
             marker, size = self._marker, self._ring.reserve
             flags = marker.block(laid, marker.before, marker.pending, steps)
             for first in range(0, steps, size):
-                with _counted(first, steps):
+                with counted(first, steps):
                     self._add_laid(laid, flags, first, min(first + size, steps))
         return True
 
@@ -288,7 +281,7 @@ class Writer:
                 ends = (
                     None if final is None else {p: c[piece] for p, c in final.items()}
                 )
-                with _counted(first, steps):
+                with counted(first, steps):
                     self._add_block(part, ends, env_ids)
 
     def _add_block(
@@ -405,13 +398,3 @@ class Writer:
             tails[env_ids] = np.maximum(tails[env_ids], firsts)
             self._book.publish(self._heads, self._limits, tails)
             self._tails = tails
-
-
-@contextmanager
-def _counted(done: int, steps: int) -> Iterator[None]:
-    """Say in an error how much of a call was published before."""
-    try:
-        yield
-    except OSError as error:
-        error.add_note(f"{done} of {steps} steps of this call are in")
-        raise
