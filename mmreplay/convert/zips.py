@@ -99,8 +99,11 @@ def _find_end(file: File) -> tuple[int, int, int]:
             "one; join the parts"
         )
     stop = offset
-    if count == FULL16 or FULL32 in (size, start):
-        count, size, start, stop = _wide_end(file, offset)
+    needs = count == FULL16 or FULL32 in (size, start)
+    at = offset - LOCATOR.size
+    # torch writes the wide directory's end whether it is needed or not.
+    if needs or (at >= 0 and file.pread(4, at) == b"PK\6\7"):
+        count, size, start, stop = _wide_end(file, at)
     if start + size != stop:
         raise _corrupt(
             file, offset, f"a directory of {size} bytes from byte {start}",
@@ -122,8 +125,8 @@ def _no_zip(file: File) -> CorruptError | FormatError:
     )
 
 
-def _wide_end(file: File, offset: int) -> tuple[int, int, int, int]:
-    at = offset - LOCATOR.size
+def _wide_end(file: File, at: int) -> tuple[int, int, int, int]:
+    """Members, bytes, offset and stop of a zip64 directory, by its locator."""
     if at < 0:
         raise _corrupt(file, 0, "no locator", "one of a zip64 directory")
     magic, _, where, _ = LOCATOR.unpack(file.pread(LOCATOR.size, at))

@@ -75,7 +75,12 @@ class FormatContract:
 
     @given(past=histories())
     @settings(
-        max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture]
+        max_examples=25,
+        suppress_health_check=[
+            HealthCheck.function_scoped_fixture,
+            # One test for every format, each of a class of its own.
+            HealthCheck.differing_executors,
+        ],
     )
     def test_a_buffer_comes_back_to_the_bit(self, tmp_path, past):
         place = tmp_path / str(next(numbers))

@@ -1,0 +1,127 @@
+"""safetensors: the contract, what the library reads, and headers that lie."""
+
+import json
+import struct
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+import mmreplay as mr
+from mmreplay.convert import safetensors
+from mmreplay.errors import CorruptError, FormatError
+from tests.convert.contract import FormatContract
+from tests.convert.support import every_kind
+
+
+class TestSafetensors(FormatContract):
+    suffix = ".safetensors"
+
+
+@pytest.fixture
+def source(tmp_path):
+    with every_kind(tmp_path / "source") as buffer:
+        yield buffer
+
+
+def load(path, **options):
+    return mr.load(path, path.with_name("target"), **options)
+
+
+def test_the_library_reads_every_tensor_and_slices_of_it(source, tmp_path):
+    import torch
+
+    mr.export(source, tmp_path / "a.safetensors")
+    rows = source.gather_all()
+    with safe_open(tmp_path / "a.safetensors", "pt") as found:
+        assert json.loads(found.metadata()["mmreplay"])["num_envs"] == 2
+        for name, field in source.schema.fields.items():
+            tensor = found.get_tensor(name)
+            assert str(tensor.dtype) == f"torch.{field.dtype}"
+            whole = np.ascontiguousarray(rows[name])
+            assert tensor.reshape(-1).view(torch.uint8).numpy().tobytes() == (
+                whole.tobytes()
+            )
+            part = found.get_slice(name)[3:7]
+            assert part.reshape(-1).view(torch.uint8).numpy().tobytes() == (
+                np.ascontiguousarray(whole[3:7]).tobytes()
+            )
+
+
+def test_tensors_are_mapped_aligned_to_their_items(source, tmp_path):
+    mr.export(source, tmp_path / "a.safetensors")
+    rows = source.gather_all()
+    with safetensors.open_reader(tmp_path / "a.safetensors") as reader:
+        for path, array in reader.arrays().items():
+            assert array.ctypes.data % array.itemsize == 0
+            if path in source.schema:
+                whole = np.ascontiguousarray(rows[path])
+                assert array.tobytes() == whole.tobytes()
+
+
+def test_a_plain_file_comes_in(tmp_path):
+    ends = np.zeros(30, bool)
+    ends[9::10] = True
+    made = {"obs": np.arange(60.0).reshape(30, 2), "truncated": ends}
+    save_file(made, tmp_path / "a.safetensors", {"mine": "text"})
+    report = load(tmp_path / "a.safetensors", strict=True)
+    assert (report.rows, report.episodes) == (30, 3)
+    with mr.ReplayBuffer.open(tmp_path / "target") as target:
+        np.testing.assert_array_equal(target.gather_all()["obs"], made["obs"])
+
+
+GOOD = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+
+
+@pytest.mark.parametrize(
+    ("header", "nbytes", "message"),
+    [
+        ({"x": {**GOOD, "dtype": "F4"}}, 8, "expected one of BOOL"),
+        ({"x": {**GOOD, "dtype": ["F32"]}}, 8, "expected one of BOOL"),
+        ({"x": {**GOOD, "shape": [1 << 60]}}, 8, "lists of sizes and of two offsets"),
+        ({"x": {**GOOD, "shape": [-2]}}, 8, "lists of sizes and of two offsets"),
+        ({"x": {**GOOD, "shape": [True]}}, 8, "lists of sizes and of two offsets"),
+        ({"x": {**GOOD, "data_offsets": [0]}}, 8, "has 1 offsets, expected two"),
+        ({"x": {**GOOD, "shape": [3]}}, 8, "takes 12 bytes, expected 8"),
+        ({"x": {**GOOD, "data_offsets": [8, 16]}}, 16, "begins at byte .* expected"),
+        ({"x": GOOD}, 9, "expected .* as its header says"),
+        ({"x": GOOD}, 7, "expected .* as its header says"),
+        ({"x": GOOD, "y": GOOD}, 8, "begins at byte"),
+        ({"x": [1]}, 8, "expected an object of"),
+        ({"x": {**GOOD, "more": 1}}, 8, "expected an object of"),
+        ({"x": GOOD, "__metadata__": 3}, 8, "metadata that is an object"),
+        ({"x": GOOD, "__metadata__": {"mmreplay": 3}}, 8, "is no text"),
+        ({"x": GOOD, "__metadata__": {"mmreplay": "{}"}}, 8, "says format None"),
+        ({"x": GOOD, "__metadata__": {"mmreplay.crc32c": 3}}, 8, "is no text"),
+        (
+            {"x": GOOD, "__metadata__": {"mmreplay.crc32c": '{"x":"zz"}'}}, 8,
+            "no checksums of 8 hex digits",
+        ),
+        ({f"x{i}": GOOD for i in range(10_001)}, 8, "expected at most 10000"),
+    ],
+)  # fmt: skip
+def test_lying_headers_are_refused(tmp_path, header, nbytes, message):
+    path = tmp_path / "a.safetensors"
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(nbytes))
+    with pytest.raises((FormatError, CorruptError), match=message) as caught:
+        load(path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [1 << 40, (16 << 20) + 1, 200])
+def test_a_lying_length_is_refused_before_anything_is_read(tmp_path, size):
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(struct.pack("<Q", size) + b"{}" * 50)
+    with pytest.raises(FormatError, match=r"expected (at most|a header)"):
+        load(path)
+
+
+def test_a_shape_of_no_elements_and_many_rows_is_refused(tmp_path):
+    path = tmp_path / "a.safetensors"
+    header = {"x": {"dtype": "F32", "shape": [1 << 40, 0], "data_offsets": [0, 0]}}
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text)
+    with pytest.raises(ValueError, match="no column that can be a field"):
+        load(path)
