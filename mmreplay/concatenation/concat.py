@@ -331,7 +331,7 @@ class Concat:
         seed, step = integer(state, "seed"), integer(state, "step")
         same(state, "exact", self._shares is not None)
         others = parts(state, "parts", len(self.buffers))
-        before = self.state_dict()
+        before = self.state_dict(priorities=True)
         try:
             if self._shares is not None:
                 self._shares.load_state_dict(state)

@@ -102,7 +102,7 @@ class MixtureSampler:
         check_kind(state, "MixtureSampler")
         seed, step = integer(state, "seed"), integer(state, "step")
         others = parts(state, "parts", len(self._samplers))
-        before = self.state_dict()
+        before = self.state_dict(priorities=True)
         try:
             self._shares.load_state_dict(state)
             for sampler, other in zip(self._samplers, others, strict=True):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
+from mmreplay.errors import FormatError
 from tests.buffer.support import Twin
 from tests.contracts.sampler import places
 
@@ -98,3 +99,22 @@ def test_what_wraps_a_sampler_saves_its_priorities(view, kind, wrapped):
     learn(sampler, view, 5)
     assert "priorities" not in str(sampler.state_dict())
     assert goes_on(sampler, view, make)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mixture_that_refuses_a_state_keeps_its_priorities(view, kind):
+    def make():
+        parts = [(kind(seed=3, name=None), 1), (mr.UniformSampler(0), 1)]
+        return mr.MixtureSampler(parts, seed=0)
+
+    sampler, twin = make(), make()
+    for each in (sampler, twin):
+        learn(each, view, 2)
+    other = sampler.state_dict(priorities=True)
+    for each in (sampler, twin):
+        learn(each, view, 3)
+    other["parts"][1] = {"kind": "of nothing"}
+    with pytest.raises(FormatError, match="got kind"):
+        sampler.load_state_dict(other)
+    for _ in range(3):
+        assert places(sampler.draw(view, 8)) == places(twin.draw(view, 8))
