@@ -1,0 +1,101 @@
+"""Flags: rows that are impossible, alone or after one another, are found."""
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay.episodes import ALL_FLAGS, BREAK, CUT, FINAL, START, TERMINATED, TRUNCATED
+from mmreplay.format import metadata as metadata_file
+from mmreplay.verify import verify_buffer
+from mmreplay.verify.boundaries import alone_problem, names, pair_problem
+from tests.verify.support import DATA, messages, put
+
+
+def set_flags(path, env_id, position, flags):
+    ring = metadata_file.load(path).ring
+    put(path / DATA / "flags.bin", ring.row(env_id, position), bytes([flags]))
+    return ring.row(env_id, position)
+
+
+@pytest.mark.parametrize("layout", ["env_major", "time_major"])
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (64, "got flags unknown 0x40, expected bits within 0x3f"),
+        (FINAL | START, "expected FINAL alone"),
+        (BREAK, "expected START beside BREAK"),
+        (START | CUT, "expected BREAK beside CUT"),
+        (FINAL, "got flags FINAL after none, expected FINAL only after an end"),
+        (START, "got flags START after none, expected START only after an end"),
+    ],
+)
+def test_impossible_flags_are_found(tmp_path, layout, flags, told):
+    path = plain(tmp_path / "b", layout=layout)
+    row = set_flags(path, 1, 9, flags)
+    finding = next(f for f in verify_buffer(path).findings if f.kind == "flags")
+    assert finding.message.startswith("environment 1, position 9: ")
+    assert told in finding.message
+    assert finding.offset == row
+
+
+def plain(path, autoreset="disabled", layout=None):
+    """A buffer of one endless episode in each of two environments."""
+    fields = mr.Schema(
+        {"observation": mr.Field((), "int64"), "terminated": mr.Field((), "bool")}
+    )
+    with mr.ReplayBuffer.create(
+        path, fields, 32, 2, autoreset=autoreset, layout=layout, commit_every=None
+    ) as buffer:
+        zeros = np.zeros((20, 2))
+        buffer.extend(observation=zeros.astype(np.int64), terminated=zeros != 0)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("autoreset", "flags", "told"),
+    [
+        (
+            "disabled",
+            [TERMINATED, 0],
+            "got flags none after TERMINATED, expected FINAL",
+        ),
+        ("next_step", [TERMINATED, START], "expected FINAL, or START|BREAK"),
+        ("disabled", [TERMINATED, FINAL, 0], "expected START after a final row"),
+    ],
+)
+def test_rows_that_cannot_follow_each_other_are_found(tmp_path, autoreset, flags, told):
+    path = plain(tmp_path / "b", autoreset)
+    for index, value in enumerate(flags):
+        set_flags(path, 0, 4 + index, value)
+    assert told in messages(path, "flags")
+
+
+def test_a_first_row_that_starts_nothing_is_found(tmp_path):
+    path = plain(tmp_path / "b")
+    set_flags(path, 0, 0, 0)
+    assert "START at the first row ever written" in messages(path, "flags")
+
+
+@pytest.mark.parametrize("final_follows", [False, True])
+def test_what_the_writer_can_write_is_legal(final_follows):
+    after = FINAL if final_follows else START
+    for end in (TERMINATED, TRUNCATED, TERMINATED | TRUNCATED, END_AND_START):
+        assert not alone_problem(end)
+        assert not pair_problem(end, after, final_follows)
+        assert not pair_problem(end, START | BREAK, final_follows)
+        assert not pair_problem(0, START | BREAK | CUT, final_follows)
+        assert not pair_problem(FINAL, START | end, final_follows)
+        assert not pair_problem(start_of(0), end & ~START, final_follows)
+
+
+END_AND_START = TERMINATED | START
+
+
+def start_of(flags):
+    return flags | START
+
+
+def test_names_of_flags():
+    assert names(0) == "none"
+    assert names(START | TRUNCATED) == "START|TRUNCATED"
+    assert names(ALL_FLAGS + 1) == "unknown 0x40"
