@@ -31,13 +31,14 @@ from mmreplay.storage.placement import FLAGS, RECORDS, SUMS, Placement, place
 from mmreplay.storage.recycler import Recycler
 
 SUM_DTYPE = np.dtype([("crc", "<u4"), ("lap", "<u4")])
-# The kernel takes page cache for a large write in large pieces, which are rarely at
-# hand, and on a virtual machine come from the host: 7 MB at once took up to seven
-# times as long as in these (tools/bench/bench_pixels.py, filling).
-PIECE_NBYTES = 64 << 10
-# Small fields are put together in a piece of their own, which the second level of
-# cache holds, and go to the file in one call: ext4 takes 26 us for 172 KB so, and 33
-# in pieces of 64 KiB that end within pages.
+# The kernel takes page cache in pieces as large as the write. Free pieces of 128 KiB
+# and more a virtual machine has given back to its host, and waits for them anew; up
+# to 32 KiB it keeps a stock of its own. 7 MB at once took up to seven times as long as
+# in such pieces (tools/bench/bench_pixels.py, filling).
+PIECE_NBYTES = 32 << 10
+# Small fields are put together in a piece that the second level of cache holds. Over
+# pages that are there it goes to the file in one call: ext4 takes 26 us for 172 KB so,
+# and 33 in pieces of 64 KiB that end within pages.
 STAGE_NBYTES = 256 << 10
 ONE_BYTE = tuple(bytes([value]) for value in range(256))
 
@@ -62,6 +63,8 @@ class MemmapStore:
         self._records_file = files.get(RECORDS)
         self._packer = packing.packer(schema, placement, ring.num_envs)
         self._record = self._packer.record
+        # Above, this opening wrote no record yet.
+        self._reached = 0
         self._map()
 
     def _map(self) -> None:
@@ -151,14 +154,22 @@ class MemmapStore:
         if len(runs) > 1 and end - begin <= room:
             self._packer.pack(given, stage, begin, end)
             for row, first, stop in runs:
-                rows = stage[first - begin : stop - begin]
-                file.pwrite(rows.data, row * stride)
+                rows = stage[first - begin : stop - begin].reshape(-1)
+                self._write_piece(file, rows, row * stride)
             return
         for row, first, stop in runs:
             for at in range(first, stop, room):
                 until = min(at + room, stop)
                 self._packer.pack(given, stage, at, until)
-                file.pwrite(stage[: until - at].data, (row + at - first) * stride)
+                rows = stage[: until - at].reshape(-1)
+                self._write_piece(file, rows, (row + at - first) * stride)
+
+    def _write_piece(self, file: File, data: NDArray[np.uint8], offset: int) -> None:
+        if offset < self._reached:
+            file.pwrite(data.data, offset)
+            return
+        _pwrite(file, data, offset)
+        self._reached = offset + len(data)
 
     def _write_one(self, row: int, columns: Columns, flags: NDArray[np.uint8]) -> None:
         """The same for one row: its values may be scalars."""

@@ -220,3 +220,20 @@ def test_a_large_write_is_cut_where_pieces_of_the_file_end(tmp_path, first, rng)
     rows = np.arange(first, first + 50)
     assert np.array_equal(store.gather(rows, ["large"])["large"], values)
     store.close()
+
+
+def test_records_over_old_ones_are_written_in_one_call(tmp_path, rng):
+    schema = mr.Schema({"small": mr.Field((500,), "uint8")})
+    store = MemmapStore.create(tmp_path, Ring.sized(300, 1), schema)
+    values = rng.integers(0, 256, (200, 500), np.uint8)
+    calls = []
+    for first in (0, 100, 50, 90):
+        with using(WatchedDisk()) as disk:
+            store.write([(first, 0, 200)], {"small": values}, np.zeros(200, np.uint8))
+        calls.append(disk.calls["pwrite"] - 1)
+        rows = np.arange(first, first + 200)
+        assert np.array_equal(store.gather(rows, ["small"])["small"], values)
+    # Above what was reached, a piece of the page cache at a time.
+    assert calls[0] == -(-200 * 504 // PIECE_NBYTES)
+    assert calls[1:] == [1, 1, 1]
+    store.close()
