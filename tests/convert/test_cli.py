@@ -1,0 +1,132 @@
+"""``mmreplay convert``: what it makes, what it says, and how it fails."""
+
+import json
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay.cli.exits import run
+from tests.convert.support import every_kind, same_rows
+
+
+@pytest.fixture
+def source(tmp_path):
+    every_kind(tmp_path / "source").close()
+    return tmp_path / "source"
+
+
+@pytest.fixture
+def cli(capsys):
+    """Run ``mmreplay convert``; return its exit code, stdout and stderr."""
+
+    def call(*args):
+        code = run(["convert", *map(str, args)])
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        return code, out, err
+
+    return call
+
+
+def test_a_buffer_goes_through_every_format_and_back(cli, source, tmp_path):
+    chain = ["a.npz", "b.pt", "c.safetensors", "back"]
+    before = source
+    for name in chain:
+        code, out, err = cli(before, tmp_path / name)
+        assert (code, err) == (0, "")
+        assert f"{tmp_path / name}: 48 rows" in out
+        before = tmp_path / name
+    with mr.ReplayBuffer.open(source) as one, mr.ReplayBuffer.open(before) as other:
+        same_rows(one, other)
+
+
+def test_formats_can_be_named(cli, source, tmp_path):
+    assert cli(source, tmp_path / "a.bin", "--to", "npz")[0] == 0
+    back = tmp_path / "runs.v2"
+    assert cli(tmp_path / "a.bin", back, "--from", "npz", "--to", "buffer")[0] == 0
+    assert mr.ReplayBuffer.open(back).num_envs == 2
+
+
+def test_fields_environments_and_capacity_are_chosen(cli, source, tmp_path):
+    cli(source, tmp_path / "all.npz")
+    for index, origin in enumerate((source, tmp_path / "all.npz")):
+        target = tmp_path / f"part{index}"
+        code, out, _ = cli(
+            origin, target, "--fields", "observation,single/int8", "--env", 1,
+            "--capacity", 5,
+        )  # fmt: skip
+        assert code == 0
+        assert "note: the oldest 19 rows were left out" in out
+        with mr.ReplayBuffer.open(target) as buffer:
+            assert buffer.schema.paths == ("single/int8", "observation/o")
+            assert buffer.span.lengths.tolist() == [0, 5]
+
+
+def test_a_dry_run_prints_the_plan_and_writes_nothing(cli, source, tmp_path):
+    code, out, _ = cli(source, tmp_path / "a.npz", "-n", "--json")
+    plan = json.loads(out)
+    assert code == 0
+    assert (plan["target_format"], plan["rows"], plan["num_envs"]) == ("npz", 48, 2)
+    assert not (tmp_path / "a.npz").exists()
+    assert "single/bfloat16" in cli(source, tmp_path / "a.npz", "-n")[1]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["source"]
+
+
+def test_a_report_is_printed_as_json(cli, source, tmp_path):
+    report = json.loads(cli(source, tmp_path / "a.npz", "--json")[1])
+    assert report["rows"] == 48
+    assert report["nbytes"] == (tmp_path / "a.npz").stat().st_size
+
+
+def test_overwriting_is_refused_unless_told(cli, source, tmp_path):
+    (tmp_path / "a.npz").write_bytes(b"mine")
+    code, _, err = cli(source, tmp_path / "a.npz")
+    assert code == 3
+    assert "exists already" in err
+    assert (tmp_path / "a.npz").read_bytes() == b"mine"
+    assert cli(source, tmp_path / "a.npz", "--overwrite")[0] == 0
+
+
+def test_strict_refuses_what_is_guessed(cli, tmp_path):
+    np.savez(tmp_path / "a.npz", obs=np.zeros((4, 2)))
+    code, _, err = cli(tmp_path / "a.npz", tmp_path / "b", "--strict")
+    assert code == 3
+    assert "all rows are one episode" in err
+    code, out, _ = cli(tmp_path / "a.npz", tmp_path / "b")
+    assert code == 0
+    assert "doubt: no column tells where episodes end" in out
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        (["nothing", "b.npz"], 3, "does not exist"),
+        (["source", "b.foo"], 3, "does not write, expected one of .npz"),
+        (["source", "b", "--to", "foo"], 3, "format: got 'foo', expected one of"),
+        (["source", "b.npz", "--fields", "x"], 3, "fields: got 'x', expected"),
+        (["source", "b.npz", "--env", "2"], 3, r"expected integers in \[0, 2\)"),
+        (["source", "b.npz", "-o", "x=1"], 3, "option 'x': got one that neither"),
+        (["source", "b.npz", "-o", "x"], 2, "expected NAME=VALUE"),
+        (["source", "b.npz", "--capacity", "0"], 2, "expected at least 1"),
+        (["source", "b.npz", "--capacity", "9"], 3, "option 'capacity'"),
+        (["source"], 2, "Missing argument"),
+    ],
+)
+def test_mistakes_are_one_line_and_an_exit_code(
+    cli, source, tmp_path, monkeypatch, args, code, message
+):
+    monkeypatch.chdir(tmp_path)
+    got, _, err = cli(*args)
+    assert got == code
+    assert len(err.splitlines()) == 1
+    assert pytest.RaisesExc(Exception, match=message).matches(Exception(err))
+
+
+def test_a_damaged_file_exits_with_1_and_names_it(cli, source, tmp_path):
+    path = tmp_path / "a.npz"
+    cli(source, path)
+    path.write_bytes(path.read_bytes()[:-9])
+    code, _, err = cli(path, tmp_path / "b")
+    assert code == 1
+    assert str(path) in err

@@ -1,0 +1,274 @@
+"""A buffer as a source and as a target, and targets that appear whole."""
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay import files
+from mmreplay.convert import registry, rows
+from mmreplay.convert.base import Block
+from mmreplay.convert.description import Description
+from mmreplay.convert.registry import Format
+from mmreplay.convert.staging import MARKER, Staging
+from mmreplay.errors import FormatError, SchemaError, SourceError, StaleError
+from tests.convert.support import every_kind, same, same_rows
+
+SCHEMA = mr.Schema({"a": mr.Field((), "int64"), "terminated": mr.Field((), "bool")})
+
+
+@pytest.fixture
+def source(tmp_path):
+    with every_kind(tmp_path / "source") as buffer:
+        yield buffer
+
+
+def describe(stop=4, first=0, **options):
+    options.setdefault("capacity", 10)
+    return Description(SCHEMA, np.array([first]), np.array([stop]), **options)
+
+
+def block(flags, first=0, env_id=0):
+    flags = np.array(flags, np.uint8)
+    count = len(flags)
+    columns = {"a": np.arange(count), "terminated": (flags & 2) != 0}
+    places = np.arange(first, first + count)
+    return Block(columns, np.full(count, env_id), places, flags)
+
+
+def write(tmp_path, blocks, **options):
+    with rows.open_writer(tmp_path / "new", describe(**options)) as writer:
+        for each in blocks:
+            writer.write(each)
+        writer.finish()
+
+
+def test_a_buffer_is_copied_by_reading_and_writing_it(source, tmp_path):
+    with rows.BufferReader(source) as reader:
+        description = reader.describe()
+        with rows.open_writer(tmp_path / "copy", description) as writer:
+            for each in reader.blocks(7):
+                writer.write(each)
+            writer.finish()
+    with mr.ReplayBuffer.open(tmp_path / "copy") as copy:
+        same(source, copy)
+
+
+def test_blocks_of_mixed_environments_are_taken(source, tmp_path):
+    with rows.BufferReader(source) as reader:
+        parts = list(reader.blocks(5))
+        order = np.argsort([p.positions[0] for p in parts], kind="stable")
+        with rows.open_writer(tmp_path / "copy", reader.describe()) as writer:
+            for a, b in zip(order[::2], order[1::2], strict=True):
+                writer.write(joined(parts[a], parts[b]))
+            writer.finish()
+    with mr.ReplayBuffer.open(tmp_path / "copy") as copy:
+        same(source, copy)
+
+
+def joined(one, other):
+    """Two blocks as one, their rows in turns."""
+    order = np.argsort(
+        np.concatenate([np.arange(len(one)), np.arange(len(other))]), kind="stable"
+    )
+    columns = {
+        path: np.concatenate([one.columns[path], other.columns[path]])[order]
+        for path in one.columns
+    }
+    rest = [
+        np.concatenate([getattr(one, name), getattr(other, name)])[order]
+        for name in ("env_ids", "positions", "flags")
+    ]
+    return Block(columns, *rest)
+
+
+def test_a_smaller_capacity_keeps_the_newest_rows(source, tmp_path):
+    mr.export(source, tmp_path / "a.npz")
+    report = mr.load(tmp_path / "a.npz", tmp_path / "small", capacity=6)
+    assert "the oldest 36 rows were left out" in report.notes[0]
+    source.resize(6)
+    with mr.ReplayBuffer.open(tmp_path / "small") as small:
+        same_rows(source, small)
+    assert not mr.verify_buffer(tmp_path / "small").findings
+
+
+def test_rows_given_up_by_a_writer_meanwhile_end_the_export(source, tmp_path):
+    with mr.ReplayBuffer.open(source.path) as reader:
+        made = rows.BufferReader(reader)
+        source.clear([0])
+        with pytest.raises(StaleError, match="the writer gave up rows of"):
+            list(made.blocks())
+
+
+@pytest.mark.parametrize(
+    ("blocks", "message"),
+    [
+        ([block([1, 0]), block([0, 0], 3)], "got position 3, expected 2"),
+        ([block([1, 0, 0, 0, 0])], "expected them to stop at 4"),
+        ([block([1, 0, 0])], "expected them up to 4; the source was cut"),
+        ([block([1, 0], env_id=1)], r"expected environments in \[0, 1\)"),
+        ([block([0, 0, 0, 0])], "expected START at the first row"),
+        ([block([1, 0, 1, 0])], "expected START only after an end"),
+        ([block([1, 0]), block([8, 0], 2)], "expected FINAL only after an end"),
+        ([block([1, 200, 0, 0])], "expected bits within 0x3f"),
+        ([block([1, 2, 0, 0])], "expected FINAL or START after an end"),
+    ],
+)
+def test_rows_that_no_buffer_could_hold_are_refused(tmp_path, blocks, message):
+    with pytest.raises(SourceError, match=message):
+        write(tmp_path, blocks)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_columns_that_differ_from_the_description_are_refused(tmp_path):
+    good = block([1, 0, 0, 0])
+    bad = Block(
+        {**good.columns, "a": np.zeros(4)}, good.env_ids, good.positions, good.flags
+    )
+    with pytest.raises(SourceError, match="field 'a': got float64"):
+        write(tmp_path, [bad])
+
+
+def test_a_field_with_a_reserved_name_is_refused_with_the_way_out(tmp_path):
+    schema = mr.Schema({"_flags": mr.Field((), "int8"), "a": mr.Field((), "int8")})
+    with mr.ReplayBuffer.create(tmp_path / "b", schema, 4) as buffer:
+        buffer.add(_flags=1, a=2)
+        with pytest.raises(SchemaError, match="leave it out with fields="):
+            mr.export(buffer, tmp_path / "a.npz")
+        assert mr.export(buffer, tmp_path / "a.npz", fields=["a"]).rows == 1
+
+
+def test_a_buffer_in_ram_is_exported(tmp_path):
+    buffer = mr.ReplayBuffer.create(None, SCHEMA, 9, engine="memory")
+    buffer.extend(a=np.arange(5), terminated=np.zeros(5, bool))
+    mr.export(buffer, tmp_path / "a.npz")
+    mr.load(tmp_path / "a.npz", tmp_path / "b")
+    with mr.ReplayBuffer.open(tmp_path / "b") as loaded:
+        same_rows(buffer, loaded)
+
+
+def test_another_engine_is_refused(source, tmp_path):
+    mr.export(source, tmp_path / "a.npz")
+    with pytest.raises(SchemaError, match="engine: got 'memory', expected 'memmap'"):
+        mr.load(tmp_path / "a.npz", tmp_path / "b", engine="memory")
+
+
+def test_a_description_survives_json(source):
+    with rows.BufferReader(source) as reader:
+        description = reader.describe()
+    again = Description.from_bytes(description.to_bytes(), "x")
+    assert again.to_bytes() == description.to_bytes()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": "x"}, "says format 'x'"),
+        ({"version": [2, 0]}, "install a newer mmreplay"),
+        ({"version": "1"}, r"expected \[major, minor\]"),
+        ({"num_envs": 2**40}, "says num_envs 1099511627776"),
+        ({"first": [0, 0, 0]}, "expected a list of 2 positions"),
+        ({"stop": [2**62, 0]}, "says stop"),
+        ({"stop": [0, 0]}, "expected 0 <= first <= stop"),
+        ({"capacity": 0}, "says capacity 0"),
+        ({"autoreset": "x"}, "says autoreset 'x'"),
+        ({"layout": 3}, "says layout '3'"),
+        ({"uuid": "../x"}, "expected 32 hex digits or none"),
+        ({"user": []}, "says user '\\[\\]', expected an object"),
+        ({"schema": [3]}, "schema field entry"),
+    ],
+)
+def test_descriptions_that_lie_are_refused(source, change, message):
+    import json
+
+    with rows.BufferReader(source) as reader:
+        value = json.loads(reader.describe().to_bytes())
+    with pytest.raises(FormatError, match=message):
+        Description.from_bytes(json.dumps(value | change).encode(), "x")
+
+
+def test_a_folder_of_somebody_elses_is_never_removed(tmp_path):
+    (tmp_path / "tmp-new").mkdir()
+    (tmp_path / "tmp-new" / "mine").write_text("mine")
+    with pytest.raises(FormatError, match="not a folder that mmreplay left"):
+        Staging(tmp_path / "new", folder=True)
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "mine").write_text("mine")
+    with pytest.raises(FormatError, match="a folder that holds no buffer"):
+        Staging(tmp_path / "old", folder=True, overwrite=True)
+    assert (tmp_path / "tmp-new" / "mine").exists()
+    assert (tmp_path / "old" / "mine").exists()
+
+
+def test_a_folder_left_by_a_killed_run_is_replaced(tmp_path):
+    (tmp_path / "tmp-new").mkdir()
+    for name in (MARKER, "rest"):
+        (tmp_path / "tmp-new" / name).write_text("")
+    staging = Staging(tmp_path / "new", folder=True)
+    staging.publish()
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_a_buffer_moved_away_by_a_killed_run_is_put_back(source, tmp_path):
+    mr.export(source, tmp_path / "a.npz")
+    source.close()
+    source.path.rename(source.path.with_name("tmp-old-source"))
+    with pytest.raises(FormatError, match="exists already"):
+        mr.load(tmp_path / "a.npz", source.path)
+    assert (source.path / "metadata.json").exists()
+
+
+def test_a_failed_switch_puts_the_old_buffer_back(source, tmp_path, monkeypatch):
+    mr.export(source, tmp_path / "a.npz")
+    source.close()
+
+    class Broken(files.Disk):
+        def rename(self, old, new):
+            if old.name == "tmp-source":
+                raise OSError(5, "Input/output error")
+            super().rename(old, new)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "disk", Broken())
+        with pytest.raises(OSError, match="cannot rename"):
+            mr.load(tmp_path / "a.npz", source.path, overwrite=True)
+    assert (source.path / "metadata.json").exists()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.npz", "source"]
+
+
+class Point:
+    name = "later"
+
+    def __init__(self, value):
+        self.value = value
+
+    def load(self):
+        return self.value
+
+
+def test_a_format_is_found_by_its_entry_point(source, tmp_path, monkeypatch):
+    added = Format("later", "mmreplay.convert.npz", "a plugin's", (".later",))
+    monkeypatch.setattr(registry, "entry_points", lambda group: [Point(added)])
+    registry.formats.cache_clear()
+    try:
+        mr.export(source, tmp_path / "a.later")
+        mr.load(tmp_path / "a.later", tmp_path / "b")
+        for bad in (3, registry.OURS[1]):
+            registry.formats.cache_clear()
+            points = [Point(bad)]
+            monkeypatch.setattr(registry, "entry_points", lambda group, p=points: p)
+            with pytest.raises(FormatError, match="entry point 'later' of"):
+                mr.export(source, tmp_path / "b.npz")
+    finally:
+        registry.formats.cache_clear()
+
+
+def test_an_option_that_no_format_takes_is_refused(source, tmp_path):
+    with pytest.raises(SchemaError, match="option 'level': got one that open_writer"):
+        mr.export(source, tmp_path / "a.npz", level=3)
+
+
+def test_importing_convert_loads_no_format_library():
+    from tests.test_imports import HEAVY, modules_after
+
+    code = "import mmreplay as mr; mr.export; mr.load; import mmreplay.convert.between"
+    assert not HEAVY & modules_after(code)
