@@ -17,7 +17,7 @@ from mmreplay.episodes import FINAL, EpisodeIndex
 from mmreplay.errors import EmptyError, SchemaError
 from mmreplay.format.metadata import Metadata
 from mmreplay.ring import Span
-from mmreplay.samplers.base import Draw, Home, PrioritySampler, Sampler
+from mmreplay.samplers.base import Draw, Home, Sampler
 
 if TYPE_CHECKING:
     from mmreplay.transforms.base import Transform
@@ -89,7 +89,9 @@ class Reading:
         self, sampler: Sampler, batch: Batch, values: ArrayLike
     ) -> int:
         """Pass priorities on; see `ReplayBuffer.update_priorities`."""
-        if not isinstance(sampler, PrioritySampler):
+        # To ask isinstance for the protocol takes 9 us, a tenth of a whole turn.
+        update = getattr(sampler, "update_priorities", None)
+        if update is None:
             raise SchemaError(
                 f"update_priorities: got the sampler {type(sampler).__name__}, which "
                 "keeps no priorities, expected one that does; open the buffer with "
@@ -98,9 +100,7 @@ class Reading:
         mask = None if batch.mask is None else _array(batch.mask)
         env_ids, positions = _array(batch.env_ids), _array(batch.positions)
         with self.view.lock:
-            return sampler.update_priorities(
-                self.view, env_ids, positions, _array(values), mask
-            )
+            return int(update(self.view, env_ids, positions, _array(values), mask))
 
     def _plain(self, fields: Fields, env_ids: Ids, positions: Ids) -> Batch:
         return self.drawing.batch(_given(env_ids, positions), fields)

@@ -110,6 +110,7 @@ def state_of(sampler: Sampler, priorities: bool) -> State:
 
 def keeps_priorities(sampler: Sampler) -> TypeGuard[PrioritySampler]:
     """Whether a sampler draws by priorities, or wraps one that does."""
-    if not isinstance(sampler, PrioritySampler):
+    # To ask isinstance for the protocol takes 9 us, a tenth of a draw with its update.
+    if not hasattr(sampler, "update_priorities"):
         return False
     return bool(getattr(sampler, "keeps_priorities", True))

@@ -125,8 +125,7 @@ class Powers:
 
     def put(self, rows: Ids, values: Numbers) -> None:
         """Set masses; see `Law.put`."""
-        masses = values.take(rows).astype(np.float64)
-        masses += self._eps
+        masses: Masses = np.add(values.take(rows), self._eps, dtype=np.float64)
         np.power(masses, self._alpha, out=masses)
         self._set(rows, masses)
 

@@ -330,7 +330,7 @@ class Priorities:
         self._torn = True
         self._store(rows, values)
         open_ = self.law.is_open(rows)
-        if not open_.all():
+        if np.count_nonzero(open_) < len(rows):
             # Never opens what is no legal start; a mass of 0 says nothing of that.
             closed = np.flatnonzero(~open_)
             legal = self._legal(view, env_ids[closed], positions[closed])
@@ -343,15 +343,16 @@ class Priorities:
     def _alive(self, env_ids: Ids, positions: Ids) -> NDArray[np.bool_] | None:
         """Which places are still in the buffer, or None where all are."""
         span = self._span
-        least, most = np.minimum.reduce, np.maximum.reduce
-        if least(env_ids) < 0 or most(env_ids) >= len(span.stop):
+        if len(span.stop) == 1 and not np.count_nonzero(env_ids):
+            # Unsigned, what is below first is far above: one comparison for both.
+            ages = (positions - span.first[0]).view(np.uint64)
+            if not np.count_nonzero(ages >= span.lengths.view(np.uint64)[0]):
+                return None
+        if env_ids.min() < 0 or env_ids.max() >= len(span.stop):
             raise SchemaError(
                 f"env_ids: got values in [{env_ids.min()}, {env_ids.max()}], expected "
                 f"them in [0, {len(span.stop)}); pass those of the batch"
             )
-        low, high = least(positions), most(positions)
-        if len(span.stop) == 1 and low >= span.first[0] and high < span.stop[0]:
-            return None
         strange = (positions >= span.stop[env_ids]) | (positions < 0)
         if strange.any():
             which = int(np.argmax(strange))
