@@ -93,6 +93,7 @@ def convert(
     from mmreplay.convert import between, registry
     from mmreplay.convert.transfer import told_of
 
+    typed = target
     source, target = Path(os.path.abspath(source)), Path(os.path.abspath(target))
     options = read_options(option or [])
     if capacity is not None:
@@ -113,7 +114,7 @@ def convert(
                 reader, target, writes, writing,
                 overwrite=overwrite, strict=strict, progress=progress,
             )  # fmt: skip
-    _print_report(report, target, json)
+    _print_report(report, typed, json)
 
 
 def read_options(given: list[str]) -> dict[str, object]:

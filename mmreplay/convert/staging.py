@@ -13,7 +13,7 @@ from pathlib import Path
 from mmreplay import files
 from mmreplay.buffer.lifecycle import StrPath, absolute
 from mmreplay.errors import FailedError, FormatError, LockedError
-from mmreplay.files import File
+from mmreplay.files import File, rename
 from mmreplay.format.metadata import FILE_NAME as METADATA
 from mmreplay.storage.lock import locked
 
@@ -63,7 +63,7 @@ class Staging:
             if os.path.lexists(self.target):
                 files.remove_tree(self._old)
             else:
-                files.rename(self._old, self.target)
+                rename(self._old, self.target)
 
     def _refuse_target(self) -> None:
         target = self.target
@@ -164,15 +164,15 @@ class Staging:
         if self.target.is_dir() and not self.target.is_symlink():
             self._replace_folder()
         else:
-            files.rename(self.path, self.target)
+            rename(self.path, self.target)
         self._unlock()
         return nbytes
 
     def _replace_folder(self) -> None:
         """Move a folder away, as none can be renamed over another; see `_restore`."""
-        files.rename(self.target, self._old)
+        rename(self.target, self._old)
         try:
-            files.rename(self.path, self.target)
+            rename(self.path, self.target)
         except BaseException:
             self._restore()
             raise

@@ -1,5 +1,9 @@
 """A buffer as a source and as a target, and targets that appear whole."""
 
+import importlib
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -272,3 +276,19 @@ def test_importing_convert_loads_no_format_library():
 
     code = "import mmreplay as mr; mr.export; mr.load; import mmreplay.convert.between"
     assert not HEAVY & modules_after(code)
+
+
+def test_the_format_of_the_page_works_as_it_stands(source, tmp_path, monkeypatch):
+    page = Path(__file__).parents[2] / "docs" / "convert.md"
+    example = re.search(
+        r"^```python\n(# myformat.*?)^```", page.read_text(), re.M | re.S
+    )
+    (tmp_path / "myformat.py").write_text(example[1])
+    monkeypatch.syspath_prepend(tmp_path)
+    added = importlib.import_module("myformat").FORMAT
+    monkeypatch.setattr(registry, "formats", lambda: {"raw": added})
+    report = mr.export(source, tmp_path / "a.raw")
+    # Fields only: without the byte of flags that a row of a schema has.
+    assert report.nbytes == report.rows * (source.schema.row_nbytes - 1)
+    with pytest.raises(SchemaError, match="format: got 'raw', which mmreplay does not"):
+        mr.load(tmp_path / "a.raw", tmp_path / "b", format="raw")
