@@ -129,15 +129,6 @@ def _commit_newest(
     )
 
 
-def _commit_lower(
-    self: CommitWriter, heads: Array, tails: Array, flags: int = 0
-) -> None:
-    limits = self.limits
-    self._write_durable(
-        replace(self.committed, heads=heads, tails=tails, limits=limits, flags=flags)
-    )
-
-
 def _sync_immutable(self: MemmapStore) -> None:
     fields = self.schema.fields
     mutable = {
@@ -217,11 +208,6 @@ MUTANTS = (
         "HeadsAfterSync",
         "vouch for what was published before the sync began",
         ((CommitWriter, "commit", _commit_newest),),
-    ),
-    Mutant(
-        "LimitLowered",
-        "never say less than a durable slot said before",
-        ((CommitWriter, "commit", _commit_lower),),
     ),
     Mutant(
         "NoMutableSync",

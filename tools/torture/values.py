@@ -85,14 +85,14 @@ class Values:
         return set(versions[-2:] if row in self.under_way else versions[-1:])
 
     def _take(self, found: dict[Row, int], killed: bool) -> None:
-        """Go on from what is there; rows that are gone are told no more."""
+        """Go on from what is there.
+
+        Rows that were taken out, and not committed since, may be back after a power
+        cut; after one, what is gone is gone.
+        """
         self.under_way.clear()
         if killed:
-            self.since = {
-                row: [*self.since[row], version]
-                for row, version in found.items()
-                if row in self.since
-            }
-            self.durable = {r: v for r, v in self.durable.items() if r in found}
+            for row in found.keys() & self.since.keys():
+                self.since[row].append(found[row])
         else:
             self.durable, self.since = found, {}
