@@ -15,6 +15,7 @@ import matplotlib
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 import mmreplay as mr
@@ -104,7 +105,7 @@ def draw_window(target: Path) -> None:
         for offset in offsets:
             inside = offset in reads
             axis.add_patch(
-                plt.Rectangle(
+                Rectangle(
                     (offset - 0.45, height - 0.4), 0.9, 0.8, edgecolor="0.7",
                     facecolor=colour if inside else "none",
                 )

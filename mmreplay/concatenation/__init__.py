@@ -1,6 +1,6 @@
 """Several buffers drawn from as one: `concat` draws, `batches` puts together."""
 
 from mmreplay.concatenation.batches import joined as joined
-from mmreplay.concatenation.concat import Concat as Concat
-from mmreplay.concatenation.concat import ConcatDraw as ConcatDraw
-from mmreplay.concatenation.concat import concat as concat
+from mmreplay.concatenation.several import Concat as Concat
+from mmreplay.concatenation.several import ConcatDraw as ConcatDraw
+from mmreplay.concatenation.several import concat as concat

@@ -107,9 +107,7 @@ def test_a_lock_dies_with_its_owner_though_a_forked_worker_lives_on(folder):
 
 def test_a_lock_on_another_disk_with_the_same_inode_is_another(folder, monkeypatch):
     status = (folder / "LOCK").stat()
-    number = "{:02x}:{:02x}".format(
-        os.major(status.st_dev), os.minor(status.st_dev) ^ 1
-    )
+    number = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev) ^ 1:02x}"
     line = f"1: FLOCK  ADVISORY  WRITE 7 {number}:{status.st_ino} 0 EOF\n"
     monkeypatch.setattr(lock, "file_system", lambda path: "ext4")
     monkeypatch.setattr(lock.Path, "read_text", lambda *_: line)

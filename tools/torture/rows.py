@@ -9,6 +9,7 @@ without keeping a copy.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from mmreplay.ring import Layout
 from mmreplay.schema import Field, Schema
 
 Array = NDArray[np.int64]
-Columns = dict[str, NDArray[np.generic]]
+Columns = dict[str, NDArray[Any]]
 
 MUTABLE = "advantage"
 VERSIONS = 4
@@ -149,7 +150,7 @@ def faults(
         expected[path] = source[path] & ~final
     found = []
     for path, column in expected.items():
-        got = buffer.get_field(path, env_ids, positions)
+        got: NDArray[Any] = buffer.get_field(path, env_ids, positions)
         wrong = (got != column).reshape(len(got), -1)
         if path == MUTABLE:
             wrong = ~np.isin(got - column, np.arange(VERSIONS))[:, None]

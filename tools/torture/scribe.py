@@ -147,9 +147,9 @@ class Scribe:
         positions = np.arange(first, stop)[:: int(self.rng.integers(1, 4))]
         env_ids = np.full(len(positions), env_id)
         version = int(self.rng.integers(1, VERSIONS))
-        lineages = self.buffer.get_field("origin", env_ids, positions)[:, 2]
+        origins = self.buffer.get_field("origin", env_ids, positions).astype(np.int64)
         # A final row repeats the step before it.
-        steps = self.buffer.get_field("origin", env_ids, positions)[:, 1]
+        steps, lineages = origins[:, 1], origins[:, 2]
         own = content(self.geometry, env_ids, steps, lineages)[MUTABLE]
         if self.values is not None:
             self.values.begin(env_id, positions, version)
