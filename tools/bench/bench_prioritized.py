@@ -29,14 +29,13 @@ from tools.bench.transitions import BLOCK
 from tools.bench.turns import (
     OURS,
     Side,
-    Times,
     arguments,
     medians_us,
     one_thread,
+    over_each,
     race,
     report,
     rounded,
-    speedups,
 )
 
 TORCH, ADDING, RANK = f"{OURS}_torch", f"{OURS}_add_1_too", f"{OURS}_rank"
@@ -82,7 +81,7 @@ def measure(folder: Path, sizes: Sizes, names: list[str]) -> dict[str, object]:
                 # What peers warn of is theirs, and costs them time.
                 warnings.simplefilter("ignore")
                 times = race(sides, sizes.turns, sizes.calls, warm=3)
-            result[f"turn_{batch}"] = _told(times)
+            result[f"turn_{batch}"] = over_each(times, VARIANTS)
             also = race(ours, sizes.turns, sizes.calls, warm=3)
             result[f"also_{batch}_us"] = medians_us(also)
     result["many_rows"] = many_rows(sizes)
@@ -135,19 +134,6 @@ def _theirs(names: list[str], blocks: int, batch: int) -> dict[str, Side]:
 def _endless(pool: list[Errors]) -> Iterator[Errors]:
     while True:
         yield from pool
-
-
-def _told(times: Times) -> dict[str, object]:
-    """Speedups of each way of ours over every peer, and over the fastest one."""
-    told: dict[str, object] = {}
-    theirs = {name: t for name, t in times.items() if name not in VARIANTS}
-    for name in VARIANTS:
-        over = speedups({name: times[name], **theirs}, name)
-        if theirs:
-            over["fastest"] = min(over.values())
-        told[f"speedup_of_{name}"] = over
-    told["median_us"] = medians_us(times)
-    return told
 
 
 def many_rows(sizes: Sizes) -> dict[str, object]:

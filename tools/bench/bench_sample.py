@@ -27,14 +27,13 @@ from tools.bench.transitions import BLOCK
 from tools.bench.turns import (
     OURS,
     Side,
-    Times,
     arguments,
     medians_us,
     one_thread,
+    over_each,
     race,
     report,
     rounded,
-    speedups,
 )
 
 DERIVED = "mmreplay_derived"
@@ -76,7 +75,7 @@ def measure(folder: Path, sizes: Sizes, names: list[str]) -> dict[str, object]:
         for batch in sizes.batches:
             sides = _draws(stored, derived, others, batch)
             times = race(sides, sizes.turns, sizes.calls)
-            result[f"sample_{batch}"] = _told(times)
+            result[f"sample_{batch}"] = over_each(times, VARIANTS)
     result["live_reader_us"] = live(folder / "stored", sizes)
     return result
 
@@ -109,19 +108,6 @@ def _draw(buffer: ReplayBuffer, batch: int, contiguous: bool) -> Side:
 
 def _draw_of(peer: Peer, batch: int) -> Side:
     return lambda: peer.sample(batch)
-
-
-def _told(times: Times) -> dict[str, object]:
-    """Speedups of each way of ours over every peer, and over the fastest one."""
-    told: dict[str, object] = {}
-    theirs = {name: t for name, t in times.items() if name not in VARIANTS}
-    for name in VARIANTS:
-        over = speedups({name: times[name], **theirs}, name)
-        if theirs:
-            over["fastest"] = min(over.values())
-        told[f"speedup_of_{name}"] = over
-    told["median_us"] = medians_us(times)
-    return told
 
 
 def live(path: Path, sizes: Sizes) -> dict[str, object]:

@@ -146,9 +146,7 @@ def main() -> int:
     """Measure and print one line of JSON."""
     options = arguments(__doc__).parse_args()
     one_thread()
-    names = slices.installed()
-    if options.peers is not None:
-        names = [name for name in names if name in options.peers.split(",")]
+    names = slices.installed(options.peers)
     start = perf_counter()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         sizes = QUICK if options.quick else Sizes()

@@ -8,12 +8,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, Protocol
 
 import numpy as np
 
 from tools.bench.transitions import Columns
+from tools.bench.turns import chosen
 
 
 class Peer(Protocol):
@@ -204,17 +204,7 @@ def installed(wanted: str | None = None) -> list[str]:
     Raises:
         SystemExit: A name is unknown, or a peer asked for by name is missing.
     """
-    here = [n for n, (module, _) in MODULES.items() if find_spec(module) is not None]
-    if wanted is None:
-        return here
-    names = [name for name in wanted.split(",") if name]
-    absent = [name for name in names if name not in here]
-    if absent:
-        raise SystemExit(
-            f"peers: got {absent}, expected some of {here}, which are installed; make "
-            "the environment of tools/bench/peers.txt (docs/benchmarks.md says how)"
-        )
-    return names
+    return chosen({n: module for n, (module, _) in MODULES.items()}, wanted)
 
 
 def build(name: str, capacity: int, block: int) -> Peer:

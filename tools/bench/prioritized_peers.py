@@ -6,7 +6,6 @@ import logging
 import warnings
 from collections.abc import Callable
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from tools.bench import peers, transitions
 from tools.bench.transitions import BLOCK
+from tools.bench.turns import chosen
 
 ALPHA, BETA = 0.6, 0.4
 Errors = NDArray[np.float32]
@@ -193,17 +193,7 @@ def installed(wanted: str | None = None) -> list[str]:
     Raises:
         SystemExit: A peer asked for by name is unknown or missing.
     """
-    here = [n for n, (module, _) in MODULES.items() if find_spec(module) is not None]
-    if wanted is None:
-        return here
-    names = [name for name in wanted.split(",") if name]
-    absent = [name for name in names if name not in here]
-    if absent:
-        raise SystemExit(
-            f"peers: got {absent}, expected some of {here}, which are installed; make "
-            "the environment that docs/benchmarks.md describes"
-        )
-    return names
+    return chosen({n: module for n, (module, _) in MODULES.items()}, wanted)
 
 
 def build(name: str, blocks: int, batch: int) -> Peer:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from tools.bench import transitions
 from tools.bench.peers import PATHS
 from tools.bench.transitions import BLOCK
+from tools.bench.turns import chosen
 
 Slicer = Callable[[], dict[str, Any]]
 """Draws sequences as torch tensors by our paths, ``[B * T, *shape]``."""
@@ -77,6 +77,6 @@ MAKERS: dict[str, Callable[[int, int, int], Slicer]] = {
 }
 
 
-def installed() -> list[str]:
-    """Names of the libraries that can be imported."""
-    return [name for name in MAKERS if find_spec(name) is not None]
+def installed(wanted: str | None = None) -> list[str]:
+    """Names of the libraries that can be imported, of those wanted; see `chosen`."""
+    return chosen({name: name for name in MAKERS}, wanted)

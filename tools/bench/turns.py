@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from time import perf_counter
 
 import numpy as np
@@ -58,6 +59,47 @@ def speedups(times: Times, over: str = OURS) -> dict[str, float]:
         for name, t in times.items()
         if name != over
     }
+
+
+def over_each(times: Times, ways: Sequence[str]) -> dict[str, object]:
+    """Speedups of each way of ours over every other side, and over the fastest one.
+
+    Args:
+        times: Of all sides.
+        ways: Ours, by name.
+    """
+    told: dict[str, object] = {}
+    theirs = {name: t for name, t in times.items() if name not in ways}
+    for name in ways:
+        over = speedups({name: times[name], **theirs}, name)
+        if theirs:
+            over["fastest"] = min(over.values())
+        told[f"speedup_of_{name}"] = over
+    told["median_us"] = medians_us(times)
+    return told
+
+
+def chosen(modules: Mapping[str, str], wanted: str | None) -> list[str]:
+    """Names of the peers that can be imported, of those wanted.
+
+    Args:
+        modules: The module that each needs, by name.
+        wanted: Comma-separated names; None for all, ``""`` for none.
+
+    Raises:
+        SystemExit: A name is unknown, or a peer asked for by name is missing.
+    """
+    here = [name for name, module in modules.items() if find_spec(module) is not None]
+    if wanted is None:
+        return here
+    names = [name for name in wanted.split(",") if name]
+    absent = [name for name in names if name not in here]
+    if absent:
+        raise SystemExit(
+            f"peers: got {absent}, expected some of {here}, which are installed; make "
+            "the environment of tools/bench/peers.txt (docs/benchmarks.md says how)"
+        )
+    return names
 
 
 def one_thread() -> None:
