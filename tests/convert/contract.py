@@ -230,7 +230,7 @@ class FormatContract:
     def test_many_flipped_bits_are_errors_or_change_nothing(
         self, source, file, tmp_path
     ):
-        self.flip(source, file, tmp_path, 1500)
+        self.flip(source, file, tmp_path, 600)
 
     def flip(self, source, file, tmp_path, times):
         rng = np.random.default_rng(1)
