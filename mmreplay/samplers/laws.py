@@ -94,7 +94,7 @@ class Powers:
     """Rows in proportion to ``(priority + eps) ** alpha``.
 
     Schaul et al. 2016, "Prioritized experience replay", section 3.3, proportional.
-    8.7 bytes a row.
+    8.5 bytes a row, 9.1 once the lowest mass was asked for.
     """
 
     def __init__(self, num_rows: int, alpha: Scheduled, eps: float, every: int) -> None:

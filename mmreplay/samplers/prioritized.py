@@ -31,7 +31,7 @@ class PrioritizedSampler:
 
     A draw costs O(new rows + batch log rows). An alpha that is not constant is looked
     at every `alpha_every` draws, and a change costs O(rows). Not thread-safe: hold
-    the view's lock. Memory: 8.7 bytes a row beside the stored 4.
+    the view's lock. Memory: 8.8 bytes a row beside the stored 4 (9.4 with "buffer").
     """
 
     def __init__(

@@ -14,7 +14,7 @@ from mmreplay.samplers.schedules import Scheduled
 from mmreplay.sumtree import SumTree
 
 FEWEST_CHANGES = 1024
-CHANGED_PART = 8
+CHANGED_PART = 4
 CLOSED = -1
 
 
@@ -38,7 +38,7 @@ class Ranks:
         Args:
             num_rows: Rows.
             alpha: The exponent; a change of it sorts.
-            every: Changed and new priorities between two sorts; None for an eighth
+            every: Changed and new priorities between two sorts; None for a quarter
                 of the rows that were sorted last, and at least 1,024.
         """
         self._schedule = alpha

@@ -611,3 +611,17 @@ def test_the_sampler_says_what_it_is():
     sampler.draw(ListedView(["ss"]), 2)
     assert sampler.where == "RAM, as the data"
     assert repr(sampler).endswith("step 1, priorities: RAM, as the data>")
+
+
+def test_it_takes_at_most_10_bytes_a_row_beside_the_column():
+    view = ListedView(["s" * 100_000])
+    sampler = PrioritizedSampler(normalize="buffer", seed=0)
+    draw = sampler.draw(view, 64)
+    sampler.update_priorities(view, draw.env_ids, draw.positions, np.arange(64.0))
+    sampler.draw(view, 64)
+    rows = sampler._work._priorities
+    rows.highest()
+    held = rows.law._tree.nbytes
+    for found in (rows.law._low, rows._highest):
+        held += found._blocks.nbytes + found._above._blocks.nbytes
+    assert held <= 10 * len(rows.column.values)
