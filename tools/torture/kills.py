@@ -25,6 +25,9 @@ from tools.torture.rows import GEOMETRIES, Array, Geometry, faults, mixtures
 from tools.torture.scribe import Notes, Scribe, broken_promises, broken_sums
 
 MOST_S = 0.030
+# How many of the children are killed only after they opened, and not on the way.
+OPENED = 0.8
+OPENING_S = 5.0
 # Often enough that kills land in commits and durable limits too.
 COMMIT_EVERY_S = 0.002
 FAILED = 3
@@ -81,6 +84,8 @@ class Victim:
         pid = os.fork()
         if pid == 0:
             self._write(seed)
+        if self.rng.random() < OPENED:
+            self._await_opening(pid)
         self._wait(float(self.rng.random()) * MOST_S)
         os.kill(pid, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -89,6 +94,14 @@ class Victim:
         if self.began[0] == self.lineage:
             self.starts.append((self.lineage, self.heads.copy()))
         self._look()
+
+    def _await_opening(self, pid: int) -> None:
+        """Let the child open the buffer, however busy the machine is."""
+        deadline = time.monotonic() + OPENING_S
+        while self.began[0] != self.lineage and time.monotonic() < deadline:
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                return
+            time.sleep(0.0005)
 
     def _wait(self, seconds: float) -> None:
         """Let the child live, watching it as a reader half of the time."""
