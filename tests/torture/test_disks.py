@@ -7,6 +7,7 @@ import signal
 import pytest
 
 from mmreplay import files
+from mmreplay.errors import FailedError
 from tools.torture.disks import PRIMITIVES, FaultyDisk, WatchedDisk, using
 
 
@@ -56,7 +57,7 @@ def test_exactly_the_chosen_call_fails(tmp_path, at):
 def test_an_error_at_a_write_comes_after_half_of_it(tmp_path):
     file = files.File.create(tmp_path / "a", 4)
     faulty = FaultyDisk(OSError(errno.EIO, "broken"), names=("pwrite",))
-    with using(faulty), pytest.raises(files.FailedError):
+    with using(faulty), pytest.raises(FailedError):
         file.pwrite(b"abcd", 0)
     assert (tmp_path / "a").read_bytes() == b"ab\0\0"
 
