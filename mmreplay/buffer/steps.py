@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.episodes import CUT, FINAL, TERMINATED, TRUNCATED, EpisodeIndex, judged
+from mmreplay.episodes import (
+    ALL_FLAGS,
+    CUT,
+    FINAL,
+    TERMINATED,
+    TRUNCATED,
+    EpisodeIndex,
+    judged,
+)
 from mmreplay.schema import Schema
 from mmreplay.storage.base import Store
 
@@ -71,7 +79,9 @@ class StepReader:
         rows, following = self._rows(env_ids, positions)
         both = store.flags(rows).astype(np.uint16)
         both <<= 6
-        both |= store.flags(following)
+        both |= store.flags(following) & ALL_FLAGS
+        # A damaged byte may have bits that mean nothing.
+        both &= len(self._law) - 1
         legal: NDArray[np.bool_] = self._law.take(both)
         return legal
 
