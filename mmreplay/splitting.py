@@ -15,12 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.episodes import EpisodeIndex
 from mmreplay.errors import EmptyError, FormatError, SchemaError
 from mmreplay.ring import Span
-from mmreplay.samplers.base import Home, Sampler, State, View
+from mmreplay.samplers.base import Sampler, State, View
 from mmreplay.samplers.random import StepGenerator
-from mmreplay.samplers.ranks import legal_before
+from mmreplay.samplers.ranks import StretchView, legal_before
 from mmreplay.samplers.restricted import RestrictedSampler
 from mmreplay.samplers.states import check_kind, integers
 from mmreplay.samplers.uniform import UniformSampler
@@ -230,7 +229,7 @@ def _ordered(env_ids: Ids, begins: Ids, ends: Ids) -> bool:
     return bool((begins < ends).all() and later.all())
 
 
-class _PartView:
+class _PartView(StretchView):
     """A view of which only some stretches are left."""
 
     def __init__(self, view: View, part: Part) -> None:
@@ -265,31 +264,11 @@ class _PartView:
         first = np.maximum(first, self._full.first)
         return Span(first, np.maximum(first, np.minimum(stop, self._full.stop)))
 
-    @property
-    def home(self) -> Home:
-        return self._view.home
-
-    @property
-    def index(self) -> EpisodeIndex:
-        return self._view.index
-
-    @property
-    def span(self) -> Span:
-        return self._view.span
-
-    def flags(self, env_ids: Ids, positions: Ids) -> NDArray[np.uint8]:
-        return self._view.flags(env_ids, positions)
-
     def legal(self, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
         rows = self._rows(env_ids, positions)
         which = np.searchsorted(self._begins, rows, side="right") - 1
         member = (which >= 0) & (rows < self._stops[np.maximum(which, 0)])
         return member & self._view.legal(env_ids, positions)
-
-    def start_at(self, ranks: Ids) -> tuple[Ids, Ids]:
-        which = np.searchsorted(self._ends, ranks, side="right")
-        within: Ids = self._high[which] - (self._ends[which] - ranks)
-        return self._view.start_at(within)
 
     def check_windows(self) -> None:
         """Refuse windows over steps that are in no part, or in another one."""

@@ -25,9 +25,8 @@ from mmreplay.errors import SchemaError
 from mmreplay.samplers.base import Draw, Sampler, State, View, Windows
 from mmreplay.samplers.epochs import epochs_of
 from mmreplay.samplers.joined import keeps_priorities
-from mmreplay.samplers.states import check_kind, parts, same
 from mmreplay.samplers.windows import Shape
-from mmreplay.samplers.windows_inner import Inner
+from mmreplay.samplers.windows_inner import Inner, WindowDrawing
 
 LAYOUTS = ("padded", "ragged")
 WEIGHTINGS = ("episode", "length")
@@ -145,7 +144,7 @@ class Filter:
         return good
 
 
-class EpisodeSampler:
+class EpisodeSampler(WindowDrawing):
     """Draws whole episodes.
 
     ``"padded"`` batches hold ``[B, T, *shape]`` with a mask and ``is_first``, T the
@@ -249,44 +248,6 @@ class EpisodeSampler:
     ) -> int:
         """Pass priorities on to the sampler inside; see `PrioritySampler`."""
         return self._inner.update_priorities(view, env_ids, positions, values, mask)
-
-    @property
-    def keeps_priorities(self) -> bool:
-        """Whether the sampler inside takes priorities."""
-        return self._inner.keeps_priorities
-
-    @property
-    def epoch(self) -> int | None:
-        """See `EpochSampler.epoch`."""
-        return self._inner.epoch
-
-    def more(self, view: View, batch_size: int) -> bool:
-        """See `EpochSampler.more`."""
-        return self._inner.more(view, batch_size)
-
-    def num_batches(self, view: View, batch_size: int) -> int:
-        """See `EpochSampler.num_batches`."""
-        return self._inner.num_batches(view, batch_size)
-
-    def state_dict(self, priorities: bool = False) -> State:
-        """The arguments, but for `where`, and the state of the sampler inside.
-
-        Args:
-            priorities: With those that the sampler inside keeps, as arrays.
-        """
-        inner = self._inner.state_dict(priorities)
-        return {"kind": "EpisodeSampler", **self._arguments, "parts": inner}
-
-    def load_state_dict(self, state: State) -> None:
-        """Go on from a state; see `Sampler.load_state_dict`."""
-        check_kind(state, "EpisodeSampler")
-        for name, value in self._arguments.items():
-            same(state, name, value)
-        self._inner.sampler.load_state_dict(parts(state, "parts", 1)[0])
-
-    def close(self) -> None:
-        """Let go of what the sampler inside holds, such as stored priorities."""
-        self._inner.close()
 
 
 def _padded(view: View, drawn: Draw, begin: Ids, stop: Ids) -> Draw:

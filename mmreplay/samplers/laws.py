@@ -90,7 +90,30 @@ class Law(Protocol):
         """
 
 
-class Powers:
+class TreeLaw(Protocol):
+    """A law whose masses are the leaves of one tree."""
+
+    _tree: SumTree
+    _low: Extremes[np.float64] | None
+
+    @property
+    def total(self) -> float:
+        """Sum of all masses."""
+        return self._tree.total
+
+    @property
+    def num_open(self) -> int:
+        """Rows with a mass above 0."""
+        return self._tree.nnz
+
+    def lowest(self) -> float:
+        """The least mass above 0; see `Law.lowest`."""
+        if self._low is None:
+            self._low = Extremes(np.minimum, np.inf)
+        return self._low.look(self._tree.leaves)
+
+
+class Powers(TreeLaw):
     """Rows in proportion to ``(priority + eps) ** alpha``.
 
     Schaul et al. 2016, "Prioritized experience replay", section 3.3, proportional.
@@ -150,22 +173,6 @@ class Powers:
     def draw(self, sums: Masses) -> tuple[Ids, Masses]:
         """See `Law.draw`; rows grow with the sums."""
         return self._tree.draw(sums)
-
-    @property
-    def total(self) -> float:
-        """Sum of all masses."""
-        return self._tree.total
-
-    @property
-    def num_open(self) -> int:
-        """Rows with a mass above 0."""
-        return self._tree.nnz
-
-    def lowest(self) -> float:
-        """The least mass above 0; see `Law.lowest`."""
-        if self._low is None:
-            self._low = Extremes(np.minimum, np.inf)
-        return self._low.look(self._tree.leaves)
 
     def state_dict(self) -> State:
         """Nothing: masses follow from priorities, to the last bit."""

@@ -6,15 +6,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.errors import SchemaError
-from mmreplay.samplers.base import Draw, State, View
 from mmreplay.samplers.laws import MAX_ALPHA, Powers
-from mmreplay.samplers.prioritizing import Normalize, Options, Prioritizing, finite
+from mmreplay.samplers.prioritizing import (
+    Normalize,
+    Options,
+    Prioritizing,
+    PriorityDrawing,
+    finite,
+)
 from mmreplay.samplers.schedules import Schedule, Scheduled
 
 Ids = NDArray[np.int64]
 
 
-class PrioritizedSampler:
+class PrioritizedSampler(PriorityDrawing):
     """Draws steps with ``P = (p + eps) ** alpha / sum``, p being their priorities.
 
     Schaul et al. 2016, "Prioritized experience replay", section 3.3, proportional.
@@ -84,56 +89,3 @@ class PrioritizedSampler:
             options,
             seed,
         )
-
-    @property
-    def where(self) -> str | None:
-        """``"disk"``, or ``"RAM"`` and why; None before the first draw."""
-        return self._work.where
-
-    def __repr__(self) -> str:
-        """Say where its priorities are."""
-        return self._work.describe()
-
-    def draw(self, view: View, batch_size: int) -> Draw:
-        """Draw a batch; see `Sampler.draw`.
-
-        Raises:
-            EmptyError: There is no legal start, or all of them have priority 0.
-        """
-        return self._work.draw(view, batch_size)
-
-    def update_priorities(
-        self,
-        view: View,
-        env_ids: Ids,
-        positions: Ids,
-        values: NDArray[np.generic],
-        mask: NDArray[np.bool_] | None = None,
-    ) -> int:
-        """Set priorities, all or none; see `PrioritySampler.update_priorities`.
-
-        Where a step is named more than once, the last one counts. A step that is no
-        legal start keeps its priority for when it becomes one.
-
-        Raises:
-            SchemaError: A value is negative, NaN or infinite, or shapes differ.
-            StaleError: A position was never written.
-        """
-        return self._work.update_priorities(view, env_ids, positions, values, mask)
-
-    def state_dict(self, priorities: bool = False) -> State:
-        """Seed and step.
-
-        Args:
-            priorities: Also the priorities, as arrays: with them a run over a buffer
-                that nobody writes goes on exactly where it was.
-        """
-        return self._work.state_dict(priorities)
-
-    def load_state_dict(self, state: State) -> None:
-        """Go on from a state; see `Sampler.load_state_dict`."""
-        self._work.load_state_dict(state)
-
-    def close(self) -> None:
-        """Make stored priorities durable and let others have them."""
-        self._work.close()

@@ -9,7 +9,7 @@ from mmreplay.errors import FormatError
 from mmreplay.samplers import states
 from mmreplay.samplers.base import State
 from mmreplay.samplers.extremes import Extremes
-from mmreplay.samplers.laws import MAX_ALPHA, Ids, Masses, Numbers
+from mmreplay.samplers.laws import MAX_ALPHA, Ids, Masses, Numbers, TreeLaw
 from mmreplay.samplers.schedules import Scheduled
 from mmreplay.sumtree import SumTree
 
@@ -18,7 +18,7 @@ CHANGED_PART = 4
 CLOSED = -1
 
 
-class Ranks:
+class Ranks(TreeLaw):
     """Rows in proportion to ``rank ** -alpha``, rank 1 being the highest priority.
 
     Schaul et al. 2016, "Prioritized experience replay", section 3.3 and appendix
@@ -132,22 +132,6 @@ class Ranks:
         """See `Law.draw`; the highest ranks come first."""
         places, masses = self._tree.draw(sums)
         return self._order[places].astype(np.int64), masses
-
-    @property
-    def total(self) -> float:
-        """Sum of all masses."""
-        return self._tree.total
-
-    @property
-    def num_open(self) -> int:
-        """Rows with a mass above 0."""
-        return self._tree.nnz
-
-    def lowest(self) -> float:
-        """The least mass above 0; see `Law.lowest`."""
-        if self._low is None:
-            self._low = Extremes(np.minimum, np.inf)
-        return self._low.look(self._tree.leaves)
 
     def state_dict(self) -> State:
         """The order, which later draws follow until it is sorted again."""

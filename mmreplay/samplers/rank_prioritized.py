@@ -6,16 +6,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.errors import SchemaError
-from mmreplay.samplers.base import Draw, State, View
 from mmreplay.samplers.laws import MAX_ALPHA
-from mmreplay.samplers.prioritizing import Normalize, Options, Prioritizing
+from mmreplay.samplers.prioritizing import (
+    Normalize,
+    Options,
+    Prioritizing,
+    PriorityDrawing,
+)
 from mmreplay.samplers.rank_law import Ranks
 from mmreplay.samplers.schedules import Schedule, Scheduled
 
 Ids = NDArray[np.int64]
 
 
-class RankPrioritizedSampler:
+class RankPrioritizedSampler(PriorityDrawing):
     """Draws steps with ``P = rank ** -alpha / sum``, the highest priority first.
 
     Schaul et al. 2016, "Prioritized experience replay", section 3.3, rank-based, and
@@ -80,39 +84,3 @@ class RankPrioritizedSampler:
             options,
             seed,
         )
-
-    @property
-    def where(self) -> str | None:
-        """``"disk"``, or ``"RAM"`` and why; None before the first draw."""
-        return self._work.where
-
-    def __repr__(self) -> str:
-        """Say where its priorities are."""
-        return self._work.describe()
-
-    def draw(self, view: View, batch_size: int) -> Draw:
-        """Draw a batch; see `Sampler.draw`."""
-        return self._work.draw(view, batch_size)
-
-    def update_priorities(
-        self,
-        view: View,
-        env_ids: Ids,
-        positions: Ids,
-        values: NDArray[np.generic],
-        mask: NDArray[np.bool_] | None = None,
-    ) -> int:
-        """Set priorities; see `PrioritizedSampler.update_priorities`."""
-        return self._work.update_priorities(view, env_ids, positions, values, mask)
-
-    def state_dict(self, priorities: bool = False) -> State:
-        """Seed and step; see `PrioritizedSampler.state_dict`."""
-        return self._work.state_dict(priorities)
-
-    def load_state_dict(self, state: State) -> None:
-        """Go on from a state; see `Sampler.load_state_dict`."""
-        self._work.load_state_dict(state)
-
-    def close(self) -> None:
-        """Make stored priorities durable and let others have them."""
-        self._work.close()

@@ -7,6 +7,7 @@ oldest first. `View.start_at` gives the start of a rank; here is the way back.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,7 +80,46 @@ def rank_edges(view: View) -> Ids:
     return np.append(edges, num_legal(view))
 
 
-class NarrowedView:
+class StretchView(Protocol):
+    """A view of which some stretches of legal starts are left, by their ranks.
+
+    Attributes:
+        _view: The whole.
+        _high: int64 ``[N]``, one past the last rank of each stretch.
+        _ends: int64 ``[N]``, legal starts left up to the end of each.
+    """
+
+    _view: View
+    _high: Ids
+    _ends: Ids
+
+    @property
+    def home(self) -> Home:
+        """See `View.home`."""
+        return self._view.home
+
+    @property
+    def index(self) -> EpisodeIndex:
+        """See `View.index`."""
+        return self._view.index
+
+    @property
+    def span(self) -> Span:
+        """See `View.span`."""
+        return self._view.span
+
+    def flags(self, env_ids: Ids, positions: Ids) -> NDArray[np.uint8]:
+        """See `View.flags`."""
+        return self._view.flags(env_ids, positions)
+
+    def start_at(self, ranks: Ids) -> tuple[Ids, Ids]:
+        """See `View.start_at`."""
+        which = np.searchsorted(self._ends, ranks, side="right")
+        within: Ids = self._high[which] - (self._ends[which] - ranks)
+        return self._view.start_at(within)
+
+
+class NarrowedView(StretchView):
     """A view of which the oldest legal starts of each environment are left out."""
 
     def __init__(self, view: View, low: Ids, edges: Ids) -> None:
@@ -101,34 +141,9 @@ class NarrowedView:
         self.starts = Span(first, starts.stop)
         self.num_illegal = int(self.starts.lengths.sum() - self._ends[-1])
 
-    @property
-    def home(self) -> Home:
-        """See `View.home`."""
-        return self._view.home
-
-    @property
-    def index(self) -> EpisodeIndex:
-        """See `View.index`."""
-        return self._view.index
-
-    @property
-    def span(self) -> Span:
-        """See `View.span`."""
-        return self._view.span
-
-    def flags(self, env_ids: Ids, positions: Ids) -> NDArray[np.uint8]:
-        """See `View.flags`."""
-        return self._view.flags(env_ids, positions)
-
     def legal(self, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
         """See `View.legal`."""
         return self._view.legal(env_ids, positions)
-
-    def start_at(self, ranks: Ids) -> tuple[Ids, Ids]:
-        """See `View.start_at`."""
-        env_ids = np.searchsorted(self._ends, ranks, side="right")
-        within: Ids = self._high[env_ids] - (self._ends[env_ids] - ranks)
-        return self._view.start_at(within)
 
     def check_windows(self) -> None:
         """See `samplers.windows_inner.Inner.of`."""

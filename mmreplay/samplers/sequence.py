@@ -41,16 +41,15 @@ from mmreplay.samplers.base import (
     View,
     Windows,
 )
-from mmreplay.samplers.states import check_kind, parts, same
 from mmreplay.samplers.windows import Shape, WindowView
-from mmreplay.samplers.windows_inner import Inner
+from mmreplay.samplers.windows_inner import Inner, WindowDrawing
 
 BOUNDARIES = ("episode", "any", "pad")
 
 Ids = NDArray[np.int64]
 
 
-class SequenceSampler:
+class SequenceSampler(WindowDrawing):
     """Draws windows of T = burn_in + length + bootstrap steps of one environment.
 
     The sampler inside draws the steps at column `burn_in`; `Draw.positions`,
@@ -175,44 +174,6 @@ class SequenceSampler:
                 "windows or those to learn from; pass one for each"
             )
         return self._inner.update_priorities(view, env_ids, positions, values, mask)
-
-    @property
-    def keeps_priorities(self) -> bool:
-        """Whether the sampler inside takes priorities."""
-        return self._inner.keeps_priorities
-
-    @property
-    def epoch(self) -> int | None:
-        """See `EpochSampler.epoch`."""
-        return self._inner.epoch
-
-    def more(self, view: View, batch_size: int) -> bool:
-        """See `EpochSampler.more`."""
-        return self._inner.more(view, batch_size)
-
-    def num_batches(self, view: View, batch_size: int) -> int:
-        """See `EpochSampler.num_batches`."""
-        return self._inner.num_batches(view, batch_size)
-
-    def state_dict(self, priorities: bool = False) -> State:
-        """What the windows are, and the state of the sampler inside.
-
-        Args:
-            priorities: With those that the sampler inside keeps, as arrays.
-        """
-        inner = self._inner.state_dict(priorities)
-        return {"kind": "SequenceSampler", **self._arguments, "parts": inner}
-
-    def load_state_dict(self, state: State) -> None:
-        """Go on from a state; see `Sampler.load_state_dict`."""
-        check_kind(state, "SequenceSampler")
-        for name, value in self._arguments.items():
-            same(state, name, value)
-        self._inner.sampler.load_state_dict(parts(state, "parts", 1)[0])
-
-    def close(self) -> None:
-        """Let go of what the sampler inside holds, such as stored priorities."""
-        self._inner.close()
 
     def _around(self, view: WindowView, drawn: Draw) -> Windows:
         """Lay windows around the steps drawn."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from mmreplay.errors import EmptyError, SchemaError
 from mmreplay.samplers.base import Draw, Sampler, State, View
 from mmreplay.samplers.epochs import epochs_of
 from mmreplay.samplers.joined import keeps_priorities, state_of
+from mmreplay.samplers.states import check_kind, parts, same
 from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.samplers.windows import Choice, Shape, WindowView
 
@@ -147,3 +148,48 @@ class Inner:
     def __getstate__(self) -> dict[str, Any]:
         """Leave the buffer behind: a worker has its own."""
         return self.__dict__ | {"_view": None, "_windows": None}
+
+
+class WindowDrawing(Protocol):
+    """What samplers of windows leave to the sampler inside."""
+
+    _inner: Inner
+    _arguments: State
+
+    @property
+    def keeps_priorities(self) -> bool:
+        """Whether the sampler inside takes priorities."""
+        return self._inner.keeps_priorities
+
+    @property
+    def epoch(self) -> int | None:
+        """See `EpochSampler.epoch`."""
+        return self._inner.epoch
+
+    def more(self, view: View, batch_size: int) -> bool:
+        """See `EpochSampler.more`."""
+        return self._inner.more(view, batch_size)
+
+    def num_batches(self, view: View, batch_size: int) -> int:
+        """See `EpochSampler.num_batches`."""
+        return self._inner.num_batches(view, batch_size)
+
+    def state_dict(self, priorities: bool = False) -> State:
+        """The arguments that are JSON values, and the state of the sampler inside.
+
+        Args:
+            priorities: With those that the sampler inside keeps, as arrays.
+        """
+        inner = self._inner.state_dict(priorities)
+        return {"kind": type(self).__name__, **self._arguments, "parts": inner}
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from a state; see `Sampler.load_state_dict`."""
+        check_kind(state, type(self).__name__)
+        for name, value in self._arguments.items():
+            same(state, name, value)
+        self._inner.sampler.load_state_dict(parts(state, "parts", 1)[0])
+
+    def close(self) -> None:
+        """Let go of what the sampler inside holds, such as stored priorities."""
+        self._inner.close()
