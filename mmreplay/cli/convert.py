@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_text
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,6 +54,41 @@ Envs = Annotated[
     list[int] | None,
     typer.Option("--env", help="Only this environment; repeat it for more."),
 ]
+Episodes = Annotated[
+    str | None,
+    typer.Option(
+        "--episodes", metavar="A:B", show_default=False,
+        help="Only these whole episodes, counted environment by environment.",
+    ),
+]  # fmt: skip
+Rows = Annotated[
+    str | None,
+    typer.Option(
+        "--rows", metavar="A:B", show_default=False,
+        help="Only these rows, counted likewise, within what else is chosen.",
+    ),
+]  # fmt: skip
+Priorities = Annotated[
+    str | None,
+    typer.Option(
+        "--priorities", metavar="NAME", show_default=False,
+        help="A sampler's stored priorities go along; from a file: what to call them.",
+    ),
+]  # fmt: skip
+EngineName = Annotated[
+    str | None,
+    typer.Option(
+        "--engine", metavar="memmap", show_default=False,
+        help="Engine of a new buffer: memmap, the one that is made so far.",
+    ),
+]  # fmt: skip
+Compression = Annotated[
+    str | None,
+    typer.Option(
+        "--compression", metavar="NAME", show_default=False,
+        help="How DST is packed, such as deflate for npz; where its format can.",
+    ),
+]  # fmt: skip
 Capacity = Annotated[
     int | None,
     typer.Option(
@@ -76,7 +112,12 @@ def convert(
     to: To = None,
     fields: Fields = None,
     env: Envs = None,
+    episodes: Episodes = None,
+    rows: Rows = None,
+    priorities: Priorities = None,
     capacity: Capacity = None,
+    engine: EngineName = None,
+    compression: Compression = None,
     option: Given = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace DST if it exists.")
@@ -91,23 +132,33 @@ def convert(
 ) -> None:
     """Convert buffers and files into each other; DST appears whole or not at all."""
     from mmreplay.convert import between, registry
+    from mmreplay.convert.select import Choice
     from mmreplay.convert.transfer import told_of
 
     typed = target
     source, target = Path(os.path.abspath(source)), Path(os.path.abspath(target))
+    named = {
+        "capacity": capacity, "engine": engine, "compression": compression,
+        "priorities": priorities,
+    }  # fmt: skip
     options = read_options(option or [])
-    if capacity is not None:
-        options["capacity"] = capacity
+    options |= {name: each for name, each in named.items() if each is not None}
     reads = registry.source_format(source, from_)
     writes = registry.target_format(target, to)
     reading, writing = between.share(reads, writes, options)
     names = None if fields is None else [part.strip() for part in fields.split(",")]
+    choice = Choice(
+        names, env, read_slice("--episodes", episodes), read_slice("--rows", rows)
+    )
     with (
         told_of(source),
-        between.open_source(source, reads, reading, names, env) as reader,
+        between.open_source(source, reads, reading, choice) as reader,
     ):
         if dry_run:
-            _print_plan(reader, (source, reads), (target, writes), overwrite, json)
+            nbytes = registry.planned(writes, reader.describe(), **writing)
+            _print_plan(
+                reader, (source, reads), (target, writes), nbytes, overwrite, json
+            )
             return
         with _bar(reader.describe()) as progress:
             report = between.write_target(
@@ -115,6 +166,28 @@ def convert(
                 overwrite=overwrite, strict=strict, progress=progress,
             )  # fmt: skip
     _print_report(report, typed, json)
+
+
+def read_slice(option: str, text: str | None) -> slice | None:
+    """Read ``A:B``, ``A:``, ``:B`` or ``A``, of which one is meant.
+
+    Raises:
+        UsageError: It is none of these.
+    """
+    if text is None:
+        return None
+    found = re.fullmatch(r"\s*(-?\d*)\s*(?:(:)\s*(-?\d*)\s*)?", text)
+    try:
+        assert found is not None
+        first = int(found[1]) if found[1] else None
+        if found[2]:
+            return slice(first, int(found[3]) if found[3] else None)
+        assert first is not None
+    except (AssertionError, ValueError):
+        raise usage_error(
+            f"{option}: got {text!r}, expected A:B, such as 0:100, or one number"
+        ) from None
+    return slice(first, first + 1 or None)
 
 
 def read_options(given: list[str]) -> dict[str, object]:
@@ -140,11 +213,13 @@ def _print_plan(
     reader: Reader,
     source: tuple[Path, Format],
     target: tuple[Path, Format],
+    nbytes: int | None,
     overwrite: bool,
     json: bool,
 ) -> None:
     description = reader.describe()
     plan = _plan(description, source, target)
+    plan["target_nbytes"] = nbytes
     plan["target_exists"] = os.path.lexists(target[0])
     plan["notes"], plan["doubts"] = reader.report.notes, reader.report.doubts
     if json:
@@ -158,6 +233,10 @@ def _print_plan(
         ("data", show.size(plan["nbytes"])),
         ("autoreset", description.autoreset),
     ]
+    if nbytes is not None:
+        facts.append(("takes", show.size(nbytes)))
+    if description.priorities:
+        facts.append(("priorities", description.priorities))
     if plan["target_exists"]:
         verb = "is replaced" if overwrite else "exists: add --overwrite to replace it"
         facts.append(("target", verb))
@@ -180,6 +259,7 @@ def _plan(
         "num_envs": description.num_envs,
         "nbytes": description.rows * description.row_nbytes,
         "autoreset": description.autoreset,
+        "priorities": description.priorities or None,
         "fields": description.schema.to_json(),
     }
 

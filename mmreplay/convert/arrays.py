@@ -1,8 +1,7 @@
 """Files that hold one array a column, ``[rows, *shape]``: npz, pt and safetensors.
 
-They differ in what stands around the arrays. Where each array lies is known before the
-first row is written, so every block goes straight to its place; what stands around
-them, checksums included, is written last.
+They differ in what stands around the arrays. Here they are read, side by side, block
+by block; `array_file` writes them.
 """
 
 from __future__ import annotations
@@ -18,21 +17,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.convert.base import (
+    BLOCK_NBYTES,
     MAX_ROW_NBYTES,
     Block,
     Notes,
     Reader,
-    Writer,
     default_rows,
 )
-from mmreplay.convert.description import ENV_ID, FLAGS, POSITION, Description
-from mmreplay.convert.staging import Staging
+from mmreplay.convert.description import (
+    ENV_ID,
+    FLAGS,
+    POSITION,
+    RESERVED,
+    Description,
+)
 from mmreplay.errors import CorruptError, FormatError
 from mmreplay.files import File
 from mmreplay.schema.dtypes import describe, storage_dtype
 
-# Pieces that stay in the processor's caches between checksum and write.
-PIECE_NBYTES = 256 << 10
 COPY_NBYTES = 64 << 10
 
 Sum = Callable[[memoryview, int], int]
@@ -50,114 +52,6 @@ def crc32c(data: memoryview, before: int = 0) -> int:
     for first in range(0, len(data), COPY_NBYTES):
         before = google_crc32c.extend(before, bytes(data[first : first + COPY_NBYTES]))
     return before
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Where a column lies in a file that is being written.
-
-    Attributes:
-        offset: Of its first byte.
-        row_nbytes: Bytes of one row.
-        start: Checksum of what stands before it under the same checksum.
-    """
-
-    offset: int
-    row_nbytes: int
-    start: int = 0
-
-
-class Plan(Protocol):
-    """Where everything of a file that is to be written lies.
-
-    Attributes:
-        nbytes: Of the file.
-    """
-
-    nbytes: int
-
-    @property
-    def pieces(self) -> Mapping[str, Piece]:
-        """Where each column lies."""
-
-    @property
-    def sum(self) -> Sum:
-        """What checks a column."""
-
-    def around(self, sums: Mapping[str, int]) -> Iterator[tuple[int, bytes]]:
-        """What stands around the columns, as (offset, bytes), once sums are known."""
-
-
-class ArrayWriter(Writer):
-    """Writes the columns to their places; see `Writer`."""
-
-    def __init__(
-        self, target: Path, description: Description, plan: Plan, overwrite: bool
-    ) -> None:
-        self.nbytes = 0
-        self.notes = Notes()
-        self._plan = plan
-        self._description = description
-        self._sums = {name: piece.start for name, piece in plan.pieces.items()}
-        self._done = 0
-        self._staging = Staging(target, overwrite=overwrite)
-        self._file: File | None = None
-        try:
-            self._file = self._staging.open(plan.nbytes)
-        except BaseException:
-            self.abort()
-            raise
-
-    def write(self, block: Block) -> None:
-        """See `Writer.write`."""
-        if self._done + len(block) > self._description.rows:
-            raise FormatError(
-                f"got {self._done + len(block)} rows, expected the "
-                f"{self._description.rows} described; the source changed meanwhile"
-            )
-        self._write(ENV_ID, block.env_ids)
-        self._write(POSITION, block.positions)
-        self._write(FLAGS, block.flags)
-        for path in self._description.schema.paths:
-            self._write(path, block.columns[path])
-        self._done += len(block)
-
-    def _write(self, name: str, column: NDArray[np.generic]) -> None:
-        assert self._file is not None
-        piece = self._plan.pieces[name]
-        rows = max(1, PIECE_NBYTES // piece.row_nbytes)
-        offset = piece.offset + self._done * piece.row_nbytes
-        checksum = self._sums[name]
-        for first in range(0, len(column), rows):
-            # Packed fields come as strided views: made whole a piece at a time.
-            part = np.ascontiguousarray(column[first : first + rows])
-            data = part.reshape(-1).view(np.uint8).data
-            checksum = self._plan.sum(data, checksum)
-            self._file.pwrite(data, offset + first * piece.row_nbytes)
-        self._sums[name] = checksum
-
-    def finish(self) -> None:
-        """See `Writer.finish`."""
-        assert self._file is not None
-        if self._done != self._description.rows:
-            raise FormatError(
-                f"got {self._done} rows, expected the {self._description.rows} "
-                "described; the source was cut"
-            )
-        for offset, data in self._plan.around(self._sums):
-            self._file.pwrite(data, offset)
-        self._close()
-        self.nbytes = self._staging.publish()
-
-    def _close(self) -> None:
-        if self._file is not None:
-            file, self._file = self._file, None
-            file.close()
-
-    def abort(self) -> None:
-        """See `Writer.abort`."""
-        self._close()
-        self._staging.abort()
 
 
 class Stream(Protocol):
@@ -264,14 +158,15 @@ class Scan:
                 part = held[name][:size]
                 if part.size:
                     stream.read_into(part.reshape(-1).view(np.uint8).data)
-                found[name] = _native(part, self._columns[name])
+                found[name] = native(part, self._columns[name].dtype)
             yield found
         for stream in streams.values():
             stream.finish()
 
 
-def _native(array: NDArray[np.generic], column: Column) -> NDArray[np.generic]:
-    wanted = storage_dtype(column.dtype)
+def native(array: NDArray[np.generic], dtype: str) -> NDArray[np.generic]:
+    """Values as a file stores them, as a field of a dtype holds them."""
+    wanted = storage_dtype(dtype)
     if wanted.kind == "b":
         # Any byte but 0 and 1 is no bool, and numpy would take it for one.
         bools: NDArray[np.generic] = array.view(np.uint8) != 0
@@ -328,7 +223,15 @@ class ArrayReader(Reader):
     def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
         """See `Reader.blocks`."""
         rows = rows_per_block or default_rows(self._description)
-        for found in Scan(self._columns, rows, self._description.rows).blocks():
+        return self._scan(self._columns, rows)
+
+    def marks(self) -> Iterator[Block]:
+        """See `Reader.marks`: three columns are read, and checked."""
+        columns = {name: self._columns[name] for name in RESERVED}
+        return self._scan(columns, BLOCK_NBYTES // 32)
+
+    def _scan(self, columns: Mapping[str, Column], rows: int) -> Iterator[Block]:
+        for found in Scan(columns, rows, self._description.rows).blocks():
             env_ids = found.pop(ENV_ID).view(np.int64)
             positions = found.pop(POSITION).view(np.int64)
             yield Block(found, env_ids, positions, found.pop(FLAGS).view(np.uint8))

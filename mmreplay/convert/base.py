@@ -15,7 +15,8 @@ from typing import Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.convert.description import Description
+from mmreplay.convert.description import ENV_ID, FLAGS, POSITION, Description
+from mmreplay.ring import Span
 
 BLOCK_NBYTES = 16 << 20
 # One row is held whole, whatever a file says of its size.
@@ -32,8 +33,9 @@ class Block:
 
     Attributes:
         columns: Per path ``[N, *shape]`` of the field's own dtype, ``terminated`` and
-            ``truncated`` as they are served. May be read-only, and lasts until the
-            next block is asked for.
+            ``truncated`` as they are served; `PRIORITY` too where the description
+            names priorities. May be read-only, and lasts until the next block is
+            asked for.
         env_ids: int64 ``[N]``.
         positions: int64 ``[N]``; those of one environment rise by one.
         flags: uint8 ``[N]``, as docs/format.md defines them; the truth of boundaries.
@@ -46,6 +48,23 @@ class Block:
 
     def __len__(self) -> int:
         return len(self.flags)
+
+    def column(self, name: str) -> NDArray[np.generic]:
+        """Any column that `Description.columns` names, ``[N, *shape]``."""
+        if name == ENV_ID:
+            return self.env_ids
+        if name == POSITION:
+            return self.positions
+        return self.flags if name == FLAGS else self.columns[name]
+
+    def taken(self, rows: NDArray[np.bool_]) -> Block:
+        """Some of the rows, bool ``[N]``; the block itself where that is all."""
+        if rows.all():
+            return self
+        columns = {path: column[rows] for path, column in self.columns.items()}
+        return Block(
+            columns, self.env_ids[rows], self.positions[rows], self.flags[rows]
+        )
 
 
 @dataclass(slots=True)
@@ -86,7 +105,23 @@ class Reader(Protocol):
         """What will come; the same whenever it is asked."""
 
     def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
-        """All rows, in blocks of at most rows_per_block (`default_rows` if None)."""
+        """All rows, in blocks of at most rows_per_block (`default_rows` if None).
+
+        May be called again, for another pass.
+        """
+
+    def marks(self) -> Iterator[Block]:
+        """All rows without their columns: where they are, and their flags.
+
+        Asked for before some episodes are chosen; worth a way of its own where that
+        reads less.
+        """
+        for block in self.blocks():
+            yield Block({}, block.env_ids, block.positions, block.flags)
+
+    def narrow(self, span: Span) -> None:
+        """Hear that rows outside of a span will be left out: they need not be read."""
+        return
 
     def close(self) -> None:
         """Give files back; a second call does nothing."""

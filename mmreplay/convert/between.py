@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-
-from numpy.typing import ArrayLike
 
 from mmreplay.convert import registry
 from mmreplay.convert.base import Progress, Reader, Report, Writer
 from mmreplay.convert.description import Description
 from mmreplay.convert.registry import BUFFER, Format
-from mmreplay.convert.select import Selected
+from mmreplay.convert.select import Choice, choose
 from mmreplay.convert.transfer import transfer
 from mmreplay.errors import SchemaError
 
@@ -21,23 +19,21 @@ CHOSEN = ("fields", "env_ids")
 
 
 def open_source(
-    path: Path,
-    found: Format,
-    options: Options,
-    fields: Sequence[str] | None = None,
-    env_ids: ArrayLike | None = None,
+    path: Path, found: Format, options: Options, choice: Choice | None = None
 ) -> Reader:
-    """Open a source, of which some fields or environments are wanted."""
+    """Open a source, of which some is wanted; see `chosen`."""
+    choice = choice or Choice()
     if found.name == BUFFER:
         # A buffer does not read what is not wanted.
-        return registry.open_reader(
-            found, path, fields=fields, env_ids=env_ids, **options
-        )
-    reader = registry.open_reader(found, path, **options)
-    if fields is None and env_ids is None:
-        return reader
+        options = {**options, "fields": choice.fields, "env_ids": choice.env_ids}
+        choice = replace(choice, fields=None, env_ids=None)
+    return chosen(registry.open_reader(found, path, **options), choice)
+
+
+def chosen(reader: Reader, choice: Choice) -> Reader:
+    """What of a reader is wanted; see `choose`. An error closes it."""
     try:
-        return Selected(reader, fields, env_ids)
+        return choose(reader, choice)
     except BaseException:
         reader.close()
         raise
@@ -59,7 +55,7 @@ def share(source: Format, target: Format, options: Options) -> tuple[Options, Op
             raise SchemaError(
                 f"option {name!r}: got one that neither {source.name!r} as a source "
                 f"nor {target.name!r} as a target takes, expected "
-                f"{', '.join(known) or 'none'}; leave it out"
+                f"{', '.join(known) or 'none'}; {registry.who_takes(name)}"
             )
     reading, writing = (
         {name: value for name, value in options.items() if name in names}

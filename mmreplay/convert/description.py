@@ -16,6 +16,7 @@ from mmreplay.format.metadata import AUTORESETS, MAX_CAPACITY, MAX_NUM_ENVS, Aut
 from mmreplay.format.strict_json import Json
 from mmreplay.nesting import under
 from mmreplay.ring import LAYOUTS, Layout
+from mmreplay.samplers.columns import check_name
 from mmreplay.schema import Schema
 
 MAGIC = "mmreplay"
@@ -27,8 +28,12 @@ MAX_POSITION = 1 << 62
 ENV_ID, POSITION, FLAGS = "_env_id", "_position", "_flags"
 RESERVED = {ENV_ID: "int64", POSITION: "int64", FLAGS: "uint8"}
 """Columns that every file has beside the fields."""
+PRIORITY = "_priority"
+"""One more, float32, where priorities go along; below 0 where a row has none yet."""
 KEY, MEMBER = "mmreplay", "mmreplay.json"
 """What the description is called where a file has room for it."""
+TAKEN = (*RESERVED, PRIORITY, KEY, MEMBER)
+"""Names that no field of a converted buffer may have."""
 
 T = TypeVar("T", bound=str)
 _KEYS = {
@@ -51,6 +56,8 @@ class Description:
         uuid: Hex name of the buffer it comes from, or ``""``.
         statistics: The free-form JSON that goes with the data.
         user: The user's own JSON.
+        priorities: Name of the sampler's column that goes along as `PRIORITY`, or
+            ``""`` for none.
 
     Raises:
         SchemaError: A value is not legal, or a field has a reserved name.
@@ -65,15 +72,17 @@ class Description:
     uuid: str = ""
     statistics: Json = field(default_factory=dict)
     user: Json = field(default_factory=dict)
+    priorities: str = ""
 
     def __post_init__(self) -> None:
-        taken = [p for p in self.schema.paths if p in {*RESERVED, KEY, MEMBER}]
+        taken = [p for p in self.schema.paths if p in TAKEN]
         if taken:
             raise SchemaError(
                 f"field {taken[0]!r}: got a name that converted files use for "
-                f"themselves, expected none of {', '.join([*RESERVED, KEY, MEMBER])}; "
-                "leave it out with fields=, or rename it"
+                f"themselves, expected none of {', '.join(TAKEN)}; leave it out with "
+                "fields=, or rename it"
             )
+        check_name(self.priorities or None)
         if len(self.first) != len(self.stop) or not len(self.first):
             raise SchemaError(
                 f"description: got {len(self.first)} first and {len(self.stop)} stop "
@@ -101,6 +110,8 @@ class Description:
         found: dict[str, tuple[str, tuple[int, ...]]] = {
             name: (dtype, ()) for name, dtype in RESERVED.items()
         }
+        if self.priorities:
+            found[PRIORITY] = ("float32", ())
         for path, each in self.schema.fields.items():
             found[path] = (each.dtype, each.shape)
         return found
@@ -109,7 +120,8 @@ class Description:
     def row_nbytes(self) -> int:
         """Bytes of one row in a block."""
         fields = self.schema.fields.values()
-        return 8 + 8 + 1 + sum(each.nbytes for each in fields)
+        beside = 8 + 8 + 1 + (4 if self.priorities else 0)
+        return beside + sum(each.nbytes for each in fields)
 
     def select(self, paths: tuple[str, ...]) -> Description:
         """The same rows with some of the fields; see `part`."""
@@ -136,6 +148,8 @@ class Description:
             "statistics": self.statistics,
             "user": self.user,
         }
+        if self.priorities:
+            value["priorities"] = self.priorities
         data = json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
         if len(data) > MAX_NBYTES:
             raise FormatError(
@@ -209,6 +223,11 @@ def _from_json(value: Json, name: str) -> Description:
     uuid = value["uuid"]
     if not isinstance(uuid, str) or not re.fullmatch("([0-9a-f]{32})?", uuid):
         raise FormatError(f"{name} says uuid {uuid!r}, expected 32 hex digits or none")
+    priorities = value.get("priorities", "")
+    if not isinstance(priorities, str):
+        raise FormatError(
+            f"{name} says priorities {str(priorities)[:60]!r}, expected a name"
+        )
     for key in ("roles", "statistics", "user"):
         if not isinstance(value[key], dict):
             raise FormatError(
@@ -225,6 +244,7 @@ def _from_json(value: Json, name: str) -> Description:
         uuid=uuid,
         statistics=value["statistics"],
         user=value["user"],
+        priorities=priorities,
     )
 
 

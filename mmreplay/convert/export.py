@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import TypedDict
 
 from numpy.typing import ArrayLike
 
 from mmreplay.buffer.lifecycle import StrPath, absolute
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.convert import registry, rows
+from mmreplay.convert import registry
+from mmreplay.convert import rows as buffers
 from mmreplay.convert.base import Progress, Report, Writer
+from mmreplay.convert.between import chosen
 from mmreplay.convert.description import Description
+from mmreplay.convert.select import Choice
 from mmreplay.convert.transfer import transfer
+
+
+class Wanted(TypedDict):
+    """What a buffer's reader is told; see `export`."""
+
+    fields: Sequence[str] | None
+    env_ids: ArrayLike | None
+    priorities: str | None
 
 
 def export(
@@ -22,6 +34,9 @@ def export(
     format: str | None = None,
     fields: Sequence[str] | None = None,
     env_ids: ArrayLike | None = None,
+    episodes: slice | None = None,
+    rows: slice | None = None,
+    priorities: str | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
     **options: object,
@@ -39,19 +54,30 @@ def export(
         fields: Paths, or subtrees, to write; all by default.
         env_ids: int ``[N]``, environments to write; all by default. They keep their
             numbers.
+        episodes: Whole episodes to write, such as ``slice(0, 100)``: counted
+            environment by environment, oldest first, the headless and the running
+            among them.
+        rows: Rows to write, counted likewise, final rows among them, within what
+            else was chosen.
+        priorities: Name of a sampler's stored column that goes along; see `load`.
         overwrite: Replace the target if it exists.
         progress: Called after each block with (rows done, rows in all).
         **options: The format's own.
 
     Raises:
         FormatError: The target exists, or is of no known format.
-        SchemaError: A field or option is unknown, or the format cannot hold a field.
+        SchemaError: A field, option or column of priorities is unknown, or the format
+            cannot hold a field.
         StaleError: A live writer gave up rows before they were read.
         FullError: No space is left; the target is as it was.
     """
     place = absolute(target)
     found = registry.target_format(place, format)
-    with _reader(buffer, fields, env_ids) as reader:
+    wanted: Wanted = {
+        "fields": fields, "env_ids": env_ids, "priorities": priorities,
+    }  # fmt: skip
+    choice = Choice(episodes=episodes, rows=rows)
+    with chosen(_reader(buffer, wanted), choice) as reader:
 
         def open_writer(description: Description) -> Writer:
             return registry.open_writer(
@@ -61,12 +87,7 @@ def export(
         return transfer(reader, open_writer, progress=progress)
 
 
-def _reader(
-    buffer: ReplayBuffer | StrPath,
-    fields: Sequence[str] | None,
-    env_ids: ArrayLike | None,
-) -> rows.BufferReader:
+def _reader(buffer: ReplayBuffer | StrPath, wanted: Wanted) -> buffers.BufferReader:
     if isinstance(buffer, ReplayBuffer):
-        return rows.BufferReader(buffer, fields=fields, env_ids=env_ids)
-    path = absolute(os.fspath(buffer))
-    return rows.open_reader(path, fields=fields, env_ids=env_ids)
+        return buffers.BufferReader(buffer, **wanted)
+    return buffers.open_reader(absolute(os.fspath(buffer)), **wanted)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from numpy.typing import ArrayLike
+
 from mmreplay.buffer.lifecycle import StrPath, absolute
-from mmreplay.convert import registry, rows
+from mmreplay.convert import registry
+from mmreplay.convert import rows as buffers
 from mmreplay.convert.base import Progress, Report
+from mmreplay.convert.between import open_source
 from mmreplay.convert.description import Description
 from mmreplay.convert.rows_writer import BufferWriter
+from mmreplay.convert.select import Choice
 from mmreplay.convert.transfer import told_of, transfer
 from mmreplay.format.metadata import Engine
 
@@ -18,6 +25,11 @@ def load(
     format: str | None = None,
     capacity: int | None = None,
     engine: Engine = "memmap",
+    fields: Sequence[str] | None = None,
+    env_ids: ArrayLike | None = None,
+    episodes: slice | None = None,
+    rows: slice | None = None,
+    priorities: str | None = None,
     overwrite: bool = False,
     strict: bool = False,
     progress: Progress | None = None,
@@ -37,6 +49,12 @@ def load(
         capacity: Rows per environment; the source's by default. Of more rows the
             newest stay.
         engine: ``"memmap"``.
+        fields: As in `export`, as are the next three: the part of the source to load.
+        env_ids: int ``[N]``.
+        episodes: Such as ``slice(0, 100)``.
+        rows: Such as ``slice(0, 1000)``.
+        priorities: What the column is to be called, with which a sampler of that name
+            draws; where the source holds priorities, the name they had by default.
         overwrite: Replace a closed buffer at the target.
         strict: Refuse a source that leaves something to be guessed.
         progress: Called after each block with (rows done, rows in all).
@@ -50,12 +68,13 @@ def load(
     """
     path = absolute(source)
     found = registry.source_format(path, format)
-    with told_of(path), registry.open_reader(found, path, **options) as reader:
+    choice = Choice(fields, env_ids, episodes, rows)
+    with told_of(path), open_source(path, found, options, choice) as reader:
 
         def open_writer(description: Description) -> BufferWriter:
-            return rows.open_writer(
+            return buffers.open_writer(
                 absolute(target), description, overwrite=overwrite,
-                capacity=capacity, engine=engine,
+                capacity=capacity, engine=engine, priorities=priorities,
             )  # fmt: skip
 
         return transfer(reader, open_writer, strict=strict, progress=progress)

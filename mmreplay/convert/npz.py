@@ -13,11 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from mmreplay.convert import npy, zip_layout, zips
+from mmreplay.convert.array_file import ArrayWriter, Piece
 from mmreplay.convert.arrays import (
     ArrayReader,
-    ArrayWriter,
     Column,
-    Piece,
     Stored,
     Stream,
     crc32,
@@ -71,6 +70,11 @@ def open_writer(
 ) -> ArrayWriter:
     """Make an npz file as a target."""
     return ArrayWriter(target, description, NpzPlan(description), overwrite)
+
+
+def planned(description: Description) -> int:
+    """Bytes of the file; see `registry.planned`."""
+    return NpzPlan(description).nbytes
 
 
 def open_reader(path: Path, *, allow_expansion: bool = False) -> Reader:

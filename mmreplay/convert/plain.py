@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mmreplay.convert.arrays import Column, Scan, mapped, refuse_wide
 from mmreplay.convert.base import Block, Columns, Notes, Reader, default_rows
-from mmreplay.convert.description import KEY, MEMBER, RESERVED, Description
+from mmreplay.convert.description import TAKEN, Description
 from mmreplay.convert.ends import Marks
 from mmreplay.errors import SchemaError, SourceError
 from mmreplay.files import File
@@ -93,7 +93,7 @@ class Plain:
     ) -> dict[str, Field]:
         kept = {}
         for name, (dtype, shape) in columns.items():
-            if name in RESERVED or name in (KEY, MEMBER):
+            if name in TAKEN:
                 self._notes.note(f"column {name!r} has a reserved name: left out")
                 continue
             try:

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmreplay.convert import pt_header, zip_layout, zips
+from mmreplay.convert.array_file import ArrayWriter, Piece
 from mmreplay.convert.arrays import (
     ArrayReader,
-    ArrayWriter,
     Column,
-    Piece,
     Stored,
     Stream,
     crc32,
@@ -88,6 +87,11 @@ def open_writer(
 ) -> ArrayWriter:
     """Make a pt file as a target."""
     return ArrayWriter(target, description, PtPlan(description), overwrite)
+
+
+def planned(description: Description) -> int:
+    """Bytes of the file; see `registry.planned`."""
+    return PtPlan(description).nbytes
 
 
 def open_reader(path: Path) -> Reader:

@@ -58,7 +58,26 @@ OURS = (
         "safetensors", "mmreplay.convert.safetensors", "tensors under a JSON header",
         (".safetensors",),
     ),
+    Format(
+        "parquet", "mmreplay.convert.parquet", "a table, or a folder of part files",
+        (".parquet", ".pq"),
+    ),
+    Format(
+        "parquet-folder", "mmreplay.convert.parquet", "a folder of parquet files",
+        writes=False, asks=True,
+    ),
 )  # fmt: skip
+_HDF5 = (".hdf5", ".h5")
+FOREIGN = (
+    Format(
+        "d4rl", "mmreplay.convert.foreign.d4rl", "D4RL's HDF5", _HDF5, asks=True
+    ),
+    Format(
+        "minari", "mmreplay.convert.foreign.minari", "a Minari dataset's folder",
+        asks=True,
+    ),
+)  # fmt: skip
+"""The field's datasets; those that share a suffix, or are folders, are looked into."""
 
 
 @cache
@@ -68,7 +87,7 @@ def formats() -> dict[str, Format]:
     Raises:
         FormatError: An entry point names no `Format`, or a name that is taken.
     """
-    found = {each.name: each for each in OURS}
+    found = {each.name: each for each in (*OURS, *FOREIGN)}
     for point in sorted(entry_points(group=GROUP), key=lambda each: each.name):
         loaded = point.load()
         if not isinstance(loaded, Format) or loaded.name in found:
@@ -214,6 +233,22 @@ def open_writer(
     return cast("Writer", function(target, description, overwrite=overwrite, **options))
 
 
+def planned(found: Format, description: Description, **options: object) -> int | None:
+    """Bytes that a target would take, where its format can tell; writes nothing.
+
+    A format tells by a function ``planned(description, **options)`` of its home, which
+    also refuses what `open_writer` would refuse.
+
+    Raises:
+        SchemaError: An option is not one of the format's, or it cannot hold a field.
+    """
+    _check_options(found, _function(found, "open_writer"), options)
+    function = getattr(import_module(found.home), "planned", None)
+    if function is None:
+        return None
+    return cast("int | None", function(description, **options))
+
+
 def options_of(found: Format, function: str) -> tuple[str, ...]:
     """Names of a format's own options, as ``open_reader`` or ``open_writer`` takes."""
     return _options(_function(found, function))
@@ -234,5 +269,21 @@ def _check_options(
         raise SchemaError(
             f"option {unknown[0]!r}: got one that {function.__name__} of format "
             f"{found.name!r} does not take, expected {', '.join(legal) or 'none'}; "
-            "leave it out"
+            f"{who_takes(unknown[0])}"
         )
+
+
+def who_takes(option: str) -> str:
+    """The way out of an option that a format does not take."""
+    sides = (("reads", "open_reader"), ("writes", "open_writer"))
+    takers = [
+        each.name
+        for each in formats().values()
+        if any(
+            getattr(each, does) and option in options_of(each, side)
+            for does, side in sides
+        )
+    ]
+    if not takers:
+        return "leave it out"
+    return f"leave it out, or use {' or '.join(takers)}, which takes it"

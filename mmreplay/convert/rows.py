@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +16,19 @@ from numpy.typing import ArrayLike
 
 from mmreplay.buffer import lifecycle
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.convert.base import Block, Notes, Reader, default_rows
-from mmreplay.convert.description import Description, part
+from mmreplay.convert.base import (
+    BLOCK_NBYTES,
+    Block,
+    Notes,
+    Reader,
+    default_rows,
+)
+from mmreplay.convert.description import PRIORITY, Description, part
+from mmreplay.convert.priorities import StoredPriorities
 from mmreplay.convert.rows_writer import BufferWriter
 from mmreplay.convert.select import mask_of, paths_of
 from mmreplay.errors import SchemaError, StaleError
-from mmreplay.format.metadata import Engine
+from mmreplay.format.metadata import Engine, Metadata
 from mmreplay.ring import Layout, Span
 
 
@@ -37,6 +45,7 @@ class BufferReader(Reader):
         *,
         fields: Sequence[str] | None = None,
         env_ids: ArrayLike | None = None,
+        priorities: str | None = None,
         owned: bool = False,
     ) -> None:
         """Read a buffer.
@@ -46,16 +55,22 @@ class BufferReader(Reader):
             fields: Paths to read; all by default. Ends are kept by the flags.
             env_ids: int ``[N]``; all by default. Environments keep their numbers,
                 those left out are empty.
+            priorities: Name of a sampler's stored column that goes along.
             owned: Close it with the reader.
         """
         self.report = Notes()
         self._buffer = buffer
         self._owned = owned
         self._span = _part(buffer.span, env_ids, buffer.num_envs)
-        self._description = self._describe(buffer, fields)
+        self._priorities = None
+        if priorities is not None:
+            self._priorities = StoredPriorities(
+                buffer.path, buffer.metadata, priorities, self.report
+            )
+        self._description = self._describe(buffer, fields, priorities or "")
 
     def _describe(
-        self, buffer: ReplayBuffer, fields: Sequence[str] | None
+        self, buffer: ReplayBuffer, fields: Sequence[str] | None, priorities: str
     ) -> Description:
         metadata = buffer.metadata
         schema = metadata.schema
@@ -71,6 +86,7 @@ class BufferReader(Reader):
             uuid=metadata.uuid.hex(),
             statistics=buffer.statistics,
             user=metadata.user,
+            priorities=priorities,
         )
 
     def describe(self) -> Description:
@@ -80,19 +96,34 @@ class BufferReader(Reader):
     def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
         """See `Reader.blocks`."""
         rows = rows_per_block or default_rows(self._description)
+        return self._parts(rows, self._description.schema.paths)
+
+    def marks(self) -> Iterator[Block]:
+        """See `Reader.marks`: flags alone are read."""
+        return self._parts(BLOCK_NBYTES // 32, ())
+
+    def narrow(self, span: Span) -> None:
+        """See `Reader.narrow`."""
+        self._span = span
+
+    def _parts(self, rows: int, paths: tuple[str, ...]) -> Iterator[Block]:
         firsts, stops = self._span.first.tolist(), self._span.stop.tolist()
         for env_id, (begin, end) in enumerate(zip(firsts, stops, strict=True)):
             for first in range(begin, end, rows):
-                yield self._block(env_id, first, min(first + rows, end))
+                yield self._block(env_id, first, min(first + rows, end), paths)
 
-    def _block(self, env_id: int, first: int, stop: int) -> Block:
+    def _block(
+        self, env_id: int, first: int, stop: int, paths: tuple[str, ...]
+    ) -> Block:
         view = self._buffer.view
         moment = view.moment
         positions = np.arange(first, stop)
         env_ids = np.full(len(positions), env_id)
         try:
             view.check(env_ids, positions)
-            columns = view.read(self._description.schema.paths, env_ids, positions)
+            columns = dict(view.read(paths, env_ids, positions)) if paths else {}
+            if self._priorities is not None and paths:
+                columns[PRIORITY] = self._priorities.read(env_ids, positions)
             flags = view.flags(env_ids, positions)
             if view.stale(env_ids, positions, moment) is not None:
                 view.check(env_ids, positions)
@@ -123,11 +154,14 @@ def open_reader(
     *,
     fields: Sequence[str] | None = None,
     env_ids: ArrayLike | None = None,
+    priorities: str | None = None,
 ) -> BufferReader:
     """Open a buffer's folder as a source; see `BufferReader`."""
     buffer = ReplayBuffer.open(path)
     try:
-        return BufferReader(buffer, fields=fields, env_ids=env_ids, owned=True)
+        return BufferReader(
+            buffer, fields=fields, env_ids=env_ids, priorities=priorities, owned=True
+        )
     except BaseException:
         buffer.close()
         raise
@@ -141,6 +175,7 @@ def open_writer(
     capacity: int | None = None,
     engine: Engine = "memmap",
     layout: Layout | None = None,
+    priorities: str | None = None,
 ) -> BufferWriter:
     """Make a new buffer as a target.
 
@@ -152,18 +187,58 @@ def open_writer(
             newest stay.
         engine: ``"memmap"``.
         layout: The source's by default.
+        priorities: Name that the source's priorities are stored under; the one they
+            had by default.
+    """
+    if priorities is not None:
+        if not description.priorities:
+            raise SchemaError(
+                f"priorities: got {priorities!r} for a source that holds none, "
+                "expected None; export them with priorities=, or leave it out"
+            )
+        description = replace(description, priorities=priorities)
+    metadata = _metadata(description, capacity, engine, layout)
+    return BufferWriter(
+        lifecycle.absolute(os.fspath(target)), description, metadata, overwrite
+    )
+
+
+def planned(
+    description: Description,
+    *,
+    capacity: int | None = None,
+    engine: Engine = "memmap",
+    layout: Layout | None = None,
+    priorities: str | None = None,
+) -> int:
+    """Bytes that the rows take on disk; see `registry.planned`."""
+    metadata = _metadata(description, capacity, engine, layout)
+    kept = np.minimum(description.stop - description.first, metadata.ring.capacity)
+    return int(kept.sum()) * description.schema.row_nbytes
+
+
+def _metadata(
+    description: Description,
+    capacity: int | None,
+    engine: Engine,
+    layout: Layout | None,
+) -> Metadata:
+    """What a new buffer of the rows is.
+
+    Raises:
+        SchemaError: A number or choice is not legal.
     """
     if engine != "memmap":
         raise SchemaError(
-            f"engine: got {engine!r}, expected 'memmap', which lives in a folder; load "
-            "into it, and copy from there"
+            f"engine: got {engine!r}, expected 'memmap', the one that lives in a "
+            "folder and that mmreplay makes so far; leave it out"
         )
-    if capacity is None:
-        capacity = description.capacity
-    metadata = lifecycle.describe(
-        description.schema, capacity, description.num_envs, engine,
-        layout or description.layout, description.autoreset, description.user,
-    )  # fmt: skip
-    return BufferWriter(
-        lifecycle.absolute(os.fspath(target)), description, metadata, overwrite
+    return lifecycle.describe(
+        description.schema,
+        description.capacity if capacity is None else capacity,
+        description.num_envs,
+        engine,
+        layout or description.layout,
+        description.autoreset,
+        description.user,
     )

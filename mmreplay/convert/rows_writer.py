@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from mmreplay import files, recovery
 from mmreplay.buffer.state import write_statistics
 from mmreplay.convert.base import Block, Columns, Notes, Writer
-from mmreplay.convert.description import Description
+from mmreplay.convert.count import check_env_ids
+from mmreplay.convert.description import PRIORITY, Description
+from mmreplay.convert.priorities import PriorityWriter
 from mmreplay.convert.staging import Staging
 from mmreplay.episodes import ALL_FLAGS, CUT, FINAL, START, TERMINATED, TRUNCATED
 from mmreplay.errors import SchemaError, SourceError
@@ -54,8 +56,13 @@ class BufferWriter(Writer):
         self._tell_dropped()
         self._staging = Staging(target, overwrite=overwrite, folder=True)
         self._store: MemmapStore | None = None
+        self._priorities: PriorityWriter | None = None
         try:
             self._refuse_network()
+            if description.priorities:
+                self._priorities = PriorityWriter(
+                    self._staging.path, metadata, description.priorities
+                )
             self._folder = self._staging.path / metadata.folder
             files.make_folder(self._folder)
             self._store = MemmapStore.create(
@@ -96,6 +103,8 @@ class BufferWriter(Writer):
         if len(flags):
             rows = self._metadata.ring.rows(env_ids, positions)
             self._store.write(runs(rows), columns, flags)
+        if self._priorities is not None:
+            self._priorities.write(env_ids, positions, block.columns[PRIORITY][kept])
         touched = np.unique(env_ids)
         self._sum(touched)
 
@@ -106,11 +115,7 @@ class BufferWriter(Writer):
             SourceError: It does not.
         """
         env_ids, description = block.env_ids, self._description
-        if env_ids.min() < 0 or env_ids.max() >= description.num_envs:
-            raise SourceError(
-                f"environment {int(env_ids.max())}: got a row of it, expected "
-                f"environments in [0, {description.num_envs}); the source is damaged"
-            )
+        check_env_ids(env_ids, description.num_envs)
         order = np.argsort(env_ids, kind="stable")
         ids, positions, flags = (
             env_ids[order],
@@ -237,6 +242,8 @@ class BufferWriter(Writer):
                 f"expected them up to {stop[which]}; the source was cut"
             )
         assert self._store is not None
+        if self._priorities is not None:
+            self._priorities.finish()
         self._store.sync()
         self._store.sync_sums()
         recovery.create(self._folder, self._metadata, stop, self._kept)
@@ -249,6 +256,9 @@ class BufferWriter(Writer):
         self.nbytes = self._staging.publish()
 
     def _close(self) -> None:
+        if self._priorities is not None:
+            column, self._priorities = self._priorities, None
+            column.close()
         if self._store is not None:
             store, self._store = self._store, None
             store.close()

@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from mmreplay.convert.array_file import ArrayWriter, Piece
 from mmreplay.convert.arrays import (
     ArrayReader,
-    ArrayWriter,
     Column,
-    Piece,
     Stored,
     Stream,
     crc32c,
@@ -99,6 +98,11 @@ def open_writer(
         SchemaError: A field is named as the format names its metadata.
     """
     return ArrayWriter(target, description, SafetensorsPlan(description), overwrite)
+
+
+def planned(description: Description) -> int:
+    """Bytes of the file; see `registry.planned`."""
+    return SafetensorsPlan(description).nbytes
 
 
 def open_reader(path: Path) -> Reader:

@@ -7,11 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
-
-from mmreplay.convert.base import Block, Progress, Reader, Report, Writer
+from mmreplay.convert.base import Progress, Reader, Report, Writer
+from mmreplay.convert.count import Beginnings
 from mmreplay.convert.description import Description
-from mmreplay.episodes import FINAL, START
 from mmreplay.errors import SourceError
 
 
@@ -36,23 +34,25 @@ def transfer(
     begin = time.monotonic()
     description = reader.describe()
     _refuse_doubts(reader, strict)
-    counter = _Counter(description)
+    rows = episodes = 0
+    beginnings = Beginnings(description.num_envs)
     with open_writer(description) as writer:
         for block in reader.blocks():
             writer.write(block)
-            counter.add(block)
+            rows += len(block)
+            episodes += int(beginnings.look(block).sum())
             if progress is not None:
-                progress(counter.rows, description.rows)
-        if counter.rows != description.rows:
+                progress(rows, description.rows)
+        if rows != description.rows:
             raise SourceError(
-                f"the source ended after {counter.rows} rows, expected the "
+                f"the source ended after {rows} rows, expected the "
                 f"{description.rows} that it describes; it was cut"
             )
         _refuse_doubts(reader, strict)
         writer.finish()
     return Report(
-        rows=counter.rows,
-        episodes=counter.episodes,
+        rows=rows,
+        episodes=episodes,
         nbytes=writer.nbytes,
         seconds=time.monotonic() - begin,
         notes=(*reader.report.notes, *writer.notes.notes),
@@ -77,23 +77,3 @@ def told_of(source: Path) -> Iterator[None]:
         if str(source) not in str(error):
             error.add_note(f"while reading {source}")
         raise
-
-
-class _Counter:
-    """Counts rows, and episodes: starts, and oldest rows that start none."""
-
-    def __init__(self, description: Description) -> None:
-        self.rows = 0
-        self.episodes = 0
-        self._seen = np.zeros(description.num_envs, bool)
-
-    def add(self, block: Block) -> None:
-        self.rows += len(block)
-        starts = (block.flags & START) != 0
-        self.episodes += int(starts.sum())
-        ids, firsts = np.unique(block.env_ids, return_index=True)
-        fresh = ~self._seen[ids]
-        # An oldest row that is final belongs to an episode of which no step is left.
-        begun = (block.flags[firsts] & (START | FINAL)) != 0
-        self.episodes += int((fresh & ~begun).sum())
-        self._seen[ids] = True

@@ -1,0 +1,214 @@
+"""Episodes, rows, fields and environments chosen of a source."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import mmreplay as mr
+from mmreplay import files
+from mmreplay.cli.exits import run
+from mmreplay.convert import rows as buffers
+from mmreplay.convert.between import chosen
+from mmreplay.convert.select import Choice
+from mmreplay.errors import SchemaError, SourceError
+from tests.convert.contract import numbers
+from tests.convert.support import every_kind, histories, play
+
+START, TERMINATED, TRUNCATED, FINAL, CUT = 1, 2, 4, 8, 32
+
+
+@pytest.fixture(autouse=True)
+def _hurry(monkeypatch):
+    monkeypatch.setattr(files.Disk, "datasync", lambda self, fd: None)
+    monkeypatch.setattr(files.Disk, "sync_folder", lambda self, fd: None)
+
+
+@pytest.fixture
+def source(tmp_path):
+    with every_kind(tmp_path / "source") as buffer:
+        yield buffer
+
+
+def listed(buffer):
+    """Every row as (environment, position, flags), as a person would write it down."""
+    rows = buffer.gather_all()
+    flags = buffer.view.flags(rows.env_ids, rows.positions)
+    return list(
+        zip(rows.env_ids.tolist(), rows.positions.tolist(), flags.tolist(), strict=True)
+    )
+
+
+def grouped(rows):
+    """Episodes, one list of rows each; a final row of none belongs to no episode."""
+    found, last = [], None
+    for row in rows:
+        fresh = row[0] != last
+        last = row[0]
+        if row[2] & START or (fresh and not row[2] & FINAL):
+            found.append([])
+        elif fresh:
+            continue
+        if found and (not found[-1] or found[-1][-1][0] == row[0]):
+            found[-1].append(row)
+    return found
+
+
+def places(rows):
+    return [row[:2] for row in rows]
+
+
+slices = st.builds(
+    slice,
+    st.none() | st.integers(-30, 30),
+    st.none() | st.integers(-30, 30),
+)
+
+
+@given(past=histories(), episodes=st.none() | slices, rows=st.none() | slices)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_is_chosen_is_what_a_list_of_rows_gives(tmp_path, past, episodes, rows):
+    place = tmp_path / str(next(numbers))
+    with play(place / "source", past) as source:
+        want = listed(source)
+        if episodes is not None:
+            want = [row for each in grouped(want)[episodes] for row in each]
+        if rows is not None:
+            want = want[rows]
+        mr.export(source, place / "all.npz")
+        chosen_ = {"episodes": episodes, "rows": rows}
+        if not want and len(listed(source)):
+            for call in (mr.export, mr.load):
+                origin = source if call is mr.export else place / "all.npz"
+                with pytest.raises(SchemaError, match="expected at least one of them"):
+                    call(origin, place / "x.npz", **chosen_)
+            return
+        mr.export(source, place / "part.npz", **chosen_)
+        mr.load(place / "part.npz", place / "one")
+        mr.load(place / "all.npz", place / "other", **chosen_)
+        truncated = source.schema.role("truncated")
+        told = source.gather_all()
+        for name in ("one", "other"):
+            assert not mr.verify_buffer(place / name).findings
+            with mr.ReplayBuffer.open(place / name) as part:
+                assert places(listed(part)) == places(want)
+                if not truncated or not want:
+                    continue
+                # A step that its next row alone tells as truncated stays truncated.
+                kept = part.gather_all()
+                both = dict(zip(places(listed(source)), told[truncated], strict=True))
+                step = [not row[2] & FINAL for row in want]
+                got = np.asarray(kept[truncated])[step]
+                assert got.tolist() == [
+                    bool(both[row[:2]]) for row in want if not row[2] & FINAL
+                ]
+
+
+def test_environments_and_fields_come_first(source, tmp_path):
+    mr.export(source, tmp_path / "all.npz")
+    choice = {"fields": ["observation"], "env_ids": [1], "rows": slice(2, 5)}
+    mr.export(source, tmp_path / "a.npz", **choice)
+    mr.load(tmp_path / "a.npz", tmp_path / "a")
+    mr.load(tmp_path / "all.npz", tmp_path / "b", **choice)
+    first = int(source.span.first[1])
+    for name in "ab":
+        with mr.ReplayBuffer.open(tmp_path / name) as part:
+            assert part.schema.paths == ("observation/o",)
+            rows = part.gather_all()
+            assert rows.positions.tolist() == [first + 2, first + 3, first + 4]
+            assert part.heads[0] == source.heads[0]
+            want = source.get_field("observation/o", 1, rows.positions)
+            assert rows["observation/o"].tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"rows": slice(0, 9, 2)}, "rows: got .* expected a slice of step 1"),
+        ({"episodes": 3}, "episodes: got 3, expected a slice"),
+        ({"rows": slice("a")}, "rows: got .* expected a slice"),
+        ({"rows": slice(99, None)}, "rows: got 48:48 of 48, expected at least one"),
+        ({"episodes": slice(3, 3)}, "episodes: got 3:3 of"),
+    ],
+)
+def test_what_is_no_part_of_it_is_refused(source, tmp_path, choice, message):
+    with pytest.raises(SchemaError, match=message):
+        mr.export(source, tmp_path / "a.npz", **choice)
+    assert not (tmp_path / "a.npz").exists()
+
+
+def test_rows_of_unknown_environments_are_refused_while_counting(source, tmp_path):
+    mr.export(source, tmp_path / "a.npz")
+    with np.load(tmp_path / "a.npz") as found:
+        arrays = dict(found)
+    arrays["_env_id"][-1] = 7
+    np.savez(tmp_path / "b.npz", **arrays)
+    with pytest.raises(SourceError, match="environment 7: got a row of it"):
+        mr.load(tmp_path / "b.npz", tmp_path / "b", episodes=slice(0, 2))
+
+
+def test_a_buffer_is_read_where_it_is_wanted_only(source, monkeypatch):
+    reader = buffers.BufferReader(source)
+    asked = []
+    read = type(source.view).read
+
+    def counted(self, paths, ids, at):
+        asked.append(len(at))
+        return read(self, paths, ids, at)
+
+    monkeypatch.setattr(type(source.view), "read", counted)
+    with chosen(reader, Choice(rows=slice(3, 7))) as part:
+        assert sum(len(each) for each in part.blocks()) == 4
+    assert sum(asked) == 4
+
+
+@pytest.fixture
+def cli(capsys):
+    def call(*args):
+        code = run(["convert", *map(str, args)])
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        return code, out, err
+
+    return call
+
+
+def test_the_command_line_chooses_likewise(cli, source, tmp_path):
+    source.commit()
+    want = listed(source)
+    for text, rows in (("3:9", want[3:9]), (":5", want[:5]), ("-4:", want[-4:]),
+                       ("2", want[2:3]), ("-1", want[-1:])):  # fmt: skip
+        place = tmp_path / f"rows{text}"
+        assert cli(source.path, place, "--to", "buffer", f"--rows={text}")[0] == 0
+        with mr.ReplayBuffer.open(place) as part:
+            assert places(listed(part)) == places(rows)
+    code, out, _ = cli(source.path, tmp_path / "e.npz", "--episodes", "1:3")
+    assert code == 0
+    episodes = grouped(want)[1:3]
+    assert f"{sum(map(len, episodes))} rows, 2 episodes" in out
+
+
+@pytest.mark.parametrize("text", ["", "a", "1:2:3", "1-2", ":", "1.5"])
+def test_what_is_no_stretch_is_a_usage_error(cli, source, tmp_path, text):
+    code, _, err = cli(source.path, tmp_path / "a.npz", f"--rows={text}")
+    if text == ":":
+        assert code == 0
+        return
+    assert code == 2
+    assert "expected A:B, such as 0:100, or one number" in err
+
+
+def test_a_dry_run_tells_what_is_chosen_and_what_it_would_take(cli, source, tmp_path):
+    source.commit()
+    plan = json.loads(cli(source.path, tmp_path / "a.npz", "-n", "--json",
+                          "--rows", "0:7")[1])  # fmt: skip
+    assert plan["rows"] == 7
+    cli(source.path, tmp_path / "a.npz", "--rows", "0:7")
+    assert plan["target_nbytes"] == (tmp_path / "a.npz").stat().st_size
+    code, _, err = cli(source.path, tmp_path / "b", "-n", "--engine", "zarr")
+    assert code == 3
+    assert "engine: got 'zarr', expected 'memmap'" in err
+    assert cli(source.path, tmp_path / "b", "-n", "--capacity", "5")[0] == 0
+    assert not (tmp_path / "b").exists()
