@@ -106,6 +106,11 @@ class Ring:
         return self.slots * self.num_envs
 
     @property
+    def shape(self) -> tuple[int, int, bool]:
+        """Slots, environments, and whether it is time-major, as kernels take it."""
+        return self.slots, self.num_envs, self.layout == "time_major"
+
+    @property
     def num_blocks(self) -> int:
         """Blocks of one environment."""
         return self.slots // self.block_rows

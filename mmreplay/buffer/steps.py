@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay import kernels
 from mmreplay.episodes import (
-    ALL_FLAGS,
     CUT,
-    FINAL,
     TERMINATED,
     TRUNCATED,
     EpisodeIndex,
@@ -19,6 +18,7 @@ from mmreplay.storage.base import Store
 
 Fields = dict[str, NDArray[np.generic]]
 Ids = NDArray[np.int64]
+_kernel = kernels.load("steps")
 SERVED = {"terminated": TERMINATED, "truncated": TRUNCATED}
 
 
@@ -33,14 +33,14 @@ class StepReader:
     def __init__(self, store: Store, schema: Schema, autoreset: str) -> None:
         """Make one."""
         self._store = store
-        self._ring = ring = store.ring
+        self._ring = store.ring
         self._paths = schema.paths
         self._served = {
             path: SERVED[role]
             for role in SERVED
             if (path := schema.role(role)) is not None
         }
-        self._bits = [(p, np.array(k, np.uint8)) for p, k in self._served.items()]
+        self._bits = bytes(self._served.values())
         self.derived = (
             schema.role("observation") is not None
             and schema.role("next_observation") is None
@@ -53,36 +53,19 @@ class StepReader:
         alone = store.packed | self._served.keys()
         self._single = tuple(p for p in schema.paths if p not in alone)
         self._law = judged(derived=self.derived)
-        # How far on the next row of an environment lies, until its rows wrap.
-        self._stride = ring.num_envs if ring.layout == "time_major" else 1
-        self._wraps_at_end = ring.num_envs == self._stride
-
-    def _rows(self, env_ids: Ids, positions: Ids) -> tuple[Ids, Ids]:
-        """Rows of positions, and of those after them."""
-        rows = self._ring.rows(env_ids, positions)
-        if not self._wraps_at_end:
-            return rows, self._ring.rows(env_ids, positions + 1)
-        following = rows + self._stride
-        following -= (following >= self._ring.num_rows) * self._ring.num_rows
-        return rows, following
 
     def legal(self, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
         """Tell legal starts by their flags and those after; see `EpisodeIndex.legal`.
 
         Cheaper than a bisection where no window is asked for.
         """
-        store = self._store
-        if not self.derived:
-            here = store.flags(self._ring.rows(env_ids, positions))
-            step: NDArray[np.bool_] = (here & FINAL) == 0
-            return step
-        rows, following = self._rows(env_ids, positions)
-        both = store.flags(rows).astype(np.uint16)
-        both <<= 6
-        both |= store.flags(following) & ALL_FLAGS
-        # A damaged byte may have bits that mean nothing.
-        both &= len(self._law) - 1
-        legal: NDArray[np.bool_] = self._law.take(both)
+        legal = np.empty(len(positions), np.bool_)
+        env_ids = np.ascontiguousarray(env_ids)
+        positions = np.ascontiguousarray(positions)
+        _kernel.legal(
+            self._store.all_flags, env_ids, positions, *self._ring.shape, self._law,
+            legal,
+        )  # fmt: skip
         return legal
 
     def gather(
@@ -102,59 +85,64 @@ class StepReader:
         """
         if self.derived:
             return self._with_next(env_ids, positions, heads, index)
-        rows = self._ring.rows(env_ids, positions)
+        rows = np.empty(len(positions), np.int64)
+        ends = self._place(env_ids, positions, heads, index, rows)
         self._store.prefetch(rows, self._paths)
         found = self._store.gather(rows, self._paths)
-        if self._served:
-            here = self._store.flags(rows)
-            self._serve(found, here)
-            if index.num_cuts:
-                self._cut(found, env_ids, positions, heads)
-        return found
+        return self._serve(found, ends, env_ids, positions, heads, index)
+
+    def _place(
+        self, env_ids: Ids, positions: Ids, heads: Ids, index: EpisodeIndex, rows: Ids
+    ) -> NDArray[np.bool_]:
+        """Find rows, and those after if there is room; return the ends of steps."""
+        ends = np.empty((len(self._bits), len(positions)), np.bool_)
+        _kernel.place(
+            self._store.all_flags, np.ascontiguousarray(env_ids),
+            np.ascontiguousarray(positions), heads, *self._ring.shape, self._bits,
+            index.bare, rows, ends,
+        )  # fmt: skip
+        return ends
 
     def _with_next(
         self, env_ids: Ids, positions: Ids, heads: Ids, index: EpisodeIndex
     ) -> Fields:
         store = self._store
-        rows, following = self._rows(env_ids, positions)
-        here = store.flags(rows)
-        if index.bare:
-            # A terminated step without a final row has no next observation, and
-            # needs none: it is drawn with its own, to be discounted by 0.
-            ends = np.flatnonzero(here & TERMINATED)
-            final = (store.flags(following[ends]) & FINAL) != 0
-            final &= positions[ends] + 1 < heads[env_ids[ends]]
-            own = ends[~final]
-            following[own] = rows[own]
+        pairs = np.empty((len(positions), 2), np.int64)
+        ends = self._place(env_ids, positions, heads, index, pairs)
+        rows = pairs[:, 0]
         found: Fields = {}
         if self._single:
             store.prefetch(rows, self._single)
             found = store.gather(rows, self._single)
         if self._apart:
+            following = pairs[:, 1]
             store.prefetch(following, self._apart)
             nexts = store.gather(following, self._apart)
             found |= {self.next_paths[path]: nexts[path] for path in self._apart}
-        if self._pairs:
-            # The row after lies beside the row: both are read in one go.
-            pairs = np.empty((len(rows), 2), np.int64)
-            pairs[:, 0] = rows
-            pairs[:, 1] = following
-            rows = pairs.reshape(-1)
         if self._packed:
+            # The row after lies beside the row: both are read in one go.
+            rows = pairs.reshape(-1) if self._pairs else rows
             store.prefetch(rows, self._packed)
             packed = store.gather(rows, self._packed)
             for path, array in packed.items():
                 found[path] = array[::2] if self._pairs else array
             found |= {name: packed[path][1::2] for path, name in self._pairs.items()}
-        self._serve(found, here)
-        if index.num_cuts:
+        return self._serve(found, ends, env_ids, positions, heads, index)
+
+    def _serve(
+        self,
+        found: Fields,
+        ends: NDArray[np.bool_],
+        env_ids: Ids,
+        positions: Ids,
+        heads: Ids,
+        index: EpisodeIndex,
+    ) -> Fields:
+        for path, ended in zip(self._served, ends, strict=True):
+            found[path] = ended
+        if self._served and index.num_cuts:
             self._cut(found, env_ids, positions, heads)
         return found
-
-    def _serve(self, found: Fields, here: NDArray[np.uint8]) -> None:
-        # Half of what comparing with a Python integer costs.
-        for path, bit in self._bits:
-            found[path] = (here & bit).astype(bool)
 
     def _cut(self, found: Fields, env_ids: Ids, positions: Ids, heads: Ids) -> None:
         """Report as truncated the steps before a row that says so."""

@@ -7,7 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay import kernels
 from mmreplay.ring import Ring
+
+_steps = kernels.load("steps")
 
 CHUNK_ROWS = 1 << 20
 
@@ -63,20 +66,7 @@ def places_of(ring: Ring, stop: Ids, rows: Ids) -> tuple[Ids, Ids]:
     Returns:
         int64 ``[B]`` each.
     """
-    last = stop - 1
-    if ring.num_envs == 1:
-        # The newest row's lap, or, above its slot, the lap before.
-        newest = int(last[0])
-        slot = newest % ring.slots
-        positions = rows + (newest - slot)
-        positions[rows > slot] -= ring.slots
-        return np.zeros(len(rows), np.int64), positions
-    if ring.layout == "env_major":
-        env_ids = rows // ring.slots
-        slots = rows - env_ids * ring.slots
-    else:
-        slots = rows // ring.num_envs
-        env_ids = rows - slots * ring.num_envs
-    newest_of = last[env_ids]
-    ages: Ids = (newest_of - slots) % ring.slots
-    return env_ids, newest_of - ages
+    env_ids, positions = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
+    rows = np.ascontiguousarray(rows)
+    _steps.unplace(rows, stop, *ring.shape, env_ids, positions)
+    return env_ids, positions

@@ -98,7 +98,7 @@ class Prioritizing:
                 f"{rows.num_legal} legal starts, expected one above it; update "
                 "priorities, or make the sampler with eps above 0"
             )
-        sums = self._random.at(self._step).random(batch_size)
+        sums = self._random.shares(self._step, batch_size)
         if self._options.stratified:
             sums += self._strata_of(batch_size)
             sums /= batch_size
@@ -138,6 +138,29 @@ class Prioritizing:
         mask: NDArray[np.bool_] | None = None,
     ) -> int:
         """Set priorities; see `PrioritySampler.update_priorities`."""
+        ids, places, numbers = self._numbers(env_ids, positions, values, mask)
+        return self._priorities.update(view, ids, places, numbers)
+
+    def check_priorities(
+        self,
+        view: View,
+        env_ids: Ids,
+        positions: Ids,
+        values: NDArray[np.generic],
+        mask: NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Refuse what `update_priorities` would; see `joined.check_each`."""
+        ids, places, _ = self._numbers(env_ids, positions, values, mask)
+        self._priorities.check(view, ids, places)
+
+    def _numbers(
+        self,
+        env_ids: Ids,
+        positions: Ids,
+        values: NDArray[np.generic],
+        mask: NDArray[np.bool_] | None,
+    ) -> tuple[Ids, Ids, NDArray[np.float32]]:
+        """Environments, positions and priorities as they are stored, ``[B]`` each."""
         ids, places = np.asarray(env_ids, np.int64), np.asarray(positions, np.int64)
         numbers = np.asarray(values)
         if numbers.dtype.kind not in "fiu" and numbers.size:
@@ -152,7 +175,7 @@ class Prioritizing:
                 f"{list(ids.shape)} env_ids and {list(places.shape)} positions, "
                 "expected one for each step drawn; pass the batch that they are of"
             )
-        return self._priorities.update(view, ids, places, _stored(numbers))
+        return ids, places, _stored(numbers)
 
     @property
     def where(self) -> str | None:
@@ -193,7 +216,10 @@ class Prioritizing:
             self._priorities.load(saved, state)
 
     def close(self) -> None:
-        """Make the column on disk durable and give it back; a draw opens it again."""
+        """Make priorities on disk durable and give them back; a draw opens them again.
+
+        Those in RAM stay, since nobody else has them.
+        """
         self._priorities.close()
 
 
@@ -336,6 +362,17 @@ class PriorityDrawing(Protocol):
         """
         return self._work.update_priorities(view, env_ids, positions, values, mask)
 
+    def check_priorities(
+        self,
+        view: View,
+        env_ids: Ids,
+        positions: Ids,
+        values: NDArray[np.generic],
+        mask: NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Refuse what `update_priorities` would; see `joined.check_each`."""
+        self._work.check_priorities(view, env_ids, positions, values, mask)
+
     def state_dict(self, priorities: bool = False) -> State:
         """Seed and step.
 
@@ -350,5 +387,8 @@ class PriorityDrawing(Protocol):
         self._work.load_state_dict(state)
 
     def close(self) -> None:
-        """Make stored priorities durable and let others have them."""
+        """Make stored priorities durable and let others have them.
+
+        The next draw opens them again. Those in RAM stay, and are drawn by as before.
+        """
         self._work.close()

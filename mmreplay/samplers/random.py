@@ -10,8 +10,12 @@ from __future__ import annotations
 import secrets
 
 import numpy as np
+from numpy.typing import NDArray
 
+from mmreplay import kernels
 from mmreplay.errors import SchemaError
+
+_steps = kernels.load("steps")
 
 
 class StepGenerator:
@@ -45,6 +49,30 @@ class StepGenerator:
         self._counter[1] = step
         self._philox.state = self._state
         return self._generator
+
+    def shares(self, step: int, count: int) -> NDArray[np.float64]:
+        """Return the first numbers of one step, float64 ``[count]`` in ``[0, 1)``."""
+        numbers = np.empty(count)
+        _steps.shares(self.seed, step, numbers)
+        return numbers
+
+    def pick(
+        self, step: int, ends: NDArray[np.int64], stops: NDArray[np.int64], count: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Draw rows of stretches by the first numbers of one step.
+
+        Args:
+            step: At least 0.
+            ends: int64 ``[E]``, rows of the stretches up to the end of each.
+            stops: int64 ``[E]``, the position after each stretch.
+            count: How many.
+
+        Returns:
+            Stretch and position, int64 ``[count]`` each; a number for each row.
+        """
+        env_ids, positions = np.empty(count, np.int64), np.empty(count, np.int64)
+        _steps.pick(self.seed, step, ends, stops, env_ids, positions)
+        return env_ids, positions
 
     def key(self, step: int) -> int:
         """Return a number of one step, in ``[0, 2**64)``, for `Draw.key`."""

@@ -48,13 +48,13 @@ class UniformSampler:
                 "which none is a legal start yet, expected at least one; a step can be "
                 "drawn when its next observation is known: add steps first"
             )
-        rng = self._random.at(self._step)
         if num_legal == starts.total:
-            env_ids, positions = starts.pick(batch_size, rng)
+            env_ids, positions = self._pick(batch_size)
         elif num_legal < MIN_LEGAL * starts.total:
-            env_ids, positions = view.start_at(_below(num_legal, batch_size, rng))
+            ranks = _below(num_legal, self._random.shares(self._step, batch_size))
+            env_ids, positions = view.start_at(ranks)
         else:
-            env_ids, positions = self._pick_legal(view, num_legal, batch_size, rng)
+            env_ids, positions = self._pick_legal(view, num_legal, batch_size)
         key = self._random.key(self._step)
         self._step += 1
         probabilities, weights = np.empty(batch_size), np.empty(batch_size, np.float32)
@@ -68,20 +68,24 @@ class UniformSampler:
             self._starts = _Starts(span)
         return self._starts
 
-    def _pick_legal(
-        self, view: View, num_legal: int, count: int, rng: np.random.Generator
-    ) -> tuple[Ids, Ids]:
+    def _pick(self, count: int) -> tuple[Ids, Ids]:
+        """Draw rows uniformly, legal or not."""
+        starts = self._starts
+        return self._random.pick(self._step, starts.ends, starts.span.stop, count)
+
+    def _pick_legal(self, view: View, num_legal: int, count: int) -> tuple[Ids, Ids]:
         """Draw rows until so many of them are legal, in one go nearly always."""
         starts = self._starts
         illegal = count * (starts.total / num_legal - 1.0)
         spare = int(illegal + SPARE_SIGMAS * illegal**0.5) + 1
-        env_ids, positions = starts.pick(count + spare, rng)
+        env_ids, positions = self._pick(count + spare)
         good = view.legal(env_ids, positions).nonzero()[0][:count]
         env_ids, positions = env_ids.take(good), positions.take(good)
         missing = count - len(good)
         if missing == 0:
             return env_ids, positions
-        ids, more = view.start_at(_below(num_legal, missing, rng))
+        shares = self._random.shares(self._step, count + spare + missing)
+        ids, more = view.start_at(_below(num_legal, shares[-missing:]))
         return np.concatenate([env_ids, ids]), np.concatenate([positions, more])
 
     def state_dict(self) -> State:
@@ -113,10 +117,8 @@ def _checked(state: State) -> tuple[int, int]:
     return state["seed"], state["step"]
 
 
-def _below(total: int, count: int, rng: np.random.Generator) -> Ids:
-    """Integers in ``[0, total)``, int64 ``[count]``."""
-    # 53 bits of a double: the bias over 2**40 rows is below 2**-12 of a row.
-    shares = rng.random(count)
+def _below(total: int, shares: NDArray[np.float64]) -> Ids:
+    """Integers in ``[0, total)``, int64 ``[N]``, as `StepGenerator.pick` draws them."""
     shares *= total
     return shares.astype(np.int64)
 
@@ -126,15 +128,5 @@ class _Starts:
 
     def __init__(self, span: Span) -> None:
         self.span = span
-        self._ends = np.cumsum(span.lengths)
-        self._first = int(span.first[0])
-        self.total = int(self._ends[-1])
-
-    def pick(self, count: int, rng: np.random.Generator) -> tuple[Ids, Ids]:
-        """Draw rows uniformly, legal or not."""
-        ranks = _below(self.total, count, rng)
-        if len(self._ends) == 1:
-            ranks += self._first
-            return np.zeros(count, np.int64), ranks
-        env_ids = np.searchsorted(self._ends, ranks, side="right")
-        return env_ids, self.span.stop[env_ids] - (self._ends[env_ids] - ranks)
+        self.ends = np.cumsum(span.lengths)
+        self.total = int(self.ends[-1])

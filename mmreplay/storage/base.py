@@ -44,6 +44,10 @@ class Store(Protocol):
     packed: frozenset[str]
     """Paths whose values lie together, so that to read one is to read all."""
 
+    @property
+    def all_flags(self) -> NDArray[np.uint8]:
+        """uint8 ``[num_rows]``, flags of every row, as they are and will be."""
+
     def write(
         self, runs: Sequence[Run], columns: Columns, flags: NDArray[np.uint8]
     ) -> None:
@@ -89,8 +93,15 @@ class Store(Protocol):
             T, or -1 as `step` does.
         """
 
-    def allocate(self, env_id: int, stop_slot: int) -> None:
-        """Reserve space for one environment's slots below stop_slot."""
+    def allocate(self, first: NDArray[np.int64], stop: NDArray[np.int64]) -> None:
+        """Reserve space for each environment's positions ``[first, stop)``.
+
+        What holds rows already stays as it is, so that it may be asked for again.
+
+        Args:
+            first: int64 ``[E]``.
+            stop: int64 ``[E]``; at most a ring's slots after first.
+        """
 
     def gather(
         self, rows: NDArray[np.int64], paths: Sequence[str]
@@ -105,8 +116,12 @@ class Store(Protocol):
             Per path ``[B, *shape]``; small fields are views of one packed array.
         """
 
-    def prefetch(self, rows: NDArray[np.int64], paths: Sequence[str]) -> None:
-        """Ask the disk for rows ahead of a gather where pages are missing."""
+    def prefetch(self, rows: NDArray[np.int64], paths: Sequence[str]) -> int:
+        """Ask the disk for rows ahead of a gather where pages are missing.
+
+        Returns:
+            Bytes asked for; 0 where all seem to be in memory.
+        """
 
     def flags(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Flags of rows, uint8 of the shape of rows."""

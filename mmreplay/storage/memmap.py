@@ -56,7 +56,7 @@ class MemmapStore:
         self._placement = placement
         self._files = files
         self._recycler = Recycler()
-        self._allocated: dict[tuple[str, int], int] = {}
+        self._reserved: dict[str, NDArray[np.bool_]] = {}
         self._flags_file = files[FLAGS]
         self._sums_file = files[SUMS]
         self._data_files = [f for name, f in files.items() if name != SUMS]
@@ -200,28 +200,33 @@ class MemmapStore:
             self._records_file.pwrite(self._record, row * self._placement.stride)
         self._flags_file.pwrite(ONE_BYTE[flags], row)
 
-    def allocate(self, env_id: int, stop_slot: int) -> None:
-        """Reserve space below a slot; see `Store.allocate`.
-
-        The files of a time-major ring have no part of one environment's own, so
-        there the whole step is reserved, whichever environment asks for it first.
-        """
-        ring = self.ring
+    def allocate(self, first: NDArray[np.int64], stop: NDArray[np.int64]) -> None:
+        """Reserve space for positions; see `Store.allocate`."""
+        ring, some = self.ring, np.flatnonzero(stop > first)
         wide = 1 if ring.layout == "env_major" else ring.num_envs
         if wide > 1:
-            env_id = 0
-        for name, file in self._files.items():
-            if name == SUMS:
-                continue
-            row_nbytes = file.nbytes // ring.num_rows
-            region = env_id * ring.slots * row_nbytes
-            end = region + ring.slots * row_nbytes * wide
-            done = self._allocated.get((name, env_id), region)
-            want = region + stop_slot * row_nbytes * wide
-            if want > done:
-                until = min(end, max(want, done + ALLOCATION_NBYTES))
-                file.allocate(done, until - done)
-                self._allocated[name, env_id] = until
+            # One step's rows of all environments are one stretch of a file.
+            some = some[np.unique(stop[some], return_index=True)[1]]
+            first = stop - (stop - first).max()
+        for env_id in some.tolist():
+            here = max(0, int(first[env_id])), int(stop[env_id])
+            for row, _, count in ring.stretch(0 if wide > 1 else env_id, *here):
+                for name, file in self._files.items():
+                    if name != SUMS:
+                        self._reserve(name, file, row, row + count * wide)
+
+    def _reserve(self, name: str, file: File, row: int, last: int) -> None:
+        """Reserve the pieces that hold rows ``[row, last)``, each once an opening."""
+        size, row_nbytes = ALLOCATION_NBYTES, file.nbytes // self.ring.num_rows
+        if name not in self._reserved:
+            self._reserved[name] = np.zeros(-(-file.nbytes // size), bool)
+        first, stop = row * row_nbytes // size, -(-last * row_nbytes // size)
+        left = np.flatnonzero(~self._reserved[name][first:stop])
+        if len(left):
+            offset = (first + int(left[0])) * size
+            until = min(file.nbytes, (first + int(left[-1]) + 1) * size)
+            file.allocate(offset, until - offset)
+            self._reserved[name][first:stop] = True
 
     def gather(
         self, rows: NDArray[np.int64], paths: Sequence[str]
@@ -245,7 +250,7 @@ class MemmapStore:
                 found[path] = packed[path]
         return found
 
-    def prefetch(self, rows: NDArray[np.int64], paths: Sequence[str]) -> None:
+    def prefetch(self, rows: NDArray[np.int64], paths: Sequence[str]) -> int:
         """Ask the disk for missing rows; see `Store.prefetch`."""
         key = tuple(paths)
         pages = self._pages_of.get(key)
@@ -256,8 +261,12 @@ class MemmapStore:
                 if path not in self._placement.served
             }
             pages = self._pages_of[key] = [self._pages[name] for name in sorted(names)]
-        for each in pages:
-            each.prefetch(rows)
+        return sum([each.prefetch(rows) for each in pages])
+
+    @property
+    def all_flags(self) -> NDArray[np.uint8]:
+        """Flags of every row; see `Store.all_flags`."""
+        return self._flags
 
     def flags(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Flags of rows; see `Store.flags`."""

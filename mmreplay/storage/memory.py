@@ -57,7 +57,7 @@ class MemoryStore:
         """Take no block as it is: `write` wants arrays without the axes of one."""
         return -1
 
-    def allocate(self, env_id: int, stop_slot: int) -> None:
+    def allocate(self, first: NDArray[np.int64], stop: NDArray[np.int64]) -> None:
         """Do nothing: memory was promised when the arrays were made."""
 
     def gather(
@@ -70,8 +70,14 @@ class MemoryStore:
             if path in self._arrays
         }
 
-    def prefetch(self, rows: NDArray[np.int64], paths: Sequence[str]) -> None:
+    def prefetch(self, rows: NDArray[np.int64], paths: Sequence[str]) -> int:
         """Do nothing: the rows are in memory."""
+        return 0
+
+    @property
+    def all_flags(self) -> NDArray[np.uint8]:
+        """Flags of every row; see `Store.all_flags`."""
+        return self._flags
 
     def flags(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Flags of rows; see `Store.flags`."""

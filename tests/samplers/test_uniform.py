@@ -7,7 +7,6 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.errors import EmptyError, SchemaError
-from mmreplay.ring import Span
 from mmreplay.samplers import uniform
 from mmreplay.samplers.uniform import UniformSampler
 from tests.buffer.support import Twin
@@ -67,15 +66,9 @@ class TestUniformSampler(SamplerContract):
 
     @pytest.mark.parametrize("total", [1, 3, 7, 10**6 + 3, (1 << 40) + 1])
     def test_the_largest_random_number_stays_inside(self, total):
-        class Last:
-            def random(self, count):
-                return np.full(count, np.nextafter(1.0, 0.0))
-
-        for envs in (1, 2):
-            first = np.arange(envs) * 5
-            span = Span(first, first + total)
-            _, positions = uniform._Starts(span).pick(2, Last())
-            assert positions.tolist() == [span.stop[-1] - 1] * 2
+        # Where ranks are made of shares in C, by the same product: see kernels.
+        last = np.full(2, np.nextafter(1.0, 0.0))
+        assert uniform._below(total, last).tolist() == [total - 1] * 2
 
     def test_seeds_outside_the_range_are_refused(self):
         for seed in (-1, 1 << 63, "a", 1.5, True, np.int64(-3)):

@@ -1,0 +1,179 @@
+"""Steps drawn, judged and placed: the numpy twin of ``_steps.c``.
+
+Functions take contiguous arrays; C reads and writes their bytes. A ring is given as
+slots, environments, and whether a step of all of them lies together (`ring.Ring`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+TERMINATED, FINAL, ALL_FLAGS = 2, 8, 63
+
+Ids = NDArray[np.int64]
+Bytes = NDArray[np.uint8]
+Bools = NDArray[np.bool_]
+
+
+def shares(seed: int, step: int, out: NDArray[np.float64], /) -> None:
+    """Draw numbers of one step uniformly from ``[0, 1)``.
+
+    Those of numpy's ``Generator.random`` over Philox4x64-10 (Salmon et al. 2011,
+    "Parallel random numbers: as easy as 1, 2, 3").
+
+    Args:
+        seed: In ``[0, 2**64)``, the key.
+        step: In ``[0, 2**64)``, the second word of the counter.
+        out: float64 ``[N]``, written.
+    """
+    philox = np.random.Philox(key=seed, counter=[0, step, 0, 0])
+    np.random.Generator(philox).random(out=out)
+
+
+def pick(
+    seed: int, step: int, ends: Ids, stops: Ids, env_ids: Ids, positions: Ids, /
+) -> None:
+    """Draw rows of some stretches, one an environment, each as likely.
+
+    Args:
+        seed: See `shares`.
+        step: See `shares`.
+        ends: int64 ``[E]``, rows of the stretches up to the end of each, 1 in all at
+            least.
+        stops: int64 ``[E]``, the position after each stretch.
+        env_ids: int64 ``[N]``, written.
+        positions: int64 ``[N]``, written.
+
+    Raises:
+        ValueError: Shapes do not fit each other, or there is no row.
+    """
+    if not len(ends) == len(stops) >= 1 or len(env_ids) != len(positions):
+        raise ValueError("pick: expected an end and a stop of each environment")
+    if ends[-1] < 1:
+        raise ValueError("pick: expected rows to pick from")
+    # 53 bits of a double: the bias over 2**40 rows is below 2**-12 of a row.
+    numbers = np.empty(len(positions))
+    shares(seed, step, numbers)
+    numbers *= ends[-1]
+    ranks = numbers.astype(np.int64)
+    env_ids[:] = np.searchsorted(ends, ranks, side="right")
+    positions[:] = stops[env_ids] - (ends[env_ids] - ranks)
+
+
+def legal(
+    flags: Bytes, env_ids: Ids, positions: Ids, slots: int, num_envs: int,
+    time_major: bool, law: Bools, out: Bools, /,
+) -> None:  # fmt: skip
+    """Judge steps by their own flags and those of the row after.
+
+    Args:
+        flags: uint8, of every row of the ring.
+        env_ids: int64 ``[N]``.
+        positions: int64 ``[N]``.
+        slots: Of the ring.
+        num_envs: Of the ring.
+        time_major: Of the ring.
+        law: bool ``[64 * 64]``, by ``here << 6 | after``.
+        out: bool ``[N]``, written.
+
+    Raises:
+        ValueError: Shapes do not fit each other, or there is no such place.
+    """
+    fits = len(env_ids) == len(positions) == len(out)
+    if not fits or len(flags) != slots * num_envs or len(law) != (ALL_FLAGS + 1) ** 2:
+        raise ValueError("legal: expected flags of every row, and arrays of one length")
+    rows, following = _rows(env_ids, positions, slots, num_envs, time_major)
+    both = flags.take(rows).astype(np.uint16) & ALL_FLAGS
+    both <<= 6
+    both |= flags.take(following) & ALL_FLAGS
+    law.take(both, out=out)
+
+
+def place(
+    flags: Bytes, env_ids: Ids, positions: Ids, heads: Ids, slots: int, num_envs: int,
+    time_major: bool, bits: bytes, bare: bool, rows: Ids, ends: Bools, /,
+) -> None:  # fmt: skip
+    """Find the rows of steps, of those after if there is room, and how they end.
+
+    Args:
+        flags: uint8, of every row of the ring.
+        env_ids: int64 ``[N]``.
+        positions: int64 ``[N]``.
+        heads: int64 ``[E]``; rows below are written.
+        slots: Of the ring.
+        num_envs: Of the ring.
+        time_major: Of the ring.
+        bits: Flags to look for, one a byte, K of them.
+        bare: Whether a terminated step without a final row after it is its own
+            successor.
+        rows: int64 ``[N]`` or ``[N, 2]``, written.
+        ends: bool ``[K, N]``, written: whether a step has each flag.
+
+    Raises:
+        ValueError: Shapes do not fit each other, or there is no such place.
+    """
+    count = len(env_ids)
+    fits = count == len(positions) and len(heads) == num_envs
+    fits &= rows.size in (count, 2 * count) and ends.size == len(bits) * count
+    if not fits or len(flags) != slots * num_envs:
+        raise ValueError("place: expected flags of every row, and arrays of one length")
+    first, following = _rows(env_ids, positions, slots, num_envs, time_major)
+    here = flags.take(first)
+    for kind, bit in enumerate(bits):
+        ends[kind] = (here & bit) != 0
+    if rows.size == count and rows.ndim == 1:
+        rows[:] = first
+        return
+    if bare:
+        last = np.flatnonzero(here & TERMINATED)
+        final = (flags.take(following[last]) & FINAL) != 0
+        final &= positions[last] + 1 < heads[env_ids[last]]
+        own = last[~final]
+        following[own] = first[own]
+    rows[:, 0] = first
+    rows[:, 1] = following
+
+
+def unplace(
+    rows: Ids, stops: Ids, slots: int, num_envs: int, time_major: bool,
+    env_ids: Ids, positions: Ids, /,
+) -> None:  # fmt: skip
+    """Find what lies in rows: for each the newest position below its stop.
+
+    Args:
+        rows: int64 ``[N]``.
+        stops: int64 ``[E]``, the next position to be written.
+        slots: Of the ring.
+        num_envs: Of the ring.
+        time_major: Of the ring.
+        env_ids: int64 ``[N]``, written.
+        positions: int64 ``[N]``, written.
+
+    Raises:
+        ValueError: Shapes do not fit each other, or there is no such row.
+    """
+    if len(stops) != num_envs or not len(rows) == len(env_ids) == len(positions):
+        raise ValueError("unplace: expected a stop of each environment")
+    if len(rows) and not 0 <= rows.min() <= rows.max() < slots * num_envs:
+        raise ValueError("unplace: expected rows of the ring")
+    places, env_ids[:] = np.divmod(rows, num_envs)
+    if not time_major:
+        env_ids[:], places = np.divmod(rows, slots)
+    newest = stops[env_ids] - 1
+    positions[:] = newest - (newest - places) % slots
+
+
+def _rows(
+    env_ids: Ids, positions: Ids, slots: int, num_envs: int, time_major: bool
+) -> tuple[Ids, Ids]:
+    """Rows of positions, and of those after them."""
+    strays = (env_ids < 0) | (env_ids >= num_envs) | (positions < 0)
+    if strays.any():
+        raise ValueError("expected known environments and positions of at least 0")
+    of_env, of_slot = (1, num_envs) if time_major else (slots, 1)
+    first = positions % slots
+    after = first + 1
+    after[after == slots] = 0
+    base = env_ids * of_env
+    return base + first * of_slot, base + after * of_slot

@@ -1,0 +1,162 @@
+"""Steps are drawn, judged and placed alike in C, in numpy, and by counting."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mmreplay import kernels
+from mmreplay.episodes import FINAL, TERMINATED, TRUNCATED, judged
+from mmreplay.kernels import steps as twin
+from mmreplay.ring import Ring
+
+C = kernels.choose("steps", "").module
+KERNELS = [twin] if C is twin else [twin, C]
+BITS = bytes([TERMINATED, TRUNCATED])
+
+
+@st.composite
+def rings(draw):
+    layout = draw(st.sampled_from(["env_major", "time_major"]))
+    slots, num_envs = draw(st.integers(1, 9)), draw(st.integers(1, 4))
+    return Ring(slots, num_envs, layout, 0, 1, slots)
+
+
+def random(seed):
+    return np.random.default_rng(seed)
+
+
+def places(ring, count, rng):
+    return rng.integers(0, ring.num_envs, count), rng.integers(0, 40, count)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("seed", [0, 7, (1 << 63) - 1, (1 << 64) - 1])
+@pytest.mark.parametrize("step", [0, 1, 1 << 40])
+def test_shares_are_those_of_numpys_generator(kernel, seed, step):
+    philox = np.random.Philox(key=seed, counter=[0, step, 0, 0])
+    for count in (0, 1, 4, 101):
+        out = np.empty(count)
+        kernel.shares(seed, step, out)
+        philox.state = np.random.Philox(key=seed, counter=[0, step, 0, 0]).state
+        assert out.tolist() == np.random.Generator(philox).random(count).tolist()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@given(
+    st.lists(st.integers(0, 5), min_size=1, max_size=40),
+    st.integers(0, 1 << 50),
+    st.integers(0, 99),
+)
+def test_picks_are_the_rows_that_counting_finds(kernel, lengths, base, seed):
+    lengths[-1] += 1
+    ends = np.cumsum(lengths)
+    stops = base + ends * 3
+    env_ids, positions = np.empty(50, np.int64), np.empty(50, np.int64)
+    kernel.pick(seed, 3, ends, stops, env_ids, positions)
+    listed = [
+        (env_id, stops[env_id] - length + at)
+        for env_id, length in enumerate(lengths)
+        for at in range(length)
+    ]
+    shares = np.empty(50)
+    kernel.shares(seed, 3, shares)
+    wanted = [listed[int(share * len(listed))] for share in shares.tolist()]
+    assert list(zip(env_ids.tolist(), positions.tolist(), strict=True)) == wanted
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("derived", [False, True])
+@given(ring=rings(), seed=st.integers(0, 1 << 32))
+def test_steps_are_judged_by_two_rows(kernel, derived, ring, seed):
+    rng = random(seed)
+    flags = rng.integers(0, 256, ring.num_rows).astype(np.uint8)
+    env_ids, positions = places(ring, 20, rng)
+    law, out = judged(derived=derived), np.empty(20, bool)
+    kernel.legal(flags, env_ids, positions, *ring.shape, law, out)
+    here = flags[ring.rows(env_ids, positions)] & 63
+    after = flags[ring.rows(env_ids, positions + 1)] & 63
+    assert out.tolist() == law.reshape(64, 64)[here, after].tolist()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("bare", [False, True])
+@given(ring=rings(), seed=st.integers(0, 1 << 32))
+def test_steps_are_placed_with_those_after(kernel, bare, ring, seed):
+    rng = random(seed)
+    flags = rng.integers(0, 64, ring.num_rows).astype(np.uint8)
+    env_ids, positions = places(ring, 20, rng)
+    heads = rng.integers(0, 45, ring.num_envs)
+    rows, pairs = np.empty(20, np.int64), np.empty((20, 2), np.int64)
+    for out in (rows, pairs):
+        ends = np.empty((2, 20), bool)
+        kernel.place(
+            flags, env_ids, positions, heads, *ring.shape, BITS, bare, out, ends
+        )
+    expected = ring.rows(env_ids, positions)
+    here = flags[expected]
+    assert rows.tolist() == pairs[:, 0].tolist() == expected.tolist()
+    assert ends.tolist() == [((here & bit) != 0).tolist() for bit in BITS]
+    for at, (env_id, position) in enumerate(zip(env_ids, positions, strict=True)):
+        after = ring.row(int(env_id), int(position) + 1)
+        final = flags[after] & FINAL and position + 1 < heads[env_id]
+        alone = bare and here[at] & TERMINATED and not final
+        assert pairs[at, 1] == (expected[at] if alone else after)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@given(ring=rings(), seed=st.integers(0, 1 << 32))
+def test_what_lies_in_a_row_is_the_newest_below_the_stop(kernel, ring, seed):
+    rng = random(seed)
+    stops = rng.integers(ring.slots, 100, ring.num_envs)
+    rows = np.arange(ring.num_rows)
+    env_ids, positions = np.empty_like(rows), np.empty_like(rows)
+    kernel.unplace(rows, stops, *ring.shape, env_ids, positions)
+    assert ring.rows(env_ids, positions).tolist() == rows.tolist()
+    ages = stops[env_ids] - positions
+    assert ages.min() >= 1
+    assert ages.max() <= ring.slots
+
+
+def refusals():
+    flags, law, out = np.zeros(6, np.uint8), judged(derived=True), np.empty(1, bool)
+    one, ends = np.zeros(1, np.int64), np.empty((2, 1), bool)
+    two, pair = np.zeros(2, np.int64), np.empty((1, 2), np.int64)
+    ring = (3, 2, False)
+    for env_id, position in ((-1, 0), (2, 0), (0, -1)):
+        at = (np.array([env_id]), np.array([position]))
+        yield "legal", (flags, *at, *ring, law, out)
+        yield "place", (flags, *at, two, *ring, BITS, True, pair, ends)
+    yield "legal", (flags[:5], one, one, *ring, law, out)
+    yield "legal", (flags, one, two, *ring, law, out)
+    yield "legal", (flags, one, one, *ring, law[:9], out)
+    yield "legal", (flags, two, two, *ring, law, out)
+    yield "place", (flags[:5], one, one, two, *ring, BITS, False, one, ends)
+    yield "place", (flags, one, two, two, *ring, BITS, False, one, ends)
+    yield "place", (flags, one, one, one, *ring, BITS, False, one, ends)
+    yield "place", (flags, one, one, two, *ring, b"\2", False, one, ends)
+    yield "place", (flags, one, one, two, *ring, BITS, False, np.arange(3), ends)
+    yield "unplace", (np.array([6]), two, *ring, one, one)
+    yield "unplace", (np.array([-1]), two, *ring, one, one)
+    yield "unplace", (one, one, *ring, one, one)
+    yield "unplace", (one, two, *ring, two, one)
+    yield "pick", (1, 0, two, two, one, one)
+    yield "pick", (1, 0, np.ones(1, np.int64), two, one, one)
+    yield "pick", (1, 0, np.ones(1, np.int64), one, one, two)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(("name", "arguments"), list(refusals()))
+def test_what_does_not_fit_is_refused(kernel, name, arguments):
+    with pytest.raises(ValueError, match="expected"):
+        getattr(kernel, name)(*arguments)
+
+
+@pytest.mark.skipif(C is twin, reason="the kernels in C are not built")
+@pytest.mark.parametrize("name", ["shares", "pick", "legal", "place", "unplace"])
+def test_c_counts_its_arguments_and_wants_arrays(name):
+    with pytest.raises(TypeError, match=rf"{name}: got 1 arguments, expected \d+"):
+        getattr(C, name)(1)
+    count = {"shares": 3, "pick": 6, "legal": 8, "place": 11, "unplace": 7}[name]
+    with pytest.raises(TypeError):
+        getattr(C, name)(*["x"] * count)
