@@ -1,0 +1,186 @@
+"""D4RL's HDF5 files: all steps one after another, ends in columns of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from mmreplay.convert.base import Notes
+from mmreplay.convert.description import Description
+from mmreplay.convert.ends import Bools
+from mmreplay.convert.foreign.columns import Array, Rows, single
+from mmreplay.convert.foreign.d4rl_out import D4rlWriter
+from mmreplay.convert.foreign.fields import Ends, ends_of, make_schema, scalar
+from mmreplay.convert.foreign.hdf5 import Hdf5, Hdf5Rows, begins_as_hdf5
+from mmreplay.convert.foreign.stretches import Stretch, StretchReader
+from mmreplay.errors import FormatError, ReplayError
+from mmreplay.nesting import under
+
+NAMES = {
+    "observations": "observation",
+    "actions": "action",
+    "rewards": "reward",
+    "infos": "info",
+}
+"""What D4RL calls a field, and what it is called here."""
+NEXT = "next_observations"
+TERMINALS, TIMEOUTS, EPISODE_ENDS = "terminals", "timeouts", "episode_terminals"
+NEEDED = ("observations", "actions", "rewards", TERMINALS)
+
+
+class D4rlReader(StretchReader):
+    """Reads the steps of one file as one environment."""
+
+    def __init__(self, hdf5: Hdf5) -> None:
+        self._hdf5 = hdf5
+        self._found = self._find(hdf5)
+        columns = {
+            _renamed(name): scalar(rows) if name == "rewards" else rows
+            for name, rows in self._found.items()
+            if not under([name], NEXT)
+            and name not in (TERMINALS, TIMEOUTS, EPISODE_ENDS)
+        }
+        schema = make_schema(columns, hdf5.notes, hdf5.file.path)
+        kept = {path: rows for path, rows in columns.items() if path in schema}
+        stretch = Stretch(
+            name=str(hdf5.file.path),
+            steps=self._steps,
+            columns=kept,
+            nexts=self._nexts(kept),
+            ends=self._ends(),
+            whole=False,
+        )
+        self._tell(bool(stretch.nexts))
+        super().__init__(lambda: iter([stretch]), schema, hdf5.notes, hdf5.close)
+
+    def _find(self, hdf5: Hdf5) -> dict[str, Hdf5Rows]:
+        """Datasets of one row a step, by their names in the file."""
+        found = {}
+        for path, name in hdf5.datasets("/").items():
+            if path.startswith("metadata/"):
+                hdf5.notes.note("'metadata' was left out: it is of no step")
+                continue
+            rows = hdf5.rows(name)
+            if rows is not None:
+                found[path] = rows
+        missing = [name for name in NEEDED if not under(found, name)]
+        if missing:
+            raise FormatError(
+                f"{hdf5.file.path} has no dataset {missing[0]!r}, expected one of one "
+                "row a step, as in D4RL's files; name its format with format= (--from)"
+            )
+        self._steps = found[TERMINALS].count
+        for path, rows in list(found.items()):
+            if rows.count != self._steps:
+                if path in NEEDED or under([path], "observations"):
+                    raise FormatError(
+                        f"{hdf5.path_of(path)} has {rows.count} rows, expected "
+                        f"{self._steps} as {TERMINALS!r}; the file was cut or edited"
+                    )
+                hdf5.notes.note(
+                    f"{path!r} was left out: it has {rows.count} rows, not "
+                    f"{self._steps}"
+                )
+                del found[path]
+        return found
+
+    def _nexts(self, columns: Mapping[str, Rows]) -> dict[str, Rows]:
+        """Next observations by path, if all of them are there."""
+        seen: dict[str, Rows] = {}
+        for path in under(columns, "observation"):
+            rows = self._found.get(NEXT + path.removeprefix("observation"))
+            here = columns[path]
+            if rows is None or (rows.dtype, rows.shape) != (here.dtype, here.shape):
+                return {}
+            seen[path] = rows
+        return seen
+
+    def _ends(self) -> Ends:
+        for name in (TERMINALS, TIMEOUTS, EPISODE_ENDS):
+            rows = self._found.get(name)
+            if rows is not None and not single(rows.shape):
+                raise FormatError(
+                    f"{self._hdf5.path_of(name)} has rows of shape {list(rows.shape)}, "
+                    "expected one flag a step; the file is none of D4RL's"
+                )
+        terminals = self._found[TERMINALS]
+        if TIMEOUTS in self._found:
+            return ends_of(terminals, self._found[TIMEOUTS])
+        both = ends_of(terminals, self._found.get(EPISODE_ENDS))
+
+        def ends(first: int, stop: int) -> tuple[Bools, Bools]:
+            terminated, ended = both(first, stop)
+            return terminated, ended & ~terminated
+
+        return ends
+
+    def _tell(self, next_known: bool) -> None:
+        notes = self._hdf5.notes
+        told = [name for name in (TERMINALS, TIMEOUTS) if name in self._found]
+        if TIMEOUTS not in told and EPISODE_ENDS in self._found:
+            told.append(EPISODE_ENDS)
+        after = f", and by comparing {NEXT!r}" if next_known else ""
+        notes.note(f"episode ends were found from {' and '.join(told)}{after}")
+        if next_known:
+            return
+        notes.note(
+            f"{NEXT!r} are not there: what was seen after an episode's last step is "
+            "not known, and steps that end by a time limit are not drawn where it is "
+            "needed"
+        )
+        if len(told) == 1:
+            notes.doubt(
+                f"neither {TIMEOUTS!r} nor {NEXT!r} tells of time limits: episodes "
+                "that end by one run into the next"
+            )
+
+    def arrays(self) -> dict[str, Array]:
+        """Uncompressed datasets by their names in the file, mapped read-only."""
+        if not self._found:
+            return {}
+        mapping = self._hdf5.file.map_readonly()
+        mapped = {name: rows.mapped(mapping) for name, rows in self._found.items()}
+        return {name: array for name, array in mapped.items() if array is not None}
+
+
+def _renamed(name: str) -> str:
+    top, slash, rest = name.partition("/")
+    return NAMES.get(top, top) + slash + rest
+
+
+def recognizes(path: Path) -> bool:
+    """Whether a file has D4RL's datasets."""
+    if not begins_as_hdf5(path):
+        return False
+    try:
+        hdf5 = Hdf5(path, Notes())
+    except FormatError:
+        return False
+    try:
+        return set(NEEDED) <= set(hdf5.children())
+    except ReplayError:
+        return False
+    finally:
+        hdf5.close()
+
+
+def open_reader(path: Path, *, allow_expansion: bool = False) -> D4rlReader:
+    """Open a D4RL file as a source.
+
+    Args:
+        path: The file.
+        allow_expansion: Read datasets that hold more than 1,000 times what they take.
+    """
+    hdf5 = Hdf5(path, Notes(), allow_expansion=allow_expansion)
+    try:
+        return D4rlReader(hdf5)
+    except BaseException:
+        hdf5.close()
+        raise
+
+
+def open_writer(
+    target: Path, description: Description, *, overwrite: bool = False
+) -> D4rlWriter:
+    """Make a D4RL file as a target."""
+    return D4rlWriter(target, description, overwrite)

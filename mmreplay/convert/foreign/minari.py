@@ -1,0 +1,210 @@
+"""Minari's datasets: a folder of metadata.json and episodes of T + 1 observations.
+
+The folder is the dataset's (``~/.minari/datasets/<name>-v0``) or its ``data``. Spaces
+and other metadata go along as text, so that a dataset written again has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+from mmreplay import files
+from mmreplay.convert.base import Notes
+from mmreplay.convert.description import Description
+from mmreplay.convert.foreign.columns import Later, Rows
+from mmreplay.convert.foreign.fields import ends_of, make_schema, scalar
+from mmreplay.convert.foreign.jpeg import LOSSY
+from mmreplay.convert.foreign.minari_hdf5 import Hdf5Episodes
+from mmreplay.convert.foreign.minari_out import MinariWriter
+from mmreplay.convert.foreign.spaces import parse
+from mmreplay.convert.foreign.stretches import Stretch, StretchReader
+from mmreplay.errors import FormatError, ReplayError
+from mmreplay.format import strict_json
+from mmreplay.format.strict_json import Json
+
+FILE_NAME = "metadata.json"
+MAX_NBYTES = 16 << 20
+MAX_EPISODES = 10_000_000
+KEPT = (
+    "dataset_id", "observation_space", "action_space", "env_spec", "author",
+    "author_email", "algorithm_name", "code_permalink", "description", "requirements",
+    "eval_env_spec", "ref_min_score", "ref_max_score", "num_episodes_average_score",
+)  # fmt: skip
+"""What is kept of a dataset's metadata, as user metadata ``minari``."""
+
+
+class Episodes(Protocol):
+    """The episodes of one data format."""
+
+    lossy: bool
+
+    def names(self) -> list[str]:
+        """One name an episode, in order, to call it by in errors."""
+
+    def columns(self, index: int) -> dict[str, Rows]:
+        """Columns of an episode by Minari's names, as ``observations/camera``."""
+
+    def close(self) -> None:
+        """Give files back."""
+
+
+def _renamed(path: str) -> str:
+    names = {"observations": "observation", "actions": "action", "rewards": "reward"}
+    top, slash, rest = path.partition("/")
+    return names.get(top, "info" if top == "infos" else top) + slash + rest
+
+
+class MinariReader(StretchReader):
+    """Reads the episodes one after another as one environment."""
+
+    def __init__(self, folder: Path, metadata: Json, episodes: Episodes) -> None:
+        self._episodes = episodes
+        self._folder = folder
+        notes = Notes()
+        names = episodes.names()
+        if not names:
+            raise FormatError(
+                f"{folder} has no episodes, expected at least one; record some first"
+            )
+        first = self._stretch(names[0], 0)
+        schema = make_schema(first.columns, notes, folder)
+        if episodes.lossy:
+            notes.note(LOSSY)
+        notes.note(
+            f"{len(names):,} episodes of T steps and T + 1 observations were read in "
+            "their order; terminations and truncations tell their ends"
+        )
+        kept = {key: metadata[key] for key in KEPT if key in metadata}
+        super().__init__(
+            self._stretches_of(names), schema, notes, episodes.close,
+            user={"minari": kept},
+        )  # fmt: skip
+        self._compare(metadata, len(names))
+
+    def _stretches_of(self, names: list[str]) -> Callable[[], Iterator[Stretch]]:
+        def make() -> Iterator[Stretch]:
+            for index, name in enumerate(names):
+                yield self._stretch(name, index)
+
+        return make
+
+    def _stretch(self, name: str, index: int) -> Stretch:
+        found = self._episodes.columns(index)
+        if "rewards" not in found:
+            raise FormatError(
+                f"{name} has no rewards, expected one a step as in Minari's files; it "
+                "is damaged, or of another version"
+            )
+        steps = found["rewards"].count
+        ends = ends_of(found.pop("terminations", None), found.pop("truncations", None))
+        found["rewards"] = scalar(found["rewards"])
+        columns = {_renamed(path): rows for path, rows in found.items()}
+        nexts = {
+            path: Later(rows, 1, steps)
+            for path, rows in columns.items()
+            if path == "observation" or path.startswith("observation/")
+        }
+        for path in nexts:
+            if columns[path].count != steps + 1:
+                raise FormatError(
+                    f"{name}: got {columns[path].count} rows of {path!r} for {steps} "
+                    f"steps, expected {steps + 1}; the file is damaged"
+                )
+        return Stretch(name, steps, columns, nexts, ends)
+
+    def _compare(self, metadata: Json, episodes: int) -> None:
+        """Say where the metadata tells other numbers than the data."""
+        steps = int(self.tally.rows.sum()) - self.tally.finals
+        for key, got in (("total_episodes", episodes), ("total_steps", steps)):
+            if metadata.get(key) != got:
+                self.report.doubt(
+                    f"{FILE_NAME} says {key} {str(metadata.get(key))[:40]}, and the "
+                    f"data has {got}"
+                )
+
+
+def _data_folder(path: Path) -> Path | None:
+    for folder in (path / "data", path):
+        if (folder / FILE_NAME).is_file():
+            return folder
+    return None
+
+
+def _metadata(folder: Path) -> Json:
+    data = files.read_bytes(folder / FILE_NAME, MAX_NBYTES)
+    return strict_json.parse(data, str(folder / FILE_NAME))
+
+
+def recognizes(path: Path) -> bool:
+    """Whether a folder's metadata is Minari's."""
+    folder = _data_folder(path)
+    try:
+        return folder is not None and "data_format" in _metadata(folder)
+    except ReplayError:
+        return False
+
+
+def open_reader(
+    path: Path, *, infos: bool = False, allow_expansion: bool = False
+) -> MinariReader:
+    """Open a dataset as a source.
+
+    Args:
+        path: Its folder, or the ``data`` folder in it.
+        infos: Take what is recorded under ``infos`` as fields, where every episode
+            has it.
+        allow_expansion: Read data that holds more than 1,000 times what it takes.
+    """
+    folder = _data_folder(path)
+    if folder is None:
+        raise FormatError(
+            f"{path} has no {FILE_NAME}, expected the folder of a Minari dataset; "
+            "name its format with format= (--from)"
+        )
+    metadata = _metadata(folder)
+    count = metadata.get("total_episodes")
+    if type(count) is not int or not 0 <= count <= MAX_EPISODES:
+        raise FormatError(
+            f"{folder / FILE_NAME} says total_episodes {str(count)[:40]}, expected at "
+            f"most {MAX_EPISODES}; it is damaged"
+        )
+    jpeg = metadata.get("jpeg_encoding", True) is not False
+    spaces = {
+        "observations": parse(metadata.get("observation_space")),
+        "actions": parse(metadata.get("action_space")),
+    }
+    kind = metadata.get("data_format")
+    if kind != "hdf5":
+        raise FormatError(
+            f"{folder / FILE_NAME} says data_format {str(kind)[:40]!r}, expected hdf5; "
+            "copy the dataset with Minari into one"
+        )
+    episodes = Hdf5Episodes(
+        folder, count, spaces, jpeg=jpeg, infos=infos, allow_expansion=allow_expansion
+    )
+    try:
+        return MinariReader(folder, metadata, episodes)
+    except BaseException:
+        episodes.close()
+        raise
+
+
+def open_writer(
+    target: Path,
+    description: Description,
+    *,
+    overwrite: bool = False,
+    dataset_id: str | None = None,
+) -> MinariWriter:
+    """Make a dataset as a target.
+
+    Args:
+        target: Its folder, ``<MINARI_DATASETS_PATH>/<namespace>/<name>-v0``.
+        description: What will come.
+        overwrite: As for every target; a folder that is there is never replaced.
+        dataset_id: Its name in Minari; that of the folder, with the one above it as
+            its namespace if that lies in no ``datasets`` folder, by default.
+    """
+    return MinariWriter(target, description, overwrite, dataset_id)

@@ -1,0 +1,108 @@
+"""Episodes of Minari's main_data.hdf5."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from mmreplay.convert.base import Notes
+from mmreplay.convert.foreign import jpeg as jpegs
+from mmreplay.convert.foreign.columns import Rows
+from mmreplay.convert.foreign.hdf5 import Hdf5
+from mmreplay.convert.foreign.jpeg import JpegRows
+from mmreplay.convert.foreign.spaces import is_image, leaf_of
+from mmreplay.errors import FormatError
+
+FILE_NAME = "main_data.hdf5"
+PARTS = ("observations", "actions", "rewards", "terminations", "truncations")
+
+
+class Hdf5Episodes:
+    """See `minari.Episodes`.
+
+    Attributes:
+        lossy: Some images were kept as JPEG.
+        notes: What was left out.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        count: int,
+        spaces: Mapping[str, object],
+        *,
+        jpeg: bool,
+        infos: bool,
+        allow_expansion: bool,
+    ) -> None:
+        """Open the file of a dataset's folder."""
+        self.lossy = False
+        self.notes = Notes()
+        self._spaces, self._jpeg = spaces, jpeg
+        self._parts = (*PARTS, "infos") if infos else PARTS
+        self._hdf5 = Hdf5(
+            folder / FILE_NAME, self.notes, allow_expansion=allow_expansion
+        )
+        self._count = count
+
+    def names(self) -> list[str]:
+        """See `minari.Episodes.names`."""
+        held = set(self._hdf5.children())
+        names = [f"episode_{index}" for index in range(self._count)]
+        for name in names:
+            if name not in held:
+                raise FormatError(
+                    f"{self._hdf5.file.path} has no {name!r}, expected {self._count} "
+                    "episodes as metadata.json says; it was cut or edited"
+                )
+        return [self._hdf5.path_of(name) for name in names]
+
+    def columns(self, index: int) -> dict[str, Rows]:
+        """See `minari.Episodes.columns`."""
+        group = f"/episode_{index}"
+        there = set(self._hdf5.children(group))
+        found: dict[str, Rows] = {}
+        for part in self._parts:
+            if part not in there:
+                continue
+            for path, name in self._hdf5.datasets(f"{group}/{part}").items():
+                below = path.replace("_index_", "")
+                rows = self._rows(name, part, below)
+                if rows is not None:
+                    found[f"{part}/{below}".rstrip("/")] = rows
+        return found
+
+    def _rows(self, name: str, part: str, path: str) -> Rows | None:
+        space = self._spaces.get(part)
+        if self._jpeg and part in self._spaces:
+            leaf = leaf_of(space, path)
+            if space is None or is_image(leaf):
+                packed = self._packed(name)
+                if packed is not None:
+                    return packed
+        return self._hdf5.rows(name)
+
+    def _packed(self, name: str) -> JpegRows | None:
+        """Images kept as JPEG: one string of bytes a row, of one length or of many."""
+        dataset = self._hdf5.raw(name)
+        many = dataset.dtype.kind == "O"
+        if not many and (dataset.dtype != np.uint8 or dataset.ndim != 2):
+            return None
+        if not len(dataset):
+            return None
+        told = self._hdf5.path_of(name)
+
+        def packed(first: int, stop: int) -> list[bytes]:
+            with self._hdf5.told(told):
+                return [np.asarray(each).tobytes() for each in dataset[first:stop]]
+
+        if not packed(0, 1)[0].startswith(jpegs.MAGIC):
+            return None
+        self.lossy = True
+        return JpegRows(packed, len(dataset), told)
+
+    def close(self) -> None:
+        """See `minari.Episodes.close`."""
+        self._hdf5.close()

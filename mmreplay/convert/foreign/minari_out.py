@@ -1,0 +1,251 @@
+"""Steps written as a Minari dataset of HDF5, which ``minari.load_dataset`` opens."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mmreplay import files
+from mmreplay.convert.base import Block, Notes, Writer
+from mmreplay.convert.description import Description
+from mmreplay.convert.foreign import spaces
+from mmreplay.convert.foreign.columns import Array
+from mmreplay.convert.foreign.hdf5_out import Hdf5Output, refuse_unknown_dtypes
+from mmreplay.convert.foreign.outgoing import TransitionMaker, Transitions
+from mmreplay.convert.staging import Staging
+from mmreplay.errors import SchemaError
+from mmreplay.files import File
+from mmreplay.format.strict_json import Json
+
+WHAT = "Minari"
+VERSION = "0.5.4"
+"""The version of Minari whose layout this is; newer ones read it."""
+ID = re.compile(r"([-_\w][-_\w/]*[-_\w]+/)?[-_\w]+?-v\d+")
+ROLE_NAMES = {"observation": "observations", "action": "actions", "reward": "rewards"}
+"""What Minari calls the fields of a role; the others stand under infos."""
+SPACES = {"observations": "observation_space", "actions": "action_space"}
+
+
+class _Episode:
+    """The episode that is being written.
+
+    Attributes:
+        steps: Of it so far.
+        rewards: All of them.
+    """
+
+    def __init__(self, index: int) -> None:
+        self.group = f"episode_{index}"
+        self.index = index
+        self.steps = 0
+        self.rewards: list[Array] = []
+
+    def attributes(self) -> dict[str, object]:
+        """What Minari keeps beside an episode."""
+        rewards = np.concatenate(self.rewards).astype(np.float64)
+        summary = {
+            "sum": rewards.sum(), "mean": rewards.mean(), "std": rewards.std(),
+            "max": rewards.max(), "min": rewards.min(),
+        }  # fmt: skip
+        told = {f"rewards_{name}": value for name, value in summary.items()}
+        return {"id": self.index, "total_steps": self.steps, **told}
+
+
+class MinariWriter(Writer):
+    """Writes episodes, environment by environment, as groups of one HDF5 file."""
+
+    def __init__(
+        self,
+        target: Path,
+        description: Description,
+        overwrite: bool,
+        dataset_id: str | None,
+    ) -> None:
+        self.nbytes = 0
+        self.notes = Notes()
+        self._id = _checked_id(dataset_id, target)
+        refuse_unknown_dtypes(description.schema, WHAT)
+        self._maker = TransitionMaker(description, WHAT)
+        self._kept = _kept(description)
+        self._fields = description.schema.fields
+        self._parts = _parts(description, self._maker.paths)
+        self._names = {path: self._name(path) for path in self._parts}
+        self._seen = [0, 0]
+        self._steps = self._unended = self._unknown = 0
+        self._episode = _Episode(0)
+        self._staging = Staging(target, overwrite=overwrite, folder=True)
+        self._file: Hdf5Output | None = None
+        try:
+            self._folder = self._staging.path / "data"
+            files.make_folder(self._folder)
+            path = self._folder / "main_data.hdf5"
+            File.create(path, 0).close()
+            self._file = Hdf5Output(path)
+        except BaseException:
+            self.abort()
+            raise
+
+    def _name(self, path: str) -> str:
+        """Where a field lies in an episode's group."""
+        part, below = self._parts[path]
+        names = spaces.names_of(self._kept.get(SPACES.get(part, "")), below)
+        return "/".join([part, *names])
+
+    def write(self, block: Block) -> None:
+        """See `Writer.write`."""
+        self._put(self._maker.feed(block) if len(block) else None)
+
+    def _put(self, steps: Transitions | None) -> None:
+        """Add steps to the episode that is open, and to those that follow."""
+        if steps is None:
+            return
+        first = 0
+        for last in np.flatnonzero(steps.last).tolist():
+            self._add(steps, first, last + 1)
+            self._end(steps, last)
+            first = last + 1
+        if first < len(steps):
+            self._add(steps, first, len(steps))
+
+    def _add(self, steps: Transitions, first: int, stop: int) -> None:
+        assert self._file is not None
+        group = self._episode.group
+        for path, values in steps.columns.items():
+            part = values[first:stop]
+            self._file.append(f"{group}/{self._names[path]}", part)
+            if self._parts[path] == ("actions", "") and part.dtype.kind in "iu":
+                low, high = int(part.min()), int(part.max())
+                self._seen = [min(self._seen[0], low), max(self._seen[1], high)]
+            if self._parts[path][0] == "rewards":
+                self._episode.rewards.append(part)
+        truncated = steps.truncated | (steps.last & ~steps.terminated)
+        self._file.append(f"{group}/terminations", steps.terminated[first:stop])
+        self._file.append(f"{group}/truncations", truncated[first:stop])
+        self._episode.steps += stop - first
+        self._steps += stop - first
+
+    def _end(self, steps: Transitions, last: int) -> None:
+        """Add the row after the last step, and begin the next episode."""
+        assert self._file is not None
+        group = self._episode.group
+        for path, values in steps.columns.items():
+            part = self._parts[path][0]
+            if path in steps.nexts:
+                values = steps.nexts[path]
+            if part in ("observations", "infos"):
+                seen = values[last : last + 1]
+                self._file.append(f"{group}/{self._names[path]}", seen)
+        self._unknown += not steps.known[last]
+        self._unended += not (steps.terminated[last] or steps.truncated[last])
+        self._file.set_attributes(group, self._episode.attributes())
+        self._episode = _Episode(self._episode.index + 1)
+
+    def finish(self) -> None:
+        """See `Writer.finish`."""
+        self._put(self._maker.finish())
+        if self._unknown:
+            self.notes.note(
+                f"{self._unknown:,} episodes end without the observation that was seen "
+                "next: their last observation stands there twice"
+            )
+        if self._unended:
+            self.notes.note(
+                f"{self._unended:,} episodes were cut off without an end: truncated"
+            )
+        self._close()
+        nbytes = (self._folder / "main_data.hdf5").stat().st_size
+        told = json.dumps(self._metadata(nbytes), allow_nan=False).encode()
+        files.replace_bytes(self._folder / "metadata.json", told)
+        self.nbytes = self._staging.publish()
+
+    def _metadata(self, nbytes: int) -> Json:
+        return {
+            **self._kept,
+            "total_episodes": self._episode.index,
+            "total_steps": self._steps,
+            "data_format": "hdf5",
+            # Images are kept as they are: JPEG would change them.
+            "jpeg_encoding": False,
+            "observation_space": self._space("observations"),
+            "action_space": self._space("actions"),
+            "dataset_size": round(nbytes / 1e6, 1),
+            "dataset_id": self._id,
+            "minari_version": VERSION,
+        }
+
+    def _space(self, part: str) -> str:
+        kept = self._kept.get(SPACES[part])
+        if isinstance(kept, str):
+            return kept
+        leaves: dict[str, Any] = {}
+        for path, (top, below) in self._parts.items():
+            if top == part:
+                each = self._fields[path]
+                number = not each.shape and np.dtype(each.dtype).kind in "iu"
+                leaves[below] = (
+                    spaces.discrete(*self._seen)
+                    if number and (part, below) == ("actions", "")
+                    else spaces.box(each)
+                )
+        return spaces.dump(spaces.nested(leaves))
+
+    def _close(self) -> None:
+        if self._file is not None:
+            file, self._file = self._file, None
+            file.close()
+
+    def abort(self) -> None:
+        """See `Writer.abort`."""
+        self._close()
+        self._staging.abort()
+
+
+def _parts(
+    description: Description, paths: tuple[str, ...]
+) -> dict[str, tuple[str, str]]:
+    """Minari's part of each field, and its path below it."""
+    schema = description.schema
+    found = {}
+    for path in paths:
+        found[path] = ("infos", path.removeprefix("info/"))
+        for role, part in ROLE_NAMES.items():
+            top = schema.role(role)
+            if path in schema.role_paths(role) and top is not None:
+                found[path] = (part, path.removeprefix(top).lstrip("/"))
+    return found
+
+
+def _kept(description: Description) -> Json:
+    """Metadata that came from Minari, with the spaces that still fit the fields."""
+    kept = description.user.get("minari")
+    found = dict(kept) if isinstance(kept, dict) else {}
+    schema = description.schema
+    for role, key in (
+        ("observation", SPACES["observations"]),
+        ("action", SPACES["actions"]),
+    ):
+        fields = {
+            path.removeprefix(schema.role(role) or "").lstrip("/"): schema[path]
+            for path in schema.role_paths(role)
+        }
+        if not spaces.fits(found.get(key), fields):
+            found.pop(key, None)
+    return found
+
+
+def _checked_id(dataset_id: str | None, target: Path) -> str:
+    """The name of a dataset: what `minari.load_dataset` will be asked for."""
+    if dataset_id is None:
+        above = target.parent.name
+        outside = above in ("datasets", "") or not re.fullmatch(r"[-_\w]{2,}", above)
+        dataset_id = target.name if outside else f"{above}/{target.name}"
+    if not ID.fullmatch(dataset_id):
+        raise SchemaError(
+            f"dataset_id: got {dataset_id!r}, expected [namespace/]name-v<number>, as "
+            "Minari demands; name the folder so, or pass dataset_id="
+        )
+    return dataset_id

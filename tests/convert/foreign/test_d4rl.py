@@ -1,0 +1,214 @@
+"""D4RL's files, written by h5py as D4RL writes them."""
+
+import h5py
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay.convert import registry
+from mmreplay.errors import CorruptError, FormatError, SchemaError, SourceError
+from tests.convert.foreign.oracle import assert_same, drawn, joined
+
+
+def episodes(rng, lengths=(5, 1, 7, 3), last_open=False):
+    """Episodes with what followed each step, terminated and timed out in turns."""
+    found = []
+    for number, length in enumerate(lengths):
+        seen = rng.random((length + 1, 3)).astype(np.float32)
+        ends = np.zeros(length, bool)
+        ends[-1] = not (last_open and number == len(lengths) - 1)
+        found.append(
+            {
+                "observation": seen[:-1],
+                "next_observation": seen[1:],
+                "action": rng.random((length, 2)).astype(np.float32),
+                "reward": rng.random(length).astype(np.float32),
+                "terminated": ends & (number % 2 == 0),
+                "truncated": ends & (number % 2 == 1),
+            }
+        )
+    return found
+
+
+NAMES = {
+    "observation": "observations",
+    "next_observation": "next_observations",
+    "action": "actions",
+    "reward": "rewards",
+    "terminated": "terminals",
+    "truncated": "timeouts",
+}
+
+
+def write(path, found, leave=(), **options):
+    with h5py.File(path, "w") as file:
+        for name, values in joined(found).items():
+            if NAMES[name] not in leave:
+                file.create_dataset(NAMES[name], data=values, **options)
+    return path
+
+
+@pytest.mark.parametrize("options", [{}, {"compression": "gzip", "chunks": True}])
+def test_every_step_comes_with_what_followed_it(tmp_path, rng, options):
+    found = episodes(rng)
+    write(tmp_path / "a.hdf5", found, **options)
+    report = mr.load(tmp_path / "a.hdf5", tmp_path / "buffer", strict=True)
+    # Each of four episodes has a row more, of what was seen last.
+    assert (report.rows, report.episodes) == (16 + 4, 4)
+    got, left = drawn(tmp_path / "buffer", ["observation"])
+    assert left == 0
+    assert_same(got, joined(found))
+
+
+def test_without_timeouts_observations_tell_episodes_apart(tmp_path, rng):
+    found = episodes(rng)
+    write(tmp_path / "a.hdf5", found, leave=["timeouts"])
+    report = mr.load(tmp_path / "a.hdf5", tmp_path / "buffer", strict=True)
+    assert report.episodes == 4
+    assert any("1 episodes without an end" in note for note in report.notes)
+    assert any("1 episodes were cut off without" in note for note in report.notes)
+    got, _ = drawn(tmp_path / "buffer", ["observation"])
+    assert_same(got, joined(found))
+
+
+def test_ends_of_d3rlpy_are_timeouts_where_nothing_terminated(tmp_path, rng):
+    found = episodes(rng)
+    write(tmp_path / "a.h5", found, leave=["timeouts", "next_observations"])
+    with h5py.File(tmp_path / "a.h5", "a") as file:
+        whole = joined(found)
+        ended = whole["terminated"] | whole["truncated"]
+        file["episode_terminals"] = ended.astype(np.float32)
+    mr.load(tmp_path / "a.h5", tmp_path / "buffer", strict=True)
+    with mr.ReplayBuffer.open(tmp_path / "buffer") as buffer:
+        rows = buffer.gather_all()
+        np.testing.assert_array_equal(rows["truncated"], whole["truncated"])
+
+
+def test_time_limits_that_nothing_tells_are_a_doubt(tmp_path, rng):
+    write(tmp_path / "a.hdf5", episodes(rng), leave=["timeouts", "next_observations"])
+    report = mr.load(tmp_path / "a.hdf5", tmp_path / "buffer")
+    assert "neither 'timeouts' nor 'next_observations'" in report.doubts[0]
+    with pytest.raises(SourceError, match="expected a source that leaves nothing"):
+        mr.load(tmp_path / "a.hdf5", tmp_path / "strict", strict=True)
+    assert not (tmp_path / "strict").exists()
+
+
+def test_an_episode_that_the_file_cuts_off_is_truncated(tmp_path, rng):
+    found = episodes(rng, last_open=True)
+    write(tmp_path / "a.hdf5", found)
+    mr.load(tmp_path / "a.hdf5", tmp_path / "buffer")
+    found[-1]["truncated"][-1] = True
+    got, _ = drawn(tmp_path / "buffer", ["observation"])
+    assert_same(got, joined(found))
+
+
+def test_other_rows_are_fields_and_other_data_is_told_of(tmp_path, rng):
+    write(tmp_path / "a.hdf5", episodes(rng))
+    with h5py.File(tmp_path / "a.hdf5", "a") as file:
+        file["infos/qpos"] = rng.random((16, 4))
+        file["infos/name"] = np.array([b"x"] * 16)
+        file["infos/short"] = rng.random(3)
+        file["metadata/algorithm"] = "sac"
+        file["elsewhere"] = h5py.SoftLink("/observations")
+        file["outside"] = h5py.ExternalLink("/etc/passwd", "/")
+    report = mr.load(tmp_path / "a.hdf5", tmp_path / "buffer")
+    for told in ("infos/name'", "'infos/short'", "'metadata'", "'outside' is a link"):
+        assert any(told in note for note in report.notes), told
+    with mr.ReplayBuffer.open(tmp_path / "buffer") as buffer:
+        assert buffer.schema["info/qpos"] == mr.Field((4,), "float64")
+        assert "info/name" not in buffer.schema
+
+
+def test_what_goes_out_comes_back(tmp_path, rng):
+    found = episodes(rng)
+    write(tmp_path / "a.hdf5", found)
+    mr.load(tmp_path / "a.hdf5", tmp_path / "buffer")
+    report = mr.export(tmp_path / "buffer", tmp_path / "b.hdf5")
+    assert report.notes == ()
+    with h5py.File(tmp_path / "b.hdf5") as file:
+        for name, values in joined(found).items():
+            np.testing.assert_array_equal(file[NAMES[name]][()], values)
+            assert file[NAMES[name]].dtype == values.dtype
+    mr.load(tmp_path / "b.hdf5", tmp_path / "again", strict=True)
+    got, _ = drawn(tmp_path / "again", ["observation"])
+    assert_same(got, joined(found))
+
+
+def test_environments_follow_each_other_and_open_ends_are_told(tmp_path, rng):
+    schema = mr.Schema(
+        {
+            "observation": {"x": mr.Field((2,), "float32")},
+            "action": mr.Field((), "int64"),
+            "reward": mr.Field((), "float32"),
+            "terminated": mr.Field((), "bool"),
+        }
+    )
+    seen = rng.random((6, 2, 2)).astype(np.float32)
+    with mr.ReplayBuffer.create(tmp_path / "buffer", schema, 10, 2) as buffer:
+        buffer.extend(
+            observation={"x": seen}, action=np.arange(12).reshape(6, 2),
+            reward=np.zeros((6, 2), np.float32), terminated=np.zeros((6, 2), bool),
+        )  # fmt: skip
+    report = mr.export(tmp_path / "buffer", tmp_path / "a.hdf5")
+    assert any("2 episodes were cut off" in note for note in report.notes)
+    assert any("2 environments' steps follow" in note for note in report.notes)
+    with h5py.File(tmp_path / "a.hdf5") as file:
+        assert file["actions"][()].tolist() == [*range(0, 12, 2), *range(1, 12, 2)]
+        assert np.flatnonzero(file["timeouts"][()]).tolist() == [5, 11]
+        nexts = file["next_observations/x"][()]
+        np.testing.assert_array_equal(nexts[:5], seen[1:, 0])
+        # Not known: its own, as when the library draws a step that ends.
+        np.testing.assert_array_equal(nexts[5], seen[5, 0])
+
+
+def test_small_blocks_give_the_same_rows(tmp_path, rng):
+    path = write(tmp_path / "a.hdf5", episodes(rng), leave=["timeouts"])
+    found = registry.source_format(path)
+    assert found.name == "d4rl"
+    whole = None
+    for size in (1, 2, 3, 100):
+        with registry.open_reader(found, path) as reader:
+            blocks = list(reader.blocks(size))
+        assert all(len(block) == size for block in blocks[:-1])
+        flags = np.concatenate([block.flags for block in blocks])
+        seen = np.concatenate([block.columns["observation"] for block in blocks])
+        whole = whole or (flags, seen)
+        np.testing.assert_array_equal(flags, whole[0])
+        np.testing.assert_array_equal(seen, whole[1])
+
+
+def test_uncompressed_datasets_are_mapped(tmp_path, rng):
+    found = episodes(rng)
+    path = write(tmp_path / "a.hdf5", found)
+    with registry.open_reader(registry.named("d4rl"), path) as reader:
+        arrays = reader.arrays()
+    np.testing.assert_array_equal(arrays["actions"], joined(found)["action"])
+    assert not arrays["actions"].flags.writeable
+
+
+def test_a_schema_without_what_d4rl_keeps_is_refused(tmp_path):
+    schema = mr.Schema({"observation": mr.Field((2,), "float32")})
+    with (
+        mr.ReplayBuffer.create(tmp_path / "buffer", schema, 10) as buffer,
+        pytest.raises(SchemaError, match="role 'action': got a dataset without one"),
+    ):
+        mr.export(buffer, tmp_path / "a.hdf5")
+    assert not (tmp_path / "a.hdf5").exists()
+
+
+def test_a_cut_column_is_an_error_that_names_it(tmp_path, rng):
+    write(tmp_path / "a.hdf5", episodes(rng), leave=["actions"])
+    with h5py.File(tmp_path / "a.hdf5", "a") as file:
+        file["actions"] = np.zeros((3, 2), np.float32)
+    with pytest.raises(FormatError, match="'actions' has 3 rows, expected 16"):
+        mr.load(tmp_path / "a.hdf5", tmp_path / "buffer")
+
+
+def test_a_cut_file_is_an_error_that_names_it(tmp_path, rng):
+    path = write(tmp_path / "a.hdf5", episodes(rng))
+    data = path.read_bytes()
+    for size in (0, 9, 500, len(data) // 2, len(data) - 1):
+        path.write_bytes(data[:size])
+        with pytest.raises((FormatError, CorruptError), match=str(path)):
+            mr.load(path, tmp_path / "buffer", format="d4rl")
+        assert not (tmp_path / "buffer").exists()

@@ -1,0 +1,109 @@
+"""HDF5 files that are damaged, or made to deceive."""
+
+import sys
+
+import h5py
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay import files
+from mmreplay.convert.base import Notes
+from mmreplay.convert.foreign.hdf5 import Hdf5
+from mmreplay.errors import CorruptError, FailedError, FormatError, FullError
+from tests.convert.contract import error_of, told
+from tests.convert.foreign.test_d4rl import episodes, write
+
+
+@pytest.fixture
+def path(tmp_path, rng):
+    return write(tmp_path / "a.hdf5", episodes(rng), leave=["actions"])
+
+
+def refuse(path, tmp_path, match):
+    with pytest.raises(FormatError, match=match):
+        mr.load(path, tmp_path / "buffer", format="d4rl")
+    assert not (tmp_path / "buffer").exists()
+
+
+def test_data_in_other_files_is_refused(tmp_path, path):
+    (tmp_path / "secret").write_bytes(bytes(range(128)))
+    with h5py.File(path, "a") as file:
+        file.create_dataset(
+            "actions", (16, 2), "f4", external=[(str(tmp_path / "secret"), 0, 128)]
+        )
+    refuse(path, tmp_path, "'/actions' lies in other files")
+
+
+def test_virtual_datasets_are_refused(tmp_path, path):
+    layout = h5py.VirtualLayout((16, 2), "f4")
+    layout[:] = h5py.VirtualSource(str(tmp_path / "other.h5"), "x", (16, 2))
+    with h5py.File(path, "a") as file:
+        file.create_virtual_dataset("actions", layout)
+    refuse(path, tmp_path, "'/actions' lies in other files")
+
+
+def test_a_dataset_that_claims_more_than_it_holds_needs_leave(tmp_path, path):
+    with h5py.File(path, "a") as file:
+        file.create_dataset("actions", (16, 1 << 24), "f8", chunks=(1, 1024))
+    refuse(path, tmp_path, "expected at most 1000 times as many")
+
+
+def test_chunks_that_do_not_fit_in_memory_are_refused(tmp_path, path):
+    with h5py.File(path, "a") as file:
+        file.create_dataset(
+            "actions", (16, 1 << 24), "f8", chunks=(16, 1 << 22), compression="gzip"
+        )
+    with pytest.raises(FormatError, match="chunks of 536870912 bytes, expected at mo"):
+        mr.load(path, tmp_path / "buffer", format="d4rl", allow_expansion=True)
+
+
+def test_groups_that_hold_each_other_end(tmp_path, path):
+    with h5py.File(path, "a") as file:
+        file["actions"] = np.zeros((16, 2), "f4")
+        group = file.create_group("infos")
+        group["again"] = group
+    refuse(path, tmp_path, "nests deeper than 16")
+
+
+def test_flipped_bits_are_errors_that_name_the_file_or_change_values(tmp_path, rng):
+    path = write(tmp_path / "a.hdf5", episodes(rng))
+    whole = path.read_bytes()
+    for place in rng.integers(0, len(whole), 60).tolist():
+        data = bytearray(whole)
+        data[place] ^= 1 << int(rng.integers(8))
+        path.write_bytes(data)
+        error = error_of(lambda: mr.load(path, tmp_path / "buffer", format="d4rl"))
+        if error is not None:
+            assert str(path) in told(error), (place, error)
+            assert not (tmp_path / "buffer").exists()
+        else:
+            files.remove_tree(tmp_path / "buffer")
+
+
+def test_a_file_that_is_no_hdf5_is_named(tmp_path):
+    path = tmp_path / "a.hdf5"
+    path.write_bytes(b"no such thing" * 100)
+    with pytest.raises(CorruptError, match="the HDF5 library cannot read it"):
+        Hdf5(path, Notes())
+    with pytest.raises(FormatError, match="of no known format"):
+        mr.load(path, tmp_path / "buffer")
+
+
+def test_without_h5py_the_way_out_is_told(tmp_path, path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(FailedError, match=r'pip install "mmreplay\[hdf5\]"'):
+        mr.load(path, tmp_path / "buffer")
+
+
+def test_a_full_disk_leaves_no_target(tmp_path, rng, monkeypatch):
+    path = write(tmp_path / "b.hdf5", episodes(rng))
+    mr.load(path, tmp_path / "buffer")
+
+    def full(self, *_, **__):
+        raise OSError(0, "Can't write (errno = 28, error message = 'No space left')")
+
+    monkeypatch.setattr(h5py.Group, "create_dataset", full)
+    with pytest.raises(FullError, match=r"cannot write .*tmp-c\.hdf5"):
+        mr.export(tmp_path / "buffer", tmp_path / "c.hdf5")
+    assert not [each for each in tmp_path.iterdir() if "c.hdf5" in each.name]

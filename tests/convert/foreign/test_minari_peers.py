@@ -1,0 +1,225 @@
+"""Datasets that Minari itself makes and opens; its reader is the oracle."""
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay.nesting import flatten
+from tests.convert.foreign.oracle import assert_same, drawn, episode, joined
+
+# Minari warns of what its datasets lack, and leaves folders to the collector.
+pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore")]
+minari = pytest.importorskip("minari", reason="minari is not installed")
+pytest.importorskip("jax", reason="jax, which Minari records with, is not installed")
+gym = pytest.importorskip("gymnasium")
+
+FORMATS = ["hdf5", "arrow", "parquet"]
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "datasets"))
+
+
+def record(name, env_id, data_format="hdf5", episodes=4, limit=30):
+    """Episodes that end both ways, and one that is cut."""
+    env = gym.make(env_id, max_episode_steps=limit)
+    collector = minari.DataCollector(env, data_format=data_format)
+    for seed in range(episodes):
+        collector.reset(seed=seed)
+        collector.action_space.seed(seed)
+        done = False
+        while not done:
+            *_, terminated, truncated, _ = collector.step(
+                collector.action_space.sample()
+            )
+            done = terminated or truncated
+    collector.reset(seed=9)
+    collector.step(collector.action_space.sample())
+    dataset = collector.create_dataset(
+        dataset_id=name, algorithm_name="random", author="a", author_email="a@b",
+        code_permalink="c",
+        description="d", eval_env=env_id,
+    )  # fmt: skip
+    collector.close()
+    return dataset
+
+
+def oracle(dataset):
+    return joined(
+        [
+            episode(e.observations, e.actions, e.rewards, e.terminations, e.truncations)
+            for e in dataset.iterate_episodes()
+        ]
+    )
+
+
+def make(name, observations, actions, observation_space, action_space, **options):
+    """A dataset of one-step-at-a-time data, made without an environment."""
+    from minari.data_collector import EpisodeBuffer
+
+    buffers = []
+    for seed, (obs, act) in enumerate(zip(observations, actions, strict=True)):
+        steps = len(next(iter(flatten({"a": act}).values())))
+        rng = np.random.default_rng(seed)
+        ends = np.zeros(steps, bool)
+        ends[-1] = True
+        buffers.append(
+            EpisodeBuffer(
+                id=seed,
+                observations=obs,
+                actions=act,
+                rewards=list(rng.random(steps)),
+                terminations=list(ends & bool(seed % 2)),
+                truncations=list(ends & (not seed % 2)),
+            )
+        )
+    return minari.create_dataset_from_buffers(
+        name, buffers, observation_space=observation_space, action_space=action_space,
+        algorithm_name="x", author="a", author_email="a@b", code_permalink="c",
+        description="d",
+        **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("data_format", FORMATS)
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+def test_every_step_is_what_minari_reads(tmp_path, env_id, data_format):
+    dataset = record("some/thing-v0", env_id, data_format)
+    report = mr.load(tmp_path / "datasets/some/thing-v0", tmp_path / "buffer")
+    assert report.rows == dataset.total_steps + dataset.total_episodes
+    assert report.episodes == dataset.total_episodes
+    found, left = drawn(tmp_path / "buffer", ["observation"])
+    expected = oracle(dataset)
+    # What is cut off has an observation behind it, and is kept as truncated.
+    assert left == 0
+    assert_same(found, expected)
+
+
+def nested_spaces():
+    box = gym.spaces.Box(-np.inf, np.inf, (3,), np.float64)
+    observation = gym.spaces.Dict(
+        {
+            "pose": box,
+            "grid": gym.spaces.Box(0, 255, (5, 4), np.uint8),
+            "pair": gym.spaces.Tuple([gym.spaces.Discrete(5), box]),
+        }
+    )
+    return observation, gym.spaces.Dict({"turn": gym.spaces.Discrete(4), "go": box})
+
+
+def nested_data(rng, count=3, steps=6):
+    def many(n):
+        return {
+            "pose": rng.random((n, 3)),
+            "grid": rng.integers(0, 256, (n, 5, 4), np.uint8),
+            "pair": (rng.integers(0, 5, n), rng.random((n, 3))),
+        }
+
+    actions = [
+        {"turn": rng.integers(0, 4, steps), "go": rng.random((steps, 3))}
+        for _ in range(count)
+    ]
+    return [many(steps + 1) for _ in range(count)], actions
+
+
+@pytest.mark.parametrize("data_format", FORMATS)
+def test_dicts_and_tuples_come_in_and_go_out_again(tmp_path, rng, data_format):
+    observations, actions = nested_data(rng)
+    dataset = make(
+        "nested-v0", observations, actions, *nested_spaces(), data_format=data_format
+    )
+    mr.load(tmp_path / "datasets/nested-v0", tmp_path / "buffer")
+    paths = ["pose", "grid", "pair/0", "pair/1"]
+    found, _ = drawn(tmp_path / "buffer", [f"observation/{each}" for each in paths])
+    assert_same(found, oracle(dataset))
+    target = tmp_path / "datasets/nested-v1"
+    mr.export(tmp_path / "buffer", target, format="minari")
+    again = minari.load_dataset("nested-v1")
+    assert again.observation_space == dataset.observation_space
+    assert again.action_space == dataset.action_space
+    assert_same(oracle(again), oracle(dataset))
+
+
+def test_what_is_written_is_opened_by_minari(tmp_path):
+    dataset = record("ours/cart-v0", "CartPole-v1")
+    mr.load(tmp_path / "datasets/ours/cart-v0", tmp_path / "buffer")
+    report = mr.export(
+        tmp_path / "buffer", tmp_path / "datasets/ours/cart-v1", format="minari"
+    )
+    assert report.notes == ()
+    again = minari.load_dataset("ours/cart-v1")
+    assert again.total_episodes == dataset.total_episodes
+    assert again.total_steps == dataset.total_steps
+    assert again.observation_space == dataset.observation_space
+    assert again.recover_environment().spec.id == "CartPole-v1"
+    expected = oracle(dataset)
+    assert_same(oracle(again), expected)
+    one, other = (
+        list(each.storage.get_episode_metadata(range(3))) for each in (dataset, again)
+    )
+    for left, right in zip(one, other, strict=True):
+        assert left["total_steps"] == right["total_steps"]
+    assert minari.list_local_datasets()["ours/cart-v1"]
+
+
+def test_a_recorded_buffer_goes_out_with_spaces_of_its_own(tmp_path, rng):
+    schema = mr.Schema(
+        {
+            "observation": {"a": mr.Field((3,), "float32"), "b": mr.Field((), "int64")},
+            "action": mr.Field((), "int64"),
+            "reward": mr.Field((), "float32"),
+            "terminated": mr.Field((), "bool"),
+            "truncated": mr.Field((), "bool"),
+            "extra": mr.Field((2,), "float32"),
+        }
+    )
+    with mr.ReplayBuffer.create(tmp_path / "buffer", schema, 100, 2) as buffer:
+        buffer.extend(
+            {
+                "observation": {
+                    "a": rng.random((20, 2, 3)).astype(np.float32),
+                    "b": rng.integers(0, 9, (20, 2)),
+                },
+                "action": rng.integers(0, 4, (20, 2)),
+                "reward": rng.random((20, 2)).astype(np.float32),
+                "terminated": rng.random((20, 2)) < 0.1,
+                "truncated": rng.random((20, 2)) < 0.1,
+                "extra": rng.random((20, 2, 2)).astype(np.float32),
+            }
+        )
+        rows = buffer.gather_all()
+    mr.export(tmp_path / "buffer", tmp_path / "datasets/made-v0", format="minari")
+    dataset = minari.load_dataset("made-v0")
+    assert dataset.total_steps == 40
+    episodes = list(dataset.iterate_episodes())
+    assert all(each.terminations[-1] or each.truncations[-1] for each in episodes)
+    np.testing.assert_array_equal(
+        np.concatenate([each.actions for each in episodes]), rows["action"]
+    )
+    for each in episodes:
+        assert len(each.infos["extra"]) == len(each.observations["a"]) == len(each) + 1
+        assert all(action in dataset.action_space for action in each.actions)
+
+
+@pytest.mark.parametrize("data_format", FORMATS)
+def test_images_kept_as_jpeg_are_unpacked_and_told_of(tmp_path, rng, data_format):
+    space = gym.spaces.Box(0, 255, (40, 36, 3), np.uint8)
+    smooth = np.broadcast_to(np.arange(36, dtype=np.uint8)[:, None] * 5, (40, 36, 3))
+    observations = [np.stack([smooth + k for k in range(6)]) for _ in range(3)]
+    observations[1][3] = rng.integers(0, 256, (40, 36, 3))
+    actions = [np.arange(5) % 2 for _ in range(3)]
+    dataset = make(
+        "seen-v0", observations, actions, space, gym.spaces.Discrete(2),
+        data_format=data_format,
+    )  # fmt: skip
+    report = mr.load(tmp_path / "datasets/seen-v0", tmp_path / "buffer")
+    assert any("JPEG, which is lossy" in note for note in report.notes)
+    assert_same(drawn(tmp_path / "buffer", ["observation"])[0], oracle(dataset))
+    plain = make(
+        "raw-v0", observations, actions, space, gym.spaces.Discrete(2),
+        data_format=data_format, jpeg_encoding=False,
+    )  # fmt: skip
+    report = mr.load(tmp_path / "datasets/raw-v0", tmp_path / "raw")
+    assert not any("JPEG" in note for note in report.notes)
+    assert_same(drawn(tmp_path / "raw", ["observation"])[0], oracle(plain))
