@@ -331,14 +331,20 @@ unplace(PyObject *module, PyObject *const *args, Py_ssize_t given)
         return release(&held, NULL);
     if (envs != ring.num_envs || count != room || count != places)
         return refuse(&held, "expected a stop of each environment, and room for all");
+    int alone = ring.num_envs == 1, time_major = ring.of_slot > 1;
+    /* Divisions take longer than all else here: one environment needs one in all. */
+    int64_t newest = stops[0] - 1, last = newest % ring.slots;
     for (Py_ssize_t i = 0; i < count; i++) {
-        int64_t row = rows[i];
+        int64_t row = rows[i], slot = row, env_id = 0;
         if (row < 0 || row >= ring.slots * ring.num_envs)
             return refuse(&held, "expected rows of the ring");
-        int time_major = ring.of_slot > 1;
-        int64_t env_id = time_major ? row % ring.of_slot : row / ring.slots;
-        int64_t slot = time_major ? row / ring.of_slot : row % ring.slots;
-        int64_t newest = stops[env_id] - 1, age = (newest - slot) % ring.slots;
+        if (!alone) {
+            env_id = time_major ? row % ring.of_slot : row / ring.slots;
+            slot = time_major ? row / ring.of_slot : row - env_id * ring.slots;
+            newest = stops[env_id] - 1;
+            last = newest % ring.slots;
+        }
+        int64_t age = last - slot;
         env_ids[i] = env_id;
         positions[i] = newest - (age < 0 ? age + ring.slots : age);
     }
