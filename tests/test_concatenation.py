@@ -154,6 +154,20 @@ def test_priorities_go_to_the_buffer_that_the_step_is_of():
         assert samplers[number].given == list(expected)
 
 
+def test_priorities_that_one_buffer_refuses_reach_none():
+    samplers = [mr.PrioritizedSampler(name=None, seed=0) for _ in range(2)]
+    both = mr.concat([made(None, 9, sampler=s) for s in samplers], [1, 1], seed=0)
+    batch = both.sample(6)
+    before = [s.state_dict(priorities=True)["priorities"] for s in samplers]
+    values = np.full(6, 9.0)
+    values[batch.buffer_ids == 1] = np.nan
+    with pytest.raises(SchemaError, match="priorities: got nan at 0"):
+        both.update_priorities(batch, values)
+    for sampler, expected in zip(samplers, before, strict=True):
+        found = sampler.state_dict(priorities=True)["priorities"]
+        np.testing.assert_array_equal(found, expected)
+
+
 def test_priorities_that_nobody_keeps_are_refused():
     both = mr.concat([made(None, 9), made(None, 9)])
     with pytest.raises(SchemaError, match=r"'UniformSampler'.* that keep no priorit"):

@@ -267,6 +267,7 @@ class ReplayBuffer(OpenBuffer):
 
         Raises:
             SchemaError: The sampler keeps no priorities, or values do not fit.
+            StaleError: A position was never written.
         """
         return self._read().update_priorities(self.sampler, batch, values)
 

@@ -24,7 +24,7 @@ from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.concatenation.batches import as_numpy, joined, rows_of
 from mmreplay.errors import EmptyError, SchemaError
 from mmreplay.samplers.base import Draw, State
-from mmreplay.samplers.joined import keeps_priorities, state_of
+from mmreplay.samplers.joined import check_each, keeps_priorities, state_of
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.ranks import num_legal
 from mmreplay.samplers.shares import Shares
@@ -264,7 +264,8 @@ class Concat:
     def update_priorities(self, batch: Batch, values: ArrayLike) -> int:
         """Give the steps of a batch new priorities, each in its own buffer.
 
-        Buffers whose sampler keeps no priorities are passed over.
+        Buffers whose sampler keeps no priorities are passed over; the others take
+        theirs, all of them or none.
 
         Args:
             batch: What `sample` gave, as numpy or as tensors.
@@ -276,6 +277,7 @@ class Concat:
         Raises:
             SchemaError: No buffer's sampler keeps priorities, the batch is not of
                 concat, or values do not fit.
+            StaleError: A position was never written.
         """
         keeping = [keeps_priorities(buffer.sampler) for buffer in self.buffers]
         if not any(keeping):
@@ -297,13 +299,25 @@ class Concat:
                 f"priorities: got {list(given.shape)} for {len(ids)} steps, expected "
                 "one for each; pass those of the whole batch"
             )
-        dropped = 0
-        for number in np.unique(ids).tolist():
-            if keeping[number]:
-                here = np.flatnonzero(ids == number)
-                part = rows_of(replace(batch, fields={}), here)
-                dropped += self.buffers[number].update_priorities(part, given[here])
-        return dropped
+        places = {
+            number: np.flatnonzero(ids == number)
+            for number in np.unique(ids).tolist()
+            if keeping[number]
+        }
+        told = {
+            number: (rows_of(replace(batch, fields={}), here), given[here])
+            for number, here in places.items()
+        }
+        for number, (part, values) in told.items():
+            buffer = self.buffers[number]
+            env_ids, positions, mask = part.env_ids, part.positions, part.mask
+            with buffer.view.lock:
+                samplers, view = [buffer.sampler], buffer.view
+                check_each(view, samplers, env_ids, positions, values, mask)
+        return sum(
+            self.buffers[number].update_priorities(part, values)
+            for number, (part, values) in told.items()
+        )
 
     def state_dict(self, priorities: bool = False) -> State:
         """Seed, step, what each buffer gave, and the states of the samplers.

@@ -39,3 +39,12 @@ def epochs_of(sampler: Sampler) -> EpochSampler | None:
     if isinstance(sampler, EpochSampler) and sampler.epoch is not None:
         return sampler
     return None
+
+
+def draws_once(sampler: Sampler) -> bool:
+    """Whether some of what is drawn is drawn once an epoch: by itself or by a part.
+
+    A sampler of parts says so itself, as ``sampler.draws_once``.
+    """
+    own = getattr(sampler, "draws_once", None)
+    return epochs_of(sampler) is not None if own is None else bool(own)

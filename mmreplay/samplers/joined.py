@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import TypeGuard
 
 import numpy as np
@@ -79,13 +80,14 @@ def update_each(
     values: NDArray[np.generic],
     mask: NDArray[np.bool_] | None,
 ) -> int:
-    """Give priorities to every sampler that keeps some.
+    """Give priorities to every sampler that keeps some, or to none of them.
 
     Returns:
         The most that any of them dropped.
 
     Raises:
-        SchemaError: None of them keeps priorities.
+        SchemaError: None of them keeps priorities, or one refuses these.
+        StaleError: A position was never written.
     """
     keeping = [sampler for sampler in samplers if keeps_priorities(sampler)]
     if not keeping:
@@ -94,10 +96,45 @@ def update_each(
             f"update_priorities: got samplers {names} that keep no priorities, "
             "expected a PrioritizedSampler among them; make it a part"
         )
+    if len(keeping) > 1:
+        # A single one looks at everything itself before it takes anything.
+        check_each(view, keeping, env_ids, positions, values, mask)
     return max(
         sampler.update_priorities(view, env_ids, positions, values, mask)
         for sampler in keeping
     )
+
+
+def check_each(
+    view: View,
+    samplers: Sequence[Sampler],
+    env_ids: Ids,
+    positions: Ids,
+    values: NDArray[np.generic],
+    mask: NDArray[np.bool_] | None,
+) -> None:
+    """Refuse priorities that one of the samplers would refuse.
+
+    A sampler that takes priorities looks at them, and takes none, as
+    ``sampler.check_priorities``; one that does not have it is not asked.
+
+    Raises:
+        SchemaError: A value, or a shape, is not one that it takes.
+        StaleError: A position was never written.
+    """
+    for sampler in samplers:
+        check: Callable[..., None] | None = getattr(sampler, "check_priorities", None)
+        if check is not None and keeps_priorities(sampler):
+            check(view, env_ids, positions, values, mask)
+
+
+def close_each(samplers: Sequence[Sampler]) -> None:
+    """Close the samplers that can be closed, all of them even if one fails."""
+    with ExitStack() as stack:
+        for sampler in samplers:
+            close: Callable[[], None] | None = getattr(sampler, "close", None)
+            if close is not None:
+                stack.callback(close)
 
 
 def state_of(sampler: Sampler, priorities: bool) -> State:

@@ -4,25 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mmreplay.samplers.base import Draw, Sampler, State, View
-from mmreplay.samplers.joined import (
-    draw_each,
-    joined,
-    keeps_priorities,
-    state_of,
-    update_each,
-)
+from mmreplay.samplers.joined import draw_each, joined, state_of
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.shares import Shares
 from mmreplay.samplers.states import check_kind, integer, parts
+from mmreplay.samplers.wrapping import Wrapping
 
-Ids = NDArray[np.int64]
 
-
-class MixtureSampler:
+class MixtureSampler(Wrapping):
     """Draws a share of each batch with each of several samplers, over one buffer.
 
     ``MixtureSampler([(PrioritizedSampler(), 3), (UniformSampler(), 1)])`` draws 192
@@ -47,7 +37,7 @@ class MixtureSampler:
         Raises:
             SchemaError: A share is not above 0, or there is no sampler.
         """
-        self._samplers = [sampler for sampler, _ in samplers]
+        self._parts = [sampler for sampler, _ in samplers]
         self._shares = Shares([share for _, share in samplers])
         self._random = StepGenerator(seed)
         self._step = 0
@@ -60,28 +50,12 @@ class MixtureSampler:
             SchemaError: Some draw windows, and not all of the same length.
         """
         counts = self._shares.split(batch_size)
-        drawn = draw_each(view, self._samplers, counts)
+        drawn = draw_each(view, self._parts, counts)
         draw = joined(drawn, self._random.key(self._step))
         lengths = iter(drawn)
         self._shares.count([len(next(lengths)) if count else 0 for count in counts])
         self._step += 1
         return draw
-
-    @property
-    def keeps_priorities(self) -> bool:
-        """Whether a part takes priorities."""
-        return any(keeps_priorities(sampler) for sampler in self._samplers)
-
-    def update_priorities(
-        self,
-        view: View,
-        env_ids: Ids,
-        positions: Ids,
-        values: NDArray[np.generic],
-        mask: NDArray[np.bool_] | None = None,
-    ) -> int:
-        """Pass priorities on to each part that keeps some; see `PrioritySampler`."""
-        return update_each(view, self._samplers, env_ids, positions, values, mask)
 
     def state_dict(self, priorities: bool = False) -> State:
         """Seed, step, what each part has drawn, and the states of the parts.
@@ -93,7 +67,7 @@ class MixtureSampler:
             "kind": "MixtureSampler",
             "seed": self._random.seed,
             "step": self._step,
-            "parts": [state_of(sampler, priorities) for sampler in self._samplers],
+            "parts": [state_of(sampler, priorities) for sampler in self._parts],
             **self._shares.state_dict(),
         }
 
@@ -101,16 +75,16 @@ class MixtureSampler:
         """Go on from a state; see `Sampler.load_state_dict`."""
         check_kind(state, "MixtureSampler")
         seed, step = integer(state, "seed"), integer(state, "step")
-        others = parts(state, "parts", len(self._samplers))
+        others = parts(state, "parts", len(self._parts))
         before = self.state_dict(priorities=True)
         try:
             self._shares.load_state_dict(state)
-            for sampler, other in zip(self._samplers, others, strict=True):
+            for sampler, other in zip(self._parts, others, strict=True):
                 sampler.load_state_dict(other)
         except BaseException:
             # Half of another state would be a third one.
             self._shares.load_state_dict(before)
-            for sampler, mine in zip(self._samplers, before["parts"], strict=True):
+            for sampler, mine in zip(self._parts, before["parts"], strict=True):
                 sampler.load_state_dict(mine)
             raise
         self._random, self._step = StepGenerator(seed), step

@@ -91,7 +91,7 @@ class Priorities:
         if self._home is not None:
             self.column.check_owner()
             if self.column.closed:
-                self.close()
+                self._leave()
         starts = view.starts
         if starts is self._starts and not self._torn:
             return
@@ -143,7 +143,7 @@ class Priorities:
                 old, ring = self.column, home.ring
                 values = carried(old.values, old.ring, ring, old.seen)
                 column = Column(ring, values, old.seen, old.where)
-            self.close()
+            self._leave()
         self.column = open_column(home, self._name) if column is None else column
         if self._pending is not None:
             self._restore(home, span, self._pending[0])
@@ -160,7 +160,11 @@ class Priorities:
         self._starts, self._home = None, home
 
     def close(self) -> None:
-        """Give the column back; the next look opens it again."""
+        """Give a column on disk back, for the next look to open; one in RAM stays."""
+        if self._home is not None and self.column.where == "disk":
+            self._leave()
+
+    def _leave(self) -> None:
         if self._home is not None:
             self._home = self._starts = None
             self.column.close()
@@ -192,7 +196,7 @@ class Priorities:
             saved: The priorities.
             state: Holds the law's own state.
         """
-        self.close()
+        self._leave()
         self._pending = (saved, state)
 
     def _restore(self, home: Home, span: Span, saved: Saved) -> None:
@@ -339,6 +343,12 @@ class Priorities:
         self.law.put(rows, self.column.values)
         self._torn = False
         return dropped
+
+    def check(self, view: View, env_ids: Ids, positions: Ids) -> None:
+        """Refuse places that `update` would, of which one was never written."""
+        self.follow(view)
+        if len(positions):
+            self._alive(env_ids, positions)
 
     def _alive(self, env_ids: Ids, positions: Ids) -> NDArray[np.bool_] | None:
         """Which places are still in the buffer, or None where all are."""

@@ -13,23 +13,18 @@ from numpy.typing import NDArray
 
 from mmreplay.errors import SchemaError
 from mmreplay.samplers.base import Draw, Sampler, State, View
-from mmreplay.samplers.joined import (
-    draw_each,
-    joined,
-    keeps_priorities,
-    state_of,
-    update_each,
-)
+from mmreplay.samplers.joined import draw_each, joined, state_of
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.ranks import newest, nothing_to_draw, num_legal, rank_edges
 from mmreplay.samplers.states import check_kind, fraction, integer, parts, same
 from mmreplay.samplers.stratified import StratifiedSampler
 from mmreplay.samplers.uniform import UniformSampler
+from mmreplay.samplers.wrapping import Wrapping
 
 Ids = NDArray[np.int64]
 
 
-class RecentSampler:
+class RecentSampler(Wrapping):
     """Draws a share of each batch from the newest steps, the rest with another sampler.
 
     The scheme of alf's ReplayBuffer: the first ``ceil(batch_size * ratio)`` are from
@@ -70,9 +65,9 @@ class RecentSampler:
         self._random = StepGenerator(seed)
         self._step = 0
         self._newest = StratifiedSampler(self._random.seed)
-        self._sampler: Sampler = (
+        self._parts = [
             UniformSampler(self._random.seed) if sampler is None else sampler
-        )
+        ]
 
     def draw(self, view: View, batch_size: int) -> Draw:
         """Draw a batch, newest steps first; see `Sampler.draw`."""
@@ -86,29 +81,13 @@ class RecentSampler:
             recent = ceil(round(batch_size * self._ratio, 9))
         drawn = []
         if recent < batch_size:
-            drawn = draw_each(view, [self._sampler], [batch_size - recent])
+            drawn = draw_each(view, self._parts, [batch_size - recent])
         if recent:
             narrowed = newest(view, np.full(len(counts), self._steps), edges)
             drawn.insert(0, self._newest.draw(narrowed, recent))
         key = self._random.key(self._step)
         self._step += 1
         return joined(drawn, key)
-
-    @property
-    def keeps_priorities(self) -> bool:
-        """Whether the sampler of the rest takes priorities."""
-        return keeps_priorities(self._sampler)
-
-    def update_priorities(
-        self,
-        view: View,
-        env_ids: Ids,
-        positions: Ids,
-        values: NDArray[np.generic],
-        mask: NDArray[np.bool_] | None = None,
-    ) -> int:
-        """Pass priorities on, of newest steps too; see `PrioritySampler`."""
-        return update_each(view, [self._sampler], env_ids, positions, values, mask)
 
     def state_dict(self, priorities: bool = False) -> State:
         """Seed, step and the states of both samplers.
@@ -122,7 +101,7 @@ class RecentSampler:
             "step": self._step,
             "steps": self._steps,
             "ratio": self._ratio,
-            "parts": [self._newest.state_dict(), state_of(self._sampler, priorities)],
+            "parts": [self._newest.state_dict(), state_of(self._parts[0], priorities)],
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -134,7 +113,7 @@ class RecentSampler:
         mine, other = parts(state, "parts", 2)
         fresh = StratifiedSampler(0)
         fresh.load_state_dict(mine)
-        self._sampler.load_state_dict(other)
+        self._parts[0].load_state_dict(other)
         self._newest, self._random, self._step = fresh, StepGenerator(seed), step
 
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mmreplay.ring import Span
 from mmreplay.samplers.base import Draw, Sampler, State, View
 from mmreplay.samplers.epochs import epochs_of
-from mmreplay.samplers.joined import keeps_priorities, state_of, update_each
+from mmreplay.samplers.joined import state_of
 from mmreplay.samplers.states import check_kind, parts
-
-Ids = NDArray[np.int64]
+from mmreplay.samplers.wrapping import Wrapping
 
 
 class Restriction(Protocol):
@@ -33,7 +29,7 @@ class Restriction(Protocol):
         """
 
 
-class RestrictedSampler:
+class RestrictedSampler(Wrapping):
     """Draws with another sampler from the legal starts that a restriction leaves.
 
     Any sampler will do: epochs, priorities and sequences are those of the part. Put
@@ -49,10 +45,10 @@ class RestrictedSampler:
             sampler: Draws it.
         """
         self._restriction = restriction
-        self._sampler = sampler
+        self._parts = [sampler]
         self._last: tuple[View, Span, View] | None = None
 
-    def _restricted(self, view: View) -> View:
+    def _shown(self, view: View) -> View:
         """Restrict a view, once for each of its moments."""
         starts = view.starts
         last = self._last
@@ -62,18 +58,18 @@ class RestrictedSampler:
 
     def draw(self, view: View, batch_size: int) -> Draw:
         """Draw a batch; see `Sampler.draw`."""
-        return self._sampler.draw(self._restricted(view), batch_size)
+        return self._parts[0].draw(self._shown(view), batch_size)
 
     @property
     def epoch(self) -> int | None:
         """See `EpochSampler.epoch`."""
-        epochs = epochs_of(self._sampler)
+        epochs = epochs_of(self._parts[0])
         return None if epochs is None else epochs.epoch
 
     def more(self, view: View, batch_size: int) -> bool:
         """See `EpochSampler.more`; without epochs there always is more."""
-        epochs = epochs_of(self._sampler)
-        return epochs is None or epochs.more(self._restricted(view), batch_size)
+        epochs = epochs_of(self._parts[0])
+        return epochs is None or epochs.more(self._shown(view), batch_size)
 
     def num_batches(self, view: View, batch_size: int) -> int:
         """See `EpochSampler.num_batches`.
@@ -81,30 +77,13 @@ class RestrictedSampler:
         Raises:
             TypeError: The sampler knows no epochs.
         """
-        epochs = epochs_of(self._sampler)
+        epochs = epochs_of(self._parts[0])
         if epochs is None:
             raise TypeError(
-                f"num_batches: got {type(self._sampler).__name__}, which has no "
+                f"num_batches: got {type(self._parts[0]).__name__}, which has no "
                 "epochs, expected one that does; use a ShuffledSampler"
             )
-        return epochs.num_batches(self._restricted(view), batch_size)
-
-    @property
-    def keeps_priorities(self) -> bool:
-        """Whether the sampler takes priorities."""
-        return keeps_priorities(self._sampler)
-
-    def update_priorities(
-        self,
-        view: View,
-        env_ids: Ids,
-        positions: Ids,
-        values: NDArray[np.generic],
-        mask: NDArray[np.bool_] | None = None,
-    ) -> int:
-        """Pass priorities on, with the restricted view; see `PrioritySampler`."""
-        view = self._restricted(view)
-        return update_each(view, [self._sampler], env_ids, positions, values, mask)
+        return epochs.num_batches(self._shown(view), batch_size)
 
     def state_dict(self, priorities: bool = False) -> State:
         """Return the restriction and the state of the sampler.
@@ -115,11 +94,11 @@ class RestrictedSampler:
         return {
             "kind": "RestrictedSampler",
             "restriction": self._restriction.state_dict(),
-            "parts": [state_of(self._sampler, priorities)],
+            "parts": [state_of(self._parts[0], priorities)],
         }
 
     def load_state_dict(self, state: State) -> None:
         """Go on from a state; see `Sampler.load_state_dict`."""
         check_kind(state, "RestrictedSampler")
         self._restriction.check(state.get("restriction", {}))
-        self._sampler.load_state_dict(parts(state, "parts", 1)[0])
+        self._parts[0].load_state_dict(parts(state, "parts", 1)[0])

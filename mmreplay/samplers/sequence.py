@@ -163,6 +163,25 @@ class SequenceSampler(WindowDrawing):
             SchemaError: The sampler inside keeps no priorities, or the shape is
                 another.
         """
+        values, mask = self._learned(values, mask)
+        return self._inner.update_priorities(view, env_ids, positions, values, mask)
+
+    def check_priorities(
+        self,
+        view: View,
+        env_ids: Ids,
+        positions: Ids,
+        values: NDArray[np.generic],
+        mask: NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Refuse what `update_priorities` would; see `joined.check_each`."""
+        values, mask = self._learned(values, mask)
+        self._inner.check_priorities(view, env_ids, positions, values, mask)
+
+    def _learned(
+        self, values: NDArray[np.generic], mask: NDArray[np.bool_] | None
+    ) -> tuple[NDArray[np.generic], NDArray[np.bool_] | None]:
+        """Values, and which there are, of the steps to learn from alone."""
         learn = slice(self.burn_in, self.burn_in + self.length)
         mask = None if mask is None or mask.shape[1] == self.length else mask[:, learn]
         if values.ndim == 2 and values.shape[1] == self.window_length:
@@ -173,7 +192,7 @@ class SequenceSampler(WindowDrawing):
                 f"[B, {self.window_length}] or [B, {self.length}], the steps of the "
                 "windows or those to learn from; pass one for each"
             )
-        return self._inner.update_priorities(view, env_ids, positions, values, mask)
+        return values, mask
 
     def _around(self, view: WindowView, drawn: Draw) -> Windows:
         """Lay windows around the steps drawn."""

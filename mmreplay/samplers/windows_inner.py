@@ -10,8 +10,13 @@ from numpy.typing import NDArray
 
 from mmreplay.errors import EmptyError, SchemaError
 from mmreplay.samplers.base import Draw, Sampler, State, View
-from mmreplay.samplers.epochs import epochs_of
-from mmreplay.samplers.joined import keeps_priorities, state_of
+from mmreplay.samplers.epochs import draws_once, epochs_of
+from mmreplay.samplers.joined import (
+    check_each,
+    close_each,
+    keeps_priorities,
+    state_of,
+)
 from mmreplay.samplers.states import check_kind, parts, same
 from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.samplers.windows import Choice, Shape, WindowView
@@ -109,6 +114,18 @@ class Inner:
         view = self.of(view)
         return sampler.update_priorities(view, env_ids, positions, values, mask)
 
+    def check_priorities(
+        self,
+        view: View,
+        env_ids: Ids,
+        positions: Ids,
+        values: NDArray[np.generic],
+        mask: NDArray[np.bool_] | None,
+    ) -> None:
+        """Refuse what the sampler would refuse; see `joined.check_each`."""
+        view = self.of(view)
+        check_each(view, [self.sampler], env_ids, positions, values, mask)
+
     @property
     def epoch(self) -> int | None:
         """See `EpochSampler.epoch`."""
@@ -141,9 +158,7 @@ class Inner:
 
     def close(self) -> None:
         """Let go of what the sampler holds, such as stored priorities."""
-        close: Callable[[], None] | None = getattr(self.sampler, "close", None)
-        if close is not None:
-            close()
+        close_each([self.sampler])
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the buffer behind: a worker has its own."""
@@ -160,6 +175,22 @@ class WindowDrawing(Protocol):
     def keeps_priorities(self) -> bool:
         """Whether the sampler inside takes priorities."""
         return self._inner.keeps_priorities
+
+    @property
+    def draws_once(self) -> bool:
+        """Whether the sampler inside draws its steps once an epoch."""
+        return draws_once(self._inner.sampler)
+
+    def check_priorities(
+        self,
+        view: View,
+        env_ids: Ids,
+        positions: Ids,
+        values: NDArray[np.generic],
+        mask: NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Refuse what the sampler inside would refuse; see `joined.check_each`."""
+        self._inner.check_priorities(view, env_ids, positions, values, mask)
 
     @property
     def epoch(self) -> int | None:
