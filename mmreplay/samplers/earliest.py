@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mmreplay.errors import SchemaError
+from mmreplay.ring import Span
 from mmreplay.samplers.base import Sampler, State, View
 from mmreplay.samplers.ranks import NarrowedView, legal_before, rank_edges
 from mmreplay.samplers.restricted import RestrictedSampler
@@ -39,12 +40,12 @@ class _Earliest:
 
     def __init__(self, count: int) -> None:
         self._count = count
+        self._last: tuple[View, View] | None = None
 
     def of(self, view: View) -> View:
-        edges = rank_edges(view)
-        every = np.arange(len(edges) - 1)
-        low = legal_before(view, every, view.span.first + self._count)
-        return NarrowedView(view, low, edges)
+        if self._last is None or self._last[0] is not view:
+            self._last = view, _LaterView(view, self._count)
+        return self._last[1]
 
     def state_dict(self) -> State:
         return {"kind": "ignore_earliest", "count": self._count}
@@ -52,3 +53,27 @@ class _Earliest:
     def check(self, state: State) -> None:
         check_kind(state, "ignore_earliest")
         same(state, "count", self._count)
+
+
+class _LaterView(NarrowedView):
+    """All but the oldest rows, of the moment of the last look at `starts`.
+
+    One for all moments of a buffer, so that samplers of windows need not take in
+    every episode again whenever a step was added.
+    """
+
+    def __init__(self, view: View, count: int) -> None:
+        self._view = view
+        self._count = count
+        self._base: Span | None = None
+
+    @property
+    def starts(self) -> Span:
+        base = self._view.starts
+        if base is not self._base:
+            edges = rank_edges(self._view)
+            every = np.arange(len(edges) - 1)
+            low = legal_before(self._view, every, self._view.span.first + self._count)
+            self._narrow(low, edges)
+            self._base = base
+        return self._starts

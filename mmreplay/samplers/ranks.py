@@ -131,15 +131,23 @@ class NarrowedView(StretchView):
             edges: int64 ``[E + 1]``, `rank_edges` of the view.
         """
         self._view = view
+        self._narrow(low, edges)
+
+    def _narrow(self, low: Ids, edges: Ids) -> None:
         self._low, self._high = low, edges[1:]
         self._ends: Ids = np.cumsum(self._high - low)
-        starts = view.starts
+        starts = self._view.starts
         first = starts.stop.copy()
         some = np.flatnonzero(low < self._high)
         if len(some):
-            first[some] = view.start_at(low[some])[1]
-        self.starts = Span(first, starts.stop)
-        self.num_illegal = int(self.starts.lengths.sum() - self._ends[-1])
+            first[some] = self._view.start_at(low[some])[1]
+        self._starts = Span(first, starts.stop)
+        self.num_illegal = int(self._starts.lengths.sum() - self._ends[-1])
+
+    @property
+    def starts(self) -> Span:
+        """Where legal starts that are left lie; see `View.starts`."""
+        return self._starts
 
     def legal(self, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
         """See `View.legal`."""

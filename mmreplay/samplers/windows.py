@@ -329,13 +329,20 @@ class WindowView:
         if self._choice is None or self._choice.headless:
             self._known = first_known(self._view, self._envs, base.first, base.stop)
         else:
-            begins = [self._index.begins(env_id)[:1] for env_id in self._envs.tolist()]
-            self._known = base.stop.copy()
-            some = [env_id for env_id, begin in enumerate(begins) if len(begin)]
-            self._known[some] = [int(begins[env_id][0]) for env_id in some]
+            # The first step may be alive and yet before what the view shows.
+            self._known = np.array(
+                [self._first_begin(*place) for place in enumerate(base.first.tolist())]
+            )
+            self._known = np.where(self._known < 0, base.stop, self._known)
         for runs in (self._runs, self._steps):
             for env_id in np.flatnonzero(runs.oldest <= self._known).tolist():
                 runs.drop(env_id, int(self._known[env_id]))
+
+    def _first_begin(self, env_id: int, first: int) -> int:
+        """Where the oldest episode begins at a position or after it; -1 for nowhere."""
+        begins = self._index.begins(env_id)
+        which = int(np.searchsorted(begins, first))
+        return int(begins[which]) if which < len(begins) else -1
 
     def _bound(self, base: Span) -> None:
         """Find between which ranks, and which positions, starts are legal."""

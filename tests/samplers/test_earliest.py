@@ -8,6 +8,7 @@ import pytest
 import mmreplay as mr
 from mmreplay.errors import EmptyError, FormatError, SchemaError
 from mmreplay.samplers.ranks import legal_before, newest, num_legal, rank_edges
+from mmreplay.samplers.windows import WindowView
 from tests.buffer.support import Twin
 from tests.contracts.sampler import VIEWS, ListedView, places
 from tests.samplers.law import assert_law
@@ -100,6 +101,69 @@ def test_live_rings_are_followed(tmp_path, rng):
         # At most 24 starts: one is missed with a probability below 24 * exp(-40).
         assert set(places(twin.buffer.sample(1000))) == set(expected)
     twin.buffer.close()
+
+
+WINDOWED = {
+    "episode": lambda inner: mr.SequenceSampler(2, inner),
+    "strided": lambda inner: mr.SequenceSampler(3, inner, stride=2, burn_in=1),
+    "any": lambda inner: mr.SequenceSampler(4, inner, boundary="any"),
+    "across": lambda inner: mr.SequenceSampler(3, inner, boundary="any", stride=2),
+    "pad": lambda inner: mr.SequenceSampler(3, inner, boundary="pad", burn_in=1),
+    "first steps": lambda inner: mr.EpisodeSampler(inner),
+    "any step": lambda inner: mr.EpisodeSampler(inner, by="length"),
+    "chosen": lambda inner: mr.EpisodeSampler(inner, min_length=2, running=True),
+    "headless": lambda inner: mr.EpisodeSampler(inner, by="length", headless=True),
+}
+
+
+@pytest.mark.parametrize("kind", WINDOWED)
+def test_windows_of_a_live_ring_are_what_one_that_was_just_opened_shows(
+    tmp_path, kind, rng, monkeypatch
+):
+    taken = []
+    plain = WindowView._forget
+    monkeypatch.setattr(
+        WindowView, "_forget", lambda *args: taken.append(1) or plain(*args)
+    )
+    sampler = mr.ignore_earliest(5, WINDOWED[kind](mr.UniformSampler(0)))
+    twin, compared = Twin(tmp_path / "b", 24, 2), 0
+    for turn in range(60):
+        kinds = rng.choice(
+            ["", "t", "u"], (int(rng.integers(1, 4)), 2), p=[0.7, 0.2, 0.1]
+        )
+        twin.extend(kinds.tolist(), final=turn % 3 == 0)
+        if turn % 25 == 24:
+            twin.buffer.clear([0])
+        view = twin.buffer.view
+        taken.clear()
+        fresh = mr.ignore_earliest(5, WINDOWED[kind](mr.ShuffledSampler(0)))
+        expected = set()
+        try:
+            while fresh.epoch == 0 and fresh.more(view, 9):
+                expected |= shown(fresh.draw(view, 9))
+        except EmptyError:
+            pass
+        assert len(taken) == 1
+        taken.clear()
+        if not expected:
+            with pytest.raises(EmptyError):
+                sampler.draw(view, 1)
+        else:
+            # At most 40 starts: one is missed with a probability below 40 * exp(-37).
+            assert shown(sampler.draw(view, 1500)) == expected
+            compared += 1
+        # What was taken in once is followed, and not taken in again.
+        assert len(taken) == (turn == 0)
+    assert compared > 30
+
+
+def shown(draw):
+    """Windows as they are drawn, whole."""
+    windows = draw.windows
+    rows = np.column_stack([draw.env_ids, draw.positions])
+    lasts = np.where(windows.mask, windows.positions, -1)
+    first = np.where(windows.mask, windows.positions, 1 << 62).min(1)
+    return set(map(tuple, np.column_stack([rows, first, lasts.max(1)]).tolist()))
 
 
 def test_exactly_as_many_rows_as_are_ignored():
