@@ -140,13 +140,19 @@ def in_memory(
 
 
 def _copy(reading: Reading, store: Store, fill: Fill) -> NDArray[np.int64]:
-    """Copy the newest rows that fit, and return the first position of each env."""
+    """Copy the newest rows that fit, and return the first position of each env.
+
+    The newest row of each environment comes along also where it was given up: if an
+    episode ends there, its final row is still to come, and an opening that goes on
+    tells so by the flags of the row before.
+    """
     span = reading.span
     ring = store.ring
     firsts = np.maximum(span.first, span.stop - ring.capacity)
     for env_id in range(ring.num_envs):
         stop = int(span.stop[env_id])
-        for first in range(int(firsts[env_id]), stop, SCAN_ROWS):
+        oldest = max(0, min(int(firsts[env_id]), stop - 1))
+        for first in range(oldest, stop, SCAN_ROWS):
             positions = np.arange(first, min(first + SCAN_ROWS, stop))
             ids = np.full(len(positions), env_id)
             columns = reading.rows(ids, positions, reading.view.moment).fields

@@ -184,6 +184,31 @@ def test_a_break_outlives_what_rebuilds_the_buffer(tmp_path, change):
     assert twin.buffer.get_field("truncated", 0, 0)
 
 
+@pytest.mark.parametrize("stored", [False, True], ids=["derived", "stored"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("capacity", [3, 6, 40])
+def test_a_final_row_to_come_is_known_after_a_clear_and_a_resize(
+    tmp_path, capacity, layout, stored
+):
+    twin = Twin(
+        tmp_path / "b", 6, 2, autoreset="next_step", stored=stored, layout=layout
+    )
+    twin.extend([["", ""]] * 9 + [["t", ""], ["", "u"]])
+    for whose in (twin.buffer, twin.oracle):
+        whose.clear([0, 1])
+    for size in (capacity, 5):
+        twin.buffer.resize(size)
+        twin.oracle.resize(size)
+        twin.reopen("continue")
+    # What the second environment adds is its final row, and no step.
+    twin.add(["", ""])
+    twin.check()
+    assert twin.buffer.gather_all()["final"].tolist() == [False, True]
+    for _ in range(4):
+        twin.add(["", ""])
+        twin.check()
+
+
 def step_with(twin, **more):
     rows = twin.buffer.gather_all()
     fields = {path: rows[path][[0, 0]] for path in twin.buffer.schema.paths}
