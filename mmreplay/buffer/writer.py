@@ -353,16 +353,11 @@ class Writer:
         target, free = self._targets(heads)
         if self._committer is not None and not free:
             target = np.maximum(self._limits, self._committer.given_up(heads, target))
-        fresh = np.flatnonzero((target > self._limits) & (self._limits < self._slots))
-        if self._ring.layout == "time_major" and len(fresh):
-            # One step's rows of all environments are one stretch of a file.
-            fresh = fresh[np.argmax(target[fresh])][None]
-        for env_id in fresh.tolist():
-            self._store.allocate(env_id, min(int(target[env_id]), self._slots))
-        limits = np.maximum(target, self._limits)
+        # In any lap: a ring that was enlarged is empty from its head on.
+        self._store.allocate(self._limits, target)
         # Readers must know before the first of these rows is overwritten.
-        self._book.publish(self._heads, limits, self._tails)
-        self._know(self._heads, limits, self._tails)
+        self._book.publish(self._heads, target, self._tails)
+        self._know(self._heads, target, self._tails)
 
     def _targets(self, heads: Array) -> tuple[Array, bool]:
         """Limits to ask for, and whether nothing is overwritten below them."""

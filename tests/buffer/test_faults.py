@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.errors import FailedError, ReplayError
+from mmreplay.errors import FailedError, FullError, ReplayError
 from mmreplay.files import Disk
 from tests.buffer.support import Twin, check_rows, step
 from tools.torture.disks import PRIMITIVES, FaultyDisk, using
@@ -255,3 +255,21 @@ def test_of_more_than_the_capacity_whole_blocks_are_in_or_nothing(tmp_path, faul
             assert steps == len(made)
             return
     pytest.fail("the disk failed 200 times, and more calls were made")
+
+
+@pytest.mark.parametrize("layout", ["env_major", "time_major"])
+@pytest.mark.parametrize("reopened", [False, True])
+def test_a_ring_that_was_enlarged_has_space_reserved_ahead(tmp_path, layout, reopened):
+    twin = Twin(tmp_path / "b", 20, 2, layout=layout)
+    # Heads beyond the larger ring's slots as well, as after many laps.
+    twin.extend([["", ""]] * 700)
+    twin.buffer.resize(400)
+    twin.oracle.resize(400)
+    if reopened:
+        twin.reopen("continue")
+    full = FaultyDisk(fault_of("full"), names=("allocate",))
+    with using(full), pytest.raises(FullError):
+        add(twin.buffer)
+    check_rows(twin.buffer, twin.oracle)
+    twin.add(["", ""])
+    check_rows(twin.buffer, twin.oracle)

@@ -208,9 +208,10 @@ class StoreContract:
         assert store.gather(np.array([4]), ["returns"])["returns"].tolist() == [2]
 
     def test_space_may_be_reserved_at_will(self, store, ring):
-        for stop in (1, 5, 5, 2, ring.slots):
-            for env_id in range(ring.num_envs):
-                store.allocate(env_id, stop)
+        shift = np.arange(ring.num_envs)
+        for first, stop in ((0, 1), (0, 5), (2, 5), (0, 2), (0, ring.slots), (4, 4)):
+            for lap in (0, 7 * ring.slots):
+                store.allocate(lap + first + shift, lap + stop + shift)
         assert not store.flags(np.arange(ring.num_rows)).any()
 
     def test_reading_ahead_changes_nothing(self, store, ring, rng):
