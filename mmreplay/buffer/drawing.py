@@ -1,11 +1,12 @@
 """Drawing: a sampler's steps or windows, with their data and what is made of it.
 
 Rows are copied first and checked afterwards, as all reading is; what a writer was
-overwriting meanwhile is drawn again, windows whole.
+overwriting meanwhile is drawn again, the batch whole.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -16,10 +17,11 @@ from mmreplay.buffer.steps import Fields, Ids
 from mmreplay.buffer.view import LiveView, Moment, Window
 from mmreplay.errors import SchemaError, StaleError, StarvedError
 from mmreplay.samplers.base import Draw, Sampler
+from mmreplay.samplers.epochs import draws_once
 from mmreplay.schema import Schema
 from mmreplay.transforms.base import Rows
 
-MAX_REDRAWS = 10
+MAX_REDRAWS = 100
 
 
 class Fold(Window, Protocol):
@@ -28,6 +30,10 @@ class Fold(Window, Protocol):
     @property
     def bfloat16(self) -> frozenset[str]:
         """Names of the fields whose arrays hold the bits of bfloat16 numbers."""
+
+    @property
+    def reach(self) -> dict[str, tuple[int, ...]]:
+        """Rows around a step that its batch is read from, by stored field."""
 
     def gather(
         self, rows: Rows, env_ids: Ids, positions: Ids, key: int, length: int | None
@@ -41,6 +47,23 @@ class Fold(Window, Protocol):
             key: All randomness follows from it.
             length: Steps a window, one window after another; None without windows.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A draw whose data is copied later.
+
+    Attributes:
+        draw: Steps, or windows.
+        count: How many were asked for.
+        moment: What was alive.
+        view: Which it is a draw of.
+    """
+
+    draw: Draw
+    count: int
+    moment: Moment
+    view: LiveView
 
 
 class Drawing:
@@ -92,6 +115,37 @@ class Drawing:
         fields = self.fields(draw)
         return draw, fields, self._stale(draw, moment)
 
+    def ahead(self, sampler: Sampler, count: int) -> Drawn:
+        """Draw, and copy later, by `finish`."""
+        view = self._view
+        with view.lock:
+            moment = view.moment
+            return Drawn(sampler.draw(view, count), count, moment, view)
+
+    def finish(self, sampler: Sampler, drawn: Drawn) -> Batch:
+        """Copy the data of a draw, as whole as `sample` does.
+
+        What was given up since is not copied at all: transforms know no such row.
+        """
+        draw, moment = drawn.draw, drawn.moment
+        gone = self._stale(draw, moment)
+        if drawn.view is not self._view:
+            # Made anew, as another ring, which holds what was alive and no more.
+            fallen = _oldest(draw) < self._view.span.first[draw.env_ids]
+            gone = fallen if gone is None else gone | fallen
+        if gone is not None and gone.any():
+            places, left = _left(draw, ~gone)
+            if draws_once(sampler) and len(places):
+                draw = left
+            else:
+                fresh = self.ahead(sampler, drawn.count)
+                draw, moment = fresh.draw, fresh.moment
+        fields = self.fields(draw)
+        stale = self._stale(draw, moment)
+        if stale is not None:
+            draw, fields = self._redrawn(sampler, draw, fields, stale)
+        return self.batch(draw, fields)
+
     def fields(self, draw: Draw) -> Fields:
         """Copy the data of a draw.
 
@@ -124,39 +178,33 @@ class Drawing:
 
     def _stale(self, draw: Draw, moment: Moment) -> NDArray[np.bool_] | None:
         """Which draws were being overwritten, bool ``[B]``; None for none."""
-        windows = draw.windows
-        if windows is None:
-            return self._view.stale(draw.env_ids, draw.positions, moment)
-        # Rows are given up oldest first, and a window's first step is its oldest.
-        return self._view.stale(draw.env_ids, windows.positions[:, 0], moment)
+        return self._view.stale(draw.env_ids, _oldest(draw), moment)
 
     def _redrawn(
         self, sampler: Sampler, draw: Draw, fields: Fields, stale: NDArray[np.bool_]
     ) -> tuple[Draw, Fields]:
-        """Put fresh draws in the place of those that were being overwritten."""
-        bad = np.flatnonzero(stale)
+        """Make a batch good of which some was being overwritten.
+
+        A whole one is drawn instead: steps of a small draw of their own would have
+        the strata and the greatest weight of that one. What is drawn once an epoch
+        would be lost with it, so that there the rest is kept, without what is gone.
+        """
+        count = len(draw) if draw.offsets is None else len(draw.offsets) - 1
+        once = draws_once(sampler)
         for _ in range(MAX_REDRAWS):
-            again, more, gone = self._draw(sampler, len(bad))
-            longer = len(again) > len(bad) or draw.offsets is not None
-            if longer or _length(again) != _length(draw):
-                # Windows as long as the longest episode of each draw, or a fixed
-                # share of an epoch: these two do not fit together.
-                draw, fields, gone = self._draw(sampler, len(draw))
-                there, bad = np.arange(len(draw)), bad[:0]
-            else:
-                # At the end of an epoch there are fewer; the next one has the rest.
-                there, bad = bad[: len(again)], bad[len(again) :]
-                draw = draw.replaced(there, again)
-                for path, array in more.items():
-                    fields[path][there] = array
-            if gone is not None:
-                bad = np.concatenate([there[gone], bad])
-            if len(bad) == 0:
+            if once:
+                places, left = _left(draw, ~stale)
+                if len(places):
+                    return left, {path: a[places] for path, a in fields.items()}
+            draw, fields, gone = self._draw(sampler, count)
+            if gone is None:
                 return draw, fields
+            stale = gone
         raise StarvedError(
-            f"{len(bad)} steps were overwritten before they could be read, "
-            f"{MAX_REDRAWS} times over, expected a writer slower than that; enlarge "
-            f"the capacity ({self._view.home.ring.capacity}) or draw smaller batches"
+            f"{np.count_nonzero(stale)} of {len(stale)} steps were overwritten before "
+            f"they could be read, {MAX_REDRAWS} times over, expected a writer slower "
+            f"than that; enlarge the capacity ({self._view.home.ring.capacity}) or "
+            "draw smaller batches"
         )
 
     def gather(self, draw: Draw) -> Batch:
@@ -233,5 +281,19 @@ def _under(paths: tuple[str, ...], fields: Fields) -> list[str]:
     return found
 
 
-def _length(draw: Draw) -> int:
-    return 0 if draw.windows is None else draw.windows.positions.shape[1]
+def _oldest(draw: Draw) -> Ids:
+    """Oldest step of each draw: rows are given up oldest first, windows go on."""
+    return draw.positions if draw.windows is None else draw.windows.positions[:, 0]
+
+
+def _left(draw: Draw, good: NDArray[np.bool_]) -> tuple[Ids, Draw]:
+    """Places of the good steps or windows of a draw, and a draw of those alone."""
+    offsets = draw.offsets
+    if offsets is not None:
+        # Episodes are whole, or they are not drawn.
+        lengths = np.diff(offsets)
+        whole = np.logical_and.reduceat(good, offsets[:-1])
+        good = np.repeat(whole, lengths)
+        offsets = np.append(0, np.cumsum(lengths[whole]))
+    places = np.flatnonzero(good)
+    return places, replace(draw.taken(places), offsets=offsets)

@@ -71,7 +71,7 @@ def test_windows_become_tensors_with_their_mask(tmp_path):
     assert batch["observation"].shape == (2, 3, 2)
 
 
-def test_a_window_that_was_overwritten_meanwhile_is_drawn_again_whole(
+def test_windows_are_drawn_again_where_one_was_overwritten_meanwhile(
     tmp_path, monkeypatch
 ):
     twin = running(tmp_path / "b", 60, 60)
@@ -87,24 +87,23 @@ def test_a_window_that_was_overwritten_meanwhile_is_drawn_again_whole(
 
     monkeypatch.setattr(LiveView, "gather", slow)
     head = slots + 4
-    fresh = windows_of(head - 9, length=3)
+    fresh = windows_of(head - 9, head - 8, head - 20, length=3)
     with mr.ReplayBuffer.open(tmp_path / "b") as reader:
         reader.sampler = Given(windows_of(50, 2, 40, length=3), fresh)
         batch = reader.sample(3)
         assert len(calls) == 2
-        expected = [[50, 51, 52], [head - 9, head - 8, head - 7], [40, 41, 42]]
-        assert batch.window_positions.tolist() == expected
-        assert batch.positions.tolist() == [50, head - 9, 40]
-        assert batch.mask[:, 2].tolist() == [False, False, True]
-        # Numbers count from 1; the second window is another one from end to end.
-        np.testing.assert_array_equal(batch["action"], np.array(expected) + 1)
+        expected = fresh.windows.positions
+        assert batch.window_positions.tolist() == expected.tolist()
+        assert batch.positions.tolist() == fresh.positions.tolist()
+        assert batch.mask[:, 2].tolist() == [False, True, True]
+        np.testing.assert_array_equal(batch["action"], expected + 1)
 
 
 def test_windows_of_another_length_are_drawn_again_all_of_them(tmp_path, monkeypatch):
     twin = running(tmp_path / "b", 60, 60)
-    stale = [np.array([False, True]), None, None]
+    stale = [np.array([False, True]), None]
     monkeypatch.setattr(LiveView, "stale", lambda *_: stale.pop(0))
-    draws = windows_of(30, 31), windows_of(40, length=5), windows_of(41, 42, length=5)
+    draws = windows_of(30, 31), windows_of(41, 42, length=5)
     twin.buffer.sampler = Given(*draws)
     batch = twin.buffer.sample(2)
     assert batch.positions.tolist() == [41, 42]
