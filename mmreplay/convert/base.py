@@ -57,6 +57,14 @@ class Block:
             return self.positions
         return self.flags if name == FLAGS else self.columns[name]
 
+    def between(self, first: int, stop: int) -> Block:
+        """Rows from first up to stop, or to the end."""
+        part = slice(first, stop)
+        columns = {path: column[part] for path, column in self.columns.items()}
+        return Block(
+            columns, self.env_ids[part], self.positions[part], self.flags[part]
+        )
+
     def taken(self, rows: NDArray[np.bool_]) -> Block:
         """Some of the rows, bool ``[N]``; the block itself where that is all."""
         if rows.all():

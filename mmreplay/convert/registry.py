@@ -56,7 +56,11 @@ OURS = (
     Format("pt", "mmreplay.convert.pt", "a dict of torch tensors", (".pt", ".pth")),
     Format(
         "safetensors", "mmreplay.convert.safetensors", "tensors under a JSON header",
-        (".safetensors",),
+        (".safetensors", ".safetensors.index.json"),
+    ),
+    Format(
+        "safetensors-folder", "mmreplay.convert.safetensors", "a folder of its parts",
+        writes=False, asks=True,
     ),
     Format(
         "parquet", "mmreplay.convert.parquet", "a table, or a folder of part files",

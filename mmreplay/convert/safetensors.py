@@ -1,112 +1,73 @@
 """safetensors: tensors under a JSON header, without a library of its own to write.
 
 The library reads it, slices included. The description, and a CRC32C of every column,
-which the format itself lacks, stand in ``__metadata__``.
+which the format itself lacks, stand in ``__metadata__``. Large ones can be split into
+parts under an index (`safetensors_parts`).
 """
 
 from __future__ import annotations
 
-import json
-import struct
-from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from mmreplay.convert.array_file import ArrayWriter, Piece
-from mmreplay.convert.arrays import (
-    ArrayReader,
-    Column,
-    Stored,
-    Stream,
-    crc32c,
-)
-from mmreplay.convert.base import Notes, Reader
+from mmreplay.convert import safetensors_file, safetensors_parts
+from mmreplay.convert.array_file import ArrayWriter
+from mmreplay.convert.arrays import ArrayReader
+from mmreplay.convert.base import Notes, Reader, Writer
 from mmreplay.convert.description import KEY, Description
 from mmreplay.convert.plain import PlainReader
-from mmreplay.convert.zip_layout import ALIGNMENT
-from mmreplay.errors import CorruptError, FormatError
+from mmreplay.convert.safetensors_file import SafetensorsPlan
+from mmreplay.convert.safetensors_parts import INDEX, PartsReader, PartsWriter
 from mmreplay.files import File
-from mmreplay.format import strict_json
-from mmreplay.schema.dtypes import storage_dtype
-
-METADATA = "__metadata__"
-SUMS = "mmreplay.crc32c"
-MAX_HEADER_NBYTES = 16 << 20
-MAX_TENSORS = 10_000
-MAX_AXIS = 1 << 48
-CODES = {
-    "bool": "BOOL", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
-    "uint8": "U8", "uint16": "U16", "uint32": "U32", "uint64": "U64",
-    "float16": "F16", "float32": "F32", "float64": "F64", "bfloat16": "BF16",
-}  # fmt: skip
-DTYPES = {code: dtype for dtype, code in CODES.items()}
-
-
-class SafetensorsPlan:
-    """Where everything lies; see `arrays.Plan`."""
-
-    sum = staticmethod(crc32c)
-
-    def __init__(self, description: Description) -> None:
-        columns = description.columns
-        # The format allows no gaps: columns of large items first are all aligned.
-        order = sorted(columns, key=lambda n: -storage_dtype(columns[n][0]).itemsize)
-        self._told = description.to_bytes().decode()
-        self._tensors: dict[str, Any] = {}
-        row_nbytes, offsets, end = {}, {}, 0
-        for name in order:
-            dtype, shape = columns[name]
-            each = storage_dtype(dtype).itemsize * int(np.prod(shape, dtype=object))
-            row_nbytes[name], offsets[name] = each, end
-            stop = end + each * description.rows
-            self._tensors[name] = {
-                "dtype": CODES[dtype],
-                "shape": [description.rows, *shape],
-                "data_offsets": [end, stop],
-            }
-            end = stop
-        start = len(self._header(dict.fromkeys(order, 0)))
-        self.pieces = {n: Piece(start + offsets[n], row_nbytes[n]) for n in order}
-        self.nbytes = start + end
-
-    def _header(self, sums: Mapping[str, int]) -> bytes:
-        crcs = json.dumps({name: f"{crc:08x}" for name, crc in sums.items()})
-        value = {METADATA: {KEY: self._told, SUMS: crcs}, **self._tensors}
-        data = json.dumps(value, separators=(",", ":")).encode()
-        data += b" " * (-(8 + len(data)) % ALIGNMENT)
-        if len(data) > MAX_HEADER_NBYTES:
-            raise FormatError(
-                f"the header takes {len(data)} bytes, expected at most "
-                f"{MAX_HEADER_NBYTES}; store smaller statistics with the buffer"
-            )
-        return struct.pack("<Q", len(data)) + data
-
-    def around(self, sums: Mapping[str, int]) -> Iterator[tuple[int, bytes]]:
-        """See `arrays.Plan.around`."""
-        yield 0, self._header({name: sums[name] for name in self.pieces})
 
 
 def open_writer(
-    target: Path, description: Description, *, overwrite: bool = False
-) -> ArrayWriter:
-    """Make a safetensors file as a target.
+    target: Path,
+    description: Description,
+    *,
+    overwrite: bool = False,
+    part_bytes: float | None = None,
+) -> Writer:
+    """Make a safetensors file as a target, or a folder of them.
+
+    Args:
+        target: The file, or the folder.
+        description: What will come.
+        overwrite: Replace what is there.
+        part_bytes: Split into files of about so many bytes, and at least one row,
+            in a folder with an index.
 
     Raises:
-        SchemaError: A field is named as the format names its metadata.
+        SchemaError: part_bytes is no number of bytes.
     """
-    return ArrayWriter(target, description, SafetensorsPlan(description), overwrite)
+    if part_bytes is not None:
+        rows = safetensors_parts.part_rows(description, part_bytes)
+        return PartsWriter(target, description, rows, overwrite)
+    return ArrayWriter(target, description, _plan(description), overwrite)
 
 
-def planned(description: Description) -> int:
-    """Bytes of the file; see `registry.planned`."""
-    return SafetensorsPlan(description).nbytes
+def _plan(description: Description) -> SafetensorsPlan:
+    told = {KEY: description.to_bytes().decode()}
+    return SafetensorsPlan(description.columns, description.rows, told)
+
+
+def planned(description: Description, *, part_bytes: float | None = None) -> int:
+    """Bytes of the file, or nearly of its parts; see `registry.planned`."""
+    if part_bytes is not None:
+        safetensors_parts.part_rows(description, part_bytes)
+    return _plan(description).nbytes
+
+
+def recognizes(path: Path) -> bool:
+    """Whether a folder holds parts; see `registry`."""
+    return (path / INDEX).is_file()
 
 
 def open_reader(path: Path) -> Reader:
-    """Open a safetensors file as a source, ours or anybody's."""
+    """Open a safetensors file, an index of parts or their folder as a source."""
+    if path.is_dir():
+        return PartsReader(path)
+    if path.name == INDEX:
+        return PartsReader(path.parent)
     file = File.open(path, None)
     try:
         return _reader(file)
@@ -116,137 +77,11 @@ def open_reader(path: Path) -> Reader:
 
 
 def _reader(file: File) -> Reader:
-    start, header = _header(file)
-    metadata = header.pop(METADATA, {})
-    if not isinstance(metadata, dict) or len(header) > MAX_TENSORS:
-        raise FormatError(
-            f"{file.path} has {len(header)} tensors, expected at most {MAX_TENSORS}, "
-            "and metadata that is an object"
-        )
-    spans = {name: _tensor(file, name, value) for name, value in header.items()}
-    _check_tiled(file, start, spans)
-    sums = _sums(file, metadata)
-    columns = {
-        name: _column(file, start + first, name, dtype, shape, sums.get(name))
-        for name, (dtype, shape, first, _) in spans.items()
-    }
+    metadata, columns = safetensors_file.parse(file)
+    safetensors_parts.refuse_part(file, metadata)
     if KEY not in metadata:
         return PlainReader(file, columns, Notes())
-    told = metadata[KEY]
-    if not isinstance(told, str):
-        raise FormatError(f"{file.path}: {KEY!r} in its metadata is no text")
+    told = safetensors_file.text(file, metadata, KEY)
     name = f"{file.path}: {KEY!r} in its metadata"
     description = Description.from_bytes(told.encode("utf-8", "replace"), name)
     return ArrayReader(file, columns, description)
-
-
-Tensor = tuple[str, tuple[int, ...], int, int]
-
-
-def _header(file: File) -> tuple[int, dict[str, Any]]:
-    """Where the data begins, and what the header says."""
-    if file.nbytes < 8:
-        raise CorruptError(
-            f"{file.path} has {file.nbytes} bytes, expected the 8 of a header's length "
-            "at byte 0; it was cut"
-        )
-    (size,) = struct.unpack("<Q", file.pread(8, 0))
-    if size > MAX_HEADER_NBYTES:
-        raise FormatError(
-            f"{file.path} says a header of {size} bytes at byte 0, expected at most "
-            f"{MAX_HEADER_NBYTES}; it is no safetensors file"
-        )
-    if 8 + size > file.nbytes:
-        raise CorruptError(
-            f"{file.path} has {file.nbytes} bytes, expected a header of {size} from "
-            "byte 8 on; it was cut"
-        )
-    name = f"{file.path}: the header at byte 8"
-    return 8 + size, strict_json.parse(file.pread(size, 8), name)
-
-
-def _tensor(file: File, name: str, value: object) -> Tensor:
-    """Dtype, shape and place that the header gives a tensor, each checked."""
-    keys = {"dtype", "shape", "data_offsets"}
-    if not isinstance(value, dict) or set(value) != keys:
-        raise FormatError(
-            f"{file.path}: tensor {name!r} is {str(value)[:60]}, expected an object of "
-            f"{sorted(keys)}"
-        )
-    code, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
-    dtype = DTYPES.get(code) if isinstance(code, str) else None
-    if dtype is None:
-        raise FormatError(
-            f"{file.path}: tensor {name!r} has dtype {str(code)[:40]!r}, expected one "
-            f"of {', '.join(DTYPES)}; cast it first"
-        )
-    if not _numbers(shape, 64, MAX_AXIS) or not _numbers(offsets, 2, 1 << 62):
-        raise FormatError(
-            f"{file.path}: tensor {name!r} has shape {str(shape)[:60]} at "
-            f"{str(offsets)[:60]}, expected lists of sizes and of two offsets"
-        )
-    if len(offsets) != 2:
-        raise FormatError(
-            f"{file.path}: tensor {name!r} has {len(offsets)} offsets, expected two"
-        )
-    nbytes = storage_dtype(dtype).itemsize
-    for axis in shape:
-        nbytes *= axis
-    if offsets[0] + nbytes != offsets[1]:
-        raise CorruptError(
-            f"{file.path}: tensor {name!r} of {dtype}{shape} takes {nbytes} bytes, "
-            f"expected {offsets[1] - offsets[0]} as its offsets {offsets} say"
-        )
-    return dtype, tuple(shape), offsets[0], offsets[1]
-
-
-def _numbers(value: object, most: int, bound: int) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) <= most
-        and all(type(number) is int and 0 <= number < bound for number in value)
-    )
-
-
-def _check_tiled(file: File, start: int, spans: dict[str, Tensor]) -> None:
-    """Check that tensors follow each other from the header to the end of the file."""
-    end = 0
-    for name, (_, _, first, stop) in sorted(spans.items(), key=lambda i: i[1][2:]):
-        if first != end:
-            raise CorruptError(
-                f"{file.path}: tensor {name!r} begins at byte {start + first}, "
-                f"expected {start + end}, where the one before it ends"
-            )
-        end = stop
-    if start + end != file.nbytes:
-        raise CorruptError(
-            f"{file.path} has {file.nbytes} bytes, expected {start + end} as its "
-            "header says; it was cut or appended to: restore it from a copy"
-        )
-
-
-def _sums(file: File, metadata: dict[str, Any]) -> dict[str, int]:
-    """Our checksums by tensor, where the file has some."""
-    if SUMS not in metadata:
-        return {}
-    name = f"{file.path}: {SUMS!r} in its metadata"
-    text = metadata[SUMS]
-    if not isinstance(text, str):
-        raise FormatError(f"{name} is no text")
-    value = strict_json.parse(text.encode("utf-8", "replace"), name)
-    try:
-        return {key: int(crc, 16) for key, crc in value.items()}
-    except (TypeError, ValueError):
-        raise FormatError(f"{name} holds no checksums of 8 hex digits") from None
-
-
-def _column(
-    file: File, offset: int, name: str, dtype: str, shape: tuple[int, ...],
-    crc: int | None,
-) -> Column:  # fmt: skip
-    stream = partial(_stream, file, offset, name, crc)
-    return Column(dtype, storage_dtype(dtype), shape, stream, offset)
-
-
-def _stream(file: File, offset: int, name: str, crc: int | None) -> Stream:
-    return Stored(file, offset, f"tensor {name!r}", crc32c, 0, crc)

@@ -8,6 +8,7 @@ holds a lock on it, so that two runs for one target do not mix.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from mmreplay import files
@@ -34,13 +35,28 @@ class Staging:
     """
 
     def __init__(
-        self, target: StrPath, *, overwrite: bool = False, folder: bool = False
+        self,
+        target: StrPath,
+        *,
+        overwrite: bool = False,
+        folder: bool = False,
+        owns: Callable[[Path], bool] | None = None,
     ) -> None:
+        """Make the file or folder, locked.
+
+        Args:
+            target: What it will be.
+            overwrite: Replace what is there.
+            folder: Make a folder.
+            owns: Tells folders that may be replaced besides buffers: those that hold
+                what this format writes and nothing else.
+        """
         self.target = absolute(target)
         self.path = self.target.with_name(f"tmp-{self.target.name}")
         self._old = self.target.with_name(f"tmp-old-{self.target.name}")
         self._overwrite = overwrite
         self._folder = folder
+        self._owns = owns or (lambda _: False)
         self._fd = -1
         self._make_parents()
         self._restore()
@@ -75,7 +91,8 @@ class Staging:
                 "pass overwrite=True (--overwrite) to replace it"
             )
         is_folder = target.is_dir() and not target.is_symlink()
-        if is_folder and not (target / METADATA).exists() and any(target.iterdir()):
+        known = (target / METADATA).exists() or self._owns(target)
+        if is_folder and not known and any(target.iterdir()):
             raise FormatError(
                 f"{target} is a folder that holds no buffer, expected a file, a "
                 "buffer or nothing to overwrite; remove it yourself, or choose "
