@@ -194,6 +194,11 @@ class OpenBuffer:
         return self._read().view
 
     @property
+    def reading(self) -> Reading:
+        """What reads the generation in force, brought up to date; for loaders."""
+        return self._read()
+
+    @property
     def recovery(self) -> Recovery:
         """What opening found."""
         return self._parts.recovery

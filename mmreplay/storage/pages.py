@@ -38,19 +38,25 @@ class Pages:
         self._vector_address = ctypes.addressof(self._vector)
         self._warm_calls = 0
 
-    def prefetch(self, rows: NDArray[np.int64]) -> None:
-        """Start reading the rows' pages, if any of a sample is missing."""
+    def prefetch(self, rows: NDArray[np.int64]) -> int:
+        """Start reading the rows' pages, if any of a sample is missing.
+
+        Returns:
+            Bytes asked for.
+        """
         if self._warm_calls > 0:
             self._warm_calls -= 1
-            return
+            return 0
         if self._resident(rows):
             # A look costs a microsecond a row: nothing beside large rows, as much
             # as the gather itself beside small ones.
             if self._row_nbytes < SMALL_ROW_NBYTES:
                 self._warm_calls = WARM_CALLS
-            return
-        for offset, nbytes in self._ranges(rows):
+            return 0
+        ranges = self._ranges(rows)
+        for offset, nbytes in ranges:
             self._file.will_need(offset, nbytes)
+        return sum([nbytes for _, nbytes in ranges])
 
     def _resident(self, rows: NDArray[np.int64]) -> bool:
         """Tell whether the pages of a few rows are all in memory."""

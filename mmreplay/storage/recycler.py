@@ -9,8 +9,10 @@ reference count tells exactly.
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable
-from typing import TypeVar
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +42,10 @@ def _next(pool: list[T], at: int) -> tuple[T, int]:
 # would let arrays be handed out that somebody still reads.
 UNSHARED = min(2, _next([object()], 0)[1])
 
+Make = Callable[[tuple[int, ...], np.dtype[np.generic]], NDArray[Any]]
+"""Makes an array of a shape and dtype whose content means nothing."""
+_serving = threading.local()
+
 
 class Recycler:
     """Hands out uninitialised arrays of a few recurring shapes.
@@ -48,7 +54,24 @@ class Recycler:
     call: an array is out of its pool while it is looked at.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        max_arrays: int = MAX_ARRAYS,
+        max_shapes: int = MAX_SHAPES,
+        max_nbytes: int = MAX_NBYTES,
+        make: Make = np.empty,
+    ) -> None:
+        """Make one that holds nothing yet.
+
+        Args:
+            max_arrays: Arrays kept of each shape.
+            max_shapes: Shapes kept.
+            max_nbytes: Bytes of the largest array kept.
+            make: Where the arrays come from.
+        """
+        self._max_arrays, self._max_shapes = max_arrays, max_shapes
+        self._max_nbytes = max_nbytes
+        self._make = make
         self._pools: dict[Hashable, list[NDArray[np.generic]]] = {}
 
     def empty(
@@ -60,6 +83,9 @@ class Recycler:
             shape: Its shape.
             dtype: Its dtype.
         """
+        other: Recycler | None = getattr(_serving, "recycler", None)
+        if other is not None and other is not self:
+            return other.empty(shape, dtype)
         pool = self._pools.get((shape, dtype))
         if pool is None:
             pool = self._new_pool((shape, dtype))
@@ -72,12 +98,35 @@ class Recycler:
                 break
             if references == UNSHARED:
                 return array
-        array = np.empty(shape, dtype)
-        if len(pool) < MAX_ARRAYS and array.nbytes <= MAX_NBYTES:
-            pool.insert(0, array)
-        return array
+        fresh: NDArray[np.generic] = self._make(shape, dtype)
+        if len(pool) < self._max_arrays and fresh.nbytes <= self._max_nbytes:
+            pool.insert(0, fresh)
+        return fresh
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """Meanwhile give this thread arrays whichever recycler it asks.
+
+        So who gathers ahead has memory of its own kind, and of its own number.
+        """
+        before = getattr(_serving, "recycler", None)
+        _serving.recycler = self
+        try:
+            yield
+        finally:
+            _serving.recycler = before
+
+    def clear(self) -> None:
+        """Keep nothing; what was handed out stays as it is."""
+        self._pools.clear()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays kept, whoever holds them."""
+        pools = list(self._pools.values())
+        return sum(array.nbytes for pool in pools for array in list(pool))
 
     def _new_pool(self, key: Hashable) -> list[NDArray[np.generic]]:
-        if len(self._pools) >= MAX_SHAPES:
+        if len(self._pools) >= self._max_shapes:
             self._pools.clear()
         return self._pools.setdefault(key, [])

@@ -67,6 +67,30 @@ class Pipeline:
         """Names of the fields whose arrays hold the bits of bfloat16 numbers."""
         return frozenset(n for n, f in self.fields.items() if f.dtype == "bfloat16")
 
+    @property
+    def reach(self) -> dict[str, tuple[int, ...]]:
+        """Rows around a step, by the stored field that its batch is read from there.
+
+        What it takes to ask the disk early, and no more: near an end others are read,
+        nearer to the step, and what a transform looks for elsewhere in the episode, or
+        makes of older rows, is not among them.
+        """
+        outline, steps = self._outline, self._outline.steps
+        found = {}
+        for path in outline.schema.paths:
+            back = outline.before.get(path, 0)
+            place = outline.places.get(path)
+            first, stop = {
+                None: (0, 0), Place.MADE: (-back, steps),
+                Place.LAST: (steps - 1 - back, steps),
+            }.get(place, (-back, 1))  # fmt: skip
+            offsets = set(range(first, stop))
+            ahead = outline.nexts.get(path)
+            if ahead is not None and outline.places.get(ahead) is Place.NEXT:
+                offsets |= set(range(steps - back, steps + 1))
+            found[path] = tuple(sorted(offsets))
+        return found
+
     def gather(
         self, rows: Rows, env_ids: Ids, positions: Ids, key: int,
         length: int | None = None,

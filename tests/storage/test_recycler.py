@@ -1,5 +1,7 @@
 """Arrays come back only when the last view of them is gone."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -51,3 +53,29 @@ def test_what_is_kept_is_bounded():
         for pool in recycler._pools.values()
         for array in pool
     )
+
+
+def test_another_recycler_may_serve_a_thread():
+    made = []
+
+    def make(shape, dtype):
+        made.append(shape)
+        return np.empty(shape, dtype)
+
+    asked, other = Recycler(), Recycler(max_arrays=2, make=make)
+    with other.serving():
+        held = [asked.empty((8,), UINT8) for _ in range(3)]
+        assert other.nbytes == 2 * 8
+        elsewhere = []
+        thread = threading.Thread(
+            target=lambda: elsewhere.append(asked.empty((8,), UINT8))
+        )
+        thread.start()
+        thread.join()
+    assert made == [(8,)] * 3
+    assert asked.nbytes == 8
+    held.append(asked.empty((8,), UINT8))
+    assert len(made) == 3
+    other.clear()
+    assert other.nbytes == 0
+    assert [array.shape for array in held] == [(8,)] * 4
