@@ -62,6 +62,7 @@ OURS = (
         "safetensors-folder", "mmreplay.convert.safetensors", "a folder of its parts",
         writes=False, asks=True,
     ),
+    Format("csv", "mmreplay.convert.csv", "a table of text", (".csv", ".csv.gz")),
     Format(
         "parquet", "mmreplay.convert.parquet", "a table, or a folder of part files",
         (".parquet", ".pq"),
@@ -79,6 +80,10 @@ FOREIGN = (
     Format(
         "minari", "mmreplay.convert.foreign.minari", "a Minari dataset's folder",
         asks=True,
+    ),
+    Format(
+        "robomimic", "mmreplay.convert.foreign.robomimic", "robomimic's HDF5", _HDF5,
+        writes=False, asks=True,
     ),
 )  # fmt: skip
 """The field's datasets; those that share a suffix, or are folders, are looked into."""

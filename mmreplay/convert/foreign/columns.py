@@ -88,3 +88,8 @@ class Flat:
 def single(shape: tuple[int, ...]) -> bool:
     """Whether rows of a shape hold one value each."""
     return shape in ((), (1,))
+
+
+def nbytes_of(rows: Rows) -> int:
+    """Bytes of one row."""
+    return storage_dtype(rows.dtype).itemsize * int(np.prod(rows.shape, dtype=object))

@@ -36,9 +36,15 @@ KEPT = (
 
 
 class Episodes(Protocol):
-    """The episodes of one data format."""
+    """The episodes of one data format.
+
+    Attributes:
+        lossy: Some images were kept as JPEG.
+        notes: What was left out.
+    """
 
     lossy: bool
+    notes: Notes
 
     def names(self) -> list[str]:
         """One name an episode, in order, to call it by in errors."""
@@ -62,7 +68,7 @@ class MinariReader(StretchReader):
     def __init__(self, folder: Path, metadata: Json, episodes: Episodes) -> None:
         self._episodes = episodes
         self._folder = folder
-        notes = Notes()
+        notes = episodes.notes
         names = episodes.names()
         if not names:
             raise FormatError(
@@ -176,14 +182,24 @@ def open_reader(
         "actions": parse(metadata.get("action_space")),
     }
     kind = metadata.get("data_format")
-    if kind != "hdf5":
-        raise FormatError(
-            f"{folder / FILE_NAME} says data_format {str(kind)[:40]!r}, expected hdf5; "
-            "copy the dataset with Minari into one"
+    episodes: Episodes
+    if kind in ("arrow", "parquet"):
+        # pyarrow loads with it.
+        from mmreplay.convert.foreign.minari_tables import TableEpisodes
+
+        episodes = TableEpisodes(
+            folder, kind, count, spaces, infos=infos, allow_expansion=allow_expansion
         )
-    episodes = Hdf5Episodes(
-        folder, count, spaces, jpeg=jpeg, infos=infos, allow_expansion=allow_expansion
-    )
+    elif kind == "hdf5":
+        episodes = Hdf5Episodes(
+            folder, count, spaces, jpeg=jpeg, infos=infos,
+            allow_expansion=allow_expansion,
+        )  # fmt: skip
+    else:
+        raise FormatError(
+            f"{folder / FILE_NAME} says data_format {str(kind)[:40]!r}, expected hdf5, "
+            "arrow or parquet; write the dataset in one of them with Minari"
+        )
     try:
         return MinariReader(folder, metadata, episodes)
     except BaseException:

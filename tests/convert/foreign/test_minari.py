@@ -1,0 +1,285 @@
+"""Minari's datasets, written by h5py and pyarrow in Minari's layout."""
+
+import io
+import json
+from functools import partial
+
+import h5py
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+import mmreplay as mr
+from mmreplay.convert import registry
+from mmreplay.errors import CorruptError, FormatError, SchemaError
+from tests.convert.contract import error_of, told
+from tests.convert.foreign.oracle import assert_same, drawn, episode, joined
+
+BOX = {"type": "Box", "dtype": "float64", "shape": [3], "low": [-np.inf] * 3}
+BOX["high"] = [np.inf] * 3
+DISCRETE = {"type": "Discrete", "dtype": "int64", "start": 0, "n": 4}
+KINDS = ["hdf5", "arrow", "parquet"]
+
+
+def made(rng, lengths=(5, 1, 8)):
+    """Arguments of `oracle.episode`, of episodes that end both ways and not at all."""
+    found = []
+    for number, length in enumerate(lengths):
+        ends = np.zeros(length, bool)
+        ends[-1] = True
+        found.append(
+            [
+                rng.random((length + 1, 3)),
+                rng.integers(0, 4, length),
+                rng.random(length),
+                ends & (number == 0),
+                ends & (number == 1),
+            ]
+        )
+    return found
+
+
+def write(folder, kind, episodes, *, spaces=(BOX, DISCRETE), jpeg=False, **metadata):
+    data = folder / "data"
+    data.mkdir(parents=True)
+    told = {
+        "total_episodes": len(episodes),
+        "total_steps": sum(len(each[2]) for each in episodes),
+        "data_format": kind,
+        "jpeg_encoding": jpeg,
+        "observation_space": json.dumps(spaces[0]),
+        "action_space": json.dumps(spaces[1]),
+        "dataset_id": "some/thing-v0",
+        "minari_version": "0.5.4",
+    }
+    (data / "metadata.json").write_text(json.dumps(told | metadata))
+    for number, each in enumerate(episodes):
+        if kind == "hdf5":
+            with h5py.File(data / "main_data.hdf5", "a") as file:
+                put(file.create_group(f"episode_{number}"), each)
+        else:
+            table(data / str(number), kind, each)
+    return folder
+
+
+NAMES = ["observations", "actions", "rewards", "terminations", "truncations"]
+
+
+def put(group, values):
+    for name, each in zip(NAMES, values, strict=True):
+        group.create_dataset(name, data=each, chunks=True)
+    group["infos/x"] = np.arange(len(values[0]))
+
+
+def column(values, rows):
+    if isinstance(values, list):
+        return pa.array(values, pa.binary())
+    padded = np.zeros((rows, *values.shape[1:]), values.dtype)
+    padded[: len(values)] = values
+    if padded.ndim == 1:
+        return pa.array(padded)
+    flat = padded.reshape(rows, -1)
+    return pa.FixedSizeListArray.from_arrays(flat.reshape(-1), flat.shape[1])
+
+
+def table(folder, kind, values, **options):
+    folder.mkdir()
+    rows = len(values[0])
+    columns = [column(each, rows) for each in values]
+    infos = pa.StructArray.from_arrays([pa.array(np.arange(rows))], ["x"])
+    batch = pa.table([*columns, infos], names=[*NAMES, "infos"])
+    if kind == "parquet":
+        pq.write_table(batch, folder / "part-0.parquet", **options)
+        return
+    with pa.ipc.new_file(folder / "part-0.arrow", batch.schema, **options) as file:
+        file.write_table(batch)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_step_comes_with_what_followed_it(tmp_path, rng, kind):
+    episodes = made(rng)
+    folder = write(tmp_path / "thing-v0", kind, episodes)
+    assert registry.source_format(folder).name == "minari"
+    assert registry.source_format(folder / "data").name == "minari"
+    report = mr.load(folder, tmp_path / "buffer", strict=True)
+    assert (report.rows, report.episodes) == (14 + 3, 3)
+    # The last one was cut off by whoever made it.
+    episodes[2][4][-1] = True
+    got, left = drawn(tmp_path / "buffer", ["observation"])
+    assert left == 0
+    assert_same(got, joined([episode(*each) for each in episodes]))
+    with mr.ReplayBuffer.open(tmp_path / "buffer") as buffer:
+        assert buffer.metadata.user["minari"]["dataset_id"] == "some/thing-v0"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_infos_come_along_when_asked_for(tmp_path, rng, kind):
+    folder = write(tmp_path / "thing-v0", kind, made(rng))
+    mr.load(folder, tmp_path / "buffer", infos=True)
+    got, _ = drawn(tmp_path / "buffer", ["observation"])
+    assert got["info/x"].tolist() == [*range(5), 0, *range(8)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_end_within_an_episode_is_a_doubt(tmp_path, rng, kind):
+    episodes = made(rng)
+    episodes[2][3][4] = True
+    folder = write(tmp_path / "thing-v0", kind, episodes)
+    report = mr.load(folder, tmp_path / "buffer")
+    assert "1 steps end within what the source calls one" in report.doubts[0]
+    episodes[2][4][-1] = True
+    got, _ = drawn(tmp_path / "buffer", ["observation"])
+    assert_same(got, joined([episode(*each) for each in episodes]))
+
+
+def test_other_numbers_in_the_metadata_are_a_doubt(tmp_path, rng):
+    folder = write(tmp_path / "thing-v0", "hdf5", made(rng), total_steps=99)
+    report = mr.load(folder, tmp_path / "buffer")
+    assert "says total_steps 99, and the data has 14" in report.doubts[0]
+    folder = write(tmp_path / "more-v0", "hdf5", made(rng), total_episodes=4)
+    with pytest.raises(FormatError, match="has no 'episode_3', expected 4 episodes"):
+        mr.load(folder, tmp_path / "other")
+
+
+@pytest.mark.parametrize("kind", ["arrow", "parquet"])
+def test_images_of_any_shape_come_from_flat_lists(tmp_path, rng, kind):
+    episodes = made(rng, (3,))
+    episodes[0][0] = rng.integers(0, 256, (4, 6, 5, 3), np.uint8)
+    space = {"type": "Box", "dtype": "uint8", "shape": [6, 5, 3], "low": 0, "high": 255}
+    folder = write(tmp_path / "a-v0", kind, episodes, spaces=(space, DISCRETE))
+    mr.load(folder, tmp_path / "buffer")
+    got, _ = drawn(tmp_path / "buffer", ["observation"])
+    np.testing.assert_array_equal(got["observation"], episodes[0][0][:-1])
+    np.testing.assert_array_equal(got["next_observation"], episodes[0][0][1:])
+
+
+def packed(images):
+    found = []
+    for each in images:
+        held = io.BytesIO()
+        Image.fromarray(each).save(held, "JPEG")
+        found.append(held.getvalue())
+    return found
+
+
+def pictures(rng, count):
+    return rng.integers(0, 256, (count, 33, 32, 3), np.uint8)
+
+
+SEEN = {"type": "Box", "dtype": "uint8", "shape": [33, 32, 3], "low": 0, "high": 255}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_jpeg_is_unpacked_and_told_of(tmp_path, rng, kind):
+    episodes = made(rng, (3, 2))
+    wanted = []
+    for each in episodes:
+        held = packed(pictures(rng, len(each[0])))
+        wanted.append([np.array(Image.open(io.BytesIO(data))) for data in held])
+        each[0] = held if kind != "hdf5" else strings(held)
+    folder = write(
+        tmp_path / "a-v0", kind, episodes, spaces=(SEEN, DISCRETE), jpeg=True
+    )
+    report = mr.load(folder, tmp_path / "buffer")
+    assert any("JPEG, which is lossy" in note for note in report.notes)
+    got, _ = drawn(tmp_path / "buffer", ["observation"])
+    nexts = np.concatenate([each[1:] for each in wanted])
+    np.testing.assert_array_equal(got["next_observation"], nexts)
+
+
+def strings(held):
+    found = np.empty(len(held), object)
+    found[:] = [np.frombuffer(data, np.uint8) for data in held]
+    return found.astype(h5py.vlen_dtype(np.uint8))
+
+
+@pytest.mark.parametrize("damage", ["cut", "shape", "text"])
+def test_a_damaged_image_is_named_by_its_row(tmp_path, rng, damage):
+    episodes = made(rng, (3,))
+    held = packed(pictures(rng, 4))
+    held[2] = {
+        "cut": held[2][:300],
+        "shape": packed(rng.integers(0, 256, (1, 64, 64, 3), np.uint8))[0],
+        "text": b"no image",
+    }[damage]
+    episodes[0][0] = held
+    folder = write(
+        tmp_path / "a-v0", "arrow", episodes, spaces=(SEEN, DISCRETE), jpeg=True
+    )
+    with pytest.raises(CorruptError, match=r"part-0.arrow: 'observations', row 2: got"):
+        mr.load(folder, tmp_path / "buffer")
+    assert not (tmp_path / "buffer").exists()
+
+
+def test_packed_arrow_batches_are_refused(tmp_path, rng):
+    folder = write(tmp_path / "a-v0", "arrow", made(rng, (3,)))
+    part = folder / "data" / "0"
+    (part / "part-0.arrow").unlink()
+    part.rmdir()
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    table(part, "arrow", made(rng, (3,))[0], options=options)
+    with pytest.raises(FormatError, match="has packed record batches"):
+        mr.load(folder, tmp_path / "buffer")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_flipped_bits_are_errors_that_name_the_dataset(tmp_path, rng, kind):
+    folder = write(tmp_path / "thing-v0", kind, made(rng, (4,)))
+    data = folder / "data"
+    path = next(p for p in data.rglob("*") if p.suffix in (".hdf5", f".{kind}"))
+    whole = path.read_bytes()
+    for number, place in enumerate(rng.integers(0, len(whole), 40).tolist()):
+        changed = bytearray(whole)
+        changed[place] ^= 1 << int(rng.integers(8))
+        # Some are cut as well.
+        path.write_bytes(changed if number % 4 else changed[:place])
+        target = tmp_path / str(number)
+        error = error_of(partial(mr.load, folder, target))
+        if error is not None:
+            assert str(folder) in told(error)
+            assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    ("metadata", "match"),
+    [
+        ({"data_format": "zip"}, "says data_format 'zip', expected hdf5"),
+        ({"total_episodes": -1}, "says total_episodes -1, expected at most"),
+        ({"total_episodes": 0}, "has no episodes, expected at least one"),
+    ],
+)
+def test_metadata_that_makes_no_sense_is_refused(tmp_path, rng, metadata, match):
+    folder = write(tmp_path / "thing-v0", "hdf5", made(rng), **metadata)
+    with pytest.raises(FormatError, match=match):
+        mr.load(folder, tmp_path / "buffer")
+
+
+def test_what_goes_out_comes_back(tmp_path, rng):
+    episodes = made(rng)
+    folder = write(tmp_path / "some" / "thing-v0", "hdf5", episodes)
+    mr.load(folder, tmp_path / "buffer")
+    report = mr.export(
+        tmp_path / "buffer", tmp_path / "some" / "other-v3", format="minari"
+    )
+    assert report.notes == ()
+    data = tmp_path / "some" / "other-v3" / "data"
+    told = json.loads((data / "metadata.json").read_text())
+    assert told["dataset_id"] == "some/other-v3"
+    assert json.loads(told["action_space"]) == DISCRETE
+    assert (told["total_episodes"], told["total_steps"]) == (3, 14)
+    mr.load(tmp_path / "some" / "other-v3", tmp_path / "again", strict=True)
+    one, other = (
+        drawn(tmp_path / each, ["observation"])[0] for each in ("buffer", "again")
+    )
+    assert_same(one, other)
+
+
+def test_a_name_that_minari_would_not_take_is_refused(tmp_path, rng):
+    mr.load(write(tmp_path / "a-v0", "hdf5", made(rng)), tmp_path / "buffer")
+    with pytest.raises(SchemaError, match="dataset_id: got 'none', expected"):
+        mr.export(
+            tmp_path / "buffer", tmp_path / "b", format="minari", dataset_id="none"
+        )
+    assert not (tmp_path / "b").exists()

@@ -1,0 +1,111 @@
+"""robomimic's files, written by h5py as robomimic writes them."""
+
+import h5py
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay.convert import registry
+from mmreplay.errors import FormatError, SchemaError
+from tests.convert.foreign.oracle import assert_same, drawn, joined
+
+
+def demonstrations(rng, lengths=(4, 1, 12)):
+    found = []
+    for length in lengths:
+        seen = rng.random((length + 1, 3))
+        image = rng.integers(0, 256, (length + 1, 4, 4, 3), np.uint8)
+        done = np.zeros(length, bool)
+        done[-1] = length != 1
+        found.append(
+            {
+                "observation/pose": seen[:-1],
+                "next_observation/pose": seen[1:],
+                "observation/image": image[:-1],
+                "next_observation/image": image[1:],
+                "action": rng.random((length, 2)),
+                "reward": rng.random(length),
+                "done": done.astype(np.int64),
+                "terminated": done,
+                "truncated": ~done & (np.arange(length) == length - 1),
+                "states": rng.random((length, 5)),
+            }
+        )
+    return found
+
+
+def write(path, found, leave=()):
+    names = {"observation": "obs", "next_observation": "next_obs"}
+    names |= {"action": "actions", "reward": "rewards", "done": "dones"}
+    with h5py.File(path, "w") as file:
+        data = file.create_group("data")
+        data.attrs["total"] = sum(len(demo["action"]) for demo in found)
+        data.attrs["env_args"] = '{"env_name": "Lift"}'
+        for number, demo in enumerate(found):
+            group = data.create_group(f"demo_{number * 9}")
+            group.attrs["num_samples"] = len(demo["action"])
+            for path_, values in demo.items():
+                top, slash, rest = path_.partition("/")
+                name = names.get(top, top)
+                if name not in (*leave, "terminated", "truncated"):
+                    group.create_dataset(name + slash + rest, data=values)
+        file["mask/train"] = np.array([b"demo_0", b"demo_18"])
+    return path
+
+
+OBSERVATIONS = ["observation/pose", "observation/image"]
+
+
+def test_every_step_comes_with_what_followed_it(tmp_path, rng):
+    found = demonstrations(rng)
+    path = write(tmp_path / "a.hdf5", found)
+    assert registry.source_format(path).name == "robomimic"
+    report = mr.load(path, tmp_path / "buffer", strict=True)
+    assert (report.rows, report.episodes) == (17 + 3, 3)
+    got, left = drawn(tmp_path / "buffer", OBSERVATIONS)
+    assert left == 0
+    assert_same(got, joined(found))
+    with mr.ReplayBuffer.open(tmp_path / "buffer") as buffer:
+        told = buffer.metadata.user["robomimic"]["env_args"]
+    assert told == '{"env_name": "Lift"}'
+
+
+def test_a_filter_chooses_demonstrations(tmp_path, rng):
+    found = demonstrations(rng)
+    path = write(tmp_path / "a.hdf5", found)
+    mr.load(path, tmp_path / "buffer", filter="train")
+    got, _ = drawn(tmp_path / "buffer", OBSERVATIONS)
+    assert_same(got, joined([found[0], found[2]]))
+    with pytest.raises(SchemaError, match="got 'valid', expected one of train in"):
+        mr.load(path, tmp_path / "other", filter="valid")
+
+
+def test_steps_done_within_a_demonstration_are_a_doubt_and_no_ends(tmp_path, rng):
+    found = demonstrations(rng)
+    found[2]["done"][3:] = 1
+    path = write(tmp_path / "a.hdf5", found)
+    report = mr.load(path, tmp_path / "buffer")
+    assert "8 steps are done within a demonstration" in report.doubts[0]
+    got, _ = drawn(tmp_path / "buffer", OBSERVATIONS)
+    assert_same(got, joined(found))
+
+
+def test_without_next_observations_the_last_steps_follow_is_not_known(tmp_path, rng):
+    found = demonstrations(rng)
+    path = write(tmp_path / "a.hdf5", found, leave=["next_obs"])
+    report = mr.load(path, tmp_path / "buffer")
+    assert report.rows == 17
+    assert any("'next_obs' are not there" in note for note in report.notes)
+    got, left = drawn(tmp_path / "buffer", OBSERVATIONS)
+    # The one that ends by being cut off; the others are terminated.
+    assert left == 1
+    assert len(got["action"]) == 16
+
+
+def test_demonstrations_that_differ_are_refused(tmp_path, rng):
+    found = demonstrations(rng)
+    found[1]["action"] = rng.random((1, 5))
+    path = write(tmp_path / "a.hdf5", found)
+    with pytest.raises(FormatError, match=r"demo_9.*float64\[5\] for 'action', expe"):
+        mr.load(path, tmp_path / "buffer")
+    assert not (tmp_path / "buffer").exists()
