@@ -123,7 +123,7 @@ class ArrayFile:
         jobs = {}
         try:
             for name in self._plan.pieces:
-                data = _bytes(block.column(name))
+                data = bytes_of(block.column(name))
                 jobs[name] = self._pool.submit(self._plan.sum, data, self._sums[name])
                 piece = self._plan.pieces[name]
                 self._file.pwrite(data, piece.offset + self._done * piece.row_nbytes)
@@ -153,7 +153,7 @@ class ArrayFile:
         self._file.close()
 
 
-def _bytes(column: NDArray[np.generic]) -> memoryview:
+def bytes_of(column: NDArray[np.generic]) -> memoryview:
     """The bytes of a column; packed fields come as strided views, and are copied."""
     return np.ascontiguousarray(column).reshape(-1).view(np.uint8).data
 

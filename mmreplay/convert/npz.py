@@ -1,6 +1,7 @@
 """npz: a zip of npy arrays, one a column, stored so that they can be mapped.
 
-``numpy.load(path, allow_pickle=False)`` reads it, beyond 4 GiB too. bfloat16 fields are
+``numpy.load(path, allow_pickle=False)`` reads it, beyond 4 GiB too. Members can be
+deflated instead (`npz_packed`). bfloat16 fields are
 uint16 there; the description in the member ``mmreplay.json`` names them.
 """
 
@@ -21,15 +22,14 @@ from mmreplay.convert.arrays import (
     Stream,
     crc32,
 )
-from mmreplay.convert.base import Notes, Reader
+from mmreplay.convert.base import Notes, Reader, Writer
 from mmreplay.convert.description import MAX_NBYTES, MEMBER, Description
+from mmreplay.convert.npz_packed import ENDING, PackedWriter
 from mmreplay.convert.plain import PlainReader
 from mmreplay.convert.zips import Entry
 from mmreplay.errors import CorruptError, FormatError, SchemaError
 from mmreplay.files import File
 from mmreplay.schema.dtypes import canonical_name, storage_dtype
-
-ENDING = ".npy"
 
 
 class NpzPlan:
@@ -66,15 +66,47 @@ class NpzPlan:
 
 
 def open_writer(
-    target: Path, description: Description, *, overwrite: bool = False
-) -> ArrayWriter:
-    """Make an npz file as a target."""
+    target: Path,
+    description: Description,
+    *,
+    overwrite: bool = False,
+    compression: str | None = None,
+    level: int = 6,
+) -> Writer:
+    """Make an npz file as a target.
+
+    Args:
+        target: The file.
+        description: What will come.
+        overwrite: Replace what is there.
+        compression: ``"deflate"``, or None for members that can be mapped.
+        level: Of deflate, from 1, the fastest, to 9.
+
+    Raises:
+        SchemaError: Compression or level is none of these.
+    """
+    _check_packing(compression, level)
+    if compression is not None:
+        return PackedWriter(target, description, level, overwrite)
     return ArrayWriter(target, description, NpzPlan(description), overwrite)
 
 
-def planned(description: Description) -> int:
-    """Bytes of the file; see `registry.planned`."""
-    return NpzPlan(description).nbytes
+def _check_packing(compression: str | None, level: int) -> None:
+    if compression not in (None, "deflate"):
+        raise SchemaError(
+            f"compression: got {compression!r}, expected 'deflate', the one that npz "
+            "has, or None; leave it out"
+        )
+    if type(level) is not int or not 1 <= level <= 9:
+        raise SchemaError(f"level: got {level!r}, expected an integer in [1, 9]")
+
+
+def planned(
+    description: Description, *, compression: str | None = None, level: int = 6
+) -> int | None:
+    """Bytes of the file, unless it is packed; see `registry.planned`."""
+    _check_packing(compression, level)
+    return None if compression else NpzPlan(description).nbytes
 
 
 def open_reader(path: Path, *, allow_expansion: bool = False) -> Reader:

@@ -1,8 +1,8 @@
-"""Zip files of stored members, laid out before a byte of them is written.
+"""Zip files, laid out as soon as the sizes of their members are known.
 
-Sizes are known from the start, so local headers are whole without data descriptors;
-only checksums wait for the data. Members begin at multiples of 64 bytes, so that
-arrays in them can be mapped and handed to anything.
+Local headers are whole without data descriptors; only checksums wait for the data.
+Stored members begin at multiples of 64 bytes, so that arrays in them can be mapped and
+handed to anything.
 """
 
 from __future__ import annotations
@@ -29,19 +29,23 @@ _PADDING_ID = 0x4246
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One stored member of a zip that is being written.
+    """One member of a zip that is being written.
 
     Attributes:
         name: Its name.
-        nbytes: Its size.
+        nbytes: Bytes it holds.
         header: Offset of its local header.
         offset: Offset of its data.
+        packed: Bytes it takes.
+        method: `STORED` or `DEFLATED`.
     """
 
     name: str
     nbytes: int
     header: int
     offset: int
+    packed: int
+    method: int = STORED
 
 
 class Layout:
@@ -51,17 +55,20 @@ class Layout:
         self.members: list[Member] = []
         self._end = 0
 
-    def add(self, name: str, nbytes: int) -> Member:
-        """Place one more member behind the others."""
+    def add(self, name: str, nbytes: int, packed: int | None = None) -> Member:
+        """Place one more member behind the others; deflated where packed is given."""
         header = self._end
         bare = header + LOCAL.size + len(name.encode())
-        bare += 20 if nbytes >= FULL32 else 0
-        pad = -bare % ALIGNMENT
-        # A padding field takes four bytes itself.
-        pad += ALIGNMENT if 0 < pad < 4 else 0
-        member = Member(name, nbytes, header, bare + pad)
+        bare += 20 if max(nbytes, packed or 0) >= FULL32 else 0
+        if packed is not None:
+            member = Member(name, nbytes, header, bare, packed, DEFLATED)
+        else:
+            pad = -bare % ALIGNMENT
+            # A padding field takes four bytes itself.
+            pad += ALIGNMENT if 0 < pad < 4 else 0
+            member = Member(name, nbytes, header, bare + pad, nbytes)
         self.members.append(member)
-        self._end = member.offset + nbytes
+        self._end = member.offset + member.packed
         return member
 
     @property
@@ -93,17 +100,17 @@ class Layout:
 
 
 def _local(member: Member, crc: int) -> bytes:
-    name, size = member.name.encode(), member.nbytes
-    large = size >= FULL32
-    extra = struct.pack("<2H2Q", 1, 16, size, size) if large else b""
+    name, size, packed = member.name.encode(), member.nbytes, member.packed
+    large = max(size, packed) >= FULL32
+    extra = struct.pack("<2H2Q", 1, 16, size, packed) if large else b""
     pad = member.offset - member.header - LOCAL.size - len(name) - len(extra)
     if pad:
         extra += struct.pack("<2H", _PADDING_ID, pad - 4) + bytes(pad - 4)
-    told = FULL32 if large else size
+    told = (FULL32, FULL32) if large else (packed, size)
     return (
         LOCAL.pack(
-            b"PK\3\4", 45 if large else 20, _UTF8, STORED, 0, _DATE, crc, told, told,
-            len(name), len(extra),
+            b"PK\3\4", 45 if large else 20, _UTF8, member.method, 0, _DATE, crc,
+            *told, len(name), len(extra),
         )
         + name
         + extra
@@ -111,15 +118,15 @@ def _local(member: Member, crc: int) -> bytes:
 
 
 def _central(member: Member, crc: int) -> bytes:
-    name, size = member.name.encode(), member.nbytes
-    large, far = size >= FULL32, member.header >= FULL32
-    wide = ([size, size] if large else []) + ([member.header] if far else [])
+    name, size, packed = member.name.encode(), member.nbytes, member.packed
+    large, far = max(size, packed) >= FULL32, member.header >= FULL32
+    wide = ([size, packed] if large else []) + ([member.header] if far else [])
     extra = struct.pack(f"<2H{len(wide)}Q", 1, 8 * len(wide), *wide) if wide else b""
-    told = FULL32 if large else size
+    told = (FULL32, FULL32) if large else (packed, size)
     version = 45 if wide else 20
     return (
         CENTRAL.pack(
-            b"PK\1\2", version, version, _UTF8, STORED, 0, _DATE, crc, told, told,
+            b"PK\1\2", version, version, _UTF8, member.method, 0, _DATE, crc, *told,
             len(name), len(extra), 0, 0, 0, 0, FULL32 if far else member.header,
         )
         + name
