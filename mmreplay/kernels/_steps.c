@@ -9,8 +9,12 @@
 #error "the twins in steps.py serve where no product of 128 bits is"
 #endif
 
+#define FETCH(address) __builtin_prefetch(address)
+
 enum { TERMINATED = 2, FINAL = 8, ALL_FLAGS = 63 };
 enum { MAX_ARRAYS = 7 };
+/* Rows looked up before the first of their flags is read. */
+enum { GROUP = 64 };
 
 /* ---- arguments --------------------------------------------------------------- */
 
@@ -241,12 +245,20 @@ legal(PyObject *module, PyObject *const *args, Py_ssize_t given)
     if (rows != ring.slots * ring.num_envs || count != places || count != room ||
         verdicts != (ALL_FLAGS + 1) * (ALL_FLAGS + 1))
         return refuse(&held, MISFIT);
-    for (Py_ssize_t i = 0; i < count; i++) {
-        int64_t row, following;
-        if (outside(&ring, env_ids[i], positions[i]))
-            return refuse(&held, STRAY);
-        rows_of(&ring, env_ids[i], positions[i], &row, &following);
-        out[i] = law[(flags[row] & ALL_FLAGS) << 6 | (flags[following] & ALL_FLAGS)];
+    for (Py_ssize_t first = 0; first < count; first += GROUP) {
+        Py_ssize_t some = count - first < GROUP ? count - first : GROUP;
+        int64_t here[GROUP], after[GROUP];
+        for (Py_ssize_t i = 0; i < some; i++) {
+            int64_t env_id = env_ids[first + i], position = positions[first + i];
+            if (outside(&ring, env_id, position))
+                return refuse(&held, STRAY);
+            rows_of(&ring, env_id, position, &here[i], &after[i]);
+            FETCH(flags + here[i]);
+            FETCH(flags + after[i]);
+        }
+        for (Py_ssize_t i = 0; i < some; i++)
+            out[first + i] =
+                law[(flags[here[i]] & ALL_FLAGS) << 6 | (flags[after[i]] & ALL_FLAGS)];
     }
     return release(&held, Py_NewRef(Py_None));
 }
@@ -260,28 +272,41 @@ typedef struct {
     int paired, bare;
 } Placing;
 
+/* Rows of all steps and of those after, and their flags on the way to the caches. */
 static int
-place_all(const Placing *p, const Ring *ring)
+rows_of_all(const Placing *p, const Ring *ring)
 {
     for (Py_ssize_t i = 0; i < p->count; i++) {
-        int64_t env_id = p->env_ids[i], position = p->positions[i], row, following;
-        if (outside(ring, env_id, position))
+        int64_t row, following;
+        if (outside(ring, p->env_ids[i], p->positions[i]))
             return -1;
-        rows_of(ring, env_id, position, &row, &following);
-        uint8_t here = p->flags[row];
-        for (Py_ssize_t kind = 0; kind < p->kinds; kind++)
-            p->ends[kind * p->count + i] = (here & p->bits[kind]) != 0;
-        if (!p->paired) {
-            p->out[i] = row;
-            continue;
+        rows_of(ring, p->env_ids[i], p->positions[i], &row, &following);
+        FETCH(p->flags + row);
+        if (p->paired) {
+            FETCH(p->flags + following);
+            p->out[2 * i] = row;
+            p->out[2 * i + 1] = following;
         }
-        if (p->bare && (here & TERMINATED) &&
-            !((p->flags[following] & FINAL) && position + 1 < p->heads[env_id]))
-            following = row;
-        p->out[2 * i] = row;
-        p->out[2 * i + 1] = following;
+        else
+            p->out[i] = row;
     }
     return 0;
+}
+
+static void
+flags_of_all(const Placing *p)
+{
+    int width = p->paired ? 2 : 1;
+    for (Py_ssize_t i = 0; i < p->count; i++) {
+        int64_t *rows = p->out + width * i;
+        uint8_t here = p->flags[rows[0]];
+        for (Py_ssize_t kind = 0; kind < p->kinds; kind++)
+            p->ends[kind * p->count + i] = (here & p->bits[kind]) != 0;
+        if (p->paired && p->bare && (here & TERMINATED) &&
+            !((p->flags[rows[1]] & FINAL) &&
+              p->positions[i] + 1 < p->heads[p->env_ids[i]]))
+            rows[1] = rows[0];
+    }
 }
 
 static PyObject *
@@ -308,8 +333,9 @@ place(PyObject *module, PyObject *const *args, Py_ssize_t given)
         envs != ring.num_envs || !(p.paired || room == p.count) ||
         marks != p.kinds * p.count)
         return refuse(&held, MISFIT);
-    if (place_all(&p, &ring) < 0)
+    if (rows_of_all(&p, &ring) < 0)
         return refuse(&held, STRAY);
+    flags_of_all(&p);
     return release(&held, Py_NewRef(Py_None));
 }
 
