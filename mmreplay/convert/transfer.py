@@ -49,6 +49,7 @@ def transfer(
                 f"{description.rows} that it describes; it was cut"
             )
         _refuse_doubts(reader, strict)
+        _refuse_losses(writer, strict)
         writer.finish()
     return Report(
         rows=rows,
@@ -65,6 +66,14 @@ def _refuse_doubts(reader: Reader, strict: bool) -> None:
         raise SourceError(
             f"{reader.report.doubts[0]}, expected a source that leaves nothing to be "
             "guessed (strict); tell what it is by options, or load without strict"
+        )
+
+
+def _refuse_losses(writer: Writer, strict: bool) -> None:
+    if strict and writer.notes.doubts:
+        raise SourceError(
+            f"{writer.notes.doubts[0]}, expected a target that holds everything "
+            "(strict); choose another format, or convert without strict"
         )
 
 

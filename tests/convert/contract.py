@@ -8,10 +8,12 @@ import subprocess
 import sys
 import tracemalloc
 from itertools import count
+from typing import ClassVar
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import mmreplay as mr
 from mmreplay import files
@@ -24,7 +26,15 @@ from mmreplay.errors import (
     LockedError,
     ReplayError,
 )
-from tests.convert.support import every_kind, histories, nested, play, same, same_rows
+from mmreplay.schema.dtypes import DTYPES
+from tests.convert.support import (
+    every_kind,
+    histories,
+    nested,
+    play,
+    same_but_rows,
+    same_rows,
+)
 
 numbers = count()
 
@@ -51,9 +61,29 @@ class Faulty(files.Disk):
 
 
 class FormatContract:
-    """Every format that is written and read without loss."""
+    """Every format that is written and read without loss.
+
+    What a format cannot hold is left out of its buffers by `dtypes`, and what it
+    changes is allowed for by `same_rows`.
+    """
 
     suffix: str
+    dtypes = DTYPES
+    options: ClassVar = {}
+    # Blocks of 16 MiB: one that is read, one that is packed or padded, and the
+    # arrays in which flags are checked; 200 MiB of data in all.
+    most_nbytes = 3 * BLOCK_NBYTES
+    large_nbytes = 200 << 20
+    image = (84, 84, 4)
+    # Which of a run's writes find no room, counted from 0.
+    full_at = (0, 1, 3)
+
+    def same_rows(self, one, other):
+        same_rows(one, other)
+
+    def same(self, one, other):
+        same_but_rows(one, other)
+        self.same_rows(one, other)
 
     @pytest.fixture(autouse=True)
     def _hurry(self, monkeypatch):
@@ -64,7 +94,7 @@ class FormatContract:
     @pytest.fixture
     def source(self, tmp_path):
         """An open buffer of every dtype, with wraps, ends, finals and a cut."""
-        with every_kind(tmp_path / "source") as buffer:
+        with every_kind(tmp_path / "source", dtypes=self.dtypes) as buffer:
             yield buffer
 
     @pytest.fixture
@@ -73,7 +103,7 @@ class FormatContract:
         mr.export(source, path)
         return path
 
-    @given(past=histories())
+    @given(data=st.data())
     @settings(
         max_examples=25,
         suppress_health_check=[
@@ -82,13 +112,14 @@ class FormatContract:
             HealthCheck.differing_executors,
         ],
     )
-    def test_a_buffer_comes_back_to_the_bit(self, tmp_path, past):
+    def test_a_buffer_comes_back_to_the_bit(self, tmp_path, data):
+        past = data.draw(histories(self.dtypes))
         place = tmp_path / str(next(numbers))
         with play(place / "source", past) as source:
-            mr.export(source, place / f"file{self.suffix}")
+            mr.export(source, place / f"file{self.suffix}", **self.options)
             report = mr.load(place / f"file{self.suffix}", place / "target")
             with mr.ReplayBuffer.open(place / "target") as target:
-                same(source, target)
+                self.same(source, target)
                 assert report.rows == int(target.span.lengths.sum())
                 assert report.episodes == num_episodes(target)
         assert not mr.verify_buffer(place / "target").findings
@@ -98,7 +129,7 @@ class FormatContract:
         assert (report.notes, report.doubts) == ((), ())
         assert report.nbytes > 0
         with mr.ReplayBuffer.open(tmp_path / "target") as target:
-            same(source, target)
+            self.same(source, target)
         assert not mr.verify_buffer(tmp_path / "target").findings
 
     def test_a_loaded_buffer_goes_on_where_its_source_stopped(
@@ -122,7 +153,7 @@ class FormatContract:
         report = mr.load(tmp_path / f"empty{self.suffix}", tmp_path / "target")
         assert (report.rows, report.episodes) == (0, 0)
         with mr.ReplayBuffer.open(tmp_path / "target") as target:
-            same(source, target)
+            self.same(source, target)
 
     def test_equal_buffers_give_equal_files(self, source, file, tmp_path):
         again = tmp_path / f"again{self.suffix}"
@@ -161,7 +192,7 @@ class FormatContract:
         mr.load(file, tmp_path / "target")
         mr.load(file, tmp_path / "target", overwrite=True)
         with mr.ReplayBuffer.open(tmp_path / "target") as target:
-            same(source, target)
+            self.same(source, target)
         assert not [p for p in tmp_path.iterdir() if p.name.startswith("tmp-")]
 
     def test_a_buffer_in_use_is_not_replaced(self, file, tmp_path):
@@ -206,7 +237,7 @@ class FormatContract:
     ):
         origin = source if how == "export" else file
         target = tmp_path / ("new" + (self.suffix if how == "export" else ""))
-        for number in (0, 1, 3):
+        for number in self.full_at:
             with monkeypatch.context() as patch:
                 patch.setattr(files, "disk", Faulty(number))
                 with pytest.raises(FullError, match="No space left"):
@@ -247,7 +278,7 @@ class FormatContract:
                 assert not (tmp_path / "target").exists()
                 continue
             with mr.ReplayBuffer.open(tmp_path / "target") as target:
-                same_rows(source, target)
+                self.same_rows(source, target)
             files.remove_tree(tmp_path / "target")
         # What is not noticed is padding, dates, and text of the description.
         assert noticed > 0.7 * times
@@ -271,13 +302,10 @@ class FormatContract:
 
     @pytest.mark.slow
     def test_memory_does_not_grow_with_the_buffer(self, tmp_path):
-        make_large(tmp_path / "source", 200 << 20)
-        # Blocks of 16 MiB: one that is read, one that is packed or padded, and the
-        # arrays in which flags are checked; 200 MiB of data in all.
-        most = 3 * BLOCK_NBYTES
+        make_large(tmp_path / "source", self.large_nbytes, self.image)
         file = tmp_path / f"large{self.suffix}"
-        assert peak(lambda: mr.export(tmp_path / "source", file)) < most
-        assert peak(lambda: mr.load(file, tmp_path / "target")) < most
+        assert peak(lambda: mr.export(tmp_path / "source", file)) < self.most_nbytes
+        assert peak(lambda: mr.load(file, tmp_path / "target")) < self.most_nbytes
         with (
             mr.ReplayBuffer.open(tmp_path / "source") as source,
             mr.ReplayBuffer.open(tmp_path / "target") as target,
@@ -321,22 +349,23 @@ def told(error):
     return "\n".join([str(error), *getattr(error, "__notes__", ())])
 
 
-def make_large(path, nbytes):
+def make_large(path, nbytes, image):
     """Two environments of images and small fields, nbytes in all."""
     schema = mr.Schema(
         {
-            "observation": mr.Field((84, 84, 4), "uint8"),
+            "observation": mr.Field(image, "uint8"),
             "small": mr.Field((17,), "float32"),
             "terminated": mr.Field((), "bool"),
         }
     )
     count = nbytes // schema.row_nbytes // 2
     rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (100, 2, 84, 84, 4), np.uint8)
+    images = rng.integers(0, 256, (100, 2, *image), np.uint8)
     with mr.ReplayBuffer.create(path, schema, count, 2, commit_every=None) as buffer:
         for first in range(0, count, 100):
             size = min(100, count - first)
-            images[:, :, 0, 0, 0] = (first + np.arange(100))[:, None] % 251
+            marks = images.reshape(100, 2, -1)[:, :, 0]
+            marks[:] = (first + np.arange(100))[:, None] % 251
             ends = np.zeros((size, 2), bool)
             ends[-1] = True
             small = rng.random((size, 2, 17)).astype(np.float32)

@@ -10,20 +10,25 @@ OBSERVATION = mr.Field((2,), "float32")
 ENDS = {"terminated": mr.Field((), "bool"), "truncated": mr.Field((), "bool")}
 
 shapes = st.lists(st.integers(1, 4), max_size=4).map(tuple)
-fields = st.builds(
-    mr.Field,
-    shapes,
-    st.sampled_from(DTYPES),
-    mutable=st.booleans(),
-    exact=st.just(True),
-)
+
+
+def fields(dtypes):
+    return st.builds(
+        mr.Field,
+        shapes,
+        st.sampled_from(dtypes),
+        mutable=st.booleans(),
+        exact=st.just(True),
+    )
+
+
 names = st.sampled_from(["a", "b/c", "b/d e", "x.npy", "ä/ö", "..", "__metadata", "0"])
 
 
 @st.composite
-def schemas(draw):
+def schemas(draw, dtypes=DTYPES):
     """Fields of any dtype and shape, with ends, observations of both kinds, or not."""
-    flat = dict(draw(st.dictionaries(names, fields, max_size=4)))
+    flat = dict(draw(st.dictionaries(names, fields(dtypes), max_size=4)))
     if draw(st.booleans()):
         flat["observation/o"] = OBSERVATION
         if draw(st.booleans()):
@@ -67,11 +72,11 @@ def nested(flat):
 
 
 @st.composite
-def histories(draw):
+def histories(draw, dtypes=DTYPES):
     """A schema, a ring, and what was done to it."""
     ops = st.sampled_from(["add", "extend", "final", "clear", "reopen", "truncate"])
     return {
-        "schema": draw(schemas()),
+        "schema": draw(schemas(dtypes)),
         "capacity": draw(st.integers(1, 20)),
         "num_envs": draw(st.integers(1, 3)),
         "layout": draw(st.sampled_from(["env_major", "time_major"])),
@@ -115,17 +120,22 @@ def count_of(past):
 
 def same(one, other):
     """Everything that the format promises to carry is equal, to the bit."""
+    same_but_rows(one, other)
+    same_rows(one, other)
+
+
+def same_but_rows(one, other):
+    """Schema, sizes, statistics and user metadata are equal."""
     assert one.schema == other.schema
     assert (one.num_envs, one.capacity) == (other.num_envs, other.capacity)
     assert one.autoreset == other.autoreset
     assert one.metadata.ring.layout == other.metadata.ring.layout
     assert one.statistics == other.statistics
     assert one.metadata.user == other.metadata.user
-    same_rows(one, other)
 
 
-def same_rows(one, other):
-    """Spans, rows and flags are equal, to the bit."""
+def same_rows(one, other, held=np.ascontiguousarray):
+    """Spans, rows and flags are equal, to the bit, as held makes them."""
     np.testing.assert_array_equal(one.span.first, other.span.first)
     np.testing.assert_array_equal(one.span.stop, other.span.stop)
     left, right = one.gather_all(), other.gather_all()
@@ -133,24 +143,28 @@ def same_rows(one, other):
     np.testing.assert_array_equal(left.positions, right.positions)
     assert set(left) == set(right)
     for path in left:
-        a, b = (np.ascontiguousarray(each[path]) for each in (left, right))
+        a, b = (held(each[path]) for each in (left, right))
         assert (a.dtype, a.shape) == (b.dtype, b.shape)
         assert a.tobytes() == b.tobytes(), path
     flags = [each.view.flags(left.env_ids, left.positions) for each in (one, other)]
     np.testing.assert_array_equal(*flags)
 
 
-EVERY = mr.Schema.from_flat(
-    {f"all/{name}": mr.Field((3, 2), name) for name in DTYPES}
-    | {f"single/{name}": mr.Field((), name) for name in DTYPES}
-    | {"observation/o": OBSERVATION, **ENDS}
-)
+def every(dtypes):
+    return mr.Schema.from_flat(
+        {f"all/{name}": mr.Field((3, 2), name) for name in dtypes}
+        | {f"single/{name}": mr.Field((), name) for name in dtypes}
+        | {"observation/o": OBSERVATION, **ENDS}
+    )
 
 
-def every_kind(path, num_envs=2, count=40, capacity=24):
+EVERY = every(DTYPES)
+
+
+def every_kind(path, num_envs=2, count=40, capacity=24, dtypes=DTYPES):
     """A ring of every dtype that has wrapped, with both ends and final rows."""
     past = {
-        "schema": EVERY, "capacity": capacity, "num_envs": num_envs,
+        "schema": every(dtypes), "capacity": capacity, "num_envs": num_envs,
         "layout": "env_major", "autoreset": "disabled", "seed": 7,
         "ops": [("final", count), ("truncate", 1), ("add", 3)],
     }  # fmt: skip

@@ -1,0 +1,77 @@
+"""csv: numbers as text that reads back to the same bits, with the description beside.
+
+One column a value, ``field.i`` for vectors; exact but for what NaNs carry. The sidecar
+``<file>.mmreplay.json`` makes the same buffer again; without it the file is a table.
+Names that end in ``.gz`` are gzipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+
+from mmreplay.convert import csv_sidecar
+from mmreplay.convert.base import Reader
+from mmreplay.convert.csv_plain import open_plain
+from mmreplay.convert.csv_reader import CsvReader
+from mmreplay.convert.csv_writer import CsvWriter
+from mmreplay.convert.description import Description
+from mmreplay.errors import SchemaError
+from mmreplay.files import File
+
+
+def open_writer(
+    target: Path,
+    description: Description,
+    *,
+    overwrite: bool = False,
+    force: bool = False,
+    compression_level: int = 1,
+) -> CsvWriter:
+    """Make a csv file and its sidecar as a target.
+
+    Args:
+        target: The file; gzipped if its name ends in ``.gz``.
+        description: What will come.
+        overwrite: Replace a file that is there.
+        force: Write rows of more than 4,096 columns, as images make.
+        compression_level: Of gzip, 0 to 9.
+
+    Raises:
+        SchemaError: A field is bfloat16, or there are too many columns.
+    """
+    if compression_level not in range(10):
+        raise SchemaError(
+            f"compression_level: got {compression_level!r}, expected 0 to 9; leave it "
+            "out for 1"
+        )
+    return CsvWriter(target, description, overwrite, force, compression_level)
+
+
+def open_reader(
+    path: Path,
+    *,
+    sidecar: bool = True,
+    dtypes: Mapping[str, str] | None = None,
+    allow_expansion: bool = False,
+) -> Reader:
+    """Open a csv file as a source, with its sidecar if it has one.
+
+    Args:
+        path: The file.
+        sidecar: False reads the file as a table, whatever lies beside it.
+        dtypes: Dtype name by field, of tables: otherwise numbers with a point are
+            float64, and others int64.
+        allow_expansion: Unpack a gzipped file of more than 1,000 times its size.
+    """
+    with closing(File.open(path, None)) as file:
+        found = csv_sidecar.find(file) if sidecar else None
+    if found is None:
+        return open_plain(path, dtypes or {}, allow_expansion)
+    if dtypes:
+        raise SchemaError(
+            f"dtypes: got {dtypes!r} for {path}, which has a sidecar that says them, "
+            "expected none; leave it out, or pass sidecar=False"
+        )
+    return CsvReader(path, found, allow_expansion)

@@ -1,0 +1,245 @@
+"""Csv files without a description: what their columns are is found by reading them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as compute
+
+from mmreplay.convert.base import Columns, Notes
+from mmreplay.convert.csv_columns import Cells
+from mmreplay.convert.csv_reader import batches, check_of, is_number, unreadable
+from mmreplay.convert.csv_text import Check, Text, explain, read_header
+from mmreplay.convert.tables import TableReader
+from mmreplay.errors import FormatError, ReplayError, SchemaError
+from mmreplay.files import File
+from mmreplay.schema.dtypes import DTYPES, canonical_name
+
+BOOLS = pa.array(["true", "false", "True", "False", "TRUE", "FALSE"])
+WIDER = {"bool": "int64", "int64": "uint64", "uint64": "float64", "float64": "text"}
+"""What a column is taken for next, once a cell says that it is not the first."""
+FITTING = tuple(name for name in DTYPES if "16" not in name or "int" in name)
+
+
+def open_plain(
+    path: Path, dtypes: Mapping[str, str], allow_expansion: bool
+) -> TableReader:
+    """Read a file once to find its columns, and open it to be read again.
+
+    Args:
+        path: The file.
+        dtypes: Dtype name by field, where the user knows better.
+        allow_expansion: Unpack a gzipped file whatever it holds.
+
+    Raises:
+        FormatError: It is no table of numbers.
+    """
+    notes = Notes()
+    with closing(File.open(path, None)) as file:
+        survey = _Survey(file, allow_expansion)
+    guessed = survey.dtypes(notes)
+    if not guessed:
+        raise FormatError(
+            f"{path} has no column of numbers among {survey.names[:20]}, expected at "
+            "least one and a row; name the format with format= (--from)"
+        )
+    fields = group(survey.names, guessed)
+    kinds = {name: (_chosen(name, found, dtypes), shape) for name, (found, shape)
+             in fields.items()}  # fmt: skip
+    unknown = sorted(set(dtypes) - set(kinds))
+    if unknown:
+        raise SchemaError(
+            f"dtypes: got {unknown[0]!r}, expected fields of {path}: "
+            f"{', '.join(list(kinds)[:20])}; check the spelling"
+        )
+    cells = Cells(kinds)
+    types = {name: pa.string() for name in survey.names} | cells.types()
+
+    def give(rows: int, names: tuple[str, ...]) -> Iterator[Columns]:
+        wanted = cells.columns_of(names)
+        with closing(File.open(path, file.nbytes)) as again:
+            for batch in _batches(again, types, wanted, allow_expansion):
+                for first in range(0, batch.num_rows, rows):
+                    yield cells.decode(batch.slice(first, rows), names)
+
+    return TableReader(path, kinds, survey.rows, give, notes)
+
+
+def _chosen(name: str, guessed: str, dtypes: Mapping[str, str]) -> str:
+    chosen = canonical_name(dtypes.get(name, guessed))
+    if chosen not in FITTING:
+        raise SchemaError(
+            f"dtypes: got {chosen} for {name!r}, expected one of {', '.join(FITTING)}; "
+            "choose a wider one"
+        )
+    return chosen
+
+
+def _batches(
+    file: File, types: dict[str, Any], wanted: list[str], allowed: bool
+) -> Iterator[Any]:
+    """Record batches of a file's rows; see `csv_reader.batches`."""
+    text = Text(file, allowed)
+    read_header(text, file)
+    done = 0
+    found = None
+    while True:
+        try:
+            found = found or batches(text, types, wanted, ours=False)
+            batch = next(found, None)
+        except ReplayError:
+            raise
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise unreadable(file, types, done, error, allowed) from error
+        if batch is None:
+            return
+        done += batch.num_rows
+        yield batch
+
+
+class _Survey:
+    """One pass over a file: how many rows there are, and what each column is.
+
+    Attributes:
+        names: Columns, in order.
+        rows: In all.
+    """
+
+    def __init__(self, file: File, allowed: bool) -> None:
+        self.names = read_header(Text(file, allowed), file).names
+        self.rows = 0
+        self._file, self._allowed = file, allowed
+        self._guessed = dict.fromkeys(self.names, "bool")
+        self._empty: set[str] = set()
+        self._late: set[str] = set()
+        types = {name: pa.string() for name in self.names}
+        if not any(len(piece.strip()) for piece in _rest(file, allowed)):
+            return
+        for batch in _batches(file, types, self.names, allowed):
+            for name in self.names:
+                self._look(name, batch.column(name))
+            self.rows += batch.num_rows
+
+    def _look(self, name: str, column: Any) -> None:
+        before = self._guessed[name]
+        if before == "text":
+            return
+        filled = column.filter(compute.not_equal(column, ""))
+        if len(filled) < len(column):
+            self._empty.add(name)
+        while (guess := self._guessed[name]) != "text":
+            if self._is(name, filled, guess):
+                return
+            self._guessed[name] = WIDER[guess]
+        if self.rows:
+            # A column that was numbers so far: one bad cell, not another kind.
+            raise self._bad("a number as in the rows before", name, is_number)
+
+    def _is(self, name: str, column: Any, guess: str) -> bool:
+        if guess == "bool":
+            return bool(compute.all(compute.is_in(column, BOOLS)).as_py() is not False)
+        column = compute.utf8_trim_whitespace(column)
+        try:
+            found = column.cast(guess if guess != "float64" else pa.float64())
+        except pa.ArrowInvalid:
+            return False
+        if guess == "float64":
+            self._refuse_overflow(name, column, found)
+        return True
+
+    def _refuse_overflow(self, name: str, texts: Any, values: Any) -> None:
+        """Refuse finite numbers that float64 makes infinite."""
+        infinite = np.isinf(values.to_numpy(zero_copy_only=False))
+        if not infinite.any():
+            return
+        if not all(map(_says_so, texts.filter(pa.array(infinite)).to_pylist())):
+            raise self._bad(
+                "one that float64 holds", name,
+                lambda cell: _says_so(cell) or not math.isinf(float(cell or 0)),
+            )  # fmt: skip
+
+    def _bad(self, what: str, name: str, check: Check) -> FormatError:
+        """The error of the first cell of a column that does not pass."""
+        checks = {each: check_of(pa.string()) for each in self.names}
+        checks[name] = (what, lambda cell: not cell or check(cell))
+        text = Text(self._file, self._allowed)
+        told = explain(text, self._file, self.rows, checks)
+        if told is None:
+            told = f"{self._file.path}, column {name!r}: got words among numbers"
+        return FormatError(f"{told}; correct it there")
+
+    def dtypes(self, notes: Notes) -> dict[str, str]:
+        """Dtype name by column, of those that can be fields."""
+        found = {}
+        for name, guess in self._guessed.items():
+            if guess == "text" or not name or not self.rows:
+                notes.note(f"column {name!r} holds no numbers, and was left out")
+                continue
+            if name in self._empty:
+                notes.note(f"empty cells of column {name!r} became NaN")
+                if guess != "float64":
+                    notes.doubt(
+                        f"column {name!r} of {guess} has empty cells, and became "
+                        "float64"
+                    )
+                guess = "float64"
+            found[name] = guess
+        return found
+
+
+def _says_so(cell: str) -> bool:
+    return "inf" in cell.lower()
+
+
+def _rest(file: File, allowed: bool) -> Iterator[bytes]:
+    text = Text(file, allowed)
+    read_header(text, file)
+    while piece := text.read():
+        yield piece
+
+
+Kind = tuple[str, tuple[int, ...]]
+
+
+def group(names: list[str], dtypes: Mapping[str, str]) -> dict[str, Kind]:
+    """Fields of columns: those named ``field.0`` to ``field.k``, in order, are one.
+
+    Args:
+        names: Of all columns, in order.
+        dtypes: Of those that can be fields.
+    """
+    found: dict[str, Kind] = {}
+    at = 0
+    while at < len(names):
+        name = names[at]
+        match = re.fullmatch(r"(.+)\.0", name)
+        count = 0
+        if match and match[1] not in names:
+            while (
+                at + count < len(names) and names[at + count] == f"{match[1]}.{count}"
+            ):
+                count += 1
+        parts = names[at : at + count]
+        if match and count and all(part in dtypes for part in parts):
+            found[match[1]] = (_widest([dtypes[part] for part in parts]), (count,))
+            at += count
+            continue
+        if name in dtypes:
+            found[name] = (dtypes[name], ())
+        at += 1
+    return found
+
+
+def _widest(dtypes: list[str]) -> str:
+    """The narrowest dtype that holds all; int64 beside uint64 makes float64."""
+    kinds = set(dtypes)
+    if kinds == {"int64", "uint64"} or "float64" in kinds:
+        return "float64"
+    return max(kinds, key=list(WIDER).index)

@@ -1,0 +1,226 @@
+"""What a parquet file claims, checked before pyarrow is shown it.
+
+The library allocates what headers say. Here the footer and the header of every page
+are read first, with bounds: nothing lies outside the file or in each other, no page
+unpacks to more than is held, and no short file stands for endless rows.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from mmreplay.convert.base import MAX_ROW_NBYTES
+from mmreplay.convert.parquet_thrift import Compact, Malformed
+from mmreplay.errors import CorruptError, FormatError
+from mmreplay.files import File
+
+MAGIC = b"PAR1"
+MAX_FOOTER_NBYTES = 32 << 20
+MAX_STRUCTS = 500_000
+MAX_CHUNKS = 100_000
+MAX_HEADER_NBYTES = 1 << 20
+HEADER_NBYTES = 1 << 12
+MAX_PAGES_NBYTES = 2 * MAX_ROW_NBYTES
+"""All that one page of every column may unpack to."""
+WIDTHS = {0: 1, 1: 4, 2: 8, 3: 12, 4: 4, 5: 8}
+"""Bytes of a decoded value by physical type; others bring their own bytes along."""
+
+# Numbers of fields in parquet.thrift.
+NUM_ROWS, GROUPS = 3, 4
+COLUMNS, GROUP_ROWS = 1, 3
+FILE_PATH, META = 1, 3
+TYPE, NUM_VALUES, PACKED, DATA, DICTIONARY = 1, 5, 7, 9, 11
+FOOTER = {
+    NUM_ROWS: None,
+    GROUPS: {
+        COLUMNS: {
+            FILE_PATH: None,
+            META: dict.fromkeys((TYPE, NUM_VALUES, PACKED, DATA, DICTIONARY)),
+        },
+        GROUP_ROWS: None,
+    },
+}
+UNPACKED_SIZE, PACKED_SIZE = 2, 3
+PAGES = (5, 7, 8)
+PAGE = {UNPACKED_SIZE: None, PACKED_SIZE: None, **{key: {1: None} for key in PAGES}}
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """What a file's footer says, checked.
+
+    Attributes:
+        rows: Rows in all.
+        end: Where the data ends and the footer begins.
+        groups: Rows of each row group.
+    """
+
+    rows: int
+    end: int
+    groups: tuple[int, ...]
+
+
+def check(file: File) -> Footer:
+    """Read the footer and every page header.
+
+    Raises:
+        CorruptError: Something lies where it cannot be.
+        FormatError: It is no parquet file, or one that takes too much memory.
+    """
+    end, data = _footer_bytes(file)
+    value = _parse(file, end, data)
+    rows, groups = value.get(NUM_ROWS), value.get(GROUPS, [])
+    counts = [group.get(GROUP_ROWS) for group in groups]
+    if not all(_count(each) for each in (rows, *counts)) or sum(counts) != rows:
+        raise CorruptError(
+            f"{file.path}: the footer at byte {end} says {rows} rows, expected as many "
+            f"as its {len(groups)} row groups hold; the file was damaged"
+        )
+    chunks = [_metadata(file, c) for group in groups for c in group.get(COLUMNS, [])]
+    if len(chunks) > MAX_CHUNKS:
+        raise FormatError(
+            f"{file.path} has {len(chunks)} column chunks, expected at most "
+            f"{MAX_CHUNKS}; write it with larger row groups"
+        )
+    if sum(chunk[PACKED] for chunk in chunks) > end:
+        raise CorruptError(
+            f"{file.path}: columns take more than the {end} bytes before the footer, "
+            "expected them beside each other; the file was damaged"
+        )
+    for group in groups:
+        held = sum(
+            _check_chunk(file, chunk[META], end) for chunk in group.get(COLUMNS, [])
+        )
+        if held > MAX_PAGES_NBYTES:
+            raise FormatError(
+                f"{file.path}: a page of every column takes {held} bytes unpacked, "
+                f"expected at most {MAX_PAGES_NBYTES}; write it with smaller pages"
+            )
+    return Footer(int(value[NUM_ROWS]), end, tuple(counts))
+
+
+def _footer_bytes(file: File) -> tuple[int, bytes]:
+    """Where the footer begins, and its bytes."""
+    if file.nbytes < 12 or file.pread(4, 0) != MAGIC:
+        raise FormatError(
+            f"{file.path} has {file.nbytes} bytes and does not begin with {MAGIC!r}, "
+            "expected a parquet file; name its format with format= (--from)"
+        )
+    size, magic = struct.unpack("<I4s", file.pread(8, file.nbytes - 8))
+    if magic != MAGIC:
+        raise CorruptError(
+            f"{file.path} ends with {magic!r} at byte {file.nbytes - 4}, expected "
+            f"{MAGIC!r}; it was cut, or is encrypted"
+        )
+    end = file.nbytes - 8 - size
+    if end < 4:
+        raise CorruptError(
+            f"{file.path} says a footer of {size} bytes at byte {file.nbytes - 8}, "
+            f"expected at most {file.nbytes - 12}; the file was damaged"
+        )
+    if size > MAX_FOOTER_NBYTES:
+        raise FormatError(
+            f"{file.path} says a footer of {size} bytes, expected at most "
+            f"{MAX_FOOTER_NBYTES}; write it with larger row groups"
+        )
+    return end, file.pread(size, end)
+
+
+def _parse(file: File, end: int, data: bytes) -> dict[int, Any]:
+    try:
+        value = Compact(data, MAX_STRUCTS).struct(FOOTER)
+    except Malformed as error:
+        raise _malformed(file, f"the footer at byte {end}", error) from None
+    groups = value.get(GROUPS, [])
+    if not isinstance(groups, list) or not all(_is_group(each) for each in groups):
+        raise _malformed(file, f"the footer at byte {end}", "row groups of no columns")
+    return value
+
+
+def _is_group(group: object) -> bool:
+    """Whether a row group is a struct whose columns, if any, are structs."""
+    if not isinstance(group, dict):
+        return False
+    columns = group.get(COLUMNS, [])
+    return isinstance(columns, list) and all(isinstance(c, dict) for c in columns)
+
+
+def _malformed(file: File, where: str, got: object) -> CorruptError:
+    return CorruptError(
+        f"{file.path}: {where} holds {got}, expected what parquet writes; the file was "
+        "damaged: restore it from a copy"
+    )
+
+
+def _count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 62
+
+
+def _metadata(file: File, chunk: dict[int, Any]) -> dict[int, int]:
+    """Type, values and place of a column chunk, each checked to be a number."""
+    found = chunk.get(META)
+    needed = (TYPE, NUM_VALUES, PACKED, DATA)
+    if (
+        FILE_PATH in chunk
+        or not isinstance(found, dict)
+        or not all(_count(found.get(key)) for key in needed)
+        or not _count(found.get(DICTIONARY, 0))
+    ):
+        raise _malformed(file, "the footer", "a column without a place in this file")
+    return found
+
+
+def _check_chunk(file: File, chunk: dict[int, int], end: int) -> int:
+    """Step through a column's pages; return what the largest two take unpacked."""
+    at = chunk[DATA]
+    if 0 < chunk.get(DICTIONARY, 0) < at:
+        at = chunk[DICTIONARY]
+    stop = at + chunk[PACKED]
+    if at < 4 or stop > end:
+        raise CorruptError(
+            f"{file.path}: a column lies at bytes [{at}, {stop}), expected it between "
+            f"byte 4 and the footer at {end}; the file was damaged"
+        )
+    width = WIDTHS.get(chunk[TYPE], 0)
+    data, dictionary = 0, 0
+    while at < stop:
+        header, size = _page(file, at, stop)
+        at += size + header[PACKED_SIZE]
+        taken = max(header[UNPACKED_SIZE], width * _values(header))
+        if 7 in header:
+            dictionary = max(dictionary, taken)
+        else:
+            data = max(data, taken)
+    return data + dictionary
+
+
+def _values(header: dict[int, Any]) -> int:
+    return sum(int(header[kind].get(1, 0)) for kind in PAGES if kind in header)
+
+
+def _page(file: File, at: int, stop: int) -> tuple[dict[int, Any], int]:
+    """A page's header, and the bytes that it takes itself."""
+    where = f"the page at byte {at}"
+    room = min(HEADER_NBYTES, stop - at)
+    while True:
+        compact = Compact(file.pread(room, at), 64)
+        try:
+            header = compact.struct(PAGE)
+            break
+        except Malformed as error:
+            # Statistics of wide values make long headers: look again, further.
+            if room < min(MAX_HEADER_NBYTES, stop - at):
+                room = min(16 * room, MAX_HEADER_NBYTES, stop - at)
+                continue
+            raise _malformed(file, where, error) from None
+    sizes = (header.get(UNPACKED_SIZE), header.get(PACKED_SIZE))
+    counts = [header[kind] for kind in PAGES if kind in header]
+    if not all(_count(size) for size in sizes) or not all(
+        isinstance(each, dict) and _count(each.get(1, 0)) for each in counts
+    ):
+        raise _malformed(file, where, f"sizes {sizes}")
+    if at + compact.at + header[PACKED_SIZE] > stop:
+        raise _malformed(file, where, f"{header[PACKED_SIZE]} bytes, past its column")
+    return header, compact.at
