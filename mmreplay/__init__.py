@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mmreplay.convert.load import load as load
     from mmreplay.loader import ConcatDataset as ConcatDataset
     from mmreplay.loader import ReplayDataset as ReplayDataset
+    from mmreplay.loader import ReplayLoader as ReplayLoader
     from mmreplay.loader import collate as collate
     from mmreplay.plan import Plan as Plan
     from mmreplay.plan import plan_buffer as plan_buffer
@@ -98,6 +99,7 @@ _HOMES = {
     "Recorded": "mmreplay.collect",
     "ReplayBuffer": "mmreplay.buffer.replay_buffer",
     "ReplayDataset": "mmreplay.loader",
+    "ReplayLoader": "mmreplay.loader",
     "Report": "mmreplay.convert.base",
     "Schema": "mmreplay.schema",
     "SegmentTree": "mmreplay.sumtree",

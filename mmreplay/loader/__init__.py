@@ -3,4 +3,5 @@
 from mmreplay.loader.batching import collate as collate
 from mmreplay.loader.dataset import ReplayDataset as ReplayDataset
 from mmreplay.loader.draws import Draws as Draws
+from mmreplay.loader.replay_loader import ReplayLoader as ReplayLoader
 from mmreplay.loader.several import ConcatDataset as ConcatDataset

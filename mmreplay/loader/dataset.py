@@ -17,6 +17,7 @@ from mmreplay.buffer.lifecycle import StrPath
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.buffer.view import LiveView
 from mmreplay.errors import EmptyError, SchemaError, StaleError, StarvedError
+from mmreplay.loader import forks
 from mmreplay.loader.draws import Draws
 from mmreplay.nesting import unflatten
 from mmreplay.samplers.base import Draw, Sampler
@@ -89,10 +90,12 @@ class ReplayDataset(Dataset[Any]):
 
         Raises:
             SchemaError: It is in the RAM of the process that forked this one.
+            ForkedError: A `ReplayLoader` ran its threads there.
         """
         if self._buffer is None or self._pid != os.getpid():
             # A mapping and its bookkeeping survive a fork; sharing them does not
             # survive a thread that held them at that moment.
+            forks.check("ReplayDataset")
             if self._path is None:
                 raise _in_ram()
             self._adopt(ReplayBuffer.open(self._path, transforms=self._transforms))

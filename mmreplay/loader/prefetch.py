@@ -1,0 +1,332 @@
+"""Draws, reads ahead and gathers in threads, in the order of the draws.
+
+Draws are made one after another under one lock, each from what the buffer holds and
+its priorities are at that moment; the disk is asked for their rows at once, and
+threads copy them in that order. The learner takes them in that order, too.
+
+Nothing here waits on a lock of Python's own: Ctrl-C inside one may leave it held.
+What is done is written down first and told afterwards, so that a call that was
+interrupted can be made again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from queue import SimpleQueue
+from time import perf_counter
+from typing import Any
+
+from mmreplay.batch import Batch
+from mmreplay.buffer.drawing import Drawn
+from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.samplers.base import Sampler, State, View
+from mmreplay.samplers.epochs import EpochSampler, epochs_of
+from mmreplay.storage.recycler import Recycler
+
+MAX_RESTS = 16
+"""Draws between two looks whether pages are missing, where none was for long."""
+QUICK_S = 100e-6
+"""A learner that is back sooner makes small batches itself: to have a thread make one
+and wait for it takes longer than the batch (tools/bench/bench_loader.py)."""
+SMALL_NBYTES = 1 << 20
+
+
+class Entry:
+    """One batch on its way, or the error in its place.
+
+    Attributes:
+        state: The sampler's, before the draw; None where that failed.
+        drawn: The draw; None where it failed.
+        nbytes: What it is read from.
+        asked: The disk was asked for it.
+        result: What the learner is to have.
+        error: Raised in the learner.
+        done: One of both is there.
+    """
+
+    __slots__ = ("asked", "done", "drawn", "error", "nbytes", "result", "state")
+
+    def __init__(self) -> None:
+        self.state: State | None = None
+        self.drawn: Drawn | None = None
+        self.nbytes = 0
+        self.asked = self.done = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+
+class Prefetcher:
+    """Batches of one buffer, ahead of who takes them.
+
+    Threads: one learner calls; the others are its own.
+    """
+
+    def __init__(
+        self,
+        buffer: ReplayBuffer,
+        batch_size: int,
+        prefetch: int,
+        read_ahead_nbytes: int,
+        recycler: Recycler,
+        send: Callable[[Batch], Any],
+    ) -> None:
+        """Make one that has not begun.
+
+        Args:
+            buffer: What is drawn from, with its sampler and transforms.
+            batch_size: Steps a batch.
+            prefetch: Batches drawn and not yet taken, at most.
+            read_ahead_nbytes: Bytes that the disk is asked for at a time.
+            recycler: Memory of the batches.
+            send: Makes of a batch what the learner is given; called in threads.
+        """
+        self.sampler: Sampler = buffer.sampler
+        self._buffer = buffer
+        self._batch_size = batch_size
+        self._prefetch = prefetch
+        self._read_ahead_nbytes = read_ahead_nbytes
+        self._recycler = recycler
+        self._send = send
+        self._turn = threading.Lock()
+        self._entries: deque[Entry] = deque()
+        self._pending: deque[Entry] = deque()
+        self._asked_nbytes = 0
+        self._rest = self._rests = 0
+        self._nbytes = 0
+        self._quick = False
+        self._handed_at = 0.0
+        self._epoch: int | None = None
+        self._drawing = False
+        self._failed: Entry | None = None
+        self._told = False
+        self._stop = self._waits = False
+        self._idle = 0
+        self._wake: SimpleQueue[None] = SimpleQueue()
+        self._ready: SimpleQueue[None] = SimpleQueue()
+
+    def begin(self) -> None:
+        """Draw from here on; what was drawn and not taken comes first."""
+        with self._turn:
+            if not self._drawing:
+                epochs = epochs_of(self.sampler)
+                self._epoch = None if epochs is None else epochs.epoch
+                self._drawing = True
+        self._call()
+
+    def take(self) -> Any:
+        """Return the next batch, or None where the epoch is over.
+
+        Raises:
+            BaseException: What failed in a thread.
+        """
+        entries = self._entries
+        if self._told:
+            # Only now: the learner may have done something about it.
+            self._failed, self._told = None, False
+        soon = perf_counter() - self._handed_at < QUICK_S
+        # While pages are missing, threads look further ahead than a learner does.
+        self._quick = soon and self._rest > 0 and self._nbytes < SMALL_NBYTES
+        while not (entries and entries[0].done):
+            if self._stop or not (entries or self._drawing):
+                return None
+            if not (self._quick and self._help()):
+                self._await()
+        entry = entries[0]
+        self._told = self._failed is entry
+        entries.popleft()
+        if not self._quick:
+            self._call()
+        self._handed_at = perf_counter()
+        if entry.error is None:
+            return entry.result
+        try:
+            raise _raisable(entry.error)
+        finally:
+            # The error's traceback holds this frame, which would hold the error.
+            del entry
+
+    def _help(self) -> bool:
+        """Make the batch to be taken next, if no thread has begun it."""
+        with self._turn:
+            if not self._entries and self._drawing and self._failed is None:
+                self._draw()
+                self._read_ahead()
+            if not self._pending or self._pending[0] is not self._entries[0]:
+                return bool(self._entries) and self._entries[0].done
+            entry = self._pending.popleft()
+        try:
+            with self._recycler.serving():
+                self._gather(entry, Exception)
+        except BaseException:
+            # Ctrl-C: it is made when the learner asks again.
+            self._pending.appendleft(entry)
+            raise
+        return True
+
+    def _await(self) -> None:
+        """Wait until an entry is done, or none is to come."""
+        entries = self._entries
+        self._waits = True
+        try:
+            come = entries[0].done if entries else not self._drawing
+            if not come and not self._stop:
+                self._call()
+                self._ready.get()
+        finally:
+            self._waits = False
+
+    def _call(self) -> None:
+        """Have a thread look for work, if one has none."""
+        if self._idle:
+            self._wake.put(None)
+
+    def _tell(self) -> None:
+        """Have the learner look, if it waits."""
+        if self._waits:
+            self._ready.put(None)
+
+    def state(self) -> State:
+        """The sampler's state before the draw of the batch to be taken next."""
+        with self._turn:
+            before = self._entries[0].state if self._entries else None
+            if before is not None:
+                return before
+            with self._buffer.view.lock:
+                return self.sampler.state_dict()
+
+    def stop(self, num_threads: int) -> None:
+        """Have every thread end after what it is doing, and the learner not wait."""
+        self._stop = True
+        for _ in range(num_threads):
+            self._wake.put(None)
+        self._ready.put(None)
+
+    def forget(self) -> None:
+        """Drop what was drawn and put the sampler back; no thread may be running."""
+        before = self._entries[0].state if self._entries else None
+        if before is not None:
+            with self._buffer.view.lock:
+                self.sampler.load_state_dict(before)
+        self._entries.clear()
+        self._pending.clear()
+        self._asked_nbytes = 0
+        self._idle = 0
+        self._drawing = self._stop = self._told = False
+        self._failed = None
+
+    def run(self) -> None:
+        """What each thread does."""
+        with self._recycler.serving():
+            while not self._stop:
+                entry = self._next()
+                if entry is not None:
+                    self._gather(entry)
+                elif not self._stop:
+                    self._wake.get()
+                    with self._turn:
+                        self._idle -= 1
+
+    def _next(self) -> Entry | None:
+        """Draw what may be drawn, and take the oldest that is to be gathered.
+
+        Where there is none, this thread counts as idle.
+        """
+        with self._turn:
+            # Said before it is looked: who makes room meanwhile then calls.
+            self._idle += 1
+            while (
+                self._drawing and not self._quick and not self._stop
+                and self._failed is None and len(self._entries) < self._prefetch
+            ):  # fmt: skip
+                self._draw()
+            # What is wrong here is wrong with the gather as well, which says so.
+            with suppress(Exception):
+                self._read_ahead()
+            if not self._pending or self._stop:
+                return None
+            entry = self._pending.popleft()
+            self._idle -= 1
+            if self._pending:
+                self._call()
+            return entry
+
+    def _draw(self) -> None:
+        """Draw one batch, under the lock."""
+        entry = Entry()
+        try:
+            reading = self._buffer.reading
+            with reading.view.lock:
+                if self._is_over(reading.view):
+                    self._drawing = False
+                    self._tell()
+                    return
+                entry.state = self.sampler.state_dict()
+                entry.drawn = reading.drawing.ahead(self.sampler, self._batch_size)
+            self._pending.append(entry)
+            self._entries.append(entry)
+        except BaseException as error:
+            if not isinstance(error, Exception) and entry.state is not None:
+                # Ctrl-C: what it struck is drawn when the learner asks again.
+                self.sampler.load_state_dict(entry.state)
+            entry.error, entry.done = error, True
+            self._failed = entry
+            self._entries.append(entry)
+            self._tell()
+
+    def _is_over(self, view: View) -> bool:
+        """Whether the epoch has no batch left."""
+        epochs: EpochSampler | None
+        if self._epoch is None or (epochs := epochs_of(self.sampler)) is None:
+            return False
+        if epochs.epoch != self._epoch:
+            return True
+        return not epochs.more(view, self._batch_size)
+
+    def _read_ahead(self) -> None:
+        """Ask the disk for the oldest that it was not asked for, within bounds."""
+        for entry in self._pending:
+            if entry.asked:
+                continue
+            assert entry.drawn is not None
+            ahead = self._buffer.reading.ahead
+            entry.nbytes = self._nbytes = ahead.nbytes(entry.drawn.draw)
+            asked = self._asked_nbytes + entry.nbytes
+            if self._asked_nbytes and asked > self._read_ahead_nbytes:
+                return
+            entry.asked, self._asked_nbytes = True, asked
+            if self._rests:
+                self._rests -= 1
+            elif ahead.ask(entry.drawn.draw):
+                self._rest = 0
+            else:
+                # All is in memory: look less and less often, gathers look as well.
+                self._rests = self._rest = min(MAX_RESTS, 2 * self._rest + 1)
+
+    def _gather(
+        self, entry: Entry, caught: type[BaseException] = BaseException
+    ) -> None:
+        """Copy a batch and say that it is done, or what was caught on the way."""
+        try:
+            assert entry.drawn is not None
+            drawing = self._buffer.reading.drawing
+            entry.result = self._send(drawing.finish(self.sampler, entry.drawn))
+        except caught as error:
+            entry.error = error
+        with self._turn:
+            if entry.asked:
+                self._asked_nbytes -= entry.nbytes
+        entry.drawn = None
+        entry.done = True
+        self._tell()
+
+
+def _raisable(error: BaseException) -> BaseException:
+    """The error itself, unless it would end the learner's loop without a word."""
+    if not isinstance(error, StopIteration):
+        return error
+    changed = RuntimeError("a sampler or transform raised StopIteration")
+    changed.__cause__ = error
+    return changed

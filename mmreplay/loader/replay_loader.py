@@ -1,0 +1,283 @@
+"""ReplayLoader: batches of a buffer, drawn and gathered ahead of the learner."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from mmreplay.batch import Batch
+from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.errors import FailedError, ForkedError, FormatError, SchemaError
+from mmreplay.loader import forks
+from mmreplay.loader.devices import Sender, sender_of
+from mmreplay.loader.prefetch import Prefetcher
+from mmreplay.samplers.base import State
+from mmreplay.samplers.epochs import epochs_of
+from mmreplay.samplers.joined import state_of
+from mmreplay.samplers.states import check_kind
+
+if TYPE_CHECKING:
+    from torch import device as Device
+
+READ_AHEAD_NBYTES = 64 << 20
+
+
+class ReplayLoader:
+    """Batches of a buffer as tensors, made by threads while the learner works.
+
+    For example::
+
+        with mr.ReplayLoader(buffer, batch_size=256, device="cuda") as loader:
+            for batch in loader:
+                loader.update_priorities(batch, learn(batch))
+
+    **Order.** Batches come in the order in which the buffer's sampler draws them,
+    through the buffer's transforms. At most `prefetch` of them are drawn and not yet
+    handed over. An update of priorities counts for every draw that is made after it:
+    for all but the next `prefetch` batches at most. A sampler that goes by epochs ends
+    each iteration with its epoch; the next epoch's steps are those that there are when
+    it is iterated over. Iterating again goes on where it was left.
+
+    **Memory.** A batch is the learner's for as long as anything refers to it or to a
+    part of it. Its memory is used again only when nothing does; on a GPU only when
+    the streams that it was handed to, the current one at that time, have done what
+    was queued until it was dropped.
+
+    **Writers.** A buffer that is being written is followed. A batch of which steps
+    were overwritten between draw and copy is drawn anew, or comes without them where
+    the sampler draws each step once.
+
+    **End.** Close it, or use ``with``; dropping it and the end of the program close
+    it, too. That leaves the buffer's sampler where the learner is. What fails in a
+    thread is raised by the `next` that would have returned that batch; the one after
+    it goes on. A process must not be forked meanwhile.
+
+    Attributes:
+        prefetch: Batches drawn ahead, at most.
+    """
+
+    def __init__(
+        self,
+        buffer: ReplayBuffer,
+        batch_size: int,
+        *,
+        prefetch: int = 2,
+        device: str | Device = "cpu",
+        num_threads: int = 1,
+        read_ahead_nbytes: int = READ_AHEAD_NBYTES,
+    ) -> None:
+        """Make a loader; its threads start when it is iterated over.
+
+        Args:
+            buffer: An open buffer, with its sampler and transforms.
+            batch_size: Steps, or windows, a batch, at least 1.
+            prefetch: Batches drawn ahead, at least 1.
+            device: Where tensors are handed over, such as ``"cuda"``.
+            num_threads: Threads that gather, at least 1; on a fast disk or with
+                costly transforms more than one help.
+            read_ahead_nbytes: Bytes that the disk is asked for ahead of gathers, at
+                least 1; one batch is asked for whatever its size.
+
+        Raises:
+            SchemaError: An argument is not legal, or there is no such device.
+        """
+        if not isinstance(buffer, ReplayBuffer):
+            raise SchemaError(
+                f"buffer: got {type(buffer).__name__}, expected an open ReplayBuffer; "
+                "pass ReplayBuffer.open(path, sampler=..., transforms=...)"
+            )
+        self._batch_size = _count("batch_size", batch_size)
+        self.prefetch = _count("prefetch", prefetch)
+        self._num_threads = _count("num_threads", num_threads)
+        read_ahead_nbytes = _count("read_ahead_nbytes", read_ahead_nbytes)
+        self._buffer = buffer
+        # What is filled, what waits, what the learner has and what it had before.
+        room = self.prefetch + self._num_threads + 2
+        self._sender: Sender = sender_of(device, room)
+        self._work = Prefetcher(
+            buffer, self._batch_size, self.prefetch, read_ahead_nbytes,
+            self._sender.recycler, self._sender.send,
+        )  # fmt: skip
+        self._threads: list[threading.Thread] = []
+        self._pid = os.getpid()
+        self._closed = False
+        # Threads hold the work and not the loader: one that was dropped ends.
+        self._finalizer = weakref.finalize(
+            self, _end, self._work, self._threads, self._sender, self._pid
+        )
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Go on with the batches; start the threads if they do not run."""
+        self._start()
+        return self
+
+    def __next__(self) -> Batch:
+        """Return the next batch.
+
+        Raises:
+            StopIteration: The epoch is over.
+            FailedError: The loader is closed.
+            ForkedError: This process was forked from the one that made it.
+        """
+        if not self._threads:
+            self._start()
+        elif self._pid != os.getpid():
+            self._check()
+        found = self._work.take()
+        if found is None:
+            self._check()
+            raise StopIteration
+        return self._sender.receive(found)
+
+    def _start(self) -> None:
+        self._check()
+        while len(self._threads) < self._num_threads:
+            thread = threading.Thread(
+                target=self._work.run, name="mmreplay-load", daemon=True
+            )
+            # Before it runs: whoever is interrupted here ends it all the same.
+            self._threads.append(thread)
+            try:
+                thread.start()
+            except BaseException:
+                self._threads.remove(thread)
+                raise
+            forks.started(self._work)
+        self._work.begin()
+
+    def _check(self) -> None:
+        if self._pid != os.getpid():
+            raise ForkedError(
+                "ReplayLoader: got a process forked from the one that made it, "
+                "expected that one; make a loader here, of a buffer opened here"
+            )
+        if self._closed:
+            raise FailedError(
+                "ReplayLoader: got one that is closed, expected it open; make another"
+            )
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch.
+
+        Raises:
+            TypeError: The sampler knows no epochs, so there is no end.
+        """
+        epochs = epochs_of(self._work.sampler)
+        if epochs is None:
+            raise TypeError(
+                f"ReplayLoader: got {type(self._work.sampler).__name__}, which draws "
+                "without an end, expected a sampler that goes by epochs for a length"
+            )
+        view = self._buffer.view
+        with view.lock:
+            return epochs.num_batches(view, self._batch_size)
+
+    def update_priorities(self, batch: Batch, values: ArrayLike) -> int:
+        """Give the steps of a batch new priorities; see `ReplayBuffer`.
+
+        Draws made after it heed it: the batches that are drawn already come first.
+        """
+        return self._buffer.update_priorities(batch, values)
+
+    def state_dict(self, priorities: bool = False) -> State:
+        """What it takes to go on with the batch that would be next.
+
+        That is the sampler's state from before that batch was drawn. Loaded over a
+        buffer that nobody wrote meanwhile, the batches are the same; with priorities
+        they are if none was updated since the next batch was drawn.
+
+        Args:
+            priorities: Also those that the sampler keeps, as arrays.
+        """
+        state = self._work.state()
+        if priorities:
+            with self._buffer.view.lock:
+                state = _over(state_of(self._work.sampler, True), state)
+        return {"kind": "ReplayLoader", "sampler": state}
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from a state; what was drawn ahead is dropped.
+
+        Raises:
+            FormatError: It is no loader's, or its sampler's does not fit.
+        """
+        check_kind(state, "ReplayLoader")
+        if not isinstance(state.get("sampler"), dict):
+            raise FormatError(
+                "loader state: got no sampler's state in it, expected one; pass what "
+                "state_dict returned, unchanged"
+            )
+        self._check()
+        _end(self._work, self._threads, self._sender, self._pid)
+        with self._buffer.view.lock:
+            self._work.sampler.load_state_dict(state["sampler"])
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed
+
+    def close(self) -> None:
+        """End the threads and give memory back; a second call does nothing.
+
+        Batches that were handed over stay as they are, and the buffer open.
+        """
+        self._closed = True
+        self._finalizer()
+
+    def __enter__(self) -> ReplayLoader:
+        """Return the loader."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
+
+
+def _end(
+    work: Prefetcher, threads: list[threading.Thread], sender: Sender, pid: int
+) -> None:
+    """End the threads, and leave the sampler where the learner is."""
+    if os.getpid() != pid:
+        return
+    work.stop(len(threads))
+    for thread in threads:
+        # A collector of garbage may call from any thread, also from one of these.
+        if thread is not threading.current_thread() and thread.ident is not None:
+            thread.join()
+    threads.clear()
+    work.forget()
+    sender.settle()
+    forks.stopped(work)
+
+
+def _over(whole: State, part: State) -> State:
+    """A state with another's values in place of its own, those it has."""
+    found = dict(whole)
+    for name, value in part.items():
+        own = found.get(name)
+        if isinstance(own, dict) and isinstance(value, dict):
+            found[name] = _over(own, value)
+        elif isinstance(own, list) and isinstance(value, list):
+            found[name] = [
+                _over(a, b) if isinstance(a, dict) and isinstance(b, dict) else b
+                for a, b in zip(own, value, strict=True)
+            ]
+        else:
+            found[name] = value
+    return found
+
+
+def _count(name: str, number: object) -> int:
+    whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
+    if not whole or number < 1:  # type: ignore[operator]  # an integer by now
+        raise SchemaError(
+            f"{name}: got {number!r}, expected an integer of at least 1; ask for one"
+        )
+    return int(number)  # type: ignore[call-overload,no-any-return]  # likewise
