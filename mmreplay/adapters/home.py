@@ -1,0 +1,221 @@
+"""Where an adapter's buffer lives, and the buffer once there is one.
+
+Every face takes ``path`` and ``resume`` beside the arguments of what it stands for.
+The ring is made when the first data comes, as only then all fields are known.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+import weakref
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from mmreplay import files
+from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.errors import FormatError, SchemaError
+from mmreplay.format.metadata import FILE_NAME, Autoreset
+from mmreplay.ring import Layout
+from mmreplay.samplers.base import Sampler
+from mmreplay.schema import Schema
+from mmreplay.schema.dtypes import describe
+
+if TYPE_CHECKING:
+    from mmreplay.transforms.base import Transform
+
+StrPath = str | os.PathLike[str]
+FOLDER = "MMREPLAY_DIR"
+
+_numbers: dict[str, count[int]] = {}
+_open: weakref.WeakValueDictionary[Path, ReplayBuffer] = weakref.WeakValueDictionary()
+
+
+class Home:
+    """One folder for one adapter's buffer.
+
+    A path is used as it is. Without one it is ``$MMREPLAY_DIR/<system>-<n>``, n
+    counting those of this process from 0, so that a program started again finds its
+    own; without that variable, a temporary folder that is removed at exit.
+
+    Attributes:
+        path: The folder; absolute.
+        temporary: Whether it is removed when this object or the process ends.
+        buffer: The buffer, once it was made or opened.
+        resumed: Whether it held a buffer when this object was made.
+    """
+
+    def __init__(
+        self, system: str, path: StrPath | None = None, resume: bool = False
+    ) -> None:
+        """Choose the folder; nothing is made yet.
+
+        Args:
+            system: Name of the adapter, for folders without a path.
+            path: The folder, new, empty, or with a buffer of before.
+            resume: Go on with the buffer that is there, if there is one.
+
+        Raises:
+            FormatError: A buffer is there, and resume is False.
+        """
+        folder = os.environ.get(FOLDER)
+        self.temporary = path is None and not folder
+        self.path = Path(os.path.abspath(_place(system, path, folder)))
+        self.buffer: ReplayBuffer | None = None
+        self.resumed = (self.path / FILE_NAME).exists()
+        if self.resumed and not resume:
+            raise FormatError(
+                f"{self.path} already holds a buffer, expected a new path; go on with "
+                "it by resume=True, or choose another path"
+            )
+        if self.temporary:
+            self._held: list[ReplayBuffer] = []
+            weakref.finalize(self, _remove, self.path, os.getpid(), self._held)
+
+    def __repr__(self) -> str:
+        """Say where the data is."""
+        kind = "temporary folder, removed at exit: " if self.temporary else ""
+        return f"{kind}{self.path}"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle the path; the data stays where it is, as of now.
+
+        Raises:
+            FormatError: The folder goes with this process.
+        """
+        if self.temporary:
+            raise FormatError(
+                f"pickling a buffer in the temporary folder {self.path}: got a folder "
+                "that is removed at exit, expected one that stays; give path=, or set "
+                f"${FOLDER}"
+            )
+        if self.buffer is not None and not self.buffer.closed:
+            self.buffer.commit()
+        return Home, ("", str(self.path), True)
+
+    def ring(
+        self,
+        schema: Schema,
+        capacity: int,
+        num_envs: int = 1,
+        *,
+        layout: Layout | None = None,
+        autoreset: Autoreset = "disabled",
+        sampler: Sampler | None = None,
+        transforms: Sequence[Transform] = (),
+        on_resume: Literal["break", "truncate", "continue"] = "break",
+        user: dict[str, Any] | None = None,
+    ) -> ReplayBuffer:
+        """The buffer: made now, or opened if it is there; later the same again.
+
+        Args:
+            schema: As in `ReplayBuffer.create`, as are those not listed here.
+            capacity: Rows per environment.
+            num_envs: Environments.
+            layout: Not compared with that of a buffer that is there.
+            autoreset: What the row after an end is.
+            sampler: What draws; a buffer that is open already keeps its own.
+            transforms: What draws make of steps.
+            on_resume: As in `ReplayBuffer.open`.
+            user: JSON kept with a new buffer.
+
+        Raises:
+            SchemaError: The buffer that is there has other fields, capacity or
+                environments.
+        """
+        if self.buffer is None:
+            found = self.reopen(sampler, transforms, on_resume)
+            if found is None:
+                found = ReplayBuffer.create(
+                    self.path, schema, capacity, num_envs,
+                    layout=layout, autoreset=autoreset,
+                    sampler=sampler, transforms=transforms, user=user,
+                )  # fmt: skip
+                self._keep(found)
+        assert self.buffer is not None
+        self._check(self.buffer, schema, capacity, num_envs)
+        return self.buffer
+
+    def reopen(
+        self,
+        sampler: Sampler | None = None,
+        transforms: Sequence[Transform] = (),
+        on_resume: Literal["break", "truncate", "continue"] = "break",
+    ) -> ReplayBuffer | None:
+        """The buffer that is there, open for writing; None if there is none yet.
+
+        One that another face in this process holds open is shared with it: there is
+        one writer, and a copy that was loaded from a pickle goes on with it.
+
+        Raises:
+            LockedError: Another process is writing it.
+            SchemaError: It is shared, and the other face draws by other transforms.
+        """
+        if self.buffer is None and (self.path / FILE_NAME).exists():
+            shared = _open.get(self.path)
+            if shared is None or shared.closed:
+                shared = ReplayBuffer.open(
+                    self.path,
+                    "r+",
+                    sampler=sampler,
+                    transforms=transforms,
+                    on_resume=on_resume,
+                )
+            elif shared.transforms != tuple(transforms):
+                raise SchemaError(
+                    f"{self.path} is open in this process with the transforms "
+                    f"{list(shared.transforms)}, got {list(transforms)}, expected the "
+                    "same; close the other face first"
+                )
+            self._keep(shared)
+        return self.buffer
+
+    def close(self) -> None:
+        """Commit and close the buffer, and remove a temporary folder's data."""
+        if self.buffer is not None:
+            self.buffer.close()
+        if self.temporary:
+            files.remove_tree(self.path)
+
+    def _keep(self, buffer: ReplayBuffer) -> None:
+        self.buffer = _open[self.path] = buffer
+        if self.temporary:
+            self._held.append(buffer)
+
+    def _check(
+        self, buffer: ReplayBuffer, schema: Schema, capacity: int, num_envs: int
+    ) -> None:
+        got = (buffer.num_envs, buffer.capacity)
+        if got != (num_envs, capacity) or buffer.schema != schema:
+            raise SchemaError(
+                f"{self.path} holds {_told(*got, buffer.schema)}, expected "
+                f"{_told(num_envs, capacity, schema)}; give the arguments that it was "
+                "made with, or another path"
+            )
+
+
+def _place(system: str, path: StrPath | None, folder: str | None) -> StrPath:
+    if path is not None:
+        return path
+    if folder:
+        return Path(folder) / f"{system}-{next(_numbers.setdefault(system, count()))}"
+    top = os.environ.get("TMPDIR", "/tmp")
+    return Path(top) / f"mmreplay-{system}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
+def _told(num_envs: int, capacity: int, schema: Schema) -> str:
+    fields = ", ".join(
+        f"{path} {describe(field.dtype, field.shape)}" + " mutable" * field.mutable
+        for path, field in schema.fields.items()
+    )
+    return f"{num_envs} x {capacity} rows of {fields}"
+
+
+def _remove(path: Path, pid: int, held: list[ReplayBuffer]) -> None:
+    if os.getpid() != pid:
+        return
+    for buffer in held:
+        buffer.close()
+    files.remove_tree(path)

@@ -1,0 +1,122 @@
+"""Where adapters keep their buffers: paths, refusals, temporary folders, pickles."""
+
+import gc
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from mmreplay import Field, NStep, Schema
+from mmreplay.adapters import home as homes
+from mmreplay.adapters.home import Home
+from mmreplay.errors import FormatError, SchemaError
+
+SCHEMA = Schema({"observation": Field((2,), "float32"), "reward": Field((), "float32")})
+
+
+def filled(home: Home, steps: int = 3) -> None:
+    buffer = home.ring(SCHEMA, 10)
+    for i in range(steps):
+        buffer.add(observation=np.full(2, i, np.float32), reward=float(i))
+
+
+def test_a_buffer_that_is_there_is_refused_without_resume(tmp_path):
+    home = Home("any", tmp_path / "ring")
+    filled(home)
+    home.close()
+    with pytest.raises(FormatError, match=r"already holds a buffer.*resume=True"):
+        Home("any", tmp_path / "ring")
+
+
+def test_a_buffer_that_is_there_goes_on_with_resume(tmp_path):
+    home = Home("any", tmp_path / "ring", resume=True)
+    assert not home.resumed
+    filled(home)
+    home.close()
+    again = Home("any", tmp_path / "ring", resume=True)
+    assert again.resumed
+    filled(again, steps=1)
+    assert again.buffer.heads.tolist() == [4]
+    again.close()
+
+
+def test_a_buffer_of_other_fields_is_not_resumed(tmp_path):
+    home = Home("any", tmp_path / "ring")
+    filled(home)
+    home.close()
+    again = Home("any", tmp_path / "ring", resume=True)
+    with pytest.raises(SchemaError, match=r"holds 1 x 10 rows.*expected 2 x 10 rows"):
+        again.ring(SCHEMA, 10, 2)
+    again.close()
+
+
+def test_without_a_path_buffers_are_numbered_under_the_folder_named(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("MMREPLAY_DIR", str(tmp_path))
+    monkeypatch.setattr(homes, "_numbers", {})
+    places = [Home("any").path, Home("any").path, Home("other").path]
+    assert places == [tmp_path / "any-0", tmp_path / "any-1", tmp_path / "other-0"]
+
+
+def test_a_temporary_folder_is_named_and_goes_with_its_owner(tmp_path, monkeypatch):
+    monkeypatch.delenv("MMREPLAY_DIR", raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    home = Home("any")
+    filled(home)
+    path = home.path
+    assert path.is_relative_to(tmp_path)
+    assert path.is_dir()
+    assert repr(home) == f"temporary folder, removed at exit: {path}"
+    del home
+    gc.collect()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_temporary_folder_is_removed_at_exit(tmp_path):
+    code = (
+        "from mmreplay import Field, Schema\n"
+        "from mmreplay.adapters.home import Home\n"
+        "home = Home('any')\n"
+        "buffer = home.ring(Schema({'reward': Field((), 'float32')}), 10)\n"
+        "buffer.add(reward=1.0)\n"
+        "print(home.path.is_dir())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        check=True, capture_output=True, text=True, timeout=60,
+        env={"TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("True\n", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pickle_holds_the_path_and_goes_on_with_the_open_buffer(tmp_path):
+    home = Home("any", tmp_path / "ring")
+    filled(home)
+    data = pickle.dumps(home)
+    assert len(data) < 1000
+    shared = pickle.loads(data)
+    assert shared.reopen() is home.buffer
+    home.close()
+    again = pickle.loads(data)
+    assert len(again.reopen()) == 3
+    again.close()
+
+
+def test_an_open_buffer_is_not_shared_under_other_transforms(tmp_path):
+    home = Home("any", tmp_path / "ring")
+    filled(home)
+    other = Home("any", tmp_path / "ring", resume=True)
+    with pytest.raises(SchemaError, match="is open in this process with the transf"):
+        other.reopen(transforms=[NStep(2, 0.9)])
+    home.close()
+
+
+def test_a_buffer_in_a_temporary_folder_is_not_pickled(tmp_path, monkeypatch):
+    monkeypatch.delenv("MMREPLAY_DIR", raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with pytest.raises(FormatError, match=r"removed at exit, expected.*give path="):
+        pickle.dumps(Home("any"))
