@@ -14,6 +14,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = sorted((ROOT / "mmreplay").rglob("*.py"))
 TOOLS = sorted((ROOT / "tools").rglob("*"))
 DOOR = ROOT / "mmreplay" / "files.py"
+# Runs others' pickles where the user says so, with stand-ins for what they name.
+PICKLES = ROOT / "mmreplay" / "convert" / "foreign" / "pickles.py"
 LINES = 400
 
 # Names that change the disk, or map it in a way that could.
@@ -150,7 +152,7 @@ def test_the_disk_is_written_through_files_alone(path):
     assert disk_offences(path.read_text()) == []
 
 
-@pytest.mark.parametrize("path", PACKAGE, ids=relative)
+@pytest.mark.parametrize("path", [p for p in PACKAGE if p != PICKLES], ids=relative)
 def test_nothing_that_is_read_is_executed(path):
     assert offences(path.read_text(), EXECUTES) == []
 

@@ -125,6 +125,12 @@ def convert(
     strict: Annotated[
         bool, typer.Option("--strict", help="Refuse what would have to be guessed.")
     ] = False,
+    allow_pickle: Annotated[
+        bool,
+        typer.Option(
+            "--allow-pickle", help="Run a pickle, which is a program: whose you trust."
+        ),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "-n", help="Print the plan; write nothing.")
     ] = False,
@@ -139,7 +145,7 @@ def convert(
     source, target = Path(os.path.abspath(source)), Path(os.path.abspath(target))
     named = {
         "capacity": capacity, "engine": engine, "compression": compression,
-        "priorities": priorities,
+        "priorities": priorities, "allow_pickle": allow_pickle or None,
     }  # fmt: skip
     options = read_options(option or [])
     options |= {name: each for name, each in named.items() if each is not None}

@@ -104,13 +104,30 @@ def open_reader(path: Path) -> Reader:
         raise
 
 
+def read_columns(
+    file: File, notes: Notes, numbers: dict[str, int] | None = None
+) -> dict[str, Column]:
+    """The tensors of a torch file by path, whoever wrote it.
+
+    Args:
+        file: Open.
+        notes: Where what is left out is told.
+        numbers: Takes the integers among them, which are told otherwise.
+
+    Raises:
+        FormatError: It is no torch file of a dict of tensors.
+        CorruptError: It is damaged.
+    """
+    entries = _entries(file)
+    return {
+        name: _column(file, entries, place, notes)
+        for name, place in _tensors(file, notes, numbers).items()
+    }
+
+
 def _reader(file: File) -> Reader:
     notes = Notes()
-    entries = _entries(file)
-    columns = {
-        name: _column(file, entries, place, notes)
-        for name, place in _tensors(file, notes).items()
-    }
+    columns = read_columns(file, notes)
     told = columns.pop(KEY, None)
     if told is None:
         return PlainReader(file, columns, notes)
@@ -169,7 +186,9 @@ Place = tuple[str, tuple[int, ...], int, int, int]
 """Dtype, shape, offset in the file, and offset and bytes of the storage it lies in."""
 
 
-def _tensors(file: File, notes: Notes) -> dict[str, Place]:
+def _tensors(
+    file: File, notes: Notes, numbers: dict[str, int] | None
+) -> dict[str, Place]:
     """What torch finds in a file, by path; the tensors themselves are let go.
 
     Raises:
@@ -198,7 +217,9 @@ def _tensors(file: File, notes: Notes) -> dict[str, Place]:
     places = {}
     for name, tensor in _flat(found, "", 0):
         what = f"{file.path}: tensor {name!r}"
-        if not isinstance(tensor, torch.Tensor):
+        if type(tensor) is int and numbers is not None:
+            numbers[name] = tensor
+        elif not isinstance(tensor, torch.Tensor):
             notes.note(f"{name!r} is a {type(tensor).__name__}, and was left out")
         elif str(tensor.dtype).removeprefix("torch.") not in DTYPES:
             notes.note(f"tensor {name!r} of {tensor.dtype} was left out")

@@ -85,6 +85,14 @@ FOREIGN = (
         "robomimic", "mmreplay.convert.foreign.robomimic", "robomimic's HDF5", _HDF5,
         writes=False, asks=True,
     ),
+    Format(
+        "sb3", "mmreplay.convert.foreign.sb3", "Stable-Baselines3's pickled buffer",
+        (".pkl",), writes=False, asks=True,
+    ),
+    Format(
+        "tmrl", "mmreplay.convert.foreign.tmrl", "tmrl's data.pkl", (".pkl",),
+        writes=False, asks=True,
+    ),
 )  # fmt: skip
 """The field's datasets; those that share a suffix, or are folders, are looked into."""
 

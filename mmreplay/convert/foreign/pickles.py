@@ -1,0 +1,156 @@
+"""Pickles, only where the user says so: a pickle is a program, not a format.
+
+It is run with stand-ins for all that it names, but for what numpy builds arrays with:
+no code of anybody's runs, and no library of theirs is needed. It still decides how much
+memory it takes, and is held whole.
+"""
+
+from __future__ import annotations
+
+import collections
+import io
+import pickle
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mmreplay.errors import CorruptError, FormatError, ReplayError, SchemaError
+from mmreplay.files import File
+
+MEANING = (
+    "a pickle is a program that its maker wrote and you would run; mmreplay runs it "
+    "with stand-ins for all but numpy's arrays, but it takes what memory it likes"
+)
+HEAD_NBYTES = 1 << 12
+_ARRAYS = {
+    "numpy": ("dtype", "ndarray"),
+    "numpy._core.multiarray": ("_reconstruct", "scalar"),
+    "numpy.core.multiarray": ("_reconstruct", "scalar"),
+    "numpy._core.numeric": ("_frombuffer",),
+    "numpy.core.numeric": ("_frombuffer",),
+}
+
+
+class StandIn:
+    """What stands for an object of a class that is not loaded.
+
+    Attributes:
+        state: Its attributes, as the pickle gives them.
+        name: Of its class.
+    """
+
+    name = ""
+
+    def __new__(cls, *_: object, **__: object) -> StandIn:
+        """Take whatever the class would have taken."""
+        return super().__new__(cls)
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.state: dict[str, Any] = {}
+
+    def __setstate__(self, state: object) -> None:
+        # One built by __reduce__'s second form was never initialized.
+        self.state = {}
+        parts = state if isinstance(state, tuple) else (state,)
+        for part in parts:
+            if isinstance(part, dict):
+                self.state |= part
+
+    def __setitem__(self, key: object, value: object) -> None:
+        """Items of a mapping are let go."""
+
+    def append(self, value: object) -> None:
+        """Items of a sequence are let go."""
+
+    def extend(self, values: object) -> None:
+        """Items of a sequence are let go."""
+
+    def add(self, value: object) -> None:
+        """Items of a set are let go."""
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if name in _ARRAYS.get(module, ()):
+            home = {"dtype": np, "ndarray": np}.get(name)
+            return getattr(home or _numpy_module(module), name)
+        if (module, name) == ("collections", "OrderedDict"):
+            return collections.OrderedDict
+        return type("StandIn", (StandIn,), {"name": f"{module}.{name}"})
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise pickle.UnpicklingError(f"a reference to {str(pid)[:40]!r} elsewhere")
+
+
+def _numpy_module(module: str) -> Any:
+    # numpy 2 keeps them under _core, and still names what older ones wrote.
+    return import_module(f"numpy._core.{module.rpartition('.')[2]}")
+
+
+class _Raw(io.RawIOBase):
+    """A file of ours as Python's own."""
+
+    def __init__(self, file: File) -> None:
+        self._file, self._at = file, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        size = min(len(view), self._file.nbytes - self._at)
+        self._file.pread_into(view[:size], self._at)
+        self._at += size
+        return size
+
+    def tell(self) -> int:
+        return self._at
+
+
+def load(path: Path, allowed: bool) -> Any:
+    """What a pickle holds.
+
+    Args:
+        path: The file.
+        allowed: The user said that it may be run.
+
+    Raises:
+        SchemaError: The user did not.
+        CorruptError: It stops, or does what no pickle of arrays does.
+    """
+    if not allowed:
+        raise SchemaError(
+            f"{path} is a pickle, expected leave to run it: {MEANING}; pass "
+            "allow_pickle=True (--allow-pickle) if you trust its maker"
+        )
+    file = File.open(path, None)
+    raw = _Raw(file)
+    try:
+        return _Unpickler(io.BufferedReader(raw)).load()
+    except ReplayError:
+        raise
+    except Exception as error:
+        # Pickles make Python raise whatever they like.
+        raise CorruptError(
+            f"{path}: got {type(error).__name__} ({str(error)[:200]}) before byte "
+            f"{raw.tell()}, expected a whole pickle of arrays; it was cut or damaged: "
+            "restore it from a copy"
+        ) from error
+    finally:
+        file.close()
+
+
+def head(path: Path) -> bytes:
+    """The first bytes of a pickle; none where it is no regular file, or none."""
+    try:
+        file = File.open(path, None)
+    except FormatError:
+        return b""
+    try:
+        data = file.pread(min(HEAD_NBYTES, file.nbytes), 0)
+    finally:
+        file.close()
+    # Protocols 2 and later say so; lists of the first ones begin with "(l" or "(".
+    return data if data[:1] in (b"\x80", b"(", b"]") else b""
