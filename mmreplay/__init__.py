@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mmreplay.collect import record as record
     from mmreplay.concatenation import Concat as Concat
     from mmreplay.concatenation import concat as concat
+    from mmreplay.convert.auto_export import AutoExport as AutoExport
     from mmreplay.convert.base import Report as Report
     from mmreplay.convert.export import export as export
     from mmreplay.convert.load import load as load
@@ -72,6 +73,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "ActionHistory": "mmreplay.transforms.stack",
     "Apply": "mmreplay.transforms.apply",
+    "AutoExport": "mmreplay.convert.auto_export",
     "Batch": "mmreplay.batch",
     "Cast": "mmreplay.transforms.elementwise",
     "Concat": "mmreplay.concatenation",

@@ -15,6 +15,7 @@ from mmreplay.buffer import lifecycle
 from mmreplay.buffer.reading import Reading, fold_of
 from mmreplay.buffer.state import read_statistics
 from mmreplay.buffer.view import LiveView
+from mmreplay.buffer.writer import Hold
 from mmreplay.episodes import EpisodeIndex
 from mmreplay.errors import FailedError
 from mmreplay.format.metadata import Autoreset, Metadata
@@ -272,6 +273,31 @@ class OpenBuffer:
             StaleError: A position is not in the buffer.
         """
         return self._read().get_field(path, env_ids, positions)
+
+    def hold_rows(self, hold: Hold | None) -> None:
+        """Have somebody asked before rows are given up, or nobody any more.
+
+        Args:
+            hold: Called with heads, tails, the heads that are needed and the limits
+                that rows are to be given up by, int64 ``[E]`` each, before any of them
+                is overwritten. Returns lower limits, not below the needed heads, or
+                waits, or raises what the add then raises with nothing visible.
+
+        Raises:
+            FailedError: The buffer is not open for writing, or is held by another.
+        """
+        writer = self._parts.writer
+        if writer is None or self._parts.closed:
+            raise FailedError(
+                f"{self._name} is not open for writing, expected its writer's rows to "
+                "be held; use ReplayBuffer.open(path, 'r+')"
+            )
+        if hold is not None and writer.hold is not None:
+            raise FailedError(
+                f"rows of {self._name} are held by another already, expected one; "
+                "close that first"
+            )
+        writer.hold = hold
 
     @property
     def statistics(self) -> dict[str, Any]:

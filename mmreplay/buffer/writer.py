@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from mmreplay.storage.base import Store
 from mmreplay.storage.ledger import Book
 
 Array = NDArray[np.int64]
+Hold = Callable[[Array, Array, Array, Array], Array]
 # First-lap space is promised this far ahead of the head, at least one row.
 ALLOCATE_AHEAD_NBYTES = 16 << 20
 
@@ -27,9 +28,8 @@ ALLOCATE_AHEAD_NBYTES = 16 << 20
 class Writer:
     """Adds rows to one open buffer.
 
-    All or nothing: everything is validated, then written, then published by moving
-    the heads; an exception before that leaves nothing visible. Threads: any may
-    call; adds take turns.
+    All or nothing: everything is validated, then written, then published by moving the
+    heads; an exception before that leaves nothing visible. Threads: adds take turns.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class Writer:
         self.intake = Intake(schema, self._ring.num_envs)
         self._fields = schema.fields
         self._pid = os.getpid()
+        self.hold: Hold | None = None
         self._add_lock = threading.Lock()
         self._ahead = max(2, ALLOCATE_AHEAD_NBYTES // max(1, row_nbytes))
         ring = self._ring
@@ -70,6 +71,7 @@ class Writer:
         """Go on where another writer of the same steps stopped."""
         writer._catch_up()
         self._marker.follow(writer._marker)
+        self.hold = writer.hold
 
     def _know(self, heads: Array, limits: Array, tails: Array) -> None:
         """Note what was published, and the head that all environments share, if any.
@@ -353,7 +355,10 @@ class Writer:
         target, free = self._targets(heads)
         if self._committer is not None and not free:
             target = np.maximum(self._limits, self._committer.given_up(heads, target))
+        if self.hold is not None:
+            target = self.hold(self._heads, self._tails, heads, target)
         # In any lap: a ring that was enlarged is empty from its head on.
+        target = np.maximum(self._limits, target)
         self._store.allocate(self._limits, target)
         # Readers must know before the first of these rows is overwritten.
         self._book.publish(self._heads, target, self._tails)

@@ -1,0 +1,249 @@
+"""Rows that go to files before a ring gives them up, in the background."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.buffer.lifecycle import StrPath, absolute
+from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.convert import registry
+from mmreplay.convert.base import (
+    Block,
+    Notes,
+    Reader,
+    Report,
+    Writer,
+    default_rows,
+)
+from mmreplay.convert.description import Description
+from mmreplay.convert.rows import BufferReader
+from mmreplay.convert.transfer import transfer
+from mmreplay.errors import SchemaError, StaleError
+from mmreplay.ring import Span
+
+Array = NDArray[np.int64]
+
+
+class AutoExport:
+    """Writes the rows of a ring to a file whenever it is full; a context manager.
+
+    A file holds the rows since the file before: the capacity of each environment, or
+    fewer by at most one block of an `extend`, so that every row is in exactly one.
+    It is written by a thread, and appears whole or not at all. Rows are held until
+    their file is there and synced: the writer goes on meanwhile in the ring's reserve,
+    and further where `every` leaves room, and the add that would overwrite a held row
+    waits. What fails in the thread is raised by the add that needs the room, of which
+    nothing is visible; the next such add tries again.
+
+    Rows alive when this is made belong to its first file, also those that a run
+    before this one has exported; positions tell. Rows that `clear` or `dequeue` give
+    up are not exported. Close it before the buffer.
+
+    Attributes:
+        reports: Path and report of each file so far.
+    """
+
+    def __init__(
+        self,
+        buffer: ReplayBuffer,
+        folder: StrPath,
+        *,
+        format: str = "npz",
+        fields: Sequence[str] | None = None,
+        every: int | None = None,
+        **options: object,
+    ) -> None:
+        """Begin to watch a buffer.
+
+        Args:
+            buffer: Open for writing, on disk or in RAM.
+            folder: Where files go, ``<year-month-day_time>_memory_<id>.<format>``; made
+                if need be.
+            format: A format's name.
+            fields: Paths, or subtrees, to write; all by default.
+            every: Rows of an environment after which a file is due; the capacity by
+                default. With half of it adds need not wait for a file, as long as it
+                is written faster than they come.
+            **options: The format's own.
+
+        Raises:
+            SchemaError: Format, field or option is unknown, or the format cannot hold
+                a field.
+            FailedError: The buffer is not open for writing, or is watched already; or
+                the folder cannot be written.
+        """
+        self.reports: list[tuple[Path, Report]] = []
+        self._buffer = buffer
+        self._folder = absolute(folder)
+        self._format = registry.target_format(self._folder / "x", format)
+        self._fields, self._options = fields, options
+        capacity = buffer.capacity
+        if every is not None and (type(every) is not int or not 0 < every <= capacity):
+            raise SchemaError(
+                f"every: got {every!r}, expected an integer in [1, {capacity}], the "
+                "capacity; leave it out for a file of each whole ring"
+            )
+        self._every = every
+        self._ending = (*self._format.suffixes, "")[0]
+        # A target that is begun and given up tells of all that could be wrong.
+        with self._open_writer(self._folder / f"probe{self._ending}")(
+            replace(self._describe(), first=buffer.span.stop)
+        ):
+            pass
+        self._changed = threading.Condition()
+        self._pool = ThreadPoolExecutor(1, "mmreplay-auto-export")
+        self._job: Future[None] | None = None
+        self._begun = buffer.span.first.copy()
+        self._held = self._begun.copy()
+        buffer.hold_rows(self._hold)
+
+    def _describe(self) -> Description:
+        return BufferReader(self._buffer, fields=self._fields).describe()
+
+    def _open_writer(self, target: Path) -> Callable[[Description], Writer]:
+        def open_writer(description: Description) -> Writer:
+            return registry.open_writer(
+                self._format, target, description, overwrite=False, **self._options
+            )
+
+        return open_writer
+
+    def _hold(self, heads: Array, tails: Array, needed: Array, target: Array) -> Array:
+        """Let no row go that is not read yet; see `OpenBuffer.hold_rows`."""
+        ring = self._buffer.metadata.ring
+        every = min(self._every or ring.capacity, ring.capacity)
+        with self._changed:
+            self._follow(tails)
+            if (needed > self._begun + every).any():
+                self._wait()
+                self._follow(tails)
+                self._begin(heads)
+            while self._job is not None and (needed > self._held + ring.slots).any():
+                self._changed.wait()
+                self._settle()
+            edge = np.minimum(self._begun + every, self._held + ring.slots)
+            return np.maximum(needed, np.minimum(target, edge))
+
+    def _follow(self, tails: Array) -> None:
+        """Forget rows that the user gave up."""
+        self._settle()
+        if self._job is None:
+            self._begun = np.maximum(self._begun, tails)
+            self._held = self._begun.copy()
+
+    def _begin(self, heads: Array) -> None:
+        """Start to export what came since, up to heads."""
+        span = Span(self._begun, heads.copy())
+        if (span.lengths > 0).any():
+            self._begun = span.stop
+            self._job = self._pool.submit(self._run, span)
+            self._job.add_done_callback(self._tell)
+
+    def _tell(self, _: object) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _settle(self) -> None:
+        """Note what became of an export that is over, and raise its error.
+
+        What it was to export is then to be exported again.
+        """
+        if self._job is None or not self._job.done():
+            return
+        job, self._job = self._job, None
+        if job.exception() is None:
+            self._held = self._begun.copy()
+        else:
+            self._begun = self._held.copy()
+        job.result()
+
+    def _wait(self) -> None:
+        while self._job is not None:
+            if not self._job.done():
+                self._changed.wait()
+            self._settle()
+
+    def _run(self, span: Span) -> None:
+        stamp = datetime.now().strftime("%y-%m-%d_%H-%M-%S-%f")
+        name = f"{stamp}_memory_{self._buffer.metadata.uuid.hex()[:8]}{self._ending}"
+        path = self._folder / name
+        description = replace(self._describe(), first=span.first, stop=span.stop)
+        reader = _HeldReader(self._buffer, description)
+        report = transfer(reader, self._open_writer(path))
+        self.reports.append((path, report))
+
+    def flush(self) -> None:
+        """Export now what came since the last file, and wait until it is there."""
+        with self._changed:
+            self._follow(self._buffer.tails)
+            self._wait()
+            self._begin(self._buffer.heads)
+            self._wait()
+
+    def close(self) -> None:
+        """Wait for an export that runs, and watch no more; again, does nothing.
+
+        Raises:
+            ReplayError: What failed in it.
+        """
+        if not self._buffer.closed:
+            self._buffer.hold_rows(None)
+        with self._changed:
+            self._wait()
+        self._pool.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _HeldReader(Reader):
+    """Rows of a buffer that are held, whether they count as alive or not."""
+
+    def __init__(self, buffer: ReplayBuffer, description: Description) -> None:
+        """Read what a description says."""
+        self.report = Notes()
+        self._buffer = buffer
+        self._description = description
+
+    def describe(self) -> Description:
+        """See `Reader.describe`."""
+        return self._description
+
+    def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
+        """See `Reader.blocks`."""
+        rows = rows_per_block or default_rows(self._description)
+        firsts = self._description.first.tolist()
+        stops = self._description.stop.tolist()
+        for env_id, (begin, stop) in enumerate(zip(firsts, stops, strict=True)):
+            for first in range(begin, stop, rows):
+                yield self._block(env_id, first, min(first + rows, stop))
+
+    def _block(self, env_id: int, first: int, stop: int) -> Block:
+        view = self._buffer.view
+        positions = np.arange(first, stop)
+        env_ids = np.full(len(positions), env_id)
+        columns = view.read(self._description.schema.paths, env_ids, positions)
+        flags = view.flags(env_ids, positions)
+        if not view.intact(env_ids, positions).all():
+            raise StaleError(
+                f"environment {env_id}: rows of [{first}, {stop}) were overwritten "
+                "before they were exported, expected them held; do not resize a buffer "
+                "while it is exported"
+            )
+        return Block(columns, env_ids, positions, flags)
+
+    def close(self) -> None:
+        """See `Reader.close`: the buffer stays open."""
+        return
