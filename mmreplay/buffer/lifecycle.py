@@ -12,8 +12,13 @@ from mmreplay import files, recovery
 from mmreplay.buffer.arguments import ROWS_EACH, check_count, check_interval
 from mmreplay.buffer.committer import Committer
 from mmreplay.buffer.writer import Writer
-from mmreplay.episodes import BREAK, CUT, START
-from mmreplay.errors import CorruptError, FormatError, SchemaError, VersionError
+from mmreplay.errors import (
+    CorruptError,
+    FailedError,
+    FormatError,
+    SchemaError,
+    VersionError,
+)
 from mmreplay.format import commit as records
 from mmreplay.format import metadata as metadata_file
 from mmreplay.format.metadata import AUTORESETS, Autoreset, Engine, Metadata
@@ -27,11 +32,7 @@ from mmreplay.storage.lock import WriterLock, locked, refuse_network
 from mmreplay.storage.memmap import MemmapStore
 from mmreplay.storage.memory import MemoryStore
 
-RESUME_FLAGS = {
-    "break": START | BREAK,
-    "truncate": START | BREAK | CUT,
-    "continue": None,
-}
+RESUMES = ("break", "truncate", "continue")
 OPEN_TRIES = 3
 
 StrPath = str | os.PathLike[str]
@@ -56,6 +57,23 @@ class Parts:
     lock: WriterLock | None = None
     closed: bool = field(default=False)
     pid: int = field(default_factory=os.getpid)
+
+    def writing(self, name: str) -> Writer:
+        """The writer.
+
+        Args:
+            name: The buffer's, for the message.
+
+        Raises:
+            FailedError: The buffer is closed, or not open for writing.
+        """
+        if self.writer is None or self.closed:
+            state = "closed" if self.closed else "open with mode='r'"
+            raise FailedError(
+                f"{name} is {state}, expected it open for writing; use "
+                "ReplayBuffer.open(path, 'r+')"
+            )
+        return self.writer
 
     def mark_changed(self) -> None:
         """Have the next commit due although no row came or went."""
@@ -279,9 +297,9 @@ def open_writer(
     path: Path, on_resume: str, commit_every: float | None, allow_network: bool
 ) -> Parts:
     """Open a buffer for writing, with its lock."""
-    if on_resume not in RESUME_FLAGS:
+    if on_resume not in RESUMES:
         raise SchemaError(
-            f"on_resume: got {on_resume!r}, expected one of {list(RESUME_FLAGS)}; "
+            f"on_resume: got {on_resume!r}, expected one of {list(RESUMES)}; "
             "'break' is right unless the environments went on meanwhile"
         )
     check_interval(commit_every)
@@ -305,7 +323,7 @@ def open_writer(
         removed = recovery.sweep(path, metadata)
         parts.recovery = replace(parts.recovery, removed=removed)
         assert parts.writer is not None
-        parts.writer.resume(RESUME_FLAGS[on_resume])
+        parts.writer.resume(on_resume)
         _start(parts, commit_every)
     except BaseException:
         _abort(parts, lock)

@@ -16,7 +16,7 @@ from mmreplay.buffer.open_buffer import OpenBuffer
 from mmreplay.buffer.reading import fold_of
 from mmreplay.buffer.state import write_statistics
 from mmreplay.buffer.writer import Writer
-from mmreplay.errors import FailedError, SchemaError
+from mmreplay.errors import SchemaError
 from mmreplay.format.metadata import Autoreset, Engine
 from mmreplay.ring import Layout, Ring
 from mmreplay.samplers.base import Sampler
@@ -34,8 +34,8 @@ class ReplayBuffer(OpenBuffer):
     `extend` wrote survives the death of the process; everything committed survives
     a power cut. Positions count the rows of each environment and never restart.
 
-    Use `create` or `open`, and close it (or use ``with``). Any thread may call: who
-    changes the buffer takes turns, and draws take turns but for their gathering.
+    Use `create` or `open`, and close it (or use ``with``). Any thread may call: changes
+    take turns, and so do draws but for their gathering.
 
     Attributes:
         path: The folder, or None for a buffer in RAM.
@@ -76,8 +76,7 @@ class ReplayBuffer(OpenBuffer):
     ) -> ReplayBuffer:
         """Create a buffer and open it for writing.
 
-        Takes milliseconds and no disk space, whatever the capacity: files are
-        sparse until written.
+        Takes milliseconds and no disk space: files are sparse until written.
 
         Args:
             path: Folder to make; new or empty. None with ``engine="memory"``.
@@ -228,14 +227,7 @@ class ReplayBuffer(OpenBuffer):
             writer.extend(given, final_observation, ids)
 
     def _writer(self) -> Writer:
-        parts = self._parts
-        if parts.writer is None or parts.closed:
-            state = "closed" if parts.closed else "open with mode='r'"
-            raise FailedError(
-                f"{self._name} is {state}, expected it open for writing; use "
-                "ReplayBuffer.open(path, 'r+')"
-            )
-        return parts.writer
+        return self._parts.writing(self._name)
 
     def sample(self, batch_size: int, *, contiguous: bool = False) -> Batch:
         """Draw a batch with the buffer's sampler, through its transforms.
@@ -306,8 +298,7 @@ class ReplayBuffer(OpenBuffer):
         """
         with self._turn:
             writer = self._writer()
-            ids = None if env_ids is None else writer.intake.env_ids(env_ids)
-            batch = self._read().oldest(count, ids)
+            batch = self._read().oldest(count, writer.intake.env_ids(env_ids))
             firsts = batch.positions.reshape(-1, count)[:, -1] + 1
             writer.drop(batch.env_ids.reshape(-1, count)[:, 0], firsts)
             return batch
@@ -320,9 +311,18 @@ class ReplayBuffer(OpenBuffer):
         """
         with self._turn:
             writer = self._writer()
-            ids = None if env_ids is None else writer.intake.env_ids(env_ids)
-            writer.clear(ids)
+            writer.clear(writer.intake.env_ids(env_ids))
             self.commit()
+
+    def cut(self, env_ids: ArrayLike | None = None) -> None:
+        """Let the next rows start anew, and tell running episodes as truncated.
+
+        Args:
+            env_ids: As in `clear`.
+        """
+        with self._turn:
+            writer = self._writer()
+            writer.resume("truncate", writer.intake.env_ids(env_ids))
 
     def resize(self, capacity: int) -> None:
         """Keep the newest steps in a ring of another capacity; safe to kill.

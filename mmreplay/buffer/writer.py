@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mmreplay.buffer.boundaries import Marker, as_laid, expand, laid_out
 from mmreplay.buffer.committer import Committer
 from mmreplay.buffer.intake import Columns, Intake, counted
-from mmreplay.episodes import CUT, END, FINAL
+from mmreplay.episodes import BREAK, CUT, END, FINAL, START
 from mmreplay.errors import ForkedError, SchemaError
 from mmreplay.ring import Ring, Run, runs
 from mmreplay.schema import Schema
@@ -85,22 +85,18 @@ class Writer:
         self._early = self._room - self._ring.reserve // 2
         self._heads, self._limits, self._tails = heads, limits, tails
 
-    def resume(self, on_resume_flags: int | None) -> None:
-        """Say how the rows on disk are followed.
-
-        Args:
-            on_resume_flags: Flags for each environment's next row, or None to go
-                on as if nothing had happened.
-        """
-        if on_resume_flags is None:
+    def resume(self, how: str, env_ids: Array | None = None) -> None:
+        """Say how the rows on disk are followed, in some environments or all."""
+        if how == "continue":
             self._go_on()
             return
+        self._catch_up()
         held = np.flatnonzero(self._heads > self._tails)
+        held = held if env_ids is None else np.intersect1d(held, env_ids)
         last = self._last_flags(held, self._heads)
         # An episode that is over cannot be cut short any more.
-        over = (last & (END | FINAL)) != 0
-        flags = np.where(over, on_resume_flags & ~CUT, on_resume_flags)
-        self._marker.interrupt(held, flags.astype(np.uint8))
+        cut = (how == "truncate") & ((last & (END | FINAL)) == 0)
+        self._marker.interrupt(held, np.uint8(START | BREAK) | (cut * np.uint8(CUT)))
 
     def _go_on(self) -> None:
         """Know the newest rows again, also those given up but not overwritten yet.

@@ -1,0 +1,82 @@
+"""A writer may say that its next rows do not follow the last ones."""
+
+import numpy as np
+import pytest
+
+from mmreplay import Field, NStep, ReplayBuffer, Schema, verify_buffer
+from mmreplay.episodes import BREAK, CUT, START, TERMINATED
+from mmreplay.errors import FailedError
+
+SCHEMA = Schema(
+    {
+        "observation": Field((), "int64"),
+        "reward": Field((), "float32"),
+        "terminated": Field((), "bool"),
+        "truncated": Field((), "bool"),
+    }
+)
+
+
+def add(buffer: ReplayBuffer, number: int, terminated: list[bool]) -> None:
+    count = len(terminated)
+    buffer.add(
+        observation=np.full(count, number), reward=np.ones(count, np.float32),
+        terminated=np.array(terminated), truncated=np.zeros(count, bool),
+    )  # fmt: skip
+
+
+def test_what_follows_a_cut_starts_an_episode_and_the_last_step_is_truncated(tmp_path):
+    with ReplayBuffer.create(tmp_path / "ring", SCHEMA, 10, 2) as buffer:
+        add(buffer, 0, [False, False])
+        buffer.cut([1])
+        add(buffer, 1, [False, True])
+        buffer.cut()
+        buffer.cut()  # once more changes nothing
+        add(buffer, 2, [False, False])
+        new = START | BREAK
+        flags = [
+            [START, 0, new | CUT],
+            [START, new | CUT | TERMINATED, new],
+        ]
+        assert buffer.flags([[0], [1]], [[0, 1, 2]]).tolist() == flags
+        truncated = buffer.get_field("truncated", [[0], [1]], [[0, 1, 2]])
+        assert truncated.tolist() == [[False, True, False], [True, False, False]]
+    assert verify_buffer(tmp_path / "ring").ok
+
+
+def test_no_step_is_drawn_across_a_cut():
+    buffer = ReplayBuffer.create(
+        None, SCHEMA, 10, engine="memory", transforms=[NStep(2, 0.5)]
+    )
+    for number in range(6):
+        add(buffer, number, [False])
+        if number == 2:
+            buffer.cut()
+    # 0 is folded with 1 and followed by 2, 3 with 4; others reach over an edge.
+    drawn = np.unique(buffer.sample(100)["observation"])
+    assert drawn.tolist() == [0, 3]
+
+
+def test_a_cut_of_an_empty_buffer_changes_nothing():
+    buffer = ReplayBuffer.create(None, SCHEMA, 10, engine="memory")
+    buffer.cut()
+    add(buffer, 0, [False])
+    assert buffer.flags(0, [0]).tolist() == [START]
+
+
+def test_a_cut_goes_where_rows_are_moved_to(tmp_path):
+    with ReplayBuffer.create(tmp_path / "ring", SCHEMA, 10) as buffer:
+        add(buffer, 0, [False])
+        buffer.cut()
+        buffer.resize(20)
+        add(buffer, 1, [False])
+        assert buffer.flags(0, [1]).tolist() == [START | BREAK | CUT]
+
+
+def test_only_a_writer_cuts(tmp_path):
+    ReplayBuffer.create(tmp_path / "ring", SCHEMA, 10).close()
+    with (
+        ReplayBuffer.open(tmp_path / "ring") as reader,
+        pytest.raises(FailedError, match="open with mode='r', expected it open for w"),
+    ):
+        reader.cut()
