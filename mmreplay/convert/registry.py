@@ -72,7 +72,7 @@ OURS = (
         writes=False, asks=True,
     ),
 )  # fmt: skip
-_HDF5 = (".hdf5", ".h5")
+_HDF5, _TORCH = (".hdf5", ".h5"), (".pt", ".pth")
 FOREIGN = (
     Format(
         "d4rl", "mmreplay.convert.foreign.d4rl", "D4RL's HDF5", _HDF5, asks=True
@@ -92,6 +92,14 @@ FOREIGN = (
     Format(
         "tmrl", "mmreplay.convert.foreign.tmrl", "tmrl's data.pkl", (".pkl",),
         writes=False, asks=True,
+    ),
+    Format(
+        "alf", "mmreplay.convert.foreign.alf", "alf's replay buffer in a checkpoint",
+        _TORCH, writes=False, asks=True,
+    ),
+    Format(
+        "pytorchrl", "mmreplay.convert.foreign.pytorchrl", "pytorchrl's storage",
+        _TORCH, writes=False, asks=True,
     ),
 )  # fmt: skip
 """The field's datasets; those that share a suffix, or are folders, are looked into."""

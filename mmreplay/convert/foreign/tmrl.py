@@ -39,7 +39,6 @@ class TmrlReader(StretchReader):
     def __init__(self, path: Path, data: list[list[Any]]) -> None:
         notes = Notes()
         named = _named(path, data)
-        rows = len(named["reward"])
         terminated, truncated = (
             _flags(path, name, named[name]) for name in ("terminated", "truncated")
         )

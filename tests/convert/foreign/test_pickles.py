@@ -272,7 +272,7 @@ def test_ends_that_are_no_flags_are_refused(tmp_path, rng):
     data, _ = generic(rng)
     data[3] = [[False, True]] * len(data[3])
     (tmp_path / "data.pkl").write_bytes(pickle.dumps(data))
-    with pytest.raises(SourceError, match="'terminated' has rows of shape .2., exp"):
+    with pytest.raises(SourceError, match=r"'terminated' has rows of shape .2., exp"):
         mr.load(tmp_path / "data.pkl", tmp_path / "target", allow_pickle=True)
 
 

@@ -1,0 +1,144 @@
+"""pytorchrl's storages as a dict of tensors ``[steps, processes, *shape]``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from mmreplay.convert import pt
+from mmreplay.convert.arrays import Column
+from mmreplay.convert.base import Notes
+from mmreplay.convert.foreign import torch_head
+from mmreplay.convert.foreign.columns import Rows, single
+from mmreplay.convert.foreign.fields import Ends, ends_of, make_schema, scalar
+from mmreplay.convert.foreign.stretches import Stretch, StretchReader
+from mmreplay.convert.foreign.tensors import TensorRows
+from mmreplay.errors import FormatError
+from mmreplay.files import File
+
+NAMES = {"Observation": "observation", "Action": "action", "Reward": "reward"}
+"""What pytorchrl calls a field, and what it is called here."""
+NEXT, DONE, NEXT_DONE = "NextObservation", "Done", "NextDone"
+SIZE, STEP = "size", "step"
+
+
+class PytorchrlReader(StretchReader):
+    """Reads each process's rows, oldest first."""
+
+    def __init__(self, file: File, size: int | None, step: int | None) -> None:
+        self._file = file
+        self._notes = notes = Notes()
+        numbers: dict[str, int] = {}
+        columns = pt.read_columns(file, notes, numbers)
+        self._tensors, self._slots, self._envs = _tensors(file, columns, notes)
+        size = numbers.get(SIZE) if size is None else size
+        step = numbers.get(STEP) if step is None else step
+        self._steps, self._first = self._place(size, step)
+        first = self._stretch(0)
+        schema = make_schema(first.columns, notes, file.path)
+        super().__init__(
+            lambda: map(self._stretch, range(self._envs)), schema, notes, file.close,
+            num_envs=self._envs,
+        )  # fmt: skip
+
+    def _place(self, size: int | None, step: int | None) -> tuple[int, int]:
+        """Rows, and the slot of the oldest."""
+        if size is None:
+            self._notes.doubt(
+                "nothing tells how many rows were written, nor which was the last: all "
+                "were taken, in the file's order; pass size= and step="
+            )
+        size = self._slots if size is None else size
+        step = 0 if step is None else step
+        if not 0 < size <= self._slots or not 0 <= step <= self._slots:
+            raise FormatError(
+                f"{self._file.path}: got size {size} and step {step}, expected rows of "
+                f"{self._slots}; pass what the storage had"
+            )
+        return size, step % self._slots if size == self._slots else 0
+
+    def _rows(self, name: str, env_id: int) -> Rows:
+        return TensorRows(
+            self._file, self._tensors[name], env_id, self._first, self._steps,
+            slots_first=True,
+        )  # fmt: skip
+
+    def _stretch(self, env_id: int) -> Stretch:
+        columns: dict[str, Rows] = {}
+        nexts: dict[str, Rows] = {}
+        for name in self._tensors:
+            top, slash, rest = name.partition("/")
+            rows = self._rows(name, env_id)
+            if top == NEXT:
+                nexts[f"observation{slash}{rest}"] = rows
+            elif top not in (DONE, NEXT_DONE):
+                columns[NAMES.get(top, top) + slash + rest] = rows
+        if "reward" in columns:
+            columns["reward"] = scalar(columns["reward"])
+        seen = {path for path in columns if path.split("/")[0] == "observation"}
+        return Stretch(
+            f"{self._file.path}, process {env_id}", self._steps, columns,
+            nexts if nexts.keys() == seen else {}, self._ends(env_id),
+            env_id=env_id, whole=False,
+        )  # fmt: skip
+
+    def _ends(self, env_id: int) -> Ends:
+        column = self._tensors.get(NEXT_DONE)
+        if column is None or not single(column.shape[2:]):
+            raise FormatError(
+                f"{self._file.path} has no {NEXT_DONE!r} of one flag a step, expected "
+                "it of an off-policy storage of pytorchrl; name its format with "
+                "format= (--from)"
+            )
+        self._notes.doubt(
+            f"{NEXT_DONE!r} may mix time limits with terminations, and nothing tells "
+            "them apart: all are taken as terminations"
+        )
+        return ends_of(self._rows(NEXT_DONE, env_id), None)
+
+
+def _tensors(
+    file: File, columns: Mapping[str, Column], notes: Notes
+) -> tuple[dict[str, Column], int, int]:
+    """Tensors of one row a step and process, with how many there are of each."""
+    done = columns.get(NEXT_DONE)
+    shape = () if done is None else done.shape[:2]
+    if len(shape) < 2 or 0 in shape:
+        raise FormatError(
+            f"{file.path} has no {NEXT_DONE!r} of steps and processes, expected a dict "
+            "of tensors as pytorchrl's storages have; name its format with format= "
+            "(--from)"
+        )
+    found = {}
+    for name, column in columns.items():
+        if column.shape[:2] == shape:
+            found[name] = column
+        else:
+            notes.note(f"tensor {name!r} was left out: it has no row a step")
+    return found, shape[0], shape[1]
+
+
+def recognizes(path: Path) -> bool:
+    """Whether a torch file names what pytorchrl's storages have; torch is not asked."""
+    return torch_head.names(path, NEXT.encode(), NEXT_DONE.encode())
+
+
+def open_reader(
+    path: Path, *, size: int | None = None, step: int | None = None
+) -> PytorchrlReader:
+    """Open a dict of a storage's tensors as a source.
+
+    No pickle is run: torch reads it with ``weights_only=True``.
+
+    Args:
+        path: The file.
+        size: Rows that were written, the storage's ``size``; that of the file by
+            default.
+        step: The slot that would be written next, likewise.
+    """
+    file = File.open(path, None)
+    try:
+        return PytorchrlReader(file, size, step)
+    except BaseException:
+        file.close()
+        raise

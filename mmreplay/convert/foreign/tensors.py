@@ -1,0 +1,68 @@
+"""Tensors of torch files as rows of environments, read in place."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mmreplay.convert.arrays import Column, native
+from mmreplay.convert.foreign.columns import Array
+from mmreplay.files import File
+
+SLAB_NBYTES = 16 << 20
+
+
+class TensorRows:
+    """One environment's rows of a tensor that is a ring; see `columns.Rows`.
+
+    The tensor is ``[environments, slots, *shape]``, or has slots first.
+    """
+
+    def __init__(
+        self, file: File, column: Column, env_id: int, first: int, count: int, *,
+        slots_first: bool,
+    ) -> None:  # fmt: skip
+        """Read a ring.
+
+        Args:
+            file: The torch file.
+            column: The tensor, which lies in the file.
+            env_id: The environment.
+            first: Slot of the oldest row.
+            count: Rows.
+            slots_first: The first axis is that of slots.
+        """
+        self.dtype, self.count = column.dtype, count
+        self.shape = column.shape[2:]
+        self._file, self._column = file, column
+        self._slots = column.shape[0 if slots_first else 1]
+        self._row_nbytes = column.stored.itemsize
+        for axis in self.shape:
+            self._row_nbytes *= axis
+        # In rows of one environment: how far its slots lie apart, and where the first.
+        self._step = column.shape[1] if slots_first else 1
+        self._begin = env_id if slots_first else env_id * self._slots
+        self._first = first
+
+    def read(self, first: int, stop: int) -> Array:
+        """See `Rows.read`."""
+        found = np.empty((stop - first, *self.shape), self._column.stored)
+        size = max(1, SLAB_NBYTES // max(1, self._row_nbytes * self._step))
+        done = 0
+        while done < len(found):
+            slot = (self._first + first + done) % self._slots
+            many = min(size, len(found) - done, self._slots - slot)
+            found[done : done + many] = self._slab(slot, many)
+            done += many
+        return native(found, self.dtype)
+
+    def _slab(self, slot: int, many: int) -> Array:
+        """Rows of slots that follow each other, those of others read over."""
+        span = (many - 1) * self._step + 1
+        slab = np.empty((span, *self.shape), self._column.stored)
+        if not slab.size:
+            return slab[:: self._step]
+        assert self._column.offset is not None
+        place = (self._begin + slot * self._step) * self._row_nbytes
+        data = slab.reshape(-1).view(np.uint8).data
+        self._file.pread_into(data, self._column.offset + place)
+        return slab[:: self._step]
