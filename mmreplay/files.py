@@ -117,14 +117,15 @@ class File:
     @classmethod
     def create(cls, path: Path, nbytes: int) -> File:
         """Create a sparse file of nbytes zero bytes; it must not exist."""
+        file = cls(path, -1, nbytes, writable=True)
         with _told("create", path):
-            fd = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            file.fd = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
             try:
-                disk.truncate(fd, nbytes)
+                disk.truncate(file.fd, nbytes)
             except BaseException:
-                disk.close(fd)
+                file.close()
                 raise
-        return cls(path, fd, nbytes, writable=True)
+        return file
 
     @classmethod
     def open(cls, path: Path, nbytes: int | None, *, writable: bool = False) -> File:
@@ -135,8 +136,10 @@ class File:
             CorruptError: It is missing or has another size.
             FailedError: The system refuses.
         """
+        # There is somebody to close what is opened before it is.
+        file = cls(path, -1, 0, writable)
         try:
-            fd = disk.open(path, os.O_RDWR if writable else os.O_RDONLY)
+            file.fd = disk.open(path, os.O_RDWR if writable else os.O_RDONLY)
         except FileNotFoundError as error:
             raise CorruptError(f"{path} is missing, expected a file") from error
         except OSError as error:
@@ -144,16 +147,16 @@ class File:
                 raise _irregular(path) from error
             raise system_error("open", path, error) from error
         try:
-            size = _regular_size(fd, path)
+            size = file.nbytes = _regular_size(file.fd, path)
             if nbytes is not None and size != nbytes:
                 raise CorruptError(
                     f"{path} has {size} bytes, expected {nbytes} from metadata.json; "
                     "the file was cut or replaced: restore it from a copy"
                 )
         except BaseException:
-            disk.close(fd)
+            file.close()
             raise
-        return cls(path, fd, size, writable)
+        return file
 
     def resize(self, nbytes: int) -> None:
         """Set the size of a new file; the bytes are zero and take no space."""
@@ -278,13 +281,16 @@ class File:
 
     def close(self) -> None:
         """Give mapping and descriptor back; a second call does nothing."""
-        if self._mapping is not None:
-            self._mapping.close()
-            self._mapping = None
         if self.fd >= 0:
             # Forgotten first: closing a number twice closes somebody else's file.
             fd, self.fd = self.fd, -1
             disk.close(fd)
+        # The mapping goes with the last who looks at it.
+        self._mapping = None
+
+    def __del__(self) -> None:
+        """Give back what Ctrl-C kept from being closed."""
+        self.close()
 
 
 def _irregular(path: Path) -> FormatError:
@@ -340,11 +346,12 @@ def sync_folder(path: Path) -> None:
     """Wait until the folder's entries (new files, renames) are on the device."""
     with _told("sync", path):
         # A folder may be reached through a link of the user's; `open` follows none.
-        fd = disk.open(path.resolve(), os.O_RDONLY | os.O_DIRECTORY)
+        folder = File(path, -1, 0, writable=False)
+        folder.fd = disk.open(path.resolve(), os.O_RDONLY | os.O_DIRECTORY)
         try:
-            disk.sync_folder(fd)
+            disk.sync_folder(folder.fd)
         finally:
-            disk.close(fd)
+            folder.close()
 
 
 def make_folder(path: Path, *, exist_ok: bool = False) -> None:

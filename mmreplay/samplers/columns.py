@@ -236,19 +236,15 @@ class _Held:
                 self._file.sync()
                 self.say(*self._said, states.CLEAN)
                 self._state.sync()
+                # What follows may be cut short, and then called for again.
+                self._said = None
         finally:
             self.give_back()
 
     def give_back(self) -> None:
         """Close the files; the lock, which is the first, last."""
         while self.files:
-            file = self.files.pop()
-            try:
-                file.close()
-            except BufferError:
-                # Somebody still looks at the numbers: the mapping goes with them.
-                files.disk.close(file.fd)
-                file.fd = -1
+            self.files.pop().close()
 
 
 _open: weakref.WeakSet[_Held] = weakref.WeakSet()

@@ -42,6 +42,8 @@ class Striker:
             return None
         if self._files is not None and name not in self._files:
             return None
+        if _finalizing(frame):
+            return None
         frame.f_trace_opcodes = True
         frame.f_trace_lines = False
         return self._look
@@ -76,3 +78,13 @@ class Striker:
         finally:
             sys.settrace(before)
         return False
+
+
+def _finalizing(frame):
+    """Whether an object is being given up, where nobody is told of what is raised."""
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "__del__" or code.co_filename.endswith("/weakref.py"):
+            return True
+        frame = frame.f_back
+    return False
