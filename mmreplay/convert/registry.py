@@ -101,6 +101,10 @@ FOREIGN = (
         "pytorchrl", "mmreplay.convert.foreign.pytorchrl", "pytorchrl's storage",
         _TORCH, writes=False, asks=True,
     ),
+    Format(
+        "dqn-replay", "mmreplay.convert.foreign.dqn_replay", "a folder of DQN Replay",
+        writes=False, asks=True,
+    ),
 )  # fmt: skip
 """The field's datasets; those that share a suffix, or are folders, are looked into."""
 

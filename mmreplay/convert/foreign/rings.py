@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.convert.foreign.columns import Array
+from mmreplay.convert.foreign.columns import Array, Rows
 from mmreplay.schema.dtypes import canonical_name, storage_dtype
 
 
@@ -38,6 +38,26 @@ class RingRows:
         return np.ascontiguousarray(part, storage_dtype(self.dtype)).reshape(
             stop - first, *self.shape
         )
+
+
+class Turned:
+    """Rows of a column that is a ring, oldest first, read in long runs."""
+
+    def __init__(self, rows: Rows, first: int, count: int) -> None:
+        """Read a ring, of which the oldest row is at slot first."""
+        self.dtype, self.shape, self.count = rows.dtype, rows.shape, count
+        self._rows, self._first = rows, first
+
+    def read(self, first: int, stop: int) -> Array:
+        """See `Rows.read`."""
+        slots = self._rows.count
+        first, stop = first + self._first, stop + self._first
+        if first >= slots:
+            return self._rows.read(first - slots, stop - slots)
+        if stop <= slots:
+            return self._rows.read(first, stop)
+        parts = [self._rows.read(first, slots), self._rows.read(0, stop - slots)]
+        return np.concatenate(parts)
 
 
 def ring_rows(

@@ -18,7 +18,11 @@ def drawn(path, observations):
         final = (buffer.view.flags(rows.env_ids, rows.positions) & 8) != 0
         steps = ~final
         env_ids, positions = rows.env_ids[steps], rows.positions[steps]
+        starts = buffer.view.starts
         legal = buffer.view.legal(env_ids, positions)
+        legal &= (positions >= starts.first[env_ids]) & (
+            positions < starts.stop[env_ids]
+        )
         batch = buffer.take(env_ids[legal], positions[legal])
         names = [*buffer.schema.paths, *(f"next_{path}" for path in observations)]
         return {name: np.asarray(batch[name]) for name in names}, int((~legal).sum())
