@@ -1,0 +1,38 @@
+"""What other libraries' code hands over, as arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mmreplay.errors import SchemaError
+
+
+def array_of(value: object) -> NDArray[Any]:
+    """The value of a tensor on any device, an array or a number; no copy if it can."""
+    if isinstance(value, torch.Tensor):
+        return np.asarray(value.detach().cpu())
+    return np.asarray(value)
+
+
+def rows_of(name: str, value: object, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """Values as float32 of a shape.
+
+    Args:
+        name: What messages call it.
+        value: Tensor, array or number of that shape, but for axes of length 1.
+        shape: What is wanted.
+
+    Raises:
+        SchemaError: The shape is another one: values are not repeated.
+    """
+    array = array_of(value)
+    if [n for n in array.shape if n != 1] != [n for n in shape if n != 1]:
+        raise SchemaError(
+            f"{name}: got shape {list(array.shape)}, expected {list(shape)}; values "
+            "are not repeated to fit"
+        )
+    return array.reshape(shape).astype(np.float32, copy=False)

@@ -1,0 +1,400 @@
+"""velora's replay memory on disk: `BufferBase`, `ReplayBuffer` and `BatchExperience`.
+
+Public names, shapes, dtypes and files are those of velora 0.2.0. The differences are
+told in docs/migrating/velora.md.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mmreplay import files
+from mmreplay.adapters import velora_files as saved
+from mmreplay.adapters.home import Home, StrPath
+from mmreplay.adapters.values import rows_of
+from mmreplay.adapters.velora_files import METADATA
+from mmreplay.adapters.velora_play import played
+from mmreplay.buffer.replay_buffer import ReplayBuffer as Ring
+from mmreplay.convert.tensors import TensorFile, block_rows, write_tensors
+from mmreplay.errors import SchemaError
+from mmreplay.samplers.uniform import UniformSampler
+from mmreplay.schema import Field, Schema
+
+ROLES = {
+    "observation": "states",
+    "action": "actions",
+    "reward": "rewards",
+    "next_observation": "next_states",
+}
+
+
+@dataclass
+class BatchExperience:
+    """A batch of experience, float32 ``[B, features]`` each.
+
+    Attributes:
+        states: What the agent saw.
+        actions: What it did.
+        rewards: ``[B, 1]``.
+        next_states: What followed.
+        dones: ``[B, 1]``, 1 where the episode ended.
+        hiddens: Hidden states of the actor.
+    """
+
+    states: torch.Tensor
+    actions: torch.Tensor
+    rewards: torch.Tensor
+    next_states: torch.Tensor
+    dones: torch.Tensor
+    hiddens: torch.Tensor
+
+
+@dataclass(frozen=True)
+class BufferConfig:
+    """What `ReplayBuffer.config` gives where velora is not installed."""
+
+    type: str
+    capacity: int
+    state_dim: int
+    action_dim: int
+    hidden_dim: int
+
+
+def _stored(name: str) -> Any:
+    def read(self: BufferBase) -> torch.Tensor:
+        return self._tensors((name,))[name]
+
+    return property(
+        read, doc=f"A copy of all {name}, float32 ``[capacity, features]``."
+    )
+
+
+class BufferBase:
+    """Experience in a ring on disk; see `ReplayBuffer`."""
+
+    states = _stored("states")
+    actions = _stored("actions")
+    rewards = _stored("rewards")
+    next_states = _stored("next_states")
+    dones = _stored("dones")
+    hiddens = _stored("hiddens")
+
+    def __init__(
+        self,
+        capacity: int,
+        state_dim: int,
+        action_dim: int,
+        hidden_dim: int,
+        *,
+        device: torch.device | str | None = None,
+        path: StrPath | None = None,
+        resume: bool = False,
+    ) -> None:
+        """Make a buffer, or go on with one.
+
+        Args:
+            capacity: Steps kept.
+            state_dim: Features of a state.
+            action_dim: Features of an action.
+            hidden_dim: Features of a hidden state.
+            device: Where batches go.
+            path: The buffer's folder; see `Home`.
+            resume: Go on with the buffer that is there.
+
+        Raises:
+            FormatError: A buffer is there, and resume is False.
+            SchemaError: A number is not positive, or the buffer there has others.
+        """
+        self._make(
+            Home("velora", path, resume), device,
+            (capacity, state_dim, action_dim, hidden_dim), 0,
+        )  # fmt: skip
+
+    def _make(
+        self,
+        home: Home,
+        device: torch.device | str | None,
+        dims: tuple[int, int, int, int],
+        oldest: int,
+    ) -> None:
+        self.capacity, self.state_dim, self.action_dim, self.hidden_dim = dims
+        self.device = None if device is None else torch.device(device)
+        self.home = home
+        schema = Schema(
+            {name: Field((dim,), "float32") for name, dim in self._dims.items()}, ROLES
+        )
+        self._ring: Ring = home.ring(
+            schema,
+            self.capacity,
+            # Of torch's generator, so that torch.manual_seed makes draws repeatable.
+            sampler=UniformSampler(int(torch.randint(1 << 62, ()))),
+            user={METADATA: {"oldest": oldest}},
+        )
+        # velora's row of position 0: a ring that was loaded begins where it did.
+        self._oldest = int(self._ring.metadata.user.get(METADATA, {}).get("oldest", 0))
+
+    @property
+    def _dims(self) -> dict[str, int]:
+        return {
+            "states": self.state_dim, "actions": self.action_dim, "rewards": 1,
+            "next_states": self.state_dim, "dones": 1, "hiddens": self.hidden_dim,
+        }  # fmt: skip
+
+    @property
+    def _columns(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        return {name: ("float32", (dim,)) for name, dim in self._dims.items()}
+
+    @property
+    def position(self) -> int:
+        """The row that is written next, in ``[0, capacity)``."""
+        return (int(self._ring.heads[0]) + self._oldest) % self.capacity
+
+    @property
+    def size(self) -> int:
+        """Steps stored."""
+        return len(self._ring)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __repr__(self) -> str:
+        kind = type(self).__name__
+        return f"<{kind} of {self.size:,} of {self.capacity:,} steps in {self.home!r}>"
+
+    def add(
+        self,
+        state: torch.Tensor,
+        action: torch.Tensor,
+        reward: float,
+        next_state: torch.Tensor,
+        done: bool,
+        hidden: torch.Tensor,
+    ) -> None:
+        """Add one step, all or nothing.
+
+        Args:
+            state: ``[state_dim]`` or ``[1, state_dim]``, as are the others theirs.
+            action: What was done.
+            reward: A number.
+            next_state: What followed.
+            done: Whether the episode ended.
+            hidden: Hidden state of the actor.
+
+        Raises:
+            SchemaError: A shape does not fit.
+        """
+        given = (state, action, reward, next_state, done, hidden)
+        rows = zip(self._dims.items(), given, strict=True)
+        self._ring.add({name: rows_of(name, v, (dim,)) for (name, dim), v in rows})
+
+    def add_multi(
+        self,
+        states: torch.Tensor,
+        actions: torch.Tensor,
+        rewards: torch.Tensor,
+        next_states: torch.Tensor,
+        dones: torch.Tensor,
+        hiddens: torch.Tensor,
+    ) -> None:
+        """Add steps; of more than the capacity the last ones stay.
+
+        Args:
+            states: ``[N, state_dim]``, as are the others theirs; ``[N]`` where there
+                is one feature.
+            actions: What was done.
+            rewards: Numbers.
+            next_states: What followed.
+            dones: Whether episodes ended.
+            hiddens: Hidden states of the actor.
+
+        Raises:
+            SchemaError: A shape does not fit; nothing was added.
+        """
+        count = len(states)
+        given = (states, actions, rewards, next_states, dones, hiddens)
+        rows = zip(self._dims.items(), given, strict=True)
+        steps = {name: rows_of(name, v, (count, dim)) for (name, dim), v in rows}
+        if count:
+            self._ring.extend(steps)
+
+    def sample(self, batch_size: int) -> BatchExperience:
+        """Left to subclasses."""
+        raise NotImplementedError("BufferBase does not sample; use ReplayBuffer")
+
+    def metadata(self) -> dict[str, Any]:
+        """What `load` needs beside the tensors, as JSON values."""
+        return {
+            "capacity": self.capacity,
+            "state_dim": self.state_dim,
+            "action_dim": self.action_dim,
+            "hidden_dim": self.hidden_dim,
+            "position": self.position,
+            "size": self.size,
+            "device": str(self.device) if self.device else None,
+        }
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Copies of the six tensors, float32 ``[capacity, features]``, on the device.
+
+        Rows never written are 0. All of it is held in memory; `save` is not.
+        """
+        return self._tensors(tuple(self._dims))
+
+    def _tensors(self, names: tuple[str, ...]) -> dict[str, torch.Tensor]:
+        found = self._slots(names, 0, self.capacity)
+        return {
+            name: torch.from_numpy(array).to(self.device or "cpu")
+            for name, array in found.items()
+        }
+
+    def _slots(
+        self, names: tuple[str, ...], first: int, stop: int
+    ) -> dict[str, NDArray[np.generic]]:
+        """Rows as velora numbers them, ``[stop - first, features]``; 0 if unwritten."""
+        span = self._ring.span
+        last = int(span.stop[0]) - 1
+        ages = (last + self._oldest - np.arange(first, stop)) % self.capacity
+        alive = last - ages >= span.first[0]
+        found: dict[str, NDArray[np.generic]] = {}
+        for name in names:
+            found[name] = np.zeros((stop - first, self._dims[name]), np.float32)
+            found[name][alive] = self._ring.get_field(name, 0, (last - ages)[alive])
+        return found
+
+    def save(self, dirpath: StrPath, prefix: str = "buffer_") -> None:
+        """Write ``<prefix>state.safetensors`` and ``<prefix>metadata.json``.
+
+        Each appears whole or not at all, and memory does not grow with the capacity.
+
+        Args:
+            dirpath: The folder; made if it is missing.
+            prefix: What the names begin with; dots belong to it.
+        """
+        names, folder = tuple(self._dims), Path(dirpath)
+        metadata = json.dumps(self.metadata(), indent=2)
+
+        def read(first: int, stop: int) -> dict[str, NDArray[np.generic]]:
+            return self._slots(names, first, stop)
+
+        target = folder / f"{prefix}state.safetensors"
+        told = {METADATA: metadata}
+        write_tensors(target, self._columns, self.capacity, read, told)
+        files.replace_bytes(folder / f"{prefix}metadata.json", metadata.encode())
+
+    @classmethod
+    def load(
+        cls,
+        state_path: StrPath,
+        metadata: Mapping[str, Any],
+        *,
+        path: StrPath | None = None,
+    ) -> Self:
+        """Make a buffer of what `save`, here or of velora, wrote.
+
+        Args:
+            state_path: The tensors' file, with or without ``.safetensors``.
+            metadata: What the JSON file holds. A device that is not there becomes
+                the CPU.
+            path: The new buffer's folder; see `Home`.
+
+        Raises:
+            FormatError: The metadata lacks a key, is not of these tensors, or the
+                file is damaged.
+        """
+        source = Path(state_path)
+        if source.suffix != ".safetensors":
+            source = source.with_name(f"{source.name}.safetensors")
+        told = saved.checked(metadata, source)
+        capacity, size = told["capacity"], told["size"]
+        oldest = (told["position"] - size) % capacity
+        dims = (capacity, told["state_dim"], told["action_dim"], told["hidden_dim"])
+        buffer = cls.__new__(cls)
+        with TensorFile(source) as file:
+            saved.check_pair(file, told)
+            home = Home("velora", path)
+            buffer._make(home, saved.device_of(metadata["device"]), dims, oldest)
+            file.expect(buffer._columns, capacity)
+            step = block_rows(buffer._columns)
+            for first, stop in saved.stretches(oldest, size, capacity, step):
+                rows = {name: file.read(name, first, stop) for name in buffer._dims}
+                buffer._ring.extend(rows)
+        return buffer
+
+    def close(self) -> None:
+        """Commit and close; a temporary folder goes."""
+        self.home.close()
+
+
+class ReplayBuffer(BufferBase):
+    """velora's replay buffer on disk: uniform draws with replacement."""
+
+    def config(self) -> Any:
+        """Velora's own ``BufferConfig``, or one like it where velora is not there."""
+        made = BufferConfig
+        if find_spec("velora") is not None:
+            made = import_module("velora.models.config").BufferConfig
+        return made(
+            type="ReplayBuffer",
+            capacity=self.capacity,
+            state_dim=self.state_dim,
+            action_dim=self.action_dim,
+            hidden_dim=self.hidden_dim,
+        )
+
+    def sample(self, batch_size: int) -> BatchExperience:
+        """Draw steps uniformly, with replacement.
+
+        Args:
+            batch_size: Steps, at most as many as are stored.
+
+        Raises:
+            SchemaError: There are fewer; it is a ValueError.
+        """
+        if len(self) < batch_size:
+            raise SchemaError(
+                "Buffer does not contain enough experiences. Available: "
+                f"{len(self)}, Requested: {batch_size}; add steps first, or `warm` it"
+            )
+        if batch_size == 0:
+            device = self.device or "cpu"
+            shapes = self._dims.items()
+            return BatchExperience(
+                **{n: torch.zeros((0, dim), device=device) for n, dim in shapes}
+            )
+        batch = self._ring.sample(batch_size, contiguous=True).torch(self.device)
+        return BatchExperience(**batch.fields)
+
+    def warm(self, agent: Any, n_samples: int, num_envs: int = 8) -> None:
+        """Fill the buffer up to exactly so many steps, of copies of the environment.
+
+        What an environment returns for a reset is no step, and is left out; the hidden
+        state begins anew with the episode.
+
+        Args:
+            agent: Has ``env``, ``device`` and ``predict`` as velora's agents do.
+            n_samples: Steps that the buffer is to hold, at most the capacity.
+            num_envs: Environments side by side, at least 2.
+
+        Raises:
+            SchemaError: A number is not legal.
+        """
+        if num_envs < 2:
+            raise SchemaError(f"'{num_envs=}' cannot be smaller than 2.")
+        if n_samples > self.capacity:
+            raise SchemaError(
+                f"n_samples: got {n_samples}, expected at most the capacity of "
+                f"{self.capacity}; warm it with fewer, or make a larger buffer"
+            )
+        missing = n_samples - len(self)
+        for steps in played(agent, num_envs, missing):
+            self.add_multi(*steps)

@@ -1,0 +1,67 @@
+"""The two files of a velora buffer: what its metadata may say, and of which rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mmreplay.convert.tensors import TensorFile
+from mmreplay.errors import FormatError
+
+METADATA = "velora"
+"""Key of the metadata in the tensors' file, which tells files of two saves apart."""
+
+
+def checked(metadata: Mapping[str, Any], source: Path) -> dict[str, int]:
+    """The numbers of a metadata, or FormatError."""
+    names = ("capacity", "state_dim", "action_dim", "hidden_dim", "position", "size")
+    told = {name: metadata.get(name) for name in names}
+    numbers = {name: n for name, n in told.items() if type(n) is int and n >= 0}
+    if len(numbers) < len(names) or "device" not in metadata:
+        raise FormatError(
+            f"metadata of {source}: got {dict(metadata)}, expected numbers as "
+            f"{', '.join(names)}, and a device; give what metadata() returned"
+        )
+    if numbers["capacity"] < max(1, numbers["size"], numbers["position"] + 1):
+        raise FormatError(
+            f"metadata of {source}: got size {numbers['size']} and position "
+            f"{numbers['position']}, expected them within the capacity of "
+            f"{numbers['capacity']}; give what metadata() returned"
+        )
+    return numbers
+
+
+def check_pair(file: TensorFile, told: Mapping[str, int]) -> None:
+    """Refuse tensors of one save with the metadata of another, where they say it."""
+    if METADATA not in file.told:
+        return
+    own = json.loads(file.told[METADATA])
+    theirs = {name: own.get(name) for name in told}
+    if theirs != told:
+        raise FormatError(
+            f"metadata: got {dict(told)}, expected {theirs}, which the tensors were "
+            "saved with; give the metadata of the same save"
+        )
+
+
+def stretches(
+    oldest: int, size: int, capacity: int, step: int
+) -> list[tuple[int, int]]:
+    """Rows ``[first, stop)`` in the order they were added, step at most at a time."""
+    edges = [(oldest, min(oldest + size, capacity)), (0, oldest + size - capacity)]
+    return [
+        (first, min(stop, first + step))
+        for begin, stop in edges
+        for first in range(begin, stop, step)
+    ]
+
+
+def device_of(told: object) -> torch.device:
+    """The device that a metadata names; the CPU for none, and where it is not there."""
+    device = torch.device(str(told or "cpu"))
+    gone = device.type == "cuda" and not torch.cuda.is_available()
+    return torch.device("cpu") if gone else device
