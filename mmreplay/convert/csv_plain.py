@@ -99,9 +99,15 @@ def _batches(
         except (pa.ArrowException, OSError, ValueError) as error:
             raise unreadable(file, types, done, error, allowed) from error
         if batch is None:
-            return
+            break
         done += batch.num_rows
         yield batch
+    if text.quotes % 2:
+        # Arrow takes all that follows such a quote for one cell.
+        raise FormatError(
+            f"{file.path}: got {text.quotes} quotes, of which one is never closed, "
+            "expected pairs of them; correct it there"
+        )
 
 
 class _Survey:

@@ -29,10 +29,11 @@ class Text(io.RawIOBase):
 
     Attributes:
         crc: CRC32C of the file's own bytes that were read.
+        quotes: How many were read.
     """
 
     def __init__(self, file: File, allow_expansion: bool) -> None:
-        self.crc = 0
+        self.crc = self.quotes = 0
         self._file, self._allowed = file, allow_expansion
         self._at = self._given = 0
         self._rest = b""
@@ -60,6 +61,7 @@ class Text(io.RawIOBase):
             data = give(min(room, READ_NBYTES))
             if not data:
                 break
+            self.quotes += data.count(b'"')
             found.append(data)
             room -= len(data)
         return b"".join(found)

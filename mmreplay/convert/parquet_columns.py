@@ -127,7 +127,8 @@ def kind_of(array: Any) -> tuple[str, tuple[int, ...]] | None:
     kind, shape = array.type, []
     if isinstance(kind, pa.FixedShapeTensorType):
         named = _name_of(kind.value_type)
-        return None if named is None else (named, tuple(kind.shape))
+        turned = kind.permutation not in (None, list(range(len(kind.shape))))
+        return None if named is None or turned else (named, tuple(kind.shape))
     array = _storage(array)
     if pa.types.is_fixed_size_binary(array.type):
         return "uint8", (array.type.byte_width,)
@@ -140,8 +141,9 @@ def kind_of(array: Any) -> tuple[str, tuple[int, ...]] | None:
 
 def lengths_differ(array: Any, shape: tuple[int, ...]) -> int | None:
     """The first row whose lists are not of the lengths that shape says, if any."""
-    rows, array = len(array), _storage(array)
+    rows = len(array)
     if not _is_list(array.type):
+        # Tensors too, whose type says how long they are.
         return None
     share = 1
     for axis in shape:

@@ -49,13 +49,21 @@ class Compression:
             )
         if self.level is None:
             return
-        try:
-            pa.Codec(self.codec, compression_level=self.level)
-        except (ValueError, TypeError, OverflowError) as error:
+        least, most = _levels(self.codec)
+        if type(self.level) is not int or not least <= self.level <= most:
             raise SchemaError(
                 f"compression_level: got {self.level!r} for {self.codec!r}, expected "
-                "one that the codec has; leave it out for its default"
-            ) from error
+                f"{f'{least} to {most}' if least <= most else 'none'}; leave it out "
+                "for the codec's default"
+            )
+
+
+def _levels(codec: str) -> tuple[int, int]:
+    try:
+        least = pa.Codec.minimum_compression_level(codec)
+        return least, pa.Codec.maximum_compression_level(codec)
+    except (ValueError, TypeError):
+        return 1, 0
 
 
 class Sink(io.RawIOBase):
@@ -161,10 +169,10 @@ class PartWriter:
             write_statistics=[f.name for f in schema if _is_single(f.type)],
         )
 
-    def write(self, batches: Sequence[Any], rows_per_group: int) -> None:
-        """Write record batches as one row group, or more where they are long."""
+    def write(self, batches: Sequence[Any]) -> None:
+        """Write record batches as one row group."""
         table = pa.Table.from_batches(batches)
-        self._writer.write_table(table, row_group_size=rows_per_group)
+        self._writer.write_table(table, row_group_size=len(table))
         self.rows += len(table)
 
     def close(self, metadata: Mapping[str, str | bytes] | None) -> None:

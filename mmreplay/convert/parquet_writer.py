@@ -37,7 +37,10 @@ class ParquetWriter(Writer):
         self.nbytes = 0
         self.notes = Notes()
         self._description, self._packed = description, packed
-        self._group_nbytes, self._file_nbytes = group_nbytes, file_nbytes
+        # A row group lies in one file.
+        group_nbytes = min(group_nbytes, file_nbytes or group_nbytes)
+        self._room = max(1, group_nbytes // description.row_nbytes)
+        self._file_nbytes = file_nbytes
         self._steps = Steps(description.num_envs)
         self._derived = self._names()
         self._schema = pa.schema(list(self._fields(vectors)))
@@ -81,12 +84,13 @@ class ParquetWriter(Writer):
             )
         episodes, steps = self._steps.number(block)
         derived = {self._derived[EPISODE]: episodes, self._derived[STEP]: steps}
-        room = max(1, self._group_nbytes // self._description.row_nbytes)
-        for first in range(0, len(block), room):
-            rows = slice(first, min(first + room, len(block)))
-            self._held.append(self._batch(block, derived, rows))
-            self._held_rows += self._held[-1].num_rows
-            if self._held_rows >= room:
+        first = 0
+        while first < len(block):
+            stop = min(first + self._room - self._held_rows, len(block))
+            self._held.append(self._batch(block, derived, slice(first, stop)))
+            self._held_rows += stop - first
+            first = stop
+            if self._held_rows == self._room:
                 self._flush()
 
     def _batch(
@@ -106,7 +110,7 @@ class ParquetWriter(Writer):
         assert self._part is not None
         batches, self._held = self._held, []
         if batches:
-            self._part.write(batches, self._held_rows)
+            self._part.write(batches)
             for name in self._description.columns:
                 for batch in batches:
                     self._add(name, batch.column(name))

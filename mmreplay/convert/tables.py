@@ -19,6 +19,7 @@ Kinds = Mapping[str, tuple[str, tuple[int, ...]]]
 """Dtype name and row shape by column."""
 Batches = Callable[[int, tuple[str, ...]], Iterator[Columns]]
 """Gives the columns of some names, at most so many rows at a time."""
+HARMLESS_NBYTES = 1 << 30
 EPISODES = ("episode_index", "episode_id", "episode")
 """Columns whose changes begin an episode, the surest name first."""
 
@@ -98,7 +99,7 @@ def refuse_expansion(path: Path, nbytes: int, taken: int, allowed: bool) -> None
     Raises:
         FormatError: They do, and the user did not allow it.
     """
-    if nbytes > max(1 << 30, 1000 * taken) and not allowed:
+    if nbytes > max(HARMLESS_NBYTES, 1000 * taken) and not allowed:
         raise FormatError(
             f"{path} says that {taken} bytes hold {nbytes}, expected at most 1,000 "
             "times as many; pass allow_expansion=True if you trust it"

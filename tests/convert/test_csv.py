@@ -1,12 +1,20 @@
-"""csv: the contract."""
+"""csv: the contract, what text holds, and what others write."""
 
+import csv
+import gzip
 from typing import ClassVar
 
 import numpy as np
+import pytest
 
+import mmreplay as mr
+from mmreplay.cli import exits
+from mmreplay.convert import csv as ours
+from mmreplay.convert.rows import BufferReader
+from mmreplay.errors import FormatError, SchemaError
 from mmreplay.schema.dtypes import DTYPES
 from tests.convert.contract import FormatContract
-from tests.convert.support import same_rows
+from tests.convert.support import every_kind, same_rows
 
 
 def as_text_holds(column):
@@ -17,13 +25,247 @@ def as_text_holds(column):
     return column
 
 
-class TestCsv(FormatContract):
-    suffix = ".csv"
+class Texts(FormatContract):
     dtypes = tuple(name for name in DTYPES if name != "bfloat16")
     options: ClassVar = {"force": True}
     image = (40,)
     large_nbytes = 40 << 20
+    # The header, the rows, and the sidecar.
     full_at = (0, 1, 2)
 
     def same_rows(self, one, other):
         same_rows(one, other, as_text_holds)
+
+
+class TestCsv(Texts):
+    suffix = ".csv"
+
+
+@pytest.mark.slow
+class TestCsvGzipped(Texts):
+    suffix = ".csv.gz"
+    # One member is written at the end, and then the sidecar.
+    full_at = (0, 1)
+
+
+@pytest.fixture
+def source(tmp_path):
+    with every_kind(tmp_path / "source", dtypes=Texts.dtypes) as buffer:
+        yield buffer
+
+
+def load(path, **options):
+    return mr.load(path, path.with_name("target"), **options)
+
+
+def rows_of(path):
+    with path.open(newline="") as file:
+        return list(csv.reader(file, strict=True))
+
+
+def test_columns_are_values_and_vectors_have_one_each(source, tmp_path):
+    mr.export(source, tmp_path / "a.csv")
+    header, *rows = rows_of(tmp_path / "a.csv")
+    assert header[:3] == ["_env_id", "_position", "_flags"]
+    assert [f"all/uint8.{i}" for i in range(6)] == [
+        name for name in header if name.startswith("all/uint8.")
+    ]
+    whole = source.gather_all()
+    at = header.index("all/uint8.0")
+    got = [[int(cell) for cell in row[at : at + 6]] for row in rows]
+    np.testing.assert_array_equal(got, whole["all/uint8"].reshape(-1, 6))
+    assert {row[header.index("terminated")] for row in rows} == {"true", "false"}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_every_float_reads_back_to_the_same_bits(tmp_path, dtype):
+    kind = np.dtype(dtype)
+    raw = np.random.default_rng(0).bytes(60_000 * kind.itemsize)
+    values = as_text_holds(np.frombuffer(raw, kind))
+    values[:5] = [np.nan, np.inf, -np.inf, -0.0, np.finfo(kind).smallest_subnormal]
+    if dtype == "float16":
+        values = as_text_holds(np.arange(1 << 16, dtype="u2").view("f2"))
+    schema = mr.Schema({"x": mr.Field((), dtype)})
+    with mr.ReplayBuffer.create(tmp_path / "s", schema, len(values)) as buffer:
+        buffer.extend(x=values[:, None])
+        report = mr.export(buffer, tmp_path / "a.csv")
+    assert report.doubts == ()
+    load(tmp_path / "a.csv", strict=True)
+    with mr.ReplayBuffer.open(tmp_path / "target") as target:
+        assert target.gather_all()["x"].tobytes() == values.tobytes()
+
+
+@pytest.mark.parametrize(("dtype", "lost"), [("float64", 2), ("float16", 1)])
+def test_nans_that_carry_something_are_counted_and_refused_under_strict(
+    tmp_path, capsys, dtype, lost
+):
+    kind = np.dtype(dtype)
+    values = np.full(4, np.nan, kind)
+    bits = values.view(f"u{kind.itemsize}")
+    bits[1] |= 5
+    if lost == 2:
+        values[2] = -np.nan
+        bits[2] |= np.uint64(1) << np.uint64(63)
+    schema = mr.Schema({"x": mr.Field((), dtype)})
+    with mr.ReplayBuffer.create(tmp_path / "s", schema, 8) as buffer:
+        buffer.extend(x=values[:, None])
+    report = mr.export(tmp_path / "s", tmp_path / "a.csv")
+    assert report.doubts == (
+        f"{lost} NaNs lose their sign or payload: text has one NaN only",
+    )
+    assert exits.run(["convert", f"{tmp_path}/s", f"{tmp_path}/b.csv", "--strict"]) == 3
+    told = capsys.readouterr().err
+    assert "NaNs lose their sign or payload" in told
+    assert "expected a target that holds everything (strict)" in told
+    assert not (tmp_path / "b.csv").exists()
+    assert not (tmp_path / "b.csv.mmreplay.json").exists()
+
+
+def empty(path, fields):
+    schema = mr.Schema.from_flat(fields)
+    return mr.ReplayBuffer.create(path, schema, 4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "options", "message"),
+    [
+        ({"x": mr.Field((), "bfloat16")}, {}, "'x': got bfloat16, expected a dtype"),
+        (
+            {"i": mr.Field((84, 84), "uint8")}, {},
+            "rows of 7059 values, expected at most 4096 columns; .*force=True",
+        ),
+        (
+            {"i": mr.Field((500, 500), "uint8")}, {"force": True},
+            "expected at most 200000 columns; leave images out",
+        ),
+        (
+            {"a": mr.Field((1,), "int8"), "a.0": mr.Field((), "int8")}, {},
+            "column 'a.0': two fields need it",
+        ),
+        ({"x": mr.Field((), "int8")}, {"compression_level": 11}, "got 11, expected 0"),
+    ],
+)  # fmt: skip
+def test_what_text_cannot_hold_is_refused(tmp_path, fields, options, message):
+    with (
+        empty(tmp_path / "s", fields) as buffer,
+        pytest.raises(SchemaError, match=message),
+    ):
+        mr.export(buffer, tmp_path / "a.csv", **options)
+    assert not [each for each in tmp_path.iterdir() if each.name != "s"]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".csv.gz"])
+def test_images_are_written_when_forced(tmp_path, suffix):
+    path = tmp_path / f"a{suffix}"
+    with empty(tmp_path / "s", {"i": mr.Field((84, 84), "uint8")}) as buffer:
+        buffer.extend(i=np.arange(3 * 84 * 84).reshape(3, 1, 84, 84).astype(np.uint8))
+        mr.export(buffer, path, force=True)
+        assert (path.read_bytes()[:2] == b"\x1f\x8b") == (suffix == ".csv.gz")
+        load(path)
+        with mr.ReplayBuffer.open(tmp_path / "target") as target:
+            same_rows(buffer, target)
+
+
+def test_rows_that_differ_from_the_description_are_refused(source, tmp_path):
+    reader = BufferReader(source)
+    blocks = list(reader.blocks())
+    for given, message in (
+        ([*blocks, blocks[0]], "rows, expected the .* described; the source changed"),
+        (blocks[:1], "rows, expected the .* described; the source was cut"),
+    ):
+        writer = ours.open_writer(tmp_path / "x.csv", reader.describe())
+        with writer, pytest.raises(FormatError, match=message):
+            write_all(writer, given)
+        assert not (tmp_path / "x.csv").exists()
+
+
+def write_all(writer, blocks):
+    for block in blocks:
+        writer.write(block)
+    writer.finish()
+
+
+PLAIN = """\
+,obs.0,obs.1,reward,terminated,action,name,tags
+0,1.5,-2,0,False,3,"a, b","x
+y"
+1,inf,nan,0.5,True,-1,c,
+"""
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+@pytest.mark.parametrize("start", [b"", b"\xef\xbb\xbf", b"\n  \n"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_plain_file_comes_in(tmp_path, ending, start, packed):
+    data = (
+        start + PLAIN.replace("\n", ending).replace("1,inf", f"{ending}1,inf").encode()
+    )
+    path = tmp_path / ("a.csv.gz" if packed else "a.csv")
+    path.write_bytes(gzip.compress(data) if packed else data)
+    report = load(path, strict=True)
+    assert (report.rows, report.episodes) == (2, 1)
+    told = " ".join(report.notes)
+    for name in ("name", "tags", ""):
+        assert f"column '{name}' holds no numbers, and was left out" in told
+    assert "episode ends were read from 'terminated'" in told
+    with mr.ReplayBuffer.open(tmp_path / "target") as target:
+        rows = target.gather_all()
+        np.testing.assert_array_equal(rows["obs"], [[1.5, -2], [np.inf, np.nan]])
+        np.testing.assert_array_equal(rows["reward"], [0, 0.5])
+        assert rows["action"].tolist() == [3, -1]
+        assert rows["action"].dtype == np.int64
+        assert target.schema.role("observation") == "obs"
+
+
+@pytest.mark.parametrize("words", [("True", "False"), ("1", "0"), ("true", "false")])
+def test_ends_may_be_words_or_digits(tmp_path, words):
+    yes, no = words
+    path = tmp_path / "a.csv"
+    path.write_text(
+        f"x,terminated,truncated\n1,{no},{yes}\n2,{yes},{no}\n3,{no},{no}\n"
+    )
+    assert load(path, strict=True).episodes == 3
+
+
+def test_a_number_of_an_episode_that_changes_begins_one(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("episode_id,x\n4,1\n4,2\n9,3\n9,4\n9,5\n")
+    assert load(path, strict=True).episodes == 2
+
+
+def test_kinds_are_found_over_all_of_a_file(tmp_path):
+    # Blocks are a MiB: the first says int64 of both, the last does not.
+    path = tmp_path / "a.csv"
+    lines = ["x,y,z"] + ["1,2,18446744073709551615"] * 100_000 + ["1,2.5,3"]
+    path.write_text("\n".join(lines))
+    load(path)
+    with mr.ReplayBuffer.open(tmp_path / "target") as target:
+        rows = target.gather_all()
+        kinds = [str(rows[name].dtype) for name in "xyz"]
+        assert kinds == ["int64", "float64", "uint64"]
+        assert rows["y"][-1] == 2.5
+
+
+def test_empty_cells_become_nan_and_make_whole_numbers_a_doubt(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("x,y,terminated\n1,,0\n,2.5,0\n")
+    report = load(path)
+    assert "empty cells of column 'y' became NaN" in report.notes
+    assert report.doubts == ("column 'x' of int64 has empty cells, and became float64",)
+
+
+def test_dtypes_may_be_told(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("obs.0,obs.1,n\n1.5,2.5,7\n")
+    load(path, dtypes={"obs": "float32", "n": "uint8"})
+    with mr.ReplayBuffer.open(tmp_path / "target") as target:
+        assert target.schema["obs"].dtype == "float32"
+        assert target.gather_all()["n"].dtype == np.uint8
+
+
+def test_the_sidecar_may_be_passed_over(source, tmp_path):
+    mr.export(source, tmp_path / "a.csv", fields=["single/int32", "terminated"])
+    report = load(tmp_path / "a.csv", sidecar=False)
+    assert "column '_flags' has a reserved name" in " ".join(report.notes)
+    with pytest.raises(SchemaError, match="which has a sidecar that says them"):
+        mr.load(tmp_path / "a.csv", tmp_path / "b", dtypes={"terminated": "bool"})

@@ -1,10 +1,331 @@
-"""parquet: the contract."""
+"""parquet: the contract, part files, what others write, and files that contradict."""
 
-from mmreplay.convert.base import BLOCK_NBYTES
+import json
+import shutil
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import mmreplay as mr
+from mmreplay.convert import parquet
+from mmreplay.convert.base import BLOCK_NBYTES, Block
+from mmreplay.convert.rows import BufferReader
+from mmreplay.convert.steps import Steps
+from mmreplay.errors import CorruptError, FormatError, SchemaError, SourceError
 from tests.convert.contract import FormatContract
+from tests.convert.support import every_kind, same_rows
 
 
 class TestParquet(FormatContract):
     suffix = ".parquet"
     # A row group of 32 MiB is held on top of the blocks.
     most_nbytes = 6 * BLOCK_NBYTES
+
+
+@pytest.fixture
+def source(tmp_path):
+    with every_kind(tmp_path / "source") as buffer:
+        yield buffer
+
+
+def load(path, **options):
+    return mr.load(path, path.with_name("target"), **options)
+
+
+def same_as(source, path):
+    load(path)
+    with mr.ReplayBuffer.open(path.with_name("target")) as target:
+        same_rows(source, target)
+
+
+@pytest.mark.parametrize("vectors", ["auto", "list", "binary"])
+@pytest.mark.parametrize(
+    "packed",
+    [{}, {"compression": "none"}, {"compression": "zstd", "compression_level": 9}],
+)
+def test_every_way_to_write_comes_back(source, tmp_path, vectors, packed):
+    mr.export(source, tmp_path / "a.parquet", vectors=vectors, **packed)
+    same_as(source, tmp_path / "a.parquet")
+
+
+def test_images_are_bytes_and_short_vectors_of_floats_lists(source, tmp_path):
+    mr.export(source, tmp_path / "a.parquet")
+    schema = pq.read_schema(tmp_path / "a.parquet")
+    assert schema.field("all/uint8").type == pa.binary(6)
+    assert schema.field("all/bfloat16").type == pa.binary(12)
+    assert schema.field("all/float32").type.list_size == 6
+    assert schema.field("all/float32").metadata[b"shape"] == b"[3, 2]"
+    assert schema.field("single/uint8").type == pa.uint8()
+    assert json.loads(told(tmp_path / "a.parquet")[b"mmreplay"])["num_envs"] == 2
+
+
+def test_row_groups_go_by_bytes(source, tmp_path):
+    mr.export(source, tmp_path / "a.parquet", row_group_nbytes=5000)
+    found = pq.ParquetFile(tmp_path / "a.parquet").metadata
+    groups = [found.row_group(i).num_rows for i in range(found.num_row_groups)]
+    row_nbytes = 17 + sum(each.nbytes for each in source.schema.fields.values())
+    room = 5000 // row_nbytes
+    assert groups[:-1] == [room] * (found.num_rows // room)
+    same_as(source, tmp_path / "a.parquet")
+
+
+def test_rows_are_numbered_by_episode_and_step(source, tmp_path):
+    mr.export(source, tmp_path / "a.parquet")
+    table = pq.read_table(tmp_path / "a.parquet").to_pydict()
+    episode, step, seen = -1, 0, set()
+    for env_id, flags, got, at in zip(
+        table["_env_id"], table["_flags"], table["episode_index"], table["step_index"],
+        strict=True,
+    ):  # fmt: skip
+        if env_id not in seen and flags & 8:
+            # Of what this row ended no step is left.
+            assert (got, at) == (-1, 0)
+        else:
+            if flags & 1 or env_id not in seen:
+                episode, step = episode + 1, 0
+            assert (got, at) == (episode, step)
+            step += 1
+        seen.add(env_id)
+
+
+def test_an_environment_of_which_only_a_final_row_is_left_has_no_episode(tmp_path):
+    steps = Steps(2)
+    ids = np.array([0, 1, 0, 1, 0])
+    flags = np.array([8, 0, 1, 2, 0], np.uint8)
+    found = steps.number(Block({}, ids, np.array([4, 9, 5, 10, 6]), flags))
+    assert [each.tolist() for each in found] == [[-1, 0, 1, 0, 1], [0, 0, 0, 1, 1]]
+    more = steps.number(
+        Block({}, ids[:2], np.array([7, 11]), np.array([2, 1], np.uint8))
+    )
+    assert [each.tolist() for each in more] == [[1, 2], [2, 0]]
+
+
+def test_a_field_of_the_name_of_a_derived_column_keeps_it(tmp_path):
+    with mr.ReplayBuffer.create(
+        tmp_path / "s", mr.Schema({"episode_index": mr.Field((), "int64")}), 8
+    ) as buffer:
+        buffer.extend(episode_index=np.full((5, 1), 7))
+        report = mr.export(buffer, tmp_path / "a.parquet")
+        assert "is called '_episode_index', as a field has" in report.notes[0]
+        same_as(buffer, tmp_path / "a.parquet")
+    names = pq.read_schema(tmp_path / "a.parquet").names
+    assert {"episode_index", "_episode_index", "step_index"} < set(names)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"vectors": "tensor"}, "vectors: got 'tensor', expected one of auto, list"),
+        ({"compression": "zip"}, "compression: got 'zip', expected one of zstd"),
+        ({"compression_level": 99}, "compression_level: got 99 for 'zstd'"),
+        ({"row_group_nbytes": 0}, "row_group_nbytes: got 0, expected a number of byt"),
+        ({"file_nbytes": "1"}, "file_nbytes: got '1', expected a number of bytes"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_is_written(
+    source, tmp_path, options, message
+):
+    with pytest.raises(SchemaError, match=message):
+        mr.export(source, tmp_path / "a.parquet", **options)
+    assert not [each for each in tmp_path.iterdir() if each.name != "source"]
+
+
+@pytest.fixture
+def folder(source, tmp_path):
+    mr.export(source, tmp_path / "d.parquet", file_nbytes=3000)
+    return tmp_path / "d.parquet"
+
+
+def test_a_folder_of_parts_comes_back(source, folder):
+    assert len(list(folder.iterdir())) >= 3
+    same_as(source, folder)
+
+
+def test_a_part_that_is_missing_is_noticed(source, folder):
+    parts = sorted(folder.iterdir())
+    parts[-1].rename(folder / "last.txt")
+    with pytest.raises(CorruptError, match="a part is missing, or was put there"):
+        load(folder)
+    (folder / "last.txt").rename(parts[-1])
+    parts[1].unlink()
+    with pytest.raises(FormatError, match=r"begins with row b'.*a part is missing or"):
+        load(folder)
+
+
+def test_parts_of_two_datasets_are_refused(source, folder, tmp_path):
+    source.set_statistics({"mean": 3})
+    mr.export(source, tmp_path / "e.parquet", file_nbytes=3000)
+    name = "part-00001.parquet"
+    shutil.copy(tmp_path / "e.parquet" / name, folder / name)
+    with pytest.raises(FormatError, match="is described differently than"):
+        load(folder)
+
+
+def test_a_folder_is_not_overwritten_as_it_may_be_anybodys(source, folder):
+    with pytest.raises(FormatError, match="is a folder that holds no buffer"):
+        mr.export(source, folder, file_nbytes=3000, overwrite=True)
+
+
+def test_a_folder_of_none_is_refused(tmp_path):
+    with pytest.raises(FormatError, match="holds 0 parquet files, expected 1 to"):
+        mr.load(tmp_path, tmp_path / "target", format="parquet")
+
+
+def told(path):
+    """Key-value metadata of a file."""
+    found = dict(pq.read_metadata(path).metadata)
+    del found[b"ARROW:schema"]
+    return found
+
+
+def rewritten(path, change, metadata=None):
+    """A file with its table changed, and its metadata or another."""
+    table = pq.read_table(path)
+    metadata = told(path) if metadata is None else metadata
+    pq.write_table(change(table).replace_schema_metadata(metadata), path)
+    return path
+
+
+def test_a_file_that_was_edited_is_refused(source, tmp_path):
+    def again():
+        mr.export(source, tmp_path / "a.parquet", overwrite=True)
+        return tmp_path / "a.parquet"
+
+    with pytest.raises(FormatError, match="column 'all/int8' is missing, expected one"):
+        load(rewritten(again(), lambda t: t.drop(["all/int8"])))
+    with pytest.raises(FormatError, match=r"is float, expected one of float64\[\]"):
+        load(rewritten(again(), lambda t: cast(t, "single/float64", pa.float32())))
+    with pytest.raises(
+        CorruptError, match=r"has checksum .*, expected .*; the file was"
+    ):
+        load(rewritten(again(), lambda t: changed(t, "single/int32")))
+    with pytest.raises(CorruptError, match="holds 3 rows, expected the"):
+        load(rewritten(again(), lambda t: t.slice(0, 3)))
+    with pytest.raises(CorruptError, match="'single/int32' lacks values, expected one"):
+        load(rewritten(again(), lambda t: changed(t, "single/int32", None)))
+
+
+def cast(table, name, kind):
+    number = table.schema.get_field_index(name)
+    return table.set_column(number, name, table[name].cast(kind, safe=False))
+
+
+def changed(table, name, value=5):
+    number = table.schema.get_field_index(name)
+    values = [value, *table[name].to_pylist()[1:]]
+    return table.set_column(number, name, pa.array(values, table[name].type))
+
+
+def test_a_file_without_its_checksums_is_read(source, tmp_path):
+    mr.export(source, tmp_path / "a.parquet")
+    metadata = told(tmp_path / "a.parquet")
+    del metadata[b"mmreplay.crc32c"]
+    same_as(source, rewritten(tmp_path / "a.parquet", lambda t: t, metadata))
+
+
+def test_rows_that_differ_from_the_description_are_refused(source, tmp_path):
+    reader = BufferReader(source)
+    blocks = list(reader.blocks())
+    for given, message in (
+        ([*blocks, blocks[0]], "got more than the .* rows described"),
+        (blocks[:1], "rows, expected the .* described; the source was cut"),
+    ):
+        writer = parquet.open_writer(tmp_path / "x.parquet", reader.describe())
+        with writer, pytest.raises(FormatError, match=message):
+            write_all(writer, given)
+        assert not (tmp_path / "x.parquet").exists()
+
+
+def write_all(writer, blocks):
+    for block in blocks:
+        writer.write(block)
+    writer.finish()
+
+
+def write(path, **columns):
+    path.parent.mkdir(exist_ok=True)
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def lists(rows, size):
+    return pa.array(np.arange(rows * size, dtype="f4").reshape(rows, size).tolist())
+
+
+def test_a_plain_file_comes_in(tmp_path):
+    ends = [False, True, False, False, True]
+    path = write(
+        tmp_path / "a.parquet",
+        obs=lists(5, 3),
+        nested=pa.array(np.arange(30).reshape(5, 2, 3).tolist()),
+        raw=pa.array([bytes([i] * 4) for i in range(5)], pa.binary(4)),
+        tensor=pa.FixedShapeTensorArray.from_numpy_ndarray(np.ones((5, 2, 2))),
+        reward=pa.array([1.0, None, 3.0, 4.0, 5.0]),
+        terminated=ends,
+        name=list("abcde"),
+    )
+    report = load(path, strict=True)
+    assert (report.rows, report.episodes) == (5, 2)
+    told = " ".join(report.notes)
+    assert "missing values of column 'reward' became NaN" in told
+    assert "column 'name' of string can be no field" in told
+    with mr.ReplayBuffer.open(tmp_path / "target") as target:
+        rows = target.gather_all()
+        np.testing.assert_array_equal(rows["obs"], np.arange(15).reshape(5, 3))
+        np.testing.assert_array_equal(rows["nested"], np.arange(30).reshape(5, 2, 3))
+        np.testing.assert_array_equal(rows["raw"][:, 3], np.arange(5))
+        np.testing.assert_array_equal(rows["reward"], [1, np.nan, 3, 4, 5])
+        assert rows["tensor"].shape == (5, 2, 2)
+        assert rows["nested"].dtype == np.int64
+
+
+def test_several_plain_files_come_in_in_natural_order(tmp_path):
+    for number in (10, 2, 1):
+        write(
+            tmp_path / "d" / f"part-{number}.parquet",
+            x=pa.array([number, number]), episode_index=[number, number],
+        )  # fmt: skip
+    report = load(tmp_path / "d", strict=True)
+    assert (report.rows, report.episodes) == (6, 3)
+    assert "3 files were read" in " ".join(report.notes)
+    assert "episodes begin where column 'episode_index' changes" in " ".join(
+        report.notes
+    )
+    with mr.ReplayBuffer.open(tmp_path / "target") as target:
+        assert target.gather_all()["x"].tolist() == [1, 1, 2, 2, 10, 10]
+    write(tmp_path / "d" / "part-3.parquet", y=pa.array([1, 2]))
+    with pytest.raises(FormatError, match="has other columns than"):
+        mr.load(tmp_path / "d", tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("columns", "error", "message"),
+    [
+        ({"x": [1, None]}, SourceError, r"'x' lacks a value in rows \[0, 2\)"),
+        (
+            {"x": [[1.0, 2.0], [1.0]]}, SourceError,
+            r"list of another length in row 1, expected \[2\]",
+        ),
+        (
+            {"x": [[[1], [2]], [[1], [2, 3]]]}, SourceError,
+            r"list of another length in row 1, expected \[2, 1\]",
+        ),
+        ({"x": [[1.0], None]}, SourceError, "'x' lacks a value"),
+        ({"x": ["a", "b"]}, SourceError, "no column that can be a field"),
+    ],
+)  # fmt: skip
+def test_plain_columns_that_can_be_no_field_are_refused(
+    tmp_path, columns, error, message
+):
+    with pytest.raises(error, match=message):
+        load(write(tmp_path / "a.parquet", **columns))
+    assert not (tmp_path / "target").exists()
+
+
+def test_a_column_twice_is_refused(tmp_path):
+    table = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(FormatError, match="has column 'x' twice, expected names that"):
+        load(tmp_path / "a.parquet")

@@ -1,0 +1,199 @@
+"""parquet: footers and page headers that lie are refused before pyarrow sees them."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import mmreplay as mr
+from mmreplay.convert import parquet, parquet_checks, tables
+from mmreplay.convert.parquet_file import Source
+from mmreplay.convert.parquet_thrift import Compact, Malformed
+from mmreplay.errors import CorruptError, FormatError
+from mmreplay.files import File
+from tests.convert import thrift
+
+
+def load(path, **options):
+    return mr.load(path, path.with_name("target"), **options)
+
+
+def chunk(at=4, packed=10, values=1, kind=2, **more):
+    found = {1: kind, 5: values, 7: packed, 9: at}
+    return {3: found | {int(k[1:]): v for k, v in more.items()}}
+
+
+def footer(*chunks, rows=1, group_rows=1):
+    return {3: rows, 4: [{1: list(chunks), 3: group_rows}]}
+
+
+def page(unpacked=8, packed=8, values=1, kind=5):
+    return thrift.struct({1: 0, 2: unpacked, 3: packed, kind: {1: values}})
+
+
+GOOD = page() + bytes(8)
+
+
+def one(**lie):
+    """A file of one column of one page, whose header says something else."""
+    body = page(**lie) + bytes(8)
+    return thrift.parquet(footer(chunk(packed=len(body))), body)
+
+
+def deep(times):
+    value = {}
+    for _ in range(times):
+        value = {2: value}
+    return {2: value}
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "has 0 bytes and does not begin with b'PAR1'"),
+        (b"PAR2" + bytes(40), "does not begin with b'PAR1', expected a parquet file"),
+        (thrift.parquet({}, magic=b"PARE"), "ends with b'PARE' at byte .* was cut, or"),
+        (thrift.parquet({}, size=99), "says a footer of 99 bytes at byte 5, expected"),
+        (thrift.parquet({}), "says None rows, expected as many as its 0 row groups"),
+        (thrift.parquet({3: -1}), "says -1 rows, expected as many"),
+        (thrift.parquet(footer(rows=2)), "says 2 rows, expected as many as its 1 row"),
+        (thrift.parquet({3: 1, 4: [7]}), "holds row groups of no columns"),
+        (thrift.parquet({3: 1, 4: [{1: [5], 3: 1}]}), "holds row groups of no columns"),
+        (thrift.parquet(footer({3: {5: 1}})), "a column without a place in this file"),
+        (thrift.parquet(footer({})), "holds a column without a place in this file"),
+        (thrift.parquet(footer(chunk(_11=-4))), "a column without a place in this"),
+        (
+            thrift.parquet(footer({1: b"/etc/passwd", **chunk()})),
+            "a column without a place in this file",
+        ),
+        (
+            thrift.parquet(footer(chunk(packed=999))),
+            "columns take more than the 4 byte",
+        ),
+        (thrift.parquet(footer(chunk(at=99)), GOOD), r"lies at bytes \[99, 109\), exp"),
+        (
+            thrift.parquet(footer(chunk(at=0)), GOOD),
+            r"lies at bytes \[0, 10\), expected",
+        ),
+        (thrift.parquet(footer(chunk(packed=4)), GOOD), "page at byte 4 holds its end"),
+        (one(packed=999), "999 bytes, past its colu"),
+        (
+            one(unpacked=-1),
+            r"holds sizes \(-1, 8\), expected what parquet writes",
+        ),
+        (
+            one(unpacked=1 << 30),
+            "a page of every column takes 1073741824 bytes unpacked, expected at most",
+        ),
+        (
+            # Runs of one value: no bytes, and a billion values.
+            one(values=1 << 30),
+            "a page of every column takes 8589934592 bytes unpacked, expected at most",
+        ),
+        (thrift.parquet(deep(40)), "more than 500000 structs, or 24 in each other"),
+        (thrift.parquet(b"\x19\xfc\xff\xff\x03"), "a list of 65535 at byte 5, past"),
+        (thrift.parquet(b"\x18\xff\xff\x03"), "65535 bytes at byte 4, past the end"),
+        (thrift.parquet(b"\x16" + b"\xff" * 11), "a number of more than 64 bits"),
+        (thrift.parquet(b"\x1d\0"), "a value of kind 13 at byte 1"),
+        (thrift.parquet(b"\x16"), "holds its end at byte 1"),
+    ],
+)
+def test_lying_headers_are_refused(tmp_path, data, message):
+    path = tmp_path / "a.parquet"
+    path.write_bytes(data)
+    with pytest.raises(FormatError, match=message) as caught:
+        load(path)
+    assert str(path) in str(caught.value)
+    assert not (tmp_path / "target").exists()
+
+
+def test_every_kind_of_thrift_is_stepped_over():
+    data = bytes.fromhex(
+        "11 12 13 05 17 0102030405060708 1b 01 68 01 01 61 19 21 01 02 06 0a 08 00"
+    )
+    compact = Compact(data, 9)
+    # Field 1 is true, 2 false, 3 a byte, 4 a double, 5 a map, 6 a list of bools.
+    assert compact.struct({1: None, 2: None}) == {1: True, 2: False}
+    assert Compact(b"\x06\x08\x04\0", 9).struct({4: None}) == {4: 2}
+
+
+@pytest.mark.parametrize("size", [0, 1, 20, 300])
+def test_what_is_no_thrift_is_malformed_and_nothing_else(size):
+    rng = np.random.default_rng(size)
+    for _ in range(300):
+        try:
+            Compact(rng.bytes(size), 50).struct(parquet_checks.FOOTER)
+        except Malformed:
+            continue
+
+
+def test_a_footer_of_too_much_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({f"x{i}": [1.0] for i in range(9)}), path)
+    for name, value, message in (
+        ("MAX_CHUNKS", 8, "has 9 column chunks, expected at most 8; write it with lar"),
+        ("MAX_STRUCTS", 8, "more than 8 structs"),
+        ("MAX_FOOTER_NBYTES", 9, "says a footer of .* bytes, expected at most 9;"),
+        ("MAX_PAGES_NBYTES", 9, "a page of every column takes .* bytes unpacked, exp"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(parquet_checks, name, value)
+            with pytest.raises(FormatError, match=message):
+                load(path)
+
+
+def test_lists_that_one_row_group_could_make_endless_are_refused(tmp_path, monkeypatch):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"x": [[1.0] * 9] * 9}), path)
+    # More than its pages, less than its values with their levels.
+    monkeypatch.setattr(parquet_checks, "MAX_PAGES_NBYTES", 900)
+    with pytest.raises(FormatError, match="column 'x' has 81 values in one row group"):
+        load(path)
+
+
+def test_a_small_file_that_stands_for_endless_rows_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"x": np.zeros(3_000_000)}), path, compression="zstd")
+    monkeypatch.setattr(tables, "HARMLESS_NBYTES", 1 << 20)
+    with pytest.raises(
+        FormatError, match="bytes hold 24000000, expected at most 1,000"
+    ):
+        load(path)
+    assert load(path, allow_expansion=True).rows == 3_000_000
+
+
+def test_pages_that_are_not_what_their_headers_say_are_an_error(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"x": np.arange(1000.0)}), path, compression="zstd")
+    data = bytearray(path.read_bytes())
+    at = data.index(b"\x28\xb5\x2f\xfd")
+    data[at : at + 4] = bytes(4)
+    path.write_bytes(data)
+    with pytest.raises(CorruptError, match="is not what its headers say"):
+        load(path)
+
+
+def test_a_file_cut_while_it_is_read_is_an_error(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"x": np.random.default_rng(0).random(500_000)}), path)
+    with parquet.open_reader(path) as reader:
+        blocks = reader.blocks(1000)
+        assert len(next(blocks)) == 1000
+        path.write_bytes(path.read_bytes()[:1000])
+        with pytest.raises(CorruptError, match="the file was cut while") as caught:
+            list(blocks)
+    assert str(path) in str(caught.value)
+
+
+def test_a_source_reads_as_files_do(tmp_path):
+    path = tmp_path / "x"
+    path.write_bytes(bytes(range(100)))
+    file = File.open(path, None)
+    with Source(file) as ours, path.open("rb") as theirs:
+        for seek in ((5, 0), (3, 1), (-7, 2), (99, 0), (400, 0)):
+            assert ours.seek(*seek) == theirs.seek(*seek)
+            assert ours.read(4) == theirs.read(4)
+            assert ours.tell() == theirs.tell()
+        ours.seek(90)
+        assert ours.read() == bytes(range(90, 100))
+    file.close()
