@@ -117,6 +117,14 @@ class Description:
         return found
 
     @property
+    def arrays(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Dtype name and shape ``[rows, *shape]`` of every column, by name."""
+        return {
+            name: (dtype, (self.rows, *shape))
+            for name, (dtype, shape) in self.columns.items()
+        }
+
+    @property
     def row_nbytes(self) -> int:
         """Bytes of one row in a block."""
         fields = self.schema.fields.values()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mmreplay.convert import npy, zip_layout, zips
+from mmreplay.convert import npy, skrl, skrl_read, zip_layout, zips
 from mmreplay.convert.array_file import ArrayWriter, Piece
 from mmreplay.convert.arrays import (
     ArrayReader,
@@ -26,6 +26,8 @@ from mmreplay.convert.base import Notes, Reader, Writer
 from mmreplay.convert.description import MAX_NBYTES, MEMBER, Description
 from mmreplay.convert.npz_packed import ENDING, PackedWriter
 from mmreplay.convert.plain import PlainReader
+from mmreplay.convert.skrl import Kinds, SkrlWriter
+from mmreplay.convert.skrl_read import SkrlReader
 from mmreplay.convert.zips import Entry
 from mmreplay.errors import CorruptError, FormatError, SchemaError
 from mmreplay.files import File
@@ -37,18 +39,25 @@ class NpzPlan:
 
     sum = staticmethod(crc32)
 
-    def __init__(self, description: Description) -> None:
+    def __init__(self, kinds: Kinds, told: bytes | None = None) -> None:
+        """Lay a file out.
+
+        Args:
+            kinds: Dtype name and shape of every array by name.
+            told: The description, where there is to be one.
+        """
         self._layout = zip_layout.Layout()
         self._heads: dict[str, bytes] = {}
         self.pieces: dict[str, Piece] = {}
-        told = description.to_bytes()
-        self._told = npy.encode(np.dtype("u1"), (len(told),)) + told
-        self._layout.add(MEMBER + ENDING, len(self._told))
-        for name, (dtype, shape) in description.columns.items():
+        self._told = b""
+        if told is not None:
+            self._told = npy.encode(np.dtype("u1"), (len(told),)) + told
+            self._layout.add(MEMBER + ENDING, len(self._told))
+        for name, (dtype, shape) in kinds.items():
             stored = storage_dtype(dtype)
-            head = npy.encode(stored, (description.rows, *shape))
-            row_nbytes = stored.itemsize * int(np.prod(shape, dtype=object))
-            nbytes = len(head) + description.rows * row_nbytes
+            head = npy.encode(stored, shape)
+            row_nbytes = stored.itemsize * int(np.prod(shape[1:], dtype=object))
+            nbytes = len(head) + shape[0] * row_nbytes
             member = self._layout.add(name + ENDING, nbytes)
             self._heads[name] = head
             offset = member.offset + len(head)
@@ -58,8 +67,9 @@ class NpzPlan:
     def around(self, sums: Mapping[str, int]) -> Iterator[tuple[int, bytes]]:
         """See `arrays.Plan.around`."""
         crcs = {name + ENDING: crc for name, crc in sums.items()}
-        crcs[MEMBER + ENDING] = crc32(memoryview(self._told))
-        yield self._layout.members[0].offset, self._told
+        if self._told:
+            crcs[MEMBER + ENDING] = crc32(memoryview(self._told))
+            yield self._layout.members[0].offset, self._told
         for name, head in self._heads.items():
             yield self.pieces[name].offset - len(head), head
         yield from self._layout.around(crcs)
@@ -72,6 +82,7 @@ def open_writer(
     overwrite: bool = False,
     compression: str | None = None,
     level: int = 6,
+    layout: str | None = None,
 ) -> Writer:
     """Make an npz file as a target.
 
@@ -81,17 +92,35 @@ def open_writer(
         overwrite: Replace what is there.
         compression: ``"deflate"``, or None for members that can be mapped.
         level: Of deflate, from 1, the fastest, to 9.
+        layout: ``"skrl"`` for a memory of skrl or rofunc.
 
     Raises:
-        SchemaError: Compression or level is none of these.
+        SchemaError: Compression, level or layout is none of these, or the layout
+            cannot hold a field.
     """
-    _check_packing(compression, level)
+    _check(description, compression, level, layout)
+    if layout is not None:
+        return SkrlWriter(target, description, NpzPlan, overwrite)
     if compression is not None:
         return PackedWriter(target, description, level, overwrite)
-    return ArrayWriter(target, description, NpzPlan(description), overwrite)
+    return ArrayWriter(target, description, _plan(description), overwrite)
 
 
-def _check_packing(compression: str | None, level: int) -> None:
+def _plan(description: Description) -> NpzPlan:
+    return NpzPlan(description.arrays, description.to_bytes())
+
+
+def _check(
+    description: Description, compression: str | None, level: int, layout: str | None
+) -> None:
+    skrl.check_layout(layout)
+    if layout is not None:
+        skrl.refuse_dtypes(description, "npz", "bfloat16")
+    if layout is not None and compression is not None:
+        raise SchemaError(
+            f"compression: got {compression!r} with layout={layout!r}, expected None "
+            "with it; leave one of them out"
+        )
     if compression not in (None, "deflate"):
         raise SchemaError(
             f"compression: got {compression!r}, expected 'deflate', the one that npz "
@@ -102,31 +131,55 @@ def _check_packing(compression: str | None, level: int) -> None:
 
 
 def planned(
-    description: Description, *, compression: str | None = None, level: int = 6
+    description: Description,
+    *,
+    compression: str | None = None,
+    level: int = 6,
+    layout: str | None = None,
 ) -> int | None:
     """Bytes of the file, unless it is packed; see `registry.planned`."""
-    _check_packing(compression, level)
-    return None if compression else NpzPlan(description).nbytes
+    _check(description, compression, level, layout)
+    return None if compression or layout else _plan(description).nbytes
 
 
-def open_reader(path: Path, *, allow_expansion: bool = False) -> Reader:
+def open_reader(
+    path: Path,
+    *,
+    allow_expansion: bool = False,
+    layout: str | None = None,
+    size: int | None = None,
+    cursor: int | None = None,
+) -> Reader:
     """Open an npz file as a source, ours or anybody's.
 
     Args:
         path: The file.
         allow_expansion: Unpack members that hold more than 1,000 times what they
             take.
+        layout: ``"skrl"`` for a memory of skrl or rofunc; those named as they name
+            them are known.
+        size: Steps of such a memory that were written, where its NaNs do not tell.
+        cursor: The oldest step of such a memory that is full.
     """
+    theirs = skrl_read.meant(path, layout, size, cursor)
     file = File.open(path, None)
     try:
-        return _reader(file, allow_expansion)
+        notes = Notes()
+        columns, told = _columns(file, notes, allow_expansion)
+        if theirs:
+            return SkrlReader(file, columns, notes, size, cursor)
+        if told is None:
+            return PlainReader(file, columns, notes)
+        return ArrayReader(file, columns, _description(file, told), notes)
     except BaseException:
         file.close()
         raise
 
 
-def _reader(file: File, allow_expansion: bool) -> Reader:
-    notes = Notes()
+def _columns(
+    file: File, notes: Notes, allow_expansion: bool
+) -> tuple[dict[str, Column], Entry | None]:
+    """The arrays, and the member of the description, if there is one."""
     columns: dict[str, Column] = {}
     entries = zips.parse(file)
     for name, entry in entries.items():
@@ -135,10 +188,7 @@ def _reader(file: File, allow_expansion: bool) -> Reader:
             column = _column(file, entry, notes)
             if column is not None:
                 columns[name.removesuffix(ENDING)] = column
-    told = entries.get(MEMBER + ENDING)
-    if told is None:
-        return PlainReader(file, columns, notes)
-    return ArrayReader(file, columns, _description(file, told), notes)
+    return columns, entries.get(MEMBER + ENDING)
 
 
 def _stream(file: File, entry: Entry) -> Stream:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mmreplay.convert import pt_header, zip_layout, zips
+from mmreplay.convert import pt_header, skrl, skrl_read, zip_layout, zips
 from mmreplay.convert.array_file import ArrayWriter, Piece
 from mmreplay.convert.arrays import (
     ArrayReader,
@@ -23,9 +23,11 @@ from mmreplay.convert.arrays import (
     Stream,
     crc32,
 )
-from mmreplay.convert.base import Notes, Reader
+from mmreplay.convert.base import Notes, Reader, Writer
 from mmreplay.convert.description import KEY, MAX_NBYTES, Description
 from mmreplay.convert.plain import PlainReader
+from mmreplay.convert.skrl import Kinds, SkrlWriter
+from mmreplay.convert.skrl_read import SkrlReader
 from mmreplay.convert.zips import Entry
 from mmreplay.errors import CorruptError, FormatError
 from mmreplay.files import File
@@ -44,27 +46,28 @@ class PtPlan:
 
     sum = staticmethod(crc32)
 
-    def __init__(self, description: Description) -> None:
+    def __init__(self, kinds: Kinds, told: bytes | None = None) -> None:
+        """Lay a file out.
+
+        Args:
+            kinds: Dtype name and shape of every tensor by name.
+            told: The description, where there is to be one.
+        """
         self._layout = zip_layout.Layout()
-        told = description.to_bytes()
-        kinds = {
-            name: (dtype, (description.rows, *shape))
-            for name, (dtype, shape) in description.columns.items()
-        }
-        header = pt_header.encode({KEY: ("uint8", (len(told),)), **kinds})
+        first = {} if told is None else {KEY: ("uint8", (len(told),))}
+        header = pt_header.encode({**first, **kinds})
         self._around: list[tuple[int, bytes]] = []
         self._sums: dict[str, int] = {}
         self._members: dict[str, str] = {}
         self.pieces: dict[str, Piece] = {}
         self._put("data.pkl", header)
         self._put("byteorder", b"little")
-        self._put("data/0", told)
-        for key, (name, (dtype, shape)) in enumerate(kinds.items(), 1):
+        if told is not None:
+            self._put("data/0", told)
+        for key, (name, (dtype, shape)) in enumerate(kinds.items(), len(first)):
             row_nbytes = storage_dtype(dtype).itemsize
             row_nbytes *= int(np.prod(shape[1:], dtype=object))
-            member = self._layout.add(
-                f"{ROOT}/data/{key}", description.rows * row_nbytes
-            )
+            member = self._layout.add(f"{ROOT}/data/{key}", shape[0] * row_nbytes)
             self._members[name] = member.name
             self.pieces[name] = Piece(member.offset, row_nbytes)
         self._put("version", b"3\n")
@@ -83,22 +86,63 @@ class PtPlan:
 
 
 def open_writer(
-    target: Path, description: Description, *, overwrite: bool = False
-) -> ArrayWriter:
-    """Make a pt file as a target."""
-    return ArrayWriter(target, description, PtPlan(description), overwrite)
+    target: Path,
+    description: Description,
+    *,
+    overwrite: bool = False,
+    layout: str | None = None,
+) -> Writer:
+    """Make a pt file as a target.
+
+    Args:
+        target: The file.
+        description: What will come.
+        overwrite: Replace what is there.
+        layout: ``"skrl"`` for a memory of skrl or rofunc.
+
+    Raises:
+        SchemaError: The layout is another.
+    """
+    skrl.check_layout(layout)
+    if layout is not None:
+        return SkrlWriter(target, description, PtPlan, overwrite)
+    return ArrayWriter(target, description, _plan(description), overwrite)
 
 
-def planned(description: Description) -> int:
+def _plan(description: Description) -> PtPlan:
+    return PtPlan(description.arrays, description.to_bytes())
+
+
+def planned(description: Description, *, layout: str | None = None) -> int | None:
     """Bytes of the file; see `registry.planned`."""
-    return PtPlan(description).nbytes
+    skrl.check_layout(layout)
+    return None if layout else _plan(description).nbytes
 
 
-def open_reader(path: Path) -> Reader:
-    """Open a pt file as a source, ours or anybody's; no pickle is ever executed."""
+def open_reader(
+    path: Path,
+    *,
+    layout: str | None = None,
+    size: int | None = None,
+    cursor: int | None = None,
+) -> Reader:
+    """Open a pt file as a source, ours or anybody's; no pickle is ever executed.
+
+    Args:
+        path: The file.
+        layout: ``"skrl"`` for a memory of skrl or rofunc; those named as they name
+            them are known.
+        size: Steps of such a memory that were written, where its NaNs do not tell.
+        cursor: The oldest step of such a memory that is full.
+    """
+    theirs = skrl_read.meant(path, layout, size, cursor)
     file = File.open(path, None)
     try:
-        return _reader(file)
+        notes = Notes()
+        columns = read_columns(file, notes)
+        if theirs:
+            return SkrlReader(file, columns, notes, size, cursor)
+        return _reader(file, columns, notes)
     except BaseException:
         file.close()
         raise
@@ -125,9 +169,7 @@ def read_columns(
     }
 
 
-def _reader(file: File) -> Reader:
-    notes = Notes()
-    columns = read_columns(file, notes)
+def _reader(file: File, columns: dict[str, Column], notes: Notes) -> Reader:
     told = columns.pop(KEY, None)
     if told is None:
         return PlainReader(file, columns, notes)

@@ -1,0 +1,218 @@
+"""Memories of skrl and rofunc, read: tensors ``[memory_size, num_envs, size]``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.convert.arrays import Column, Scan, refuse_wide
+from mmreplay.convert.base import Block, Notes, Reader, default_rows
+from mmreplay.convert.description import TAKEN, Description
+from mmreplay.convert.ends import Marks
+from mmreplay.convert.plain import ROLE_NAMES, Plain
+from mmreplay.convert.skrl import NAME, check_layout, is_float
+from mmreplay.errors import SchemaError, SourceError
+from mmreplay.files import File
+
+THEIRS = re.compile(r"\d\d-\d\d-\d\d_\d\d-\d\d-\d\d-\d+_memory_0x[0-9a-f]+\.\w+")
+SCAN_NBYTES = 1 << 20
+
+Ids = NDArray[np.int64]
+
+
+def meant(path: Path, layout: str | None, *options: int | None) -> bool:
+    """Whether a file is to be read by this layout: so told, or by its name.
+
+    Raises:
+        SchemaError: The layout is another, or options of this one come without it.
+    """
+    check_layout(layout)
+    named = layout == NAME or THEIRS.fullmatch(path.name) is not None
+    if not named and any(option is not None for option in options):
+        raise SchemaError(
+            f"size and cursor: got one without layout={NAME!r}, expected both; they "
+            "tell of memories of skrl and rofunc"
+        )
+    return named
+
+
+def is_nan(column: NDArray[np.generic], dtype: str) -> NDArray[np.bool_]:
+    """Rows that are NaN all over, bool ``[N]``, of a column ``[N, *size]``."""
+    flat = column.reshape(len(column), -1)
+    if dtype == "bfloat16":
+        nan: NDArray[np.bool_] = (flat.view(np.uint16) & np.uint16(0x7FFF)) > 0x7F80
+    else:
+        nan = np.isnan(flat)
+    whole: NDArray[np.bool_] = np.logical_and.reduce(nan, 1)
+    return whole
+
+
+class SkrlReader(Reader):
+    """Reads such a file; see `Reader`."""
+
+    def __init__(
+        self,
+        file: File,
+        columns: Mapping[str, Column],
+        notes: Notes,
+        size: int | None = None,
+        cursor: int | None = None,
+    ) -> None:
+        """Read tensors ``[memory_size, num_envs, *size]``.
+
+        Args:
+            file: Closed with the reader.
+            columns: They.
+            notes: What was found so far.
+            size: Steps that were written; found by the NaNs after them by default.
+            cursor: The step that would have been written next, in a memory that is
+                full: the oldest one.
+        """
+        self.report = notes
+        self._file = file
+        self._length, self._num_envs = _common(columns, file)
+        self._columns = {
+            name: _flat(name, column)
+            for name, column in columns.items()
+            if name not in TAKEN
+        }
+        kinds = {n: (c.dtype, c.shape[1:]) for n, c in self._columns.items()}
+        self._plain = Plain(kinds, notes)
+        self._start = self._checked("cursor", cursor, self._length - 1) or 0
+        size = self._checked("size", size, self._length)
+        stop = np.full(self._num_envs, self._length if size is None else size)
+        if size is None and cursor is None:
+            stop = self._written()
+        if self._start and (stop < self._length).any():
+            raise SchemaError(
+                f"cursor: got {cursor} for a memory with {int(stop.min())} of "
+                f"{self._length} steps, expected a full one; leave it out"
+            )
+        self._description = Description(
+            schema=self._plain.schema,
+            first=np.zeros(self._num_envs, np.int64),
+            stop=stop.astype(np.int64),
+            capacity=max(1, self._length),
+        )
+        refuse_wide(self._description.row_nbytes, file.path)
+        self._tell(size, cursor)
+
+    def _checked(self, what: str, number: int | None, most: int) -> int | None:
+        if number is not None and (type(number) is not int or not 0 <= number <= most):
+            raise SchemaError(
+                f"{what}: got {number!r}, expected an integer in [0, {most}] as the "
+                f"memory has {self._length} steps; leave it out if you do not know it"
+            )
+        return number
+
+    def _written(self) -> Ids:
+        """Steps of each environment before those that are NaN all over."""
+        floats = {n: c for n, c in self._columns.items() if is_float(c.dtype)}
+        if not floats:
+            self.report.doubt(
+                "no float tensor tells which steps were never written: all were taken; "
+                "tell how many by size="
+            )
+            return np.full(self._num_envs, self._length)
+        stop = np.zeros(self._num_envs, np.int64)
+        nbytes = sum(column.row_nbytes for column in floats.values())
+        for number, found in self._scan(floats, max(1, SCAN_NBYTES // nbytes)):
+            empty = np.logical_and.reduce(
+                [is_nan(found[name], floats[name].dtype) for name in floats]
+            )
+            np.maximum.at(stop, number[~empty] % self._num_envs,
+                          number[~empty] // self._num_envs + 1)  # fmt: skip
+        return stop
+
+    def _scan(
+        self, columns: Mapping[str, Column], rows: int
+    ) -> Iterator[tuple[Ids, dict[str, NDArray[np.generic]]]]:
+        """Blocks with the numbers of their rows: step by step, in file order."""
+        done, count = 0, self._length * self._num_envs
+        for found in Scan(columns, rows, count).blocks():
+            size = min(rows, count - done)
+            yield np.arange(done, done + size), found
+            done += size
+
+    def _tell(self, size: int | None, cursor: int | None) -> None:
+        report, steps = self.report, self._description.stop
+        report.note(
+            f"skrl's layout: {self._num_envs} environments of {self._length:,} steps"
+        )
+        left = int((self._length - steps).sum())
+        if left:
+            why = "size= says so" if size is not None else "all their floats are NaN"
+            report.note(f"{left:,} steps that were never written were left out: {why}")
+        elif size is None and cursor is None:
+            report.doubt(
+                "the memory is full, and no cursor tells its oldest step: it was taken "
+                "to be the first; tell it by cursor="
+            )
+
+    def describe(self) -> Description:
+        """See `Reader.describe`."""
+        return self._description
+
+    def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
+        """See `Reader.blocks`."""
+        rows = rows_per_block or default_rows(self._description)
+        used = {path: self._columns[path] for path in self._plain.schema.paths}
+        marks = Marks(self._num_envs)
+        # From the oldest step on, and then those before it in the file.
+        turns = ((self._start, self._length), (0, self._start))
+        for first, stop in turns[: 2 if self._start else 1]:
+            for numbers, found in self._scan(used, rows):
+                steps, env_ids = np.divmod(numbers, self._num_envs)
+                kept = (steps >= first) & (steps < stop)
+                kept &= steps < self._description.stop[env_ids]
+                if kept.any():
+                    part = {path: found[path][kept] for path in used}
+                    positions = (steps[kept] - self._start) % max(1, self._length)
+                    yield self._block(part, env_ids[kept], positions, marks)
+
+    def _block(
+        self, found: dict[str, NDArray[np.generic]], env_ids: Ids, positions: Ids,
+        marks: Marks,
+    ) -> Block:  # fmt: skip
+        columns, terminated, truncated = self._plain.take(found)
+        flags = np.zeros(len(env_ids), np.uint8)
+        for env_id in np.unique(env_ids).tolist():
+            rows = env_ids == env_id
+            flags[rows] = marks.mark(env_id, terminated[rows], truncated[rows])
+        return Block(columns, env_ids, positions, flags)
+
+    def close(self) -> None:
+        """See `Reader.close`."""
+        self._file.close()
+
+
+def _common(columns: Mapping[str, Column], file: File) -> tuple[int, int]:
+    """memory_size and num_envs of all tensors.
+
+    Raises:
+        SourceError: They differ, or there is none.
+    """
+    leads = {column.shape[:2] for column in columns.values() if len(column.shape) > 1}
+    flat = [name for name, column in columns.items() if len(column.shape) < 2]
+    if len(leads) != 1 or flat or 0 in next(iter(leads)):
+        told = {name: list(column.shape) for name, column in columns.items()}
+        raise SourceError(
+            f"{file.path} holds arrays of shapes {str(told)[:300]}, expected all "
+            "[memory_size, num_envs, ...] alike as skrl saves them; leave layout out"
+        )
+    length, num_envs = leads.pop()
+    return length, num_envs
+
+
+def _flat(name: str, column: Column) -> Column:
+    """One row a step and environment; rewards and the like are single values."""
+    length, num_envs, *size = column.shape
+    single = any(name in ROLE_NAMES[r] for r in ("reward", "terminated", "truncated"))
+    if size == [1] and single:
+        size = []
+    return replace(column, shape=(length * num_envs, *size))
