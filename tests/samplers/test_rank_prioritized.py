@@ -9,7 +9,7 @@ from mmreplay.samplers.rank_law import Ranks, _descending
 from mmreplay.samplers.schedules import Scheduled
 from tests.buffer.support import Twin
 from tests.contracts.sampler import ListedView, places
-from tests.samplers.test_prioritized import assert_law, masses_of, update
+from tests.samplers.prioritized import assert_law, masses_of, update
 
 ALPHA = 0.7
 

@@ -1,0 +1,274 @@
+"""Both twins of the packer: what needs no conversion, with the bytes of numpy."""
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay.schema.dtypes import DTYPES
+from mmreplay.storage import packing
+from mmreplay.storage.placement import place
+
+# ---- Packer
+
+FIELDS = {
+    **{dtype: mr.Field((), dtype) for dtype in DTYPES},
+    **{f"{dtype}s": mr.Field((2, 3), dtype) for dtype in DTYPES},
+    "exact": mr.Field((), "float32", exact=True),
+    "large": mr.Field((600,), "float64"),
+    "mutable": mr.Field((), "float32", mutable=True),
+    "terminated": mr.Field((), "bool"),
+    "truncated": mr.Field((), "bool"),
+}
+
+
+SCHEMA = mr.Schema(FIELDS)
+
+
+PLACED = place(SCHEMA)
+
+
+@pytest.fixture
+def packer(rows, monkeypatch):
+    monkeypatch.setattr(packing, "rows", rows)
+    return packing.packer(SCHEMA, PLACED, 1)
+
+
+def plain():
+    return {path: np.zeros(f.shape, f.numpy) for path, f in FIELDS.items()}
+
+
+def packed(step):
+    """The record as numpy assigns it."""
+    found = np.zeros(1, PLACED.record)
+    for path in PLACED.record.names:
+        found[path] = step[path]
+    return found.tobytes()
+
+
+SCALARS = {
+    "int8": [-128, 127, np.int8(-3)],
+    "uint8": [0, 255, np.uint8(200)],
+    "int16": [-(1 << 15), (1 << 15) - 1, np.int16(-3)],
+    "uint16": [0, (1 << 16) - 1, np.uint16(9)],
+    "int32": [-(1 << 31), (1 << 31) - 1, np.int32(-3)],
+    "uint32": [0, (1 << 32) - 1, np.uint32(9)],
+    "int64": [-(1 << 63), (1 << 63) - 1, np.int64(-3)],
+    "uint64": [0, (1 << 64) - 1, np.uint64(9)],
+    "float16": [np.float16(1.5), np.float16("nan")],
+    "float32": [0.1, -1e38, 1e-45, 1e-40, -0.0, 3.4028234663852886e38, np.float64(0.3),
+                np.float32(0.7), np.float32("inf")],
+    "float64": [0.1, -1.7e308, 5e-324, np.float64("nan"), -0.0],
+    "exact": [np.float32(0.3), np.float32("nan")],
+    "bool": [True, False, np.True_, np.False_],
+}  # fmt: skip
+
+
+ODD = {
+    "int8": [-129, 128, True, 1.0, np.int16(3), "1", None],
+    "uint8": [-1, 256],
+    "int32": [1 << 31, -(1 << 31) - 1],
+    "uint32": [-1, 1 << 32],
+    "int64": [1 << 63, -(1 << 63) - 1, 1 << 99],
+    "uint64": [-1, 1 << 64],
+    "float16": [0.5, 1],
+    "bfloat16": [0.5, np.uint16(3), np.float32(1)],
+    "float32": [1, 3.5e38, -1e39, float("nan"), float("inf"), -float("inf"), True,
+                np.float16(1), [0.5]],
+    "float64": [1, float("nan"), float("inf"), np.float32(0.5)],
+    "exact": [0.5, np.float64(0.5)],
+    "bool": [1, 0.0, np.int8(1)],
+    "mutable": [0.5, np.float32(0.5)],
+    "terminated": [1, None, np.float32(0)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "value"), [(p, v) for p, values in SCALARS.items() for v in values]
+)
+def test_a_plain_scalar_is_taken_as_numpy_assigns_it(packer, path, value):
+    step = plain() | {path: value}
+    assert packer.step(step) == 0
+    assert bytes(packer.record) == packed(step)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"), [(p, v) for p, values in ODD.items() for v in values]
+)
+def test_a_value_that_must_be_looked_at_is_left(packer, path, value):
+    assert packer.step(plain() | {path: value}) == -1
+
+
+def test_arrays_are_taken_with_every_bit(packer, rng):
+    for _ in range(20):
+        step = {
+            path: np.frombuffer(rng.bytes(f.nbytes), f.numpy).reshape(f.shape)
+            for path, f in FIELDS.items()
+        }
+        for path in ("bool", "bools", "terminated", "truncated"):
+            step[path] = step[path].view(np.uint8) % 2 == 1
+        one = {path: value[None] for path, value in step.items()}
+        marks = 2 * int(step["terminated"]) + 4 * int(step["truncated"])
+        for given in (step, one, dict(reversed(step.items()))):
+            assert packer.step(given) == marks
+            assert bytes(packer.record) == packed(step)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.zeros((3, 2), "f4"),
+        np.zeros(6, "f4"),
+        np.zeros((2, 2, 3), "f4"),
+        np.zeros((1, 1, 2, 3), "f4"),
+        np.zeros((2, 3), "f8"),
+        np.zeros((2, 3), ">f4"),
+        np.zeros((2, 3), "u4"),
+        np.zeros((2, 6), "f4")[:, ::2],
+        np.zeros((3, 2), "f4").T,
+        np.ma.zeros((2, 3), "f4"),
+        [[0.0] * 3] * 2,
+        0.5,
+    ],
+)
+def test_an_array_that_must_be_looked_at_is_left(packer, value):
+    assert packer.step(plain() | {"float32s": value}) == -1
+
+
+def test_a_step_of_other_names_is_left(packer):
+    step = plain()
+    assert packer.step(step | {"more": 1}) == -1
+    assert packer.step({p: v for p, v in step.items() if p != "int8"}) == -1
+    renamed = {p: v for p, v in step.items() if p != "int8"} | {"int9": step["int8"]}
+    assert packer.step(renamed) == -1
+    assert packer.step(mr.Schema(FIELDS).fields | {}) == -1
+    assert packer.step(type("Mine", (dict,), {})(step)) == -1
+
+
+@pytest.mark.parametrize("terminated", [False, True, np.True_, np.ones((), bool)])
+@pytest.mark.parametrize("truncated", [False, True, np.ones(1, bool)])
+def test_ends_are_told(packer, terminated, truncated):
+    step = plain() | {"terminated": terminated, "truncated": truncated}
+    assert packer.step(step) == 2 * bool(terminated) + 4 * bool(truncated)
+
+
+def test_members_that_do_not_fit_are_refused(rows):
+    def make(kind, shape, offset):
+        member = ("a", np.dtype("f4"), None, kind, 4, shape, offset, 0)
+        return rows.Packer((member,), 8, 1, np.ndarray, np.float64)
+
+    make("f", (), 4)
+    with pytest.raises(ValueError, match="Packer: 'a' ends outside the record"):
+        make("", (2,), 4)
+    with pytest.raises(ValueError, match="Packer: 'a' takes no scalars"):
+        make("f", (2,), 0)
+
+
+def test_a_record_that_is_held_keeps_its_size(packer):
+    with pytest.raises(BufferError):
+        packer.record.append(1)
+
+
+# ---- blocks
+
+
+def arrays(lead, rng):
+    found = {
+        path: np.frombuffer(rng.bytes(int(np.prod(lead)) * f.nbytes), f.numpy).reshape(
+            (*lead, *f.shape)
+        )
+        for path, f in FIELDS.items()
+    }
+    for path in ("bool", "bools", "terminated", "truncated"):
+        found[path] = found[path].view(np.uint8) % 2 == 1
+    return found
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "lead", "steps"),
+    [
+        (1, (5,), 5),
+        (1, (5, 1), 5),
+        (1, (1,), 1),
+        (1, (0,), -1),
+        (1, (), -1),
+        (1, (5, 2), -1),
+        (1, (1, 5, 1), -1),
+        (3, (5, 3), 5),
+        (3, (5,), -1),
+        (3, (3,), -1),
+        (3, (5, 4), -1),
+    ],
+)
+def test_the_steps_of_a_plain_block_are_counted(
+    rows, monkeypatch, num_envs, lead, steps, rng
+):
+    monkeypatch.setattr(packing, "rows", rows)
+    packer = packing.packer(SCHEMA, PLACED, num_envs)
+    assert packer.block(arrays(lead, rng)) == steps
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("float32", np.zeros(4, "f4")),
+        ("float32", np.zeros(10, "f4")[::2]),
+        ("float32", np.zeros(5, "f8")),
+        ("float32", [0.0] * 5),
+        ("float32", np.float32(0)),
+        ("float32s", np.zeros((5, 3, 2), "f4")),
+        ("float32s", np.zeros((5, 2), "f4")),
+        ("mutable", np.zeros((5, 2), "f4")),
+        ("more", np.zeros(5)),
+    ],
+)
+def test_a_block_that_must_be_looked_at_is_left(packer, path, value, rng):
+    block = arrays((5,), rng)
+    assert packer.block(block) == 5
+    assert packer.block(block | {path: value}) == -1
+    del block["int8"]
+    assert packer.block(block) == -1
+
+
+def test_rows_are_packed_where_they_belong(packer, rng):
+    block = arrays((40,), rng)
+    stride = PLACED.stride
+    out = np.full((30, stride), 0xEE, np.uint8)
+    packer.pack(block, out, 7, 33)
+    expected = np.full((30, stride), 0xEE, np.uint8)
+    assert PLACED.record.fields is not None
+    for path, (dtype, offset, *_) in PLACED.record.fields.items():
+        raw = block[path].reshape(40, -1).view(np.uint8)[7:33]
+        expected[:26, offset : offset + dtype.itemsize] = raw
+    assert np.array_equal(out, expected)
+    packer.pack(block, out, 3, 3)
+    assert np.array_equal(out, expected)
+
+
+@pytest.mark.parametrize("nbytes", [*range(1, 40), 63, 64, 65, 300])
+def test_values_of_every_size_are_packed_whole(rows, monkeypatch, nbytes, rng):
+    monkeypatch.setattr(packing, "rows", rows)
+    schema = mr.Schema({"a": mr.Field((nbytes,), "uint8"), "b": mr.Field((), "uint8")})
+    placed = place(schema)
+    given = {
+        "a": rng.integers(0, 256, (9, nbytes), np.uint8),
+        "b": rng.integers(0, 256, 9, np.uint8),
+    }
+    out = np.zeros((9, placed.stride), np.uint8)
+    packing.packer(schema, placed, 1).pack(given, out, 0, 9)
+    found = out.reshape(-1).view(placed.record)
+    assert np.array_equal(found["a"], given["a"])
+    assert np.array_equal(found["b"], given["b"])
+
+
+@pytest.mark.parametrize(("first", "stop"), [(-1, 2), (3, 2), (0, 5), (0, 41)])
+def test_rows_that_do_not_fit_are_not_packed(packer, first, stop, rng):
+    block = arrays((40,), rng)
+    out = np.zeros((4, PLACED.stride), np.uint8)
+    with pytest.raises(ValueError, match=r"^pack: got \d+ bytes for .*, expected"):
+        packer.pack(block, out, first, stop)
+    block["int8"] = block["int8"][:2]
+    with pytest.raises(
+        ValueError, match=r"^pack: got 2 bytes for 3 rows of 1 .*'int8'"
+    ):
+        packer.pack(block, out, 0, 3)
+    assert not out.any()

@@ -1,0 +1,54 @@
+"""What tests of prioritized draws share."""
+
+from collections import Counter
+
+import numpy as np
+
+from mmreplay.samplers.prioritized import PrioritizedSampler
+from mmreplay.samplers.rank_prioritized import RankPrioritizedSampler
+from tests.contracts.sampler import ListedView, places
+from tests.samplers import law
+
+KINDS = [PrioritizedSampler, RankPrioritizedSampler]
+
+
+def held(priorities, firsts=None, **options):
+    """A sampler that was told the priorities of a view's rows, and the view."""
+    view = ListedView(["s" * len(row) for row in priorities], firsts)
+    options = {"alpha": 1.0, "eps": 0.0, "seed": 0} | options
+    sampler = PrioritizedSampler(**options)
+    set_all(sampler, view, priorities)
+    return sampler, view
+
+
+def set_all(sampler, view, priorities):
+    env_ids, positions = np.array(view.places(), np.int64).T
+    values = np.concatenate(priorities).astype(np.float32)
+    assert sampler.update_priorities(view, env_ids, positions, values) == 0
+
+
+def counts(draw):
+    return Counter(places(draw))
+
+
+def assert_law(drawn, masses):
+    """What was drawn follows masses, of which some may be 0; see `law.assert_law`."""
+    total = sum(masses.values())
+    law.assert_law(drawn, {place: m / total for place, m in masses.items() if m > 0})
+
+
+def update(buffer, pairs, values):
+    env_ids, positions = np.array(pairs, np.int64).reshape(-1, 2).T
+    return buffer.sampler.update_priorities(
+        buffer.view, env_ids, positions, np.array(values)
+    )
+
+
+def masses_of(buffer, count=2000):
+    """Probability of every step that a draw finds."""
+    draw = buffer.sampler.draw(buffer.view, count)
+    return dict(zip(places(draw), draw.probabilities.tolist(), strict=True))
+
+
+def column_of(buffer):
+    return buffer.sampler._work._priorities.column.values

@@ -1,0 +1,136 @@
+"""Files of priorities: missing, torn, not theirs, and what the format says."""
+
+import os
+import struct
+
+import google_crc32c
+import numpy as np
+import pytest
+
+from mmreplay import files
+from mmreplay.errors import FormatError
+from mmreplay.samplers import seen
+from tests.samplers.priority_columns import folder, make, mark, more, own
+
+
+class TestDamage:
+    """Files that are not what they were."""
+
+    def left(self, ring):
+        sampler = make()
+        mark(ring, sampler, range(22, 70))
+        sampler.close()
+        return folder(ring)
+
+    def opened(self, ring):
+        sampler = make()
+        found = own(ring, sampler)
+        assert sampler.where == "disk"
+        sampler.close()
+        return found
+
+    @pytest.mark.parametrize("name", ["STATE", "priorities.bin"])
+    def test_a_missing_file_begins_anew(self, ring, name):
+        (self.left(ring) / name).unlink()
+        assert set(self.opened(ring).values()) <= {0.0, 1.0}
+
+    @pytest.mark.parametrize("size", [0, 1, 100, 4096, 1 << 20])
+    @pytest.mark.parametrize("name", ["STATE", "priorities.bin"])
+    def test_a_file_of_another_size_does_no_harm(self, ring, name, size):
+        os.truncate(self.left(ring) / name, size)
+        found = self.opened(ring)
+        assert all(v in (0.0, 1.0, 1.0 + p) for p, v in found.items())
+
+    @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, -1.0])
+    def test_what_is_no_priority_is_taken_for_a_new_row(self, ring, value):
+        path = self.left(ring) / "priorities.bin"
+        data = np.fromfile(path, "<f4")
+        data[ring.metadata.ring.row(0, 50)] = value
+        path.write_bytes(data.tobytes())
+        found = self.opened(ring)
+        assert found[50] == 1.0
+        assert found[51] == 52.0
+
+    def test_a_torn_record_leaves_the_one_before(self, ring):
+        path = self.left(ring) / "STATE"
+        data = path.read_bytes()
+        size = len(data) // 2
+        records = [seen.decode(data[i * size :][:size], ring.metadata.uuid, 2)
+                   for i in (0, 1)]  # fmt: skip
+        newest = max((0, 1), key=lambda slot: records[slot].sequence)
+        torn = bytearray(data)
+        torn[newest * size + 130] ^= 1
+        path.write_bytes(torn)
+        assert self.opened(ring) == {p: 1.0 + p for p in range(22, 70)}
+
+    def test_both_records_torn_begin_anew(self, ring):
+        path = self.left(ring) / "STATE"
+        path.write_bytes(bytes(len(path.read_bytes())))
+        assert set(self.opened(ring).values()) == {1.0}
+
+    @pytest.mark.parametrize("name", ["STATE", "priorities.bin", "LOCK"])
+    def test_a_link_in_the_place_of_a_file_is_refused(self, ring, name, tmp_path):
+        path = self.left(ring) / name
+        path.rename(tmp_path / "elsewhere")
+        path.symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(FormatError, match=f"{name} is not a regular file"):
+            own(ring, make())
+
+    @pytest.mark.parametrize("closed", [True, False])
+    def test_after_a_power_cut_only_what_was_synced_counts(
+        self, ring, closed, monkeypatch
+    ):
+        sampler = make()
+        mark(ring, sampler, range(22, 70))
+        if closed:
+            sampler.close()
+        else:
+            sampler._work._priorities.column._finalizer.detach()
+            sampler._work._priorities.column._held.give_back()
+        monkeypatch.setattr(files, "boot_id", lambda: b"another boot id!")
+        found = self.opened(ring)
+        expected = {p: 1.0 + p for p in range(22, 70)}
+        assert found == (expected if closed else dict.fromkeys(expected, 1.0))
+
+    def test_a_head_below_what_was_seen_gives_up_what_is_above(self, ring, tmp_path):
+        sampler = make()
+        mark(ring, sampler, range(22, 70))
+        rows = sampler._work._priorities
+        rows.column.see(np.array([99, 99]), 1)
+        sampler.close()
+        more(ring, 3)
+        again = make()
+        assert own(ring, again)[69] == 70.0
+        more(ring, 3)
+        assert own(ring, again)[75] == 70.0
+        again.close()
+
+
+def test_the_state_is_as_the_format_says(ring):
+    sampler = make()
+    mark(ring, sampler, [30])
+    sampler.close()
+    data = (folder(ring) / "STATE").read_bytes()
+    assert len(data) == 2 * 4096
+    status = os.stat(folder(ring) / "STATE")
+    slots = [data[:4096], data[4096:]]
+    newest = max(slots, key=lambda slot: struct.unpack_from("<Q", slot, 16))
+    assert newest[:8] == b"MMRSMP01"
+    assert struct.unpack_from("<II", newest, 8) == (1, 2)
+    sequence, generation = struct.unpack_from("<QQ", newest, 16)
+    assert (sequence, generation) == (3, 1)
+    assert newest[32:48] == files.boot_id()
+    assert newest[48:64] == ring.metadata.uuid
+    assert struct.unpack_from("<QQ", newest, 64) == (status.st_dev, status.st_ino)
+    assert newest[80:128] == bytes(48)
+    assert struct.unpack_from("<2q", newest, 128) == (70, 70)
+    assert newest[144:4092] == bytes(4096 - 4 - 144)
+    (crc,) = struct.unpack_from("<I", newest, 4092)
+    assert crc == google_crc32c.value(newest[:4092])
+    column = np.fromfile(folder(ring) / "priorities.bin", "<f4")
+    assert column[ring.metadata.ring.row(0, 30)] == 31.0
+
+
+def test_more_environments_take_more_pages():
+    sizes = [seen.slot_nbytes(num_envs) for num_envs in (1, 495, 496, 5000)]
+    assert sizes == [4096, 4096, 8192, 40960 + 0]

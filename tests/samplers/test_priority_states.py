@@ -1,0 +1,139 @@
+"""Prioritized samplers: arguments, states, exact resumption and memory."""
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay.errors import FormatError, SchemaError
+from mmreplay.samplers.prioritized import PrioritizedSampler
+from mmreplay.samplers.rank_prioritized import RankPrioritizedSampler
+from tests.buffer.support import Twin
+from tests.contracts.sampler import ListedView, places
+from tests.samplers.prioritized import KINDS
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"alpha": -1}, r"alpha: got -1, expected a number in \[0, 4\]"),
+        ({"alpha": "x"}, "alpha: got 'x', expected a number"),
+        ({"beta": 1.5}, r"beta: got 1.5, expected a number in \[0, 1\]"),
+        ({"beta": float("nan")}, "beta: got nan"),
+        ({"normalize": "max"}, "normalize: got 'max', expected one of"),
+        ({"eta": 2}, r"eta: got 2, expected a number in \[0, 1\]"),
+        ({"initial_priority": 0}, "initial_priority: got 0, expected a number in"),
+        ({"name": "a/b"}, "name: got 'a/b', expected 1 to 64 letters"),
+        ({"name": ".."}, r"name: got '\.\.', expected 1 to 64 letters"),
+    ],
+)
+@pytest.mark.parametrize("make", KINDS)
+def test_arguments_out_of_range_are_refused(make, options, told):
+    with pytest.raises(SchemaError, match=told):
+        make(**options)
+
+
+def test_arguments_of_one_kind_out_of_range_are_refused():
+    with pytest.raises(SchemaError, match="eps: got -1, expected a finite number"):
+        PrioritizedSampler(eps=-1)
+    with pytest.raises(SchemaError, match="alpha_every: got 0, expected an integer"):
+        PrioritizedSampler(alpha_every=0)
+    with pytest.raises(
+        SchemaError, match=r"resort_every: got 0\.5, expected an integer"
+    ):
+        RankPrioritizedSampler(resort_every=0.5)
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_a_schedule_out_of_range_is_refused_when_it_gets_there(make):
+    sampler = make(beta=lambda step: 0.5 + step, seed=0)
+    view = ListedView(["sss"])
+    sampler.draw(view, 2)
+    with pytest.raises(SchemaError, match=r"beta: got 1\.5, expected"):
+        sampler.draw(view, 2)
+
+
+# Exact resume.
+
+
+@pytest.mark.parametrize("make", KINDS)
+@pytest.mark.parametrize("stop", [0, 1, 7])
+def test_a_run_stopped_after_any_batch_goes_on_exactly(make, stop, rng):
+    view = ListedView(["s" * 30, "sxsx" * 5, "ss-"], [4, 0, 7])
+
+    def go_on(sampler, number):
+        draw = sampler.draw(view, 16)
+        errors = np.random.default_rng(number).random(16)
+        sampler.update_priorities(view, draw.env_ids, draw.positions, errors)
+        return places(draw), draw.probabilities.tolist(), draw.weights.tolist()
+
+    sampler = make(
+        seed=3, name=None, **({"resort_every": 40} if make is KINDS[1] else {})
+    )
+    for number in range(stop):
+        go_on(sampler, number)
+    state = sampler.state_dict(priorities=True)
+    expected = [go_on(sampler, stop + n) for n in range(6)]
+    other = make(
+        seed=9, name=None, **({"resort_every": 40} if make is KINDS[1] else {})
+    )
+    other.draw(view, 16)
+    other.load_state_dict(state)
+    assert [go_on(other, stop + n) for n in range(6)] == expected
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_priorities_of_another_buffer_are_refused(make):
+    twins = [Twin(None, 6, stored=True, sampler=make(seed=0)) for _ in range(2)]
+    for twin in twins:
+        twin.extend([[""]] * 4)
+        twin.buffer.sample(3)
+    state = twins[0].buffer.sampler.state_dict(priorities=True)
+    twins[1].buffer.sampler.load_state_dict(state)
+    with pytest.raises(FormatError, match=r"priorities of the buffer .* with 1 env"):
+        twins[1].buffer.sample(3)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"uuid": "zz"}, {"uuid": None}, {"seen": [-1]}, {"seen": [9]}, {"first": "x"},
+        {"priorities": np.full(4, np.nan)}, {"priorities": np.full(4, -1.0)},
+        {"priorities": "abc"}, {"priorities": np.ones((2, 2))},
+        {"first": [5], "seen": [1]},
+    ],
+)  # fmt: skip
+def test_damaged_priorities_are_refused_and_nothing_is_taken_over(damage):
+    twin = Twin(None, 6, stored=True, sampler=mr.PrioritizedSampler(seed=0))
+    twin.extend([[""]] * 4)
+    twin.buffer.sample(3)
+    sampler = twin.buffer.sampler
+    state = sampler.state_dict(priorities=True)
+    with pytest.raises(FormatError, match="sampler state: "):
+        sampler.load_state_dict(state | {"seed": 77} | damage)
+    assert sampler.state_dict()["seed"] == 0
+    twin.buffer.sample(3)
+
+
+def test_the_sampler_says_what_it_is():
+    sampler = mr.PrioritizedSampler(seed=0)
+    assert repr(sampler) == (
+        "<PrioritizedSampler 'prioritized', step 0, priorities of no buffer yet>"
+    )
+    assert sampler.where is None
+    sampler.draw(ListedView(["ss"]), 2)
+    assert sampler.where == "RAM, as the data"
+    assert repr(sampler).endswith("step 1, priorities: RAM, as the data>")
+
+
+def test_it_takes_at_most_10_bytes_a_row_beside_the_column():
+    view = ListedView(["s" * 100_000])
+    sampler = PrioritizedSampler(normalize="buffer", seed=0)
+    draw = sampler.draw(view, 64)
+    sampler.update_priorities(view, draw.env_ids, draw.positions, np.arange(64.0))
+    sampler.draw(view, 64)
+    rows = sampler._work._priorities
+    rows.highest()
+    held = rows.law._tree.nbytes
+    for found in (rows.law._low, rows._highest):
+        held += found._blocks.nbytes + found._above._blocks.nbytes
+    assert held <= 10 * len(rows.column.values)
