@@ -1,0 +1,211 @@
+"""parquet and csv in the libraries that people read them with, and back from these.
+
+They are in nobody's dependencies: install pandas, polars, duckdb and datasets beside
+mmreplay to run this.
+"""
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+
+pytestmark = pytest.mark.peer
+STATE, PIXELS = "observation/state", "observation/pixels"
+SCHEMA = mr.Schema(
+    {
+        "observation": {
+            "pixels": mr.Field((8, 8, 3), "uint8"),
+            "state": mr.Field((17,), "float32"),
+            "matrix": mr.Field((2, 3), "float64"),
+        },
+        "action": mr.Field((), "int64"),
+        "half": mr.Field((), "float16"),
+        "reward": mr.Field((), "float32"),
+        "terminated": mr.Field((), "bool"),
+    }
+)
+
+
+def need(name):
+    return pytest.importorskip(name, reason=f"{name} is not installed")
+
+
+@pytest.fixture
+def rows(tmp_path):
+    rng = np.random.default_rng(0)
+    lead = (60, 2)
+    with mr.ReplayBuffer.create(tmp_path / "source", SCHEMA, 60, 2) as buffer:
+        buffer.extend(
+            observation={
+                "pixels": rng.integers(0, 256, (*lead, 8, 8, 3), np.uint8),
+                "state": rng.random((*lead, 17), np.float32),
+                "matrix": rng.random((*lead, 2, 3)),
+            },
+            action=np.arange(120).reshape(lead),
+            half=rng.random(lead).astype(np.float16),
+            reward=rng.random(lead, np.float32),
+            terminated=rng.random(lead) < 0.1,
+        )
+        found = buffer.gather_all()
+    mr.export(tmp_path / "source", tmp_path / "a.parquet")
+    mr.export(tmp_path / "source", tmp_path / "parts.parquet", file_nbytes=10_000)
+    return found
+
+
+def episodes(rows):
+    """Sums of rewards by episode, in order."""
+    starts = np.append(True, rows["terminated"][:-1])
+    starts |= np.append(True, np.diff(rows.env_ids) != 0)
+    return np.bincount(np.cumsum(starts) - 1, rows["reward"].astype(np.float64))
+
+
+def same_pixels(cells, rows):
+    """Bytes, or lists of them, are the images."""
+    got = [np.frombuffer(bytes(cell), np.uint8).reshape(8, 8, 3) for cell in cells]
+    np.testing.assert_array_equal(np.stack(got), rows[PIXELS])
+
+
+def test_pandas(rows, tmp_path):
+    pandas = need("pandas")
+    frame = pandas.read_parquet(tmp_path / "a.parquet")
+    np.testing.assert_array_equal(np.stack(frame[STATE]), rows[STATE])
+    matrix = np.stack(frame["observation/matrix"]).reshape(-1, 2, 3)
+    np.testing.assert_array_equal(matrix, rows["observation/matrix"])
+    same_pixels(frame[PIXELS], rows)
+    assert frame["half"].dtype == np.float16
+    sums = frame.groupby("episode_index")["reward"].apply(
+        lambda r: r.astype("f8").sum()
+    )
+    np.testing.assert_allclose(sums, episodes(rows), rtol=1e-12)  # order of summing
+    parts = pandas.read_parquet(tmp_path / "parts.parquet")
+    np.testing.assert_array_equal(parts["action"], rows["action"])
+    mr.export(tmp_path / "source", tmp_path / "a.csv", fields=["action", "reward"])
+    table = pandas.read_csv(tmp_path / "a.csv", dtype={"reward": np.float32})
+    np.testing.assert_array_equal(table["reward"], rows["reward"])
+
+
+def test_polars(rows, tmp_path):
+    polars = need("polars")
+    frame = polars.read_parquet(tmp_path / "a.parquet")
+    assert frame.schema[STATE] == polars.Array(polars.Float32, 17)
+    np.testing.assert_array_equal(frame[STATE].to_numpy(), rows[STATE])
+    same_pixels(frame[PIXELS], rows)
+    parts = polars.scan_parquet(tmp_path / "parts.parquet" / "*.parquet")
+    one = parts.filter(polars.col("episode_index") == 1).collect()
+    assert one["step_index"].to_list() == list(range(len(one)))
+    assert abs(one["reward"].cast(polars.Float64).sum() - episodes(rows)[1]) < 1e-9
+
+
+def test_duckdb(rows, tmp_path):
+    duckdb = need("duckdb")
+    parts = tmp_path / "parts.parquet" / "*.parquet"
+    for path in (tmp_path / "a.parquet", parts):
+        found = duckdb.sql(
+            f"select episode_index, sum(reward::double) from '{path}' group by 1 "
+            "order by 1"
+        ).fetchall()
+        np.testing.assert_allclose([s for _, s in found], episodes(rows), rtol=1e-12)
+    cells = duckdb.sql(
+        f'select "{PIXELS}", "{STATE}" from \'{tmp_path / "a.parquet"}\''
+    ).fetchall()
+    same_pixels([pixels for pixels, _ in cells], rows)
+    np.testing.assert_array_equal(np.array([s for _, s in cells], "f4"), rows[STATE])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_hugging_face_datasets(rows, tmp_path):
+    datasets = need("datasets")
+    for number, files in enumerate(("a.parquet", "parts.parquet/*.parquet")):
+        found = datasets.load_dataset(
+            "parquet", data_files=str(tmp_path / files), split="train",
+            cache_dir=str(tmp_path / f"cache{number}"),
+        )  # fmt: skip
+        assert found.features[STATE].length == 17
+        assert len(found) == len(rows["action"])
+        same_pixels(found[:][PIXELS], rows)
+        np.testing.assert_array_equal(np.array(found[:][STATE], "f4"), rows[STATE])
+
+
+def came_back(path, rows, renamed=str):
+    """A table of somebody else's holds the rows, as one environment."""
+    report = mr.load(path, path.with_name("target"))
+    with mr.ReplayBuffer.open(path.with_name("target")) as target:
+        found = target.gather_all()
+        for name in ("action", "reward", STATE, "terminated"):
+            np.testing.assert_array_equal(found[renamed(name)], rows[name])
+        starts = np.append(True, rows["terminated"][:-1])
+        assert report.episodes == starts.sum()
+
+
+def plain(rows):
+    return {
+        "action": rows["action"],
+        "reward": rows["reward"],
+        STATE: list(rows[STATE]),
+        "terminated": rows["terminated"],
+        "note": ["text"] * len(rows["action"]),
+    }
+
+
+def test_what_pandas_writes_comes_in(rows, tmp_path):
+    pandas = need("pandas")
+    pandas.DataFrame(plain(rows)).to_parquet(tmp_path / "b.parquet")
+    came_back(tmp_path / "b.parquet", rows)
+
+
+def test_what_pandas_writes_as_csv_comes_in(rows, tmp_path):
+    pandas = need("pandas")
+    columns = {k: v for k, v in plain(rows).items() if k not in (STATE, "reward")}
+    columns |= {f"{STATE}.{i}": rows[STATE][:, i] for i in range(17)}
+    columns["reward"] = np.where(rows["action"] == 3, np.nan, rows["reward"])
+    pandas.DataFrame(columns).to_csv(tmp_path / "b.csv")
+    report = mr.load(
+        tmp_path / "b.csv", tmp_path / "target",
+        dtypes={STATE: "float32", "reward": "float32"},
+    )  # fmt: skip
+    assert "empty cells of column 'reward' became NaN" in report.notes
+    with mr.ReplayBuffer.open(tmp_path / "target") as target:
+        found = target.gather_all()
+        np.testing.assert_array_equal(found[STATE], rows[STATE])
+        np.testing.assert_array_equal(found["reward"], columns["reward"])
+        assert target.schema.role("terminated") == "terminated"
+
+
+def test_what_polars_writes_comes_in(rows, tmp_path):
+    polars = need("polars")
+    frame = polars.DataFrame(plain(rows) | {STATE: rows[STATE]})
+    frame.write_parquet(tmp_path / "b.parquet")
+    came_back(tmp_path / "b.parquet", rows)
+    mr.export(tmp_path / "source", tmp_path / "c.parquet")
+    polars.read_parquet(tmp_path / "c.parquet").write_parquet(tmp_path / "d.parquet")
+    report = mr.load(tmp_path / "d.parquet", tmp_path / "again")
+    assert "column '_flags' has a reserved name" in " ".join(report.notes)
+
+
+def test_what_duckdb_writes_comes_in(rows, tmp_path):
+    duckdb, target = need("duckdb"), tmp_path / "b.parquet"
+    duckdb.sql(
+        f"copy (select action, reward, \"{STATE}\", terminated, 'x' as note from "
+        f"'{tmp_path / 'a.parquet'}' order by action) to '{target}' (format parquet)"
+    )
+    order = np.argsort(rows["action"])
+    came_back(target, {name: rows[name][order] for name in rows})
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_hugging_face_datasets_writes_comes_in(rows, tmp_path):
+    datasets = need("datasets")
+    found = datasets.Dataset.from_dict(
+        plain(rows),
+        features=datasets.Features(
+            {
+                "action": datasets.Value("int64"),
+                "reward": datasets.Value("float32"),
+                STATE: datasets.List(datasets.Value("float32"), length=17),
+                "terminated": datasets.Value("bool"),
+                "note": datasets.Value("string"),
+            }
+        ),
+    )
+    found.to_parquet(str(tmp_path / "b.parquet"))
+    came_back(tmp_path / "b.parquet", rows)
