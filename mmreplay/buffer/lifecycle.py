@@ -132,22 +132,7 @@ def describe(
     check_count("capacity", capacity, metadata_file.MAX_CAPACITY, ROWS_EACH)
     envs = "give the number of environments that each call of add has a step of"
     check_count("num_envs", num_envs, metadata_file.MAX_NUM_ENVS, envs)
-    if engine not in ("memmap", "memory"):
-        raise SchemaError(
-            f"engine: got {engine!r}, expected 'memmap' or 'memory'; leave it out for "
-            "files that are mapped"
-        )
-    if layout is not None and layout not in LAYOUTS:
-        raise SchemaError(
-            f"layout: got {layout!r}, expected one of {LAYOUTS} or None; leave it out "
-            "to have it chosen by num_envs"
-        )
-    if autoreset not in AUTORESETS:
-        raise SchemaError(
-            f"autoreset: got {autoreset!r}, expected one of {AUTORESETS}; name what "
-            "your environments do after an end: 'next_step' is Gymnasium's vector "
-            "default, 'disabled' where you call reset yourself"
-        )
+    _check_choices(engine, layout, autoreset)
     if user is not None and not isinstance(user, dict):
         raise SchemaError(
             f"user: got {type(user).__name__}, expected a dict of JSON values; put it "
@@ -168,6 +153,25 @@ def describe(
         schema=schema,
         user=user or {},
     )
+
+
+def _check_choices(engine: str, layout: str | None, autoreset: str) -> None:
+    if engine not in ("memmap", "memory"):
+        raise SchemaError(
+            f"engine: got {engine!r}, expected 'memmap' or 'memory'; leave it out for "
+            "files that are mapped"
+        )
+    if layout is not None and layout not in LAYOUTS:
+        raise SchemaError(
+            f"layout: got {layout!r}, expected one of {LAYOUTS} or None; leave it out "
+            "to have it chosen by num_envs"
+        )
+    if autoreset not in AUTORESETS:
+        raise SchemaError(
+            f"autoreset: got {autoreset!r}, expected one of {AUTORESETS}; name what "
+            "your environments do after an end: 'next_step' is Gymnasium's vector "
+            "default, 'disabled' where you call reset yourself"
+        )
 
 
 def create_memory(metadata: Metadata) -> Parts:

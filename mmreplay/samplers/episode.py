@@ -192,30 +192,8 @@ class EpisodeSampler(WindowDrawing):
                 f"min_length and max_length: got {min_length} and {max_length}, "
                 "expected 1 <= min_length <= max_length; count steps"
             )
-        if headless and by == "episode":
-            raise SchemaError(
-                "headless: got True with by='episode', which draws episodes by their "
-                "first steps, expected by='length'; the first step of a headless one "
-                "has left the ring"
-            )
-        chooses = min_length > 1 or max_length is not None or where is not None
-        if headless and chooses:
-            raise SchemaError(
-                "headless: got True with min_length, max_length or where, expected one "
-                "of the two; what is left of an episode is shorter every step"
-            )
-        fickle = max_length is not None or where is not None
-        if running and fickle and sampler is not None and epochs_of(sampler):
-            raise SchemaError(
-                "running: got True with max_length or where and a sampler that goes by "
-                "epochs, expected False; an episode that was in the epoch would leave "
-                "it as it grows"
-            )
-        if layout == "ragged" and sampler is not None and keeps_priorities(sampler):
-            raise SchemaError(
-                "layout: got 'ragged' with a sampler that keeps priorities, expected "
-                "'padded'; priorities are of episodes, and its batches are of steps"
-            )
+        chosen = Filter(headless, running, min_length, longest, where)
+        _check_pairs(sampler, by, layout, chosen)
         self._arguments: State = {
             "by": by,
             "layout": layout,
@@ -224,7 +202,6 @@ class EpisodeSampler(WindowDrawing):
             "headless": bool(headless),
             "running": bool(running),
         }
-        chosen = Filter(headless, running, min_length, longest, where)
         stride = FIRST_ONLY if by == "episode" else 1
         self._inner = Inner(sampler, Shape(0, 1, stride, False), chosen)
 
@@ -283,6 +260,33 @@ def _told(answer: object, count: int) -> NDArray[np.bool_]:
             f"bool[{count}]; tell of each episode whether it may be drawn"
         )
     return told
+
+
+def _check_pairs(sampler: Sampler | None, by: str, layout: str, chosen: Filter) -> None:
+    """Refuse arguments that do not go together."""
+    fickle = chosen.max_length < FIRST_ONLY or chosen.where is not None
+    if chosen.headless and by == "episode":
+        raise SchemaError(
+            "headless: got True with by='episode', which draws episodes by their "
+            "first steps, expected by='length'; the first step of a headless one "
+            "has left the ring"
+        )
+    if chosen.headless and (fickle or chosen.min_length > 1):
+        raise SchemaError(
+            "headless: got True with min_length, max_length or where, expected one "
+            "of the two; what is left of an episode is shorter every step"
+        )
+    if chosen.running and fickle and sampler is not None and epochs_of(sampler):
+        raise SchemaError(
+            "running: got True with max_length or where and a sampler that goes by "
+            "epochs, expected False; an episode that was in the epoch would leave "
+            "it as it grows"
+        )
+    if layout == "ragged" and sampler is not None and keeps_priorities(sampler):
+        raise SchemaError(
+            "layout: got 'ragged' with a sampler that keeps priorities, expected "
+            "'padded'; priorities are of episodes, and its batches are of steps"
+        )
 
 
 def _check_one_of(name: str, value: str, known: tuple[str, ...]) -> None:

@@ -97,21 +97,7 @@ class SequenceSampler(WindowDrawing):
         _check_at_least("burn_in", burn_in, 0)
         _check_at_least("stride", stride, 1)
         _check_at_least("bootstrap", bootstrap, 0)
-        if boundary not in BOUNDARIES:
-            raise SchemaError(
-                f"boundary: got {boundary!r}, expected one of {list(BOUNDARIES)}; "
-                "'episode' keeps windows within an episode"
-            )
-        if isinstance(sampler, SequenceSampler):
-            raise SchemaError(
-                "sampler: got a SequenceSampler inside another, expected one that "
-                "draws single steps; give its own sampler to the outer one"
-            )
-        if isinstance(first_only, str):
-            raise SchemaError(
-                f"first_only: got the string {first_only!r}, expected a sequence of "
-                f"paths; write ({first_only!r},)"
-            )
+        _check_kinds(sampler, boundary, first_only)
         self.length, self.burn_in, self.bootstrap = length, burn_in, bootstrap
         self._arguments: State = {
             "length": int(length),
@@ -213,6 +199,24 @@ class SequenceSampler(WindowDrawing):
         whole = (view.flags(env_ids, begin) & START) != 0
         first = (steps == begin[:, None]) & whole[:, None]
         return Windows(inside, mask, first, self._first_only)
+
+
+def _check_kinds(sampler: object, boundary: str, first_only: object) -> None:
+    if boundary not in BOUNDARIES:
+        raise SchemaError(
+            f"boundary: got {boundary!r}, expected one of {list(BOUNDARIES)}; "
+            "'episode' keeps windows within an episode"
+        )
+    if isinstance(sampler, SequenceSampler):
+        raise SchemaError(
+            "sampler: got a SequenceSampler inside another, expected one that "
+            "draws single steps; give its own sampler to the outer one"
+        )
+    if isinstance(first_only, str):
+        raise SchemaError(
+            f"first_only: got the string {first_only!r}, expected a sequence of "
+            f"paths; write ({first_only!r},)"
+        )
 
 
 def _check_at_least(name: str, value: int, least: int) -> None:

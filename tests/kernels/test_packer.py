@@ -8,8 +8,6 @@ from mmreplay.schema.dtypes import DTYPES
 from mmreplay.storage import packing
 from mmreplay.storage.placement import place
 
-# ---- Packer
-
 FIELDS = {
     **{dtype: mr.Field((), dtype) for dtype in DTYPES},
     **{f"{dtype}s": mr.Field((2, 3), dtype) for dtype in DTYPES},
@@ -166,9 +164,6 @@ def test_members_that_do_not_fit_are_refused(rows):
 def test_a_record_that_is_held_keeps_its_size(packer):
     with pytest.raises(BufferError):
         packer.record.append(1)
-
-
-# ---- blocks
 
 
 def arrays(lead, rng):

@@ -16,9 +16,6 @@ def test_the_flags_are_those_of_episodes():
         assert getattr(twin, name) == getattr(episodes, name)
 
 
-# ---- mark
-
-
 def marked(before, terminated, truncated, final_follows):
     """Flags of a block, one row after the other."""
     flags = np.zeros(terminated.shape, np.uint8)
@@ -64,9 +61,6 @@ def test_ends_of_another_shape_are_refused(rows):
         rows.mark(out, before, None, np.zeros((3, 1), bool), False)
     with pytest.raises(ValueError, match="mark: got room for 5 rows of 2 environments"):
         rows.mark(np.zeros(5, np.uint8), before, None, None, False)
-
-
-# ---- Slot
 
 
 def record(num_envs, rng, **changes):
