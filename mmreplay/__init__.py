@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mmreplay.loader import ConcatDataset as ConcatDataset
     from mmreplay.loader import ReplayDataset as ReplayDataset
     from mmreplay.loader import ReplayLoader as ReplayLoader
+    from mmreplay.loader import ReplayStream as ReplayStream
     from mmreplay.loader import collate as collate
     from mmreplay.plan import Plan as Plan
     from mmreplay.plan import plan_buffer as plan_buffer
@@ -102,6 +103,7 @@ _HOMES = {
     "ReplayBuffer": "mmreplay.buffer.replay_buffer",
     "ReplayDataset": "mmreplay.loader",
     "ReplayLoader": "mmreplay.loader",
+    "ReplayStream": "mmreplay.loader",
     "Report": "mmreplay.convert.base",
     "Schema": "mmreplay.schema",
     "SegmentTree": "mmreplay.sumtree",

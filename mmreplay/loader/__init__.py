@@ -5,3 +5,4 @@ from mmreplay.loader.dataset import ReplayDataset as ReplayDataset
 from mmreplay.loader.draws import Draws as Draws
 from mmreplay.loader.replay_loader import ReplayLoader as ReplayLoader
 from mmreplay.loader.several import ConcatDataset as ConcatDataset
+from mmreplay.loader.stream import ReplayStream as ReplayStream

@@ -178,7 +178,7 @@ class ReplayDataset(Dataset[Any]):
         ranks = np.where(ranks < 0, ranks + count, ranks)
         if (ranks < 0).any() or (ranks >= count).any():
             beyond = int(ranks[(ranks < 0) | (ranks >= count)][0])
-            if strict or not self._written():
+            if strict or not self.written:
                 raise IndexError(
                     f"rank {beyond}: got a buffer with {count} legal starts, expected "
                     f"a rank in [0, {count}); ask len(dataset) anew"
@@ -195,7 +195,8 @@ class ReplayDataset(Dataset[Any]):
         share, one = np.full(len(ranks), 1 / count), np.ones(len(ranks), np.float32)
         return Draw(env_ids, positions, share, one, key)
 
-    def _written(self) -> bool:
+    @property
+    def written(self) -> bool:
         """Whether a writer lives that may take rows away."""
         buffer = self.buffer
         return buffer.writable or (buffer.path is not None and locked(buffer.path))

@@ -1,0 +1,231 @@
+"""A buffer as an iterable torch Dataset: every worker draws for itself."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from mmreplay.batch import Batch
+from mmreplay.buffer.lifecycle import StrPath
+from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.errors import SchemaError
+from mmreplay.loader.dataset import ReplayDataset
+from mmreplay.samplers.base import Sampler, State
+from mmreplay.samplers.epochs import epochs_of
+from mmreplay.samplers.joined import keeps_priorities
+from mmreplay.samplers.states import check_kind, integer
+from mmreplay.transforms.base import Transform
+
+MAX_WORKERS = 1024
+
+
+class ReplayStream(IterableDataset[Batch]):
+    """Batches of a buffer for torch's DataLoader, drawn in its workers.
+
+    For example::
+
+        stream = mr.ReplayStream("runs/pong", mr.ShuffledSampler(seed=0), 256)
+        DataLoader(stream, batch_size=None, num_workers=4)
+
+    Draws are steps of one sequence, which the sampler's seed decides. Rank r of R
+    takes steps r, r + R, ...; of those, worker w of W takes every W-th. Each makes all
+    draws, which are cheap, and gathers its own. So over a buffer that nobody writes
+    the batches of a rank are the same, in the same order, whatever the number of
+    workers, and those of all ranks are those of one process.
+
+    **Iterations.** A sampler that goes by epochs ends an iteration with its epoch;
+    others go on for num_batches, or without end. The first iteration draws as the
+    sampler does by itself, each later one by seeds that follow from the sampler's and
+    the iteration's number. The number is counted in shared memory, for persistent
+    workers, too; every DataLoader over one stream needs as many workers, or
+    `set_epoch` before it.
+
+    **Writers.** A buffer that is being written is followed by each worker at its own
+    pace: the law of the sampler holds, not the same draws. Epochs over it are refused.
+
+    Prioritized samplers are refused: their priorities are in one process. Make their
+    draws there, by `ReplayDataset.draws` or a `ReplayLoader`.
+    """
+
+    def __init__(
+        self,
+        source: ReplayBuffer | StrPath,
+        sampler: Sampler,
+        batch_size: int,
+        num_batches: int | None = None,
+        *,
+        transforms: Sequence[Transform] = (),
+        rank: int = 0,
+        num_ranks: int = 1,
+    ) -> None:
+        """Make a stream.
+
+        Args:
+            source: A folder, or an open buffer; one in RAM takes num_workers=0.
+            sampler: As it was made, and the stream's from now on. Spawned workers get
+                it by pickle.
+            batch_size: Steps, or windows, a batch, at least 1.
+            num_batches: Batches of this rank an iteration; by default those of the
+                epoch, or without end.
+            transforms: As of `ReplayDataset`.
+            rank: This process's, in ``[0, num_ranks)``. Ranks may get numbers of
+                batches that differ by one; where all need as many, let a
+                ``ShuffledSampler(rank=..., num_ranks=..., drop_last=True)`` share the
+                epoch out, and leave rank and num_ranks here.
+            num_ranks: Processes that share the draws, at least 1.
+
+        Raises:
+            SchemaError: The sampler keeps priorities, or a number is not legal.
+            FormatError: There is no buffer at the path.
+        """
+        _check(sampler, rank, num_ranks)
+        self._dataset = ReplayDataset(source, transforms)
+        steps = None if num_batches is None else num_batches * num_ranks
+        self._draws = self._dataset.draws(sampler, batch_size, steps)
+        self._sampler = sampler
+        self._state = sampler.state_dict()
+        self._num_batches = num_batches
+        self._rank, self._num_ranks = rank, num_ranks
+        # By worker: the iteration that it begins next. Of all: one to be gone on with,
+        # and how much of it is done.
+        self._next = _shared(torch.zeros(MAX_WORKERS, dtype=torch.int64))
+        self._resumed = _shared(torch.tensor([-1, 0]))
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Begin the next iteration, in this worker.
+
+        Raises:
+            SchemaError: With the first batch: it is an epoch of a buffer that is being
+                written.
+        """
+        info = get_worker_info()
+        worker, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
+        epoch = int(self._next[worker])
+        self._next[worker] = epoch + 1
+        self._sampler.load_state_dict(_of_epoch(self._state, epoch))
+        return self._batches(worker, num_workers, self._done(epoch))
+
+    def _batches(self, worker: int, num_workers: int, done: int) -> Iterator[Batch]:
+        self._refuse_writers()
+        for step, draw in enumerate(self._draws):
+            number, rank = divmod(step, self._num_ranks)
+            if rank != self._rank or number < done:
+                continue
+            if (number - done) % num_workers == worker:
+                yield self._dataset[draw]
+
+    def _done(self, epoch: int) -> int:
+        """Batches of an iteration that were taken in another run."""
+        resumed, done = self._resumed.tolist()
+        return int(done) if resumed == epoch else 0
+
+    def _refuse_writers(self) -> None:
+        by_epochs = self._num_batches is None and epochs_of(self._sampler) is not None
+        if by_epochs and self._dataset.written:
+            raise SchemaError(
+                f"ReplayStream: got {type(self._sampler).__name__} over a buffer that "
+                "is being written, of which each worker would begin an epoch of its "
+                "own, expected one that nobody writes; draw in the main process, by "
+                "ReplayDataset.draws, or give num_batches"
+            )
+
+    def __len__(self) -> int:
+        """Batches of this rank an iteration.
+
+        Raises:
+            TypeError: There is no end.
+        """
+        total = len(self._draws)
+        return (total - self._rank + self._num_ranks - 1) // self._num_ranks
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which iteration comes next, of all ranks alike.
+
+        Args:
+            epoch: At least 0; iterations are counted from there on.
+
+        Raises:
+            SchemaError: It is below 0.
+        """
+        if epoch < 0:
+            raise SchemaError(
+                f"epoch: got {epoch}, expected at least 0; count iterations from 0"
+            )
+        self._next.fill_(epoch)
+
+    def state_after(self, num_batches: int) -> State:
+        """State after so many batches that the DataLoader gave in this iteration.
+
+        Args:
+            num_batches: At least 1; workers may have gathered more.
+
+        Raises:
+            SchemaError: It is below 1, or nothing was iterated over yet.
+        """
+        epoch = int(self._next.max()) - 1
+        if num_batches < 1 or epoch < 0:
+            raise SchemaError(
+                f"num_batches: got {num_batches} in iteration {epoch}, expected at "
+                "least 1 in one that was begun; ask after a batch, and before the "
+                "first one keep the number of the iteration for set_epoch"
+            )
+        done = num_batches + self._done(epoch)
+        return {"kind": "ReplayStream", "epoch": epoch, "batches": done}
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from `state_after` with the next iteration, whatever the workers.
+
+        The sampler, batch_size and ranks are to be as they were.
+
+        Raises:
+            FormatError: It is no stream's state.
+        """
+        check_kind(state, "ReplayStream")
+        epoch, done = integer(state, "epoch"), integer(state, "batches")
+        self.set_epoch(epoch)
+        self._resumed.copy_(torch.tensor([epoch, done]))
+
+
+def _shared(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, in memory that workers see."""
+    return tensor.share_memory_()  # type: ignore[no-any-return,no-untyped-call]
+
+
+def _check(sampler: Sampler, rank: int, num_ranks: int) -> None:
+    if keeps_priorities(sampler):
+        raise SchemaError(
+            f"ReplayStream: got {type(sampler).__name__}, which keeps priorities, and "
+            "workers would each have their own, expected a sampler without; use "
+            "ReplayDataset.draws, which draws in the main process, or a ReplayLoader"
+        )
+    if num_ranks < 1 or not 0 <= rank < num_ranks:
+        raise SchemaError(
+            f"rank: got {rank} of {num_ranks}, expected it in [0, num_ranks) and "
+            "num_ranks of at least 1; pass torch.distributed's rank and world size"
+        )
+    if num_ranks > 1 and getattr(sampler, "num_ranks", 1) > 1:
+        raise SchemaError(
+            f"num_ranks: got {num_ranks} and a {type(sampler).__name__} that is one of "
+            "several ranks itself, expected one of both; leave rank and num_ranks of "
+            "the stream out"
+        )
+
+
+def _of_epoch(state: Any, epoch: int) -> Any:
+    """A sampler's state with the seeds of one iteration, those of its parts too."""
+    if epoch == 0:
+        return state
+    if isinstance(state, list):
+        return [_of_epoch(part, epoch) for part in state]
+    if not isinstance(state, dict):
+        return state
+    found = {name: _of_epoch(part, epoch) for name, part in state.items()}
+    if type(state.get("seed")) is int:
+        text = f"{state['seed']}/{epoch}".encode()
+        digest = hashlib.blake2b(text, digest_size=8).digest()
+        found["seed"] = int.from_bytes(digest, "little") >> 1
+    return found

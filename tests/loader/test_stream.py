@@ -1,0 +1,255 @@
+"""ReplayStream: workers draw, and their number changes nothing."""
+
+import itertools
+import json
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import mmreplay as mr
+from mmreplay.errors import FormatError, SchemaError
+from tests.contracts.sampler import places
+from tests.loader.support import fill, legal, same_as_take, steps
+from tests.loader.test_workers import WORKERS, options
+
+# Three workers on two cores are what some of these tests are about.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+SAMPLERS = {
+    "uniform": (lambda: mr.UniformSampler(seed=3), 7),
+    "shuffled": (lambda: mr.ShuffledSampler(seed=3), None),
+    "sequences": (lambda: mr.SequenceSampler(4, mr.ShuffledSampler(seed=3)), None),
+    "mixture": (
+        lambda: mr.MixtureSampler(
+            [(mr.UniformSampler(seed=1), 3), (mr.RecentSampler(20, 0.5, seed=2), 1)],
+            seed=3,
+        ),
+        5,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("stream") / "b"
+    fill(path)
+    return path
+
+
+def loader_of(stream, workers=0, context=None, **more):
+    return DataLoader(stream, batch_size=None, **options(workers, context), **more)
+
+
+def stream_of(path, kind, **more):
+    make, num_batches = SAMPLERS[kind]
+    return mr.ReplayStream(path, make(), 16, num_batches, **more)
+
+
+@pytest.mark.parametrize(("workers", "context"), WORKERS)
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_workers_give_what_one_process_gives(path, kind, workers, context):
+    make, num_batches = SAMPLERS[kind]
+    with mr.ReplayBuffer.open(path, sampler=make()) as buffer:
+        stream = stream_of(path, kind)
+        loader = loader_of(stream, workers, context)
+        count = len(loader)
+        assert num_batches in (None, count)
+        found = list(loader)
+        assert len(found) == count
+        # The first iteration is what the sampler draws by itself.
+        for batch in found:
+            assert places(batch) == places(buffer.sample(16))
+            if batch.mask is None:
+                same_as_take(buffer, batch)
+            else:
+                numbers = 2 * batch.window_positions + batch.env_ids[:, None]
+                assert (batch["observation/number"] == numbers).all()
+
+
+@pytest.mark.parametrize(
+    ("workers", "persistent"), [(0, False), (2, False), (2, True), (3, False)]
+)
+def test_each_iteration_is_another_epoch(path, workers, persistent):
+    alone = loader_of(stream_of(path, "shuffled"))
+    expected = [[places(batch) for batch in alone] for _ in range(3)]
+    stream = stream_of(path, "shuffled")
+    more = {"persistent_workers": persistent} if workers else {}
+    loader = loader_of(stream, workers, "fork", **more)
+    with mr.ReplayBuffer.open(path) as buffer:
+        every = legal(buffer)
+    for number in range(3):
+        found = [places(batch) for batch in loader]
+        assert found == expected[number]
+        assert sorted(itertools.chain(*found)) == every
+    assert expected[0] != expected[1] != expected[2]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_iteration_that_was_left_early_is_over(path, workers):
+    alone = loader_of(stream_of(path, "shuffled"))
+    expected = [[places(batch) for batch in alone] for _ in range(2)]
+    loader = loader_of(stream_of(path, "shuffled"), workers, "fork")
+    next(iter(loader))
+    assert [places(batch) for batch in loader] == expected[1]
+
+
+def test_an_iteration_is_chosen_by_its_number(path):
+    alone = loader_of(stream_of(path, "uniform"))
+    expected = [[places(batch) for batch in alone] for _ in range(4)]
+    stream = stream_of(path, "uniform")
+    for number in (2, 0, 3):
+        stream.set_epoch(number)
+        assert [places(b) for b in loader_of(stream, 2, "fork")] == expected[number]
+    with pytest.raises(SchemaError, match="epoch: got -1, expected at least 0"):
+        stream.set_epoch(-1)
+
+
+@pytest.mark.parametrize("kind", ["uniform", "shuffled"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ranks_share_what_one_process_gives(path, kind, workers):
+    expected = [places(batch) for batch in loader_of(stream_of(path, kind))]
+    found = {}
+    count = -(-len(expected) // 3)
+    for rank in range(3):
+        make, num_batches = SAMPLERS[kind]
+        number = None if num_batches is None else count
+        stream = mr.ReplayStream(path, make(), 16, number, rank=rank, num_ranks=3)
+        mine = [places(batch) for batch in loader_of(stream, workers, "fork")]
+        assert len(mine) == len(stream)
+        found |= {rank + 3 * at: each for at, each in enumerate(mine)}
+    whole = [found[step] for step in sorted(found)]
+    assert whole[: len(expected)] == expected
+    assert len(whole) == len(expected) or kind == "uniform"
+
+
+@pytest.mark.parametrize("kind", ["uniform", "shuffled", "sequences"])
+@pytest.mark.parametrize(("before", "after"), [(2, 0), (2, 3)])
+def test_a_run_goes_on_whatever_the_workers(path, kind, before, after):
+    alone = loader_of(stream_of(path, kind))
+    expected = [[places(batch) for batch in alone] for _ in range(3)]
+    for stopped in (1, 4):
+        stream = stream_of(path, kind)
+        list(loader_of(stream, before, "fork"))
+        batches = iter(loader_of(stream, before, "fork"))
+        taken = [places(batch) for batch in itertools.islice(batches, stopped)]
+        state = json.loads(json.dumps(stream.state_after(stopped)))
+        del batches
+        assert taken == expected[1][:stopped]
+        fresh = stream_of(path, kind)
+        fresh.load_state_dict(state)
+        loader = loader_of(fresh, after, "fork")
+        rest = iter(loader)
+        first = places(next(rest))
+        # A state of the run that was gone on with tells of the whole iteration.
+        assert fresh.state_after(1) == stream.state_after(stopped + 1)
+        assert [first, *map(places, rest)] == expected[1][stopped:]
+        assert [places(batch) for batch in loader] == expected[2]
+
+
+def test_states_of_others_and_of_no_iteration_are_refused(path):
+    stream = stream_of(path, "uniform")
+    for number in (0, 1):
+        told = f"num_batches: got {number} in iteration -1, expected"
+        with pytest.raises(SchemaError, match=told):
+            stream.state_after(number)
+    with pytest.raises(FormatError, match="expected 'ReplayStream'"):
+        stream.load_state_dict({"kind": "UniformSampler"})
+    with pytest.raises(FormatError, match="got batches -1"):
+        stream.load_state_dict({"kind": "ReplayStream", "epoch": 0, "batches": -1})
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        mr.PrioritizedSampler(),
+        mr.RankPrioritizedSampler(),
+        mr.SequenceSampler(3, mr.PrioritizedSampler()),
+    ],
+)
+def test_prioritized_samplers_are_refused_with_the_way_out(path, sampler):
+    with pytest.raises(SchemaError, match=r"keeps priorities, .* ReplayDataset.draws"):
+        mr.ReplayStream(path, sampler, 16)
+
+
+def test_ranks_are_counted_once(path):
+    with pytest.raises(SchemaError, match=r"rank: got 2 of 2, expected it in"):
+        mr.ReplayStream(path, mr.UniformSampler(0), 16, rank=2, num_ranks=2)
+    sampler = mr.ShuffledSampler(seed=0, rank=1, num_ranks=2)
+    with pytest.raises(SchemaError, match=r"got 2 and a ShuffledSampler that is one"):
+        mr.ReplayStream(path, sampler, 16, rank=1, num_ranks=2)
+    found = []
+    for rank in range(2):
+        sampler = mr.ShuffledSampler(seed=0, rank=rank, num_ranks=2)
+        loader = loader_of(mr.ReplayStream(path, sampler, 16), 2, "fork")
+        found += [place for batch in loader for place in places(batch)]
+    with mr.ReplayBuffer.open(path) as buffer:
+        assert sorted(found) == legal(buffer)
+
+
+def test_without_an_end_there_is_no_length(path):
+    stream = mr.ReplayStream(path, mr.UniformSampler(0), 16)
+    with pytest.raises(TypeError, match="no end"):
+        len(stream)
+    loader = loader_of(stream, 2, "fork")
+    assert len(list(itertools.islice(loader, 5))) == 5
+
+
+def test_transforms_are_made_in_the_workers(path):
+    stack = [mr.FrameStack(3, paths="observation/pixels")]
+    stream = stream_of(path, "uniform", transforms=stack)
+    with mr.ReplayBuffer.open(path, transforms=stack) as buffer:
+        for batch in loader_of(stream, 2, "fork"):
+            same_as_take(buffer, batch)
+            assert batch["observation/pixels"].shape[1] == 3
+
+
+def test_epochs_of_a_buffer_that_is_being_written_are_refused(tmp_path):
+    buffer = fill(tmp_path / "b", close=False)
+    batches = iter(stream_of(tmp_path / "b", "shuffled"))
+    with pytest.raises(SchemaError, match=r"being written.*ReplayDataset.draws"):
+        next(batches)
+    # Draws without epochs follow the writer.
+    stream = mr.ReplayStream(tmp_path / "b", mr.UniformSampler(0), 64, 40)
+    for first, batch in zip(
+        range(200, 900, 7), loader_of(stream, 2, "fork"), strict=False
+    ):
+        number = batch["observation/number"]
+        assert (number == 2 * batch.positions + batch.env_ids).all()
+        buffer.extend(steps(first, 7))
+    buffer.close()
+
+
+def test_a_buffer_in_ram_serves_its_own_process():
+    buffer = fill(None, engine="memory", close=False)
+    sampler = mr.UniformSampler(0)
+    for batch in loader_of(mr.ReplayStream(buffer, sampler, 8, 3)):
+        same_as_take(buffer, batch)
+
+
+def test_a_pickle_holds_the_path_and_no_data(path):
+    stream = stream_of(path, "shuffled")
+    data = pickle.dumps(stream)
+    assert len(data) < 8 * 1024 + 4096
+    again = pickle.loads(data)
+    assert [places(b) for b in again] == [places(b) for b in stream]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
+@pytest.mark.gpu
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_pinned_where_there_is_a_gpu(path, workers):
+    stream = stream_of(path, "uniform")
+    for batch in loader_of(stream, workers, "spawn", pin_memory=True):
+        assert all(batch[name].is_pinned() for name in batch)
+        on_gpu = batch.to("cuda", non_blocking=True)
+        assert np.array_equal(on_gpu.positions.cpu(), batch.positions)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_pin_memory_without_a_gpu_is_only_warned_of(path):
+    loader = loader_of(stream_of(path, "uniform"), 2, "fork", pin_memory=True)
+    with pytest.warns(UserWarning, match="pin_memory"):
+        found = [places(batch) for batch in loader]
+    assert found == [places(batch) for batch in stream_of(path, "uniform")]
