@@ -1,0 +1,399 @@
+"""Stable-Baselines3's replay buffers on disk; give one as ``replay_buffer_class=``.
+
+``replay_buffer_kwargs=dict(path="runs/pong")`` says where. What differs from the
+buffers of Stable-Baselines3 is told in docs/migrating/sb3.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from mmreplay.adapters.home import Home, StrPath
+from mmreplay.batch import Batch
+from mmreplay.buffer.replay_buffer import ReplayBuffer as Ring
+from mmreplay.errors import EmptyError, SchemaError
+from mmreplay.nesting import unflatten
+from mmreplay.samplers.base import Sampler
+from mmreplay.samplers.prioritized import PrioritizedSampler
+from mmreplay.samplers.uniform import UniformSampler
+from mmreplay.schema import Field, Schema
+from mmreplay.transforms.nstep import NStep
+
+try:
+    from stable_baselines3.common import buffers, preprocessing, type_aliases
+    from stable_baselines3.common.utils import get_device
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "mmreplay.adapters.sb3 needs stable-baselines3, which is not installed; "
+        "pip install stable-baselines3"
+    ) from error
+
+Arrays = dict[str, NDArray[Any]]
+
+
+class Samples(type_aliases.ReplayBufferSamples):  # type: ignore[misc]  # untyped here
+    """A batch as Stable-Baselines3 takes it, and the draw that it is of.
+
+    Attributes:
+        batch: Positions, probabilities and weights of the draw, numpy.
+    """
+
+    batch: Batch
+
+    @property
+    def weights(self) -> torch.Tensor:
+        """Importance weights, float32 ``[B, 1]``; ones unless prioritized."""
+        weights = torch.from_numpy(self.batch.weights).reshape(-1, 1)
+        return weights.to(self.rewards.device)
+
+
+class DictSamples(type_aliases.DictReplayBufferSamples):  # type: ignore[misc]  # untyped here
+    """The same for Dict observations."""
+
+    batch: Batch
+    weights = Samples.weights
+
+
+class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
+    """`stable_baselines3.common.buffers.ReplayBuffer` in files.
+
+    Draws are uniform over all transitions, or prioritized, and are folded over
+    n steps where asked for. With `optimize_memory_usage` each observation is stored
+    once, and transitions at truncations are exact: the observation that the episode
+    ended with takes a row of its own. The newest step of each environment is then
+    drawn when the next one is there.
+
+    Attributes:
+        home: Where the data is.
+        ring: The `mmreplay.ReplayBuffer`, from the first `add` on, else None.
+    """
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: Any,
+        action_space: Any,
+        device: torch.device | str = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,
+        handle_timeout_termination: bool = True,
+        *,
+        path: StrPath | None = None,
+        resume: bool = False,
+        prioritized: bool | Mapping[str, Any] = False,
+        n_steps: int = 1,
+        gamma: float = 0.99,
+        seed: int | None = None,
+    ) -> None:
+        """Declare a buffer; see Stable-Baselines3 for those not listed here.
+
+        Args:
+            buffer_size: Transitions in all; each environment has an equal part.
+            observation_space: Box, Discrete, MultiDiscrete or MultiBinary.
+            action_space: Likewise.
+            device: Where samples go.
+            n_envs: Environments.
+            optimize_memory_usage: Store each observation once.
+            handle_timeout_termination: Tell time limits from terminations by
+                ``infos``; else every end is a termination.
+            path: The folder; see `Home`.
+            resume: Go on with the buffer that is there.
+            prioritized: Draw by priorities; or the arguments of `PrioritizedSampler`.
+            n_steps: Steps to fold into a transition.
+            gamma: Discount of the steps that are folded.
+            seed: Of the draws; by default torch's own.
+
+        Raises:
+            FormatError: The path holds a buffer, and resume is False.
+        """
+        # Not the base's own __init__: it fills the RAM.
+        self.buffer_size = max(buffer_size // n_envs, 1)
+        self.observation_space, self.action_space = observation_space, action_space
+        self.obs_shape = preprocessing.get_obs_shape(observation_space)
+        self.action_dim = preprocessing.get_action_dim(action_space)
+        self.device, self.n_envs = get_device(device), n_envs
+        self.optimize_memory_usage = optimize_memory_usage
+        self.handle_timeout_termination = handle_timeout_termination
+        self.n_steps, self.gamma = n_steps, gamma
+        self._transforms = (NStep(n_steps, gamma),) if n_steps != 1 else ()
+        self._prioritized = prioritized
+        self.sampler = _sampler(prioritized, seed)
+        self._declare()
+        self.home = Home("sb3", path, resume)
+        self.ring: Ring | None = None
+        # What the last step led to, by which a step that does not follow is told.
+        self._led_to: Arrays | None = None
+        self._over = np.zeros(n_envs, bool)
+        if self.home.resumed:
+            self._ready()
+
+    def _declare(self) -> None:
+        """Lay out the fields of a step."""
+        space, shapes = self.observation_space, self.obs_shape
+        self._keys = _keys(shapes)
+        fields: dict[str, Field] = {}
+        for key, path in self._keys.items():
+            shape = shapes if key is None else shapes[key]
+            dtype = (space if key is None else space.spaces[key]).dtype
+            fields[f"observation{path}"] = Field(shape, dtype)
+        if not self.optimize_memory_usage:
+            fields |= {f"next_{path}": field for path, field in fields.items()}
+        dtype = self._maybe_cast_dtype(self.action_space.dtype)
+        fields |= {
+            "action": Field((self.action_dim,), dtype),
+            "reward": Field((), "float32"),
+            "terminated": Field((), "bool"),
+            "truncated": Field((), "bool"),
+        }
+        self._schema = Schema.from_flat(fields)
+
+    def _ready(self) -> Ring:
+        if self.ring is None:
+            self.ring = self.home.ring(
+                self._schema, self.buffer_size, self.n_envs,
+                autoreset="same_step", sampler=self.sampler,
+                transforms=self._transforms, on_resume="truncate",
+            )  # fmt: skip
+            self.sampler = self.ring.sampler
+            self.ring.cut()  # as where another face wrote on meanwhile
+        return self.ring
+
+    def __repr__(self) -> str:
+        """Say what it is, and where."""
+        return f"<sb3.{type(self).__name__} {self.size()} x {self.n_envs}, {self.home}>"
+
+    def size(self) -> int:
+        """Transitions of the environment that has fewest."""
+        return 0 if self.ring is None else int(self.ring.sizes.min())
+
+    @property
+    def full(self) -> bool:
+        """Whether every environment's part is full."""
+        return self.ring is not None and bool(
+            (self.ring.span.lengths >= self.buffer_size).all()
+        )
+
+    @property
+    def pos(self) -> int:
+        """Rows written to the first environment, modulo `buffer_size`."""
+        return 0 if self.ring is None else int(self.ring.heads[0]) % self.buffer_size
+
+    @property
+    def dones(self) -> _Cuts:
+        """What Stable-Baselines3 sets to end the last episode before another run."""
+        return _Cuts(self)
+
+    def add(
+        self,
+        obs: Any,
+        next_obs: Any,
+        action: NDArray[Any],
+        reward: NDArray[Any],
+        done: NDArray[Any],
+        infos: list[dict[str, Any]],
+    ) -> None:
+        """Add one transition of each environment.
+
+        Args:
+            obs: ``[E, *shape]``, or a dict of them.
+            next_obs: Likewise; where a step is done, what its episode ended with.
+            action: ``[E, action_dim]``, or ``[E]``.
+            reward: ``[E]``.
+            done: ``[E]``.
+            infos: One of each environment.
+
+        Raises:
+            SchemaError: A shape or dtype does not fit the spaces.
+        """
+        ring = self._ready()
+        now, then = self._observed(obs), self._observed(next_obs)
+        self._cut_where_apart(ring, now)
+        ended = np.asarray(done, bool)
+        timeouts = np.zeros(self.n_envs, bool)
+        if self.handle_timeout_termination:
+            timeouts[:] = [info.get("TimeLimit.truncated", False) for info in infos]
+        step: Arrays = {
+            **{f"observation{path}": array for path, array in now.items()},
+            "action": np.asarray(action, self._schema["action"].numpy).reshape(
+                self.n_envs, self.action_dim
+            ),
+            "reward": np.asarray(reward, np.float32),
+            "terminated": ended & ~timeouts,
+            "truncated": ended & timeouts,
+        }
+        if self.optimize_memory_usage:
+            final = unflatten({f"final{path}": array for path, array in then.items()})
+            ring.add(step, final_observation=final["final"] if ended.any() else None)
+        else:
+            step |= {f"next_observation{path}": array for path, array in then.items()}
+            ring.add(step)
+        self._led_to, self._over = then, ended
+
+    def _observed(self, obs: Any) -> Arrays:
+        """Observations as they are stored, by what follows the role in their path."""
+        found = {}
+        for key, path in self._keys.items():
+            field = self._schema[f"observation{path}"]
+            array = np.array(obs if key is None else obs[key], field.numpy)
+            found[path] = array.reshape(self.n_envs, *field.shape)
+        return found
+
+    def _cut_where_apart(self, ring: Ring, now: Arrays) -> None:
+        """End episodes that go on elsewhere than where their last step led to.
+
+        A second ``learn()`` resets the environments, and says so to no buffer.
+        """
+        if self._led_to is None:
+            return
+        apart = np.zeros(self.n_envs, bool)
+        for path, array in now.items():
+            apart |= (_bits(array) != _bits(self._led_to[path])).any(axis=1)
+        apart &= ~self._over
+        if apart.any():
+            ring.cut(np.flatnonzero(apart))
+
+    def sample(self, batch_size: int, env: Any = None) -> Any:
+        """Draw a batch.
+
+        Args:
+            batch_size: Transitions.
+            env: A VecNormalize to normalize observations and rewards by.
+
+        Returns:
+            `Samples`, or `DictSamples`, on `device`.
+
+        Raises:
+            EmptyError: There is nothing to draw yet.
+        """
+        if self.ring is None:
+            raise EmptyError(
+                f"cannot draw {batch_size} transitions: got none yet, expected at "
+                "least one; add steps first"
+            )
+        return self._samples(self.ring.sample(batch_size, contiguous=True), env)
+
+    def _samples(self, batch: Batch, env: Any) -> Any:
+        fields = batch.fields
+        now, then = (
+            self._normalize_obs(self._shown(fields, role), env)
+            for role in ("observation", "next_observation")
+        )
+        ends = fields["terminated"].astype(np.float32)
+        rewards = self._normalize_reward(fields["reward"].reshape(-1, 1), env)
+        kind = DictSamples if isinstance(now, dict) else Samples
+        samples = kind(
+            *map(self._tensor, (now, fields["action"], then, ends[:, None], rewards)),
+            # 0 at an end, where what it is multiplied by is 0 as well.
+            self._tensor(fields["discount"][:, None] if self._transforms else None),
+        )
+        samples.batch = batch
+        return samples
+
+    def _shown(self, fields: Arrays, role: str) -> Any:
+        if None in self._keys:
+            return fields[role]
+        return {key: fields[role + path] for key, path in self._keys.items()}
+
+    def _tensor(self, value: Any) -> Any:
+        if value is None:
+            return None
+        if isinstance(value, dict):
+            return {key: self._tensor(array) for key, array in value.items()}
+        # A batch is nobody else's: no copy is needed.
+        return torch.from_numpy(value).to(self.device)
+
+    def update_priorities(self, samples: Any, priorities: ArrayLike) -> int:
+        """Give the transitions of a batch new priorities.
+
+        Args:
+            samples: What `sample` gave.
+            priorities: ``[B]`` or ``[B, 1]``, at least 0; array or tensor.
+
+        Returns:
+            How many were dropped, because they have been overwritten since.
+
+        Raises:
+            SchemaError: Draws are not prioritized, or values do not fit.
+        """
+        if not isinstance(priorities, torch.Tensor):
+            priorities = np.asarray(priorities)
+        assert self.ring is not None
+        return self.ring.update_priorities(samples.batch, priorities.reshape(-1))
+
+    def reset(self) -> None:
+        """Give up all transitions."""
+        self._led_to = None
+        if self.ring is not None:
+            self.ring.clear()
+
+    def close(self) -> None:
+        """Commit and close the files; dropping the buffer, and exit, do so as well."""
+        self.home.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A few arguments and the path: the data stays where it is.
+
+        Raises:
+            FormatError: The buffer is in a temporary folder.
+        """
+        left_out = ("ring", "sampler", "_led_to")
+        state = {k: v for k, v in self.__dict__.items() if k not in left_out}
+        return state | {"_drawn": self.sampler.state_dict()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Open the data that the path leads to; it may have grown since."""
+        drawn = state.pop("_drawn")
+        self.__dict__ |= state
+        self.ring = self._led_to = None
+        self.sampler = _sampler(self._prioritized, None)
+        self.sampler.load_state_dict(drawn)
+        if self.home.resumed:
+            self._ready()
+
+
+class DictReplayBuffer(ReplayBuffer):
+    """`stable_baselines3.common.buffers.DictReplayBuffer` in files."""
+
+    def _declare(self) -> None:
+        if not isinstance(self.obs_shape, dict):
+            raise SchemaError(
+                f"DictReplayBuffer: got the observation space {self.observation_space},"
+                " expected a Dict; use ReplayBuffer"
+            )
+        super()._declare()
+
+
+class _Cuts:
+    """Stands for the array of ends, of which only the last is ever set."""
+
+    def __init__(self, buffer: ReplayBuffer) -> None:
+        self._buffer = buffer
+
+    def __setitem__(self, index: object, done: object) -> None:
+        if self._buffer.ring is not None and np.any(np.asarray(done)):
+            self._buffer.ring.cut()
+
+
+def _sampler(prioritized: bool | Mapping[str, Any], seed: int | None) -> Sampler:
+    seed = torch.initial_seed() % (1 << 63) if seed is None else seed
+    if prioritized is False:
+        return UniformSampler(seed)
+    options = {} if prioritized is True else dict(prioritized)
+    return PrioritizedSampler(**{"seed": seed, **options})
+
+
+def _keys(shapes: Any) -> dict[str | None, str]:
+    """What follows the role in a path, by the key of a Dict; one and nothing else."""
+    if isinstance(shapes, dict):
+        return {key: f"/{key}" for key in shapes}
+    return {None: ""}
+
+
+def _bits(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """Bytes of each environment's array: NaN equals itself."""
+    return np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8)
