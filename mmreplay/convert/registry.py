@@ -59,7 +59,7 @@ OURS = (
         (".safetensors", ".safetensors.index.json"),
     ),
     Format(
-        "safetensors-folder", "mmreplay.convert.safetensors", "a folder of its parts",
+        "safetensors-folder", "mmreplay.convert.safetensors", "a folder of its parts, or velora's pair",
         writes=False, asks=True,
     ),
     Format("csv", "mmreplay.convert.csv", "a table of text", (".csv", ".csv.gz")),
@@ -103,6 +103,10 @@ FOREIGN = (
     ),
     Format(
         "dqn-replay", "mmreplay.convert.foreign.dqn_replay", "a folder of DQN Replay",
+        writes=False, asks=True,
+    ),
+    Format(
+        "lerobot", "mmreplay.convert.foreign.lerobot", "a LeRobot dataset's folder",
         writes=False, asks=True,
     ),
 )  # fmt: skip

@@ -135,12 +135,13 @@ def parquet_batches(part: Part, names: list[str]) -> Batches:
 
     def batches() -> Iterator[Mapping[str, Any]]:
         for batch in part.batches(ROWS, names):
-            yield _flat(batch)
+            yield flat(batch)
 
     return batches
 
 
-def _flat(batch: Mapping[str, Any]) -> dict[str, Any]:
+def flat(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Columns with structs by their leaves."""
     found: dict[str, Any] = {}
     for name, array in batch.items():
         found |= leaves(array, name)
@@ -182,7 +183,7 @@ class IpcFile:
             for number in range(self._reader.num_record_batches):
                 with told(self.path):
                     batch = self._batch(number)
-                    yield _flat({name: batch.column(name) for name in names})
+                    yield flat({name: batch.column(name) for name in names})
 
         return batches
 

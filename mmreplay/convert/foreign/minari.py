@@ -15,7 +15,7 @@ from mmreplay.convert.base import Notes
 from mmreplay.convert.description import Description
 from mmreplay.convert.foreign.columns import Later, Rows
 from mmreplay.convert.foreign.fields import ends_of, make_schema, scalar
-from mmreplay.convert.foreign.jpeg import LOSSY
+from mmreplay.convert.foreign.images import LOSSY
 from mmreplay.convert.foreign.minari_hdf5 import Hdf5Episodes
 from mmreplay.convert.foreign.minari_out import MinariWriter
 from mmreplay.convert.foreign.spaces import parse

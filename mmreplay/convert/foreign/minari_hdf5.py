@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from mmreplay.convert.base import Notes
-from mmreplay.convert.foreign import jpeg as jpegs
+from mmreplay.convert.foreign import images
 from mmreplay.convert.foreign.columns import Rows
 from mmreplay.convert.foreign.hdf5 import Hdf5
-from mmreplay.convert.foreign.jpeg import JpegRows
+from mmreplay.convert.foreign.images import ImageRows
 from mmreplay.convert.foreign.spaces import is_image, leaf_of
 from mmreplay.errors import FormatError
 
@@ -84,7 +84,7 @@ class Hdf5Episodes:
                     return packed
         return self._hdf5.rows(name)
 
-    def _packed(self, name: str) -> JpegRows | None:
+    def _packed(self, name: str) -> ImageRows | None:
         """Images kept as JPEG: one string of bytes a row, of one length or of many."""
         dataset = self._hdf5.raw(name)
         many = dataset.dtype.kind == "O"
@@ -98,10 +98,10 @@ class Hdf5Episodes:
             with self._hdf5.told(told):
                 return [np.asarray(each).tobytes() for each in dataset[first:stop]]
 
-        if not packed(0, 1)[0].startswith(jpegs.MAGIC):
+        if not packed(0, 1)[0].startswith(images.MAGIC):
             return None
         self.lossy = True
-        return JpegRows(packed, len(dataset), told)
+        return ImageRows(packed, len(dataset), told)
 
     def close(self) -> None:
         """See `minari.Episodes.close`."""

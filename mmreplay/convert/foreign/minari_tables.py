@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from mmreplay.convert import parquet_columns
 from mmreplay.convert.base import Notes
-from mmreplay.convert.foreign import jpeg as jpegs
+from mmreplay.convert.foreign import images
 from mmreplay.convert.foreign.arrow import (
     ArrowRows,
     Batches,
@@ -19,7 +19,7 @@ from mmreplay.convert.foreign.arrow import (
     parquet_batches,
 )
 from mmreplay.convert.foreign.columns import Later, Rows, nbytes_of
-from mmreplay.convert.foreign.jpeg import JpegRows
+from mmreplay.convert.foreign.images import ImageRows
 from mmreplay.convert.foreign.spaces import leaf_of
 from mmreplay.convert.parquet_file import Part
 from mmreplay.convert.tables import refuse_expansion
@@ -118,7 +118,7 @@ class TableEpisodes:
         space = leaf_of(self._spaces.get(part), below)
         if pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type):
             first = array[0].as_py()
-            if first is None or not first.startswith(jpegs.MAGIC):
+            if first is None or not first.startswith(images.MAGIC):
                 return None
             self.lossy = True
 
@@ -126,7 +126,7 @@ class TableEpisodes:
                 found = window.read(path, first, stop).to_pylist()
                 return [each or b"" for each in found]
 
-            return JpegRows(packed, window.count, f"{window.name}: {path!r}")
+            return ImageRows(packed, window.count, f"{window.name}: {path!r}")
         kind = parquet_columns.kind_of(array[:1])
         if kind is None:
             return None

@@ -1,4 +1,4 @@
-"""Images that a source keeps as JPEG, unpacked by Pillow (extra jpeg)."""
+"""Images that a source keeps packed, unpacked one by one by Pillow (extra images)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Packed = Callable[[int, int], list[bytes]]
 """Bytes of images ``[first, stop)``."""
 
 
-class JpegRows:
+class ImageRows:
     """Images as rows; see `columns.Rows`. Their shape is the first one's."""
 
     dtype = "uint8"
@@ -45,8 +45,8 @@ def _library() -> Any:
         from PIL import Image
     except ImportError as error:
         raise FailedError(
-            "Pillow is not installed, expected it for images kept as JPEG; run: "
-            'pip install "mmreplay[jpeg]"'
+            "Pillow is not installed, expected it for packed images; run: "
+            'pip install "mmreplay[images]"'
         ) from error
     return Image
 
@@ -57,7 +57,9 @@ def _open(data: bytes, shape: tuple[int, ...] | None, name: str) -> Array:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            with image_library.open(io.BytesIO(data), formats=("JPEG",)) as image:
+            with image_library.open(io.BytesIO(data), formats=("JPEG", "PNG")) as image:
+                if image.mode not in ("L", "RGB", "RGBA"):
+                    raise FormatError(f"an image of mode {image.mode}")
                 claimed = (image.height, image.width, *_bands(image))
                 if shape is None and int(np.prod(claimed)) > MAX_ROW_NBYTES:
                     raise FormatError(f"an image of {claimed}")
@@ -67,8 +69,9 @@ def _open(data: bytes, shape: tuple[int, ...] | None, name: str) -> Array:
     except Exception as error:
         # Pillow lets through whatever its parsers stumble over.
         raise CorruptError(
-            f"{name}: got {str(error)[:200]}, expected a whole JPEG image of the shape "
-            "of the others; the file is damaged: restore it from a copy"
+            f"{name}: got {str(error)[:200]}, expected a whole JPEG or PNG image of "
+            "bytes, of the shape of the others; the file is damaged: restore it from a "
+            "copy"
         ) from error
 
 

@@ -1,0 +1,200 @@
+"""LeRobot's datasets, written by pyarrow in the layouts of v2.1 and v3.0."""
+
+import io
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+import mmreplay as mr
+from mmreplay.convert import registry
+from mmreplay.errors import CorruptError, FormatError, SchemaError, SourceError
+from tests.convert.contract import error_of, told
+
+LENGTHS = (4, 1, 6)
+
+
+def frames(rng, lengths=LENGTHS, image=False):
+    """Columns as LeRobot has them, all episodes in one."""
+    total = sum(lengths)
+    episodes = np.repeat(np.arange(len(lengths)), lengths)
+    inner = np.concatenate([np.arange(length) for length in lengths])
+    done = np.append(np.diff(episodes) > 0, True)
+    done[lengths[0] - 1] = False
+    found = {
+        "observation.state": rng.random((total, 3)).astype(np.float32),
+        "action": rng.random((total, 2)).astype(np.float32),
+        "next.reward": rng.random(total).astype(np.float32),
+        "next.done": done,
+        "timestamp": (inner / 10).astype(np.float32),
+        "frame_index": inner,
+        "episode_index": episodes,
+        "index": np.arange(total),
+        "task_index": np.zeros(total, np.int64),
+    }
+    if image:
+        found["observation.images.top"] = rng.integers(0, 256, (total, 6, 5, 3), "u1")
+    return found
+
+
+def column(values):
+    if values.ndim == 4:
+        packed = []
+        for each in values:
+            held = io.BytesIO()
+            Image.fromarray(each).save(held, "PNG")
+            packed.append({"bytes": held.getvalue(), "path": "x.png"})
+        return pa.array(packed)
+    if values.ndim == 2:
+        return pa.array(list(values), pa.list_(pa.from_numpy_dtype(values.dtype)))
+    return pa.array(values)
+
+
+def write(folder, data, version="v3.0", files=2, **info):
+    episodes = data["episode_index"]
+    total = int(episodes[-1]) + 1
+    for number in range(total if version == "v2.1" else files):
+        part = folder / "data" / "chunk-000"
+        part.mkdir(parents=True, exist_ok=True)
+        if version == "v2.1":
+            rows, name = episodes == number, f"episode_{number:06d}.parquet"
+        else:
+            name = f"file-{number:03d}.parquet"
+            rows = (episodes * files // total) == number
+        table = {key: column(values[rows]) for key, values in data.items()}
+        pq.write_table(pa.table(table), part / name)
+    features = {
+        key: {
+            "dtype": "image" if v.ndim == 4 else str(v.dtype),
+            "shape": [*v.shape[1:]],
+        }
+        for key, v in data.items()
+    }
+    told_ = {
+        "codebase_version": version, "total_episodes": total, "fps": 10,
+        "total_frames": len(episodes), "features": features,
+    }  # fmt: skip
+    (folder / "meta").mkdir()
+    (folder / "meta" / "info.json").write_text(json.dumps(told_ | info))
+    return folder
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_frames_come_episode_by_episode(tmp_path, rng, version):
+    data = frames(rng, image=True)
+    folder = write(tmp_path / "set", data, version)
+    assert registry.source_format(folder).name == "lerobot"
+    report = mr.load(folder, tmp_path / "buffer")
+    assert (report.rows, report.episodes) == (11, 3)
+    assert [doubt[:11] for doubt in report.doubts] == ["'next.done'"]
+    with mr.ReplayBuffer.open(tmp_path / "buffer") as buffer:
+        rows = buffer.gather_all()
+        lengths = [
+            len(each) for each in buffer.episodes.episodes(0).begin.reshape(-1, 1)
+        ]
+        assert len(lengths) == 3
+        assert buffer.metadata.user["lerobot"]["fps"] == 10
+    for name, ours in (
+        ("observation.state", "observation/state"),
+        ("observation.images.top", "observation/images/top"),
+        ("action", "action"),
+        ("next.reward", "reward"),
+        ("timestamp", "timestamp"),
+    ):
+        np.testing.assert_array_equal(rows[ours], data[name])
+        assert rows[ours].dtype == data[name].dtype
+    np.testing.assert_array_equal(rows["terminated"], data["next.done"])
+    # The first episode ends without being done.
+    assert np.flatnonzero(rows["truncated"]).tolist() == [3]
+
+
+def test_without_done_all_episodes_are_truncated(tmp_path, rng):
+    data = frames(rng)
+    del data["next.done"]
+    mr.load(write(tmp_path / "set", data), tmp_path / "buffer", strict=True)
+    with mr.ReplayBuffer.open(tmp_path / "buffer") as buffer:
+        ends = buffer.gather_all()["truncated"]
+    assert np.flatnonzero(ends).tolist() == [3, 4, 10]
+
+
+def test_videos_are_refused_or_left_out(tmp_path, rng):
+    data = frames(rng)
+    features = {"observation.images.top": {"dtype": "video", "shape": [6, 5, 3]}}
+    folder = write(tmp_path / "set", data, features=features)
+    with pytest.raises(FormatError, match="is kept as video, which mmreplay does not"):
+        mr.load(folder, tmp_path / "buffer")
+    report = mr.load(folder, tmp_path / "buffer", video="skip")
+    assert any("is kept as video, and was left out" in note for note in report.notes)
+    with pytest.raises(SchemaError, match="video: got 'play', expected one of refuse"):
+        mr.load(folder, tmp_path / "other", video="play")
+
+
+def test_other_numbers_in_the_information_are_a_doubt(tmp_path, rng):
+    data = frames(rng)
+    del data["next.done"]
+    folder = write(tmp_path / "set", data, total_frames=12)
+    with pytest.raises(SourceError, match="says total_frames 12, and the data has 11"):
+        mr.load(folder, tmp_path / "buffer", strict=True)
+
+
+@pytest.mark.parametrize(
+    ("info", "match"),
+    [
+        ({"codebase_version": "v1.6"}, "says codebase_version 'v1.6', expected v2"),
+        ({"codebase_version": None}, "says codebase_version 'None', expected v2"),
+    ],
+)
+def test_other_versions_are_refused(tmp_path, rng, info, match):
+    folder = write(tmp_path / "set", frames(rng), **info)
+    with pytest.raises(FormatError, match=match):
+        mr.load(folder, tmp_path / "buffer")
+
+
+def test_files_that_differ_are_refused(tmp_path, rng):
+    folder = write(tmp_path / "set", frames(rng))
+    path = folder / "data" / "chunk-000" / "file-001.parquet"
+    pq.write_table(pq.read_table(path).drop_columns(["action"]), path)
+    with pytest.raises(FormatError, match="has other columns than"):
+        mr.load(folder, tmp_path / "buffer")
+    path.unlink()
+    report = mr.load(folder, tmp_path / "buffer")
+    assert any("total_frames 11, and the data" in doubt for doubt in report.doubts)
+
+
+def test_a_damaged_image_is_named(tmp_path, rng):
+    data = frames(rng, (3,), image=True)
+    folder = write(tmp_path / "set", data, files=1)
+    path = folder / "data" / "chunk-000" / "file-000.parquet"
+    table = pq.read_table(path)
+    held = table["observation.images.top"].to_pylist()
+    held[1]["bytes"] = held[1]["bytes"][:60]
+    place = table.column_names.index("observation.images.top")
+    pq.write_table(
+        table.set_column(place, "observation.images.top", pa.array(held)), path
+    )
+    with pytest.raises(
+        CorruptError, match=r"row 1: got .* expected a whole JPEG or PNG"
+    ):
+        mr.load(folder, tmp_path / "buffer")
+
+
+def test_flipped_bits_are_errors_that_name_the_dataset(tmp_path, rng):
+    folder = write(tmp_path / "set", frames(rng, (5, 4)), files=1)
+    path = folder / "data" / "chunk-000" / "file-000.parquet"
+    whole = path.read_bytes()
+    for number, place in enumerate(rng.integers(0, len(whole), 30).tolist()):
+        changed = bytearray(whole)
+        changed[place] ^= 1 << int(rng.integers(8))
+        path.write_bytes(changed if number % 4 else whole[:place])
+        target = tmp_path / str(number)
+
+        def load(target=target):
+            mr.load(folder, target)
+
+        error = error_of(load)
+        if error is not None:
+            assert str(folder) in told(error)
+            assert not target.exists()
