@@ -331,6 +331,11 @@ class PriorityDrawing(Protocol):
         """``"disk"``, or ``"RAM"`` and why; None before the first draw."""
         return self._work.where
 
+    @property
+    def priorities(self) -> Priorities:
+        """The priorities kept, and the law over them, as of the last look."""
+        return self._work._priorities
+
     def __repr__(self) -> str:
         """Say where its priorities are."""
         return self._work.describe()

@@ -1,0 +1,360 @@
+"""One ring and all that is done to it, with arrays, where its writer lives.
+
+What children of that process call arrives here too; see `sharing`. So whatever comes
+in and goes out is arrays, numbers and dicts of them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.adapters.alf.drawing import Drawing, Law
+from mmreplay.adapters.alf.episodes import (
+    BEGIN,
+    RETURN,
+    ZERO,
+    Log,
+    Names,
+    ReturnRule,
+    last_rows,
+)
+from mmreplay.adapters.alf.errors import RefusedError, UnknownError, refusing
+from mmreplay.adapters.alf.nests import Columns
+from mmreplay.adapters.home import Home
+from mmreplay.batch import Batch
+from mmreplay.errors import FormatError
+from mmreplay.nesting import unflatten
+from mmreplay.schema import Field, Schema
+
+Ids = NDArray[np.int64]
+KIND = "mmreplay.adapters.alf"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a ring is made of.
+
+    Attributes:
+        fields: Of the nest's leaves, by path.
+        names: Leaves that tell of episodes.
+        num_envs: Environments.
+        capacity: Rows of each.
+        law: How batches are drawn; None where none are.
+        keep: Episodes are told apart.
+        rule: Returns are stored.
+    """
+
+    fields: dict[str, Field]
+    names: Names
+    num_envs: int
+    capacity: int
+    law: Law | None = None
+    keep: bool = False
+    rule: ReturnRule | None = None
+
+
+class Core:
+    """The ring of one `RingBuffer`; every method may be called from any thread."""
+
+    def __init__(self, plan: Plan, home: Home) -> None:
+        """Make the ring, or open the one that is there."""
+        self._plan = plan
+        self._log = Log(plan.names, plan.num_envs, plan.keep, plan.rule)
+        fields = dict(plan.fields)
+        step_type = plan.names.step_type
+        if step_type is not None:
+            told = fields[step_type]
+            # Published rows never change, but the newest of a run that broke off.
+            fields[step_type] = Field(told.shape, told.dtype, mutable=True)
+        roles = {} if plan.names.reward is None else {"reward": plan.names.reward}
+        self._drawing = None if plan.law is None else Drawing(plan.law)
+        self._home = home
+        with refusing():
+            schema = Schema.from_flat(fields | self._log.fields, roles)
+            self.buffer = home.ring(
+                schema, plan.capacity, plan.num_envs,
+                sampler=None if self._drawing is None else self._drawing.of(1),
+                on_resume="truncate", user={"adapter": "alf"},
+            )  # fmt: skip
+        self._leaves = tuple(plan.fields)
+        self._turn = threading.Condition(threading.RLock())
+        self._stopped = False
+        if home.resumed:
+            self._log.break_off(self.buffer)
+
+    def where(self) -> str:
+        """Folder, and whether it stays."""
+        return repr(self._home)
+
+    def close(self) -> None:
+        """Commit and close the ring."""
+        with self._turn:
+            self.stop()
+            self._home.close()
+
+    def stop(self) -> None:
+        """Let who waits go on, with nothing done, as will who is to wait."""
+        with self._turn:
+            self._stopped = True
+            self._turn.notify_all()
+
+    def revive(self) -> None:
+        """Take waiting up again after `stop`."""
+        with self._turn:
+            self._stopped = False
+
+    def bounds(self) -> tuple[Ids, Ids]:
+        """First position alive and one past the last, int64 ``[E]`` each."""
+        span = self.buffer.span
+        return span.first.copy(), span.stop.copy()
+
+    def env_ids(self, env_ids: Ids | None) -> Ids:
+        """Check environments, each once.
+
+        Raises:
+            RefusedError: There is more than one axis, or one is named twice.
+            UnknownError: There is no such environment.
+        """
+        num_envs = self._plan.num_envs
+        if env_ids is None:
+            return np.arange(num_envs)
+        ids = np.asarray(env_ids).astype(np.int64)
+        if ids.ndim != 1 or len(np.unique(ids)) != len(ids):
+            raise RefusedError(
+                f"env_ids: got {ids.tolist()}, expected different ones in one axis; "
+                "give each environment once"
+            )
+        if len(ids) and (ids.min() < 0 or ids.max() >= num_envs):
+            raise UnknownError(
+                f"env_ids: got values in [{ids.min()}, {ids.max()}], expected them in "
+                f"[0, {num_envs}); environments are counted from 0"
+            )
+        return ids
+
+    def _wait(self, ready: Callable[[], bool]) -> bool:
+        """Wait until something is so; False if waiting was stopped."""
+        while not self._stopped:
+            if ready():
+                return True
+            self._turn.wait()
+        return False
+
+    def enqueue(self, columns: Columns, env_ids: Ids | None, blocking: bool) -> bool:
+        """Add one row of each environment; False if waiting was stopped."""
+        ids = self.env_ids(env_ids)
+        for path, column in columns.items():
+            if column.ndim == 0 or len(column) != len(ids):
+                raise RefusedError(
+                    f"batch: got {path!r} of shape {list(column.shape)} for "
+                    f"{len(ids)} environments, expected a row for each; give env_ids "
+                    "for some of them"
+                )
+        if len(ids) == 0:
+            return True
+        with self._turn:
+            if blocking and not self._wait(lambda: self._has_space(ids)):
+                return False
+            positions = self.buffer.heads[ids]
+            with refusing():
+                whole = columns | self._log.columns(ids, positions, columns)
+                given = None if env_ids is None else ids
+                self.buffer.add(unflatten(whole), env_ids=given)
+                self._log.added(self.buffer, ids, positions, whole)
+            self._turn.notify_all()
+        return True
+
+    def extend(self, columns: Columns) -> None:
+        """Add many rows of the only environment, ``[T, *shape]``; no episodes."""
+        with self._turn, refusing():
+            self.buffer.extend(unflatten(columns))
+
+    def _has_space(self, ids: Ids) -> bool:
+        return bool((self.buffer.span.lengths[ids] < self._plan.capacity).all())
+
+    def dequeue(
+        self, env_ids: Ids | None, count: int, blocking: bool
+    ) -> Columns | None:
+        """Take the oldest rows, ``[B, count, *shape]``; None if waiting was stopped."""
+        ids = self.env_ids(env_ids)
+        if not 1 <= count <= self._plan.capacity:
+            raise RefusedError(
+                f"n: got {count}, expected 1 to {self._plan.capacity}, as many rows as "
+                "there is room for; ask for fewer"
+            )
+        with self._turn:
+
+            def ready() -> bool:
+                return bool((self.buffer.span.lengths[ids] >= count).all())
+
+            if blocking and not self._wait(ready):
+                return None
+            with refusing():
+                batch = self.buffer.dequeue(count, ids)
+            self._turn.notify_all()
+        return self._shaped(batch.fields, len(ids), count)
+
+    def remove_up_to(self, count: int, env_ids: Ids | None) -> None:
+        """Take out the oldest rows, as many as there are."""
+        ids = self.env_ids(env_ids)
+        with self._turn:
+            counts = np.minimum(self.buffer.span.lengths[ids], count)
+            for some in np.unique(counts[counts > 0]).tolist():
+                self.buffer.dequeue(some, ids[counts == some])
+            self._turn.notify_all()
+
+    def clear(self, env_ids: Ids | None) -> None:
+        """Give up all rows; positions go on."""
+        ids = self.env_ids(env_ids)
+        with self._turn:
+            if len(ids):
+                self.buffer.clear(ids)
+            self._log.forget(ids)
+            self._turn.notify_all()
+
+    def _shaped(self, fields: Mapping[str, Any], *lead: int) -> Columns:
+        """Leaves, of which the leading axis is taken apart."""
+        return {
+            path: np.ascontiguousarray(fields[path]).reshape(
+                *lead, *self._plan.fields[path].shape
+            )
+            for path in self._leaves
+        }
+
+    def gather_all(self, ignored: int) -> tuple[Columns, Ids, Ids]:
+        """Every row ``[E, T, *shape]``, less ignored ones; environments and starts."""
+        with self._turn:
+            first, stop = self.bounds()
+            if (first != first[0]).any() or (stop != stop[0]).any():
+                raise RefusedError(
+                    f"gather_all: got rows from {first.tolist()} to {stop.tolist()}, "
+                    "expected the same of every environment; add steps of all of "
+                    "them, or read some with get_field"
+                )
+            length = int(stop[0] - first[0])
+            if ignored and length <= ignored:
+                raise RefusedError(
+                    f"gather_all: got {length} rows, expected more than the {ignored} "
+                    "that are ignored; add steps first"
+                )
+            fields = self.buffer.gather_all().fields
+        shaped = self._shaped(fields, self._plan.num_envs, length)
+        shaped = {path: column[:, ignored:] for path, column in shaped.items()}
+        return shaped, np.arange(self._plan.num_envs), first + ignored
+
+    def get_field(
+        self, paths: tuple[str, ...], env_ids: Ids, positions: Ids
+    ) -> Columns:
+        """Some leaves, or what is beside them, of rows, ``[*broadcast, *shape]``."""
+        with self._turn, refusing():
+            return {
+                path: self.buffer.get_field(path, env_ids, positions) for path in paths
+            }
+
+    def begins(self, env_ids: Ids, positions: Ids) -> Ids:
+        """Where the episodes of rows began."""
+        return self._beside(BEGIN, env_ids, positions)
+
+    def zeros(self, env_ids: Ids, positions: Ids) -> Ids:
+        """The last row of discount 0, or FIRST, up to each."""
+        return self._beside(ZERO, env_ids, positions)
+
+    def _beside(self, path: str, env_ids: Ids, positions: Ids) -> Ids:
+        if path not in self.buffer.schema:
+            raise RefusedError(
+                f"episodes: got a buffer that keeps no {path!r}, expected one that "
+                "does; make it with keep_episodic_info=True and the leaves step_type "
+                "and discount"
+            )
+        found = self.get_field((path,), env_ids, positions)
+        return found[path].astype(np.int64)
+
+    def left(self, env_ids: Ids, positions: Ids) -> Ids:
+        """Rows after each, to the newest one of its episode."""
+        with self._turn:
+            self._beside(BEGIN, env_ids, positions)
+            ids, rows = np.broadcast_arrays(env_ids, positions)
+            found: Ids = last_rows(self.buffer, ids, rows) - rows
+            return found
+
+    def sample(self, batch_size: int, length: int) -> dict[str, Any]:
+        """Draw windows ``[B, T, *shape]``; what goes with them stands beside."""
+        assert self._drawing is not None
+        with self._turn, refusing():
+            self._drawing.check(self.buffer, length)
+            self.buffer.sampler = self._drawing.of(length)
+            batch = self.buffer.sample(batch_size)
+            found: dict[str, Any] = {
+                "data": {path: batch.fields[path] for path in self._leaves},
+                "env_ids": batch.env_ids,
+                "positions": batch.positions,
+                "weights": self._drawing.weights(batch),
+            }
+            if self._plan.rule is not None:
+                found["returns"] = batch.fields[RETURN][:, 0]
+            return found
+
+    def update_priority(self, env_ids: Ids, positions: Ids, values: Any) -> int:
+        """Set priorities; how many were dropped, as their rows are gone."""
+        assert self._drawing is not None
+        self._drawing.check_prioritized()
+        nothing = np.empty(0)
+        batch = Batch({}, env_ids, positions, nothing, nothing)
+        with self._turn, refusing():
+            try:
+                return self.buffer.update_priorities(batch, values)
+            except ValueError as error:
+                raise RefusedError(str(error)) from error
+
+    def initial_priority(self) -> float:
+        """What a row that is added now enters at."""
+        assert self._drawing is not None
+        with self._turn:
+            return self._drawing.initial_priority(self.buffer)
+
+    def take(self, positions: Ids) -> Columns:
+        """Leaves of rows of the only environment."""
+        return self.get_field(self._leaves, np.zeros_like(positions), positions)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Make everything durable, and say which buffer that is."""
+        if self._home.temporary:
+            raise FormatError(
+                f"state of the buffer in the temporary folder {self._home.path}: got a "
+                "folder that is removed at exit, expected one that stays; give path="
+            )
+        with self._turn:
+            self.buffer.commit()
+            drawing = None if self._drawing is None else self._drawing.state_dict()
+            return {
+                "kind": KIND,
+                "path": str(self._home.path),
+                "uuid": self.buffer.metadata.uuid.hex(),
+                "heads": self.buffer.heads.tolist(),
+                "drawing": drawing,
+            }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state: rows are in the folder, what draws is in the state."""
+        if not isinstance(state, Mapping) or state.get("kind") != KIND:
+            kind = state.get("kind") if isinstance(state, Mapping) else state
+            raise FormatError(
+                f"state: got kind {kind!r:.60}, expected {KIND!r}; load what "
+                "state_dict of this buffer returned"
+            )
+        own = self.buffer.metadata.uuid.hex()
+        if state.get("uuid") != own:
+            raise FormatError(
+                f"state: got one of the buffer {state.get('uuid')} at "
+                f"{state.get('path')}, expected {own} at {self._home.path}; make the "
+                "buffer with that path and resume=True, and load it then"
+            )
+        with self._turn:
+            if self._drawing is not None and state.get("drawing") is not None:
+                self._drawing.load_state_dict(state["drawing"])
+            self._log.break_off(self.buffer)

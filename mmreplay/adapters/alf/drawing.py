@@ -1,0 +1,122 @@
+"""How batches are drawn: alf's options as samplers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.adapters.alf.errors import RefusedError
+from mmreplay.batch import Batch
+from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.samplers.base import Sampler
+from mmreplay.samplers.earliest import ignore_earliest
+from mmreplay.samplers.prioritized import PrioritizedSampler
+from mmreplay.samplers.recent import RecentSampler
+from mmreplay.samplers.sequence import SequenceSampler
+from mmreplay.samplers.stratified import StratifiedSampler
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """What batches are drawn by.
+
+    Attributes:
+        ignored: Oldest rows of each environment that start no window.
+        initial_priority: The least that a new row enters at; None for no priorities.
+        recent_steps: Newest starts of each environment.
+        recent_ratio: Share of a batch that is drawn from those.
+        replacement: Draws are independent, not spread over each environment.
+        seed: Of all draws.
+    """
+
+    ignored: int
+    initial_priority: float | None
+    recent_steps: int
+    recent_ratio: float
+    replacement: bool
+    seed: int
+
+
+class Drawing:
+    """Samplers of windows, of any length, over one that draws their starts."""
+
+    def __init__(self, law: Law) -> None:
+        """Make one."""
+        self._law = law
+        self._priorities: PrioritizedSampler | None = None
+        starts: Sampler
+        if law.initial_priority is None:
+            starts = StratifiedSampler(law.seed, stratified=not law.replacement)
+        else:
+            starts = self._priorities = PrioritizedSampler(
+                1.0, 1.0, eps=0.0, initial_priority=law.initial_priority,
+                normalize="mean", seed=law.seed,
+            )  # fmt: skip
+        if law.recent_ratio > 0:
+            starts = RecentSampler(
+                law.recent_steps, law.recent_ratio, starts, seed=law.seed
+            )
+        self._starts = ignore_earliest(law.ignored, starts) if law.ignored else starts
+        self._windows: dict[int, SequenceSampler] = {}
+
+    def of(self, length: int) -> SequenceSampler:
+        """What draws windows of a length, over the ends of episodes."""
+        if length not in self._windows:
+            self._windows[length] = SequenceSampler(
+                length, self._starts, boundary="any"
+            )
+        return self._windows[length]
+
+    def check(self, buffer: ReplayBuffer, length: int) -> None:
+        """Refuse windows that an environment is too short for.
+
+        Raises:
+            RefusedError: One is, where every environment is drawn from.
+        """
+        if length < 1:
+            raise RefusedError(
+                f"batch_length: got {length}, expected at least 1; ask for a step"
+            )
+        least = int(buffer.span.lengths.min()) - self._law.ignored
+        if self._priorities is None and least < length:
+            raise RefusedError(
+                f"cannot draw windows of {length} steps: got an environment with "
+                f"{least} that are not ignored, expected as many; add steps first"
+            )
+
+    def check_prioritized(self) -> None:
+        """Refuse priorities where nobody draws by them."""
+        if self._priorities is None:
+            raise RefusedError(
+                "update_priority: got a buffer without priorities, expected one with; "
+                "make it with prioritized_sampling=True"
+            )
+
+    def weights(self, batch: Batch) -> NDArray[np.float32] | None:
+        """Priorities over the mean of those above 0; None without priorities."""
+        if self._priorities is None:
+            return None
+        known = self._priorities.priorities
+        share = known.law.num_open / known.num_legal
+        return (share / batch.weights).astype(np.float32)  # type: ignore[no-any-return]  # a batch holds any arrays
+
+    def initial_priority(self, buffer: ReplayBuffer) -> float:
+        """What a row that is added now enters at."""
+        self.check_prioritized()
+        assert self._priorities is not None
+        assert self._law.initial_priority is not None
+        known = self._priorities.priorities
+        with (view := buffer.view).lock:
+            known.follow(view)
+            return max(known.highest(), self._law.initial_priority)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where draws stand; priorities are in the buffer's folder."""
+        return dict(self._starts.state_dict())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self._starts.load_state_dict(state)

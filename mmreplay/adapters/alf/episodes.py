@@ -1,0 +1,234 @@
+"""Which episode each row is of, counted by rows of step type FIRST, and returns.
+
+Beside a row stand the position where its episode began, which outlives that row in
+the ring, and that of the last row, itself or before, with a discount of 0 or FIRST.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.adapters.alf.errors import RefusedError
+from mmreplay.adapters.alf.nests import Columns, path_of
+from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.schema import Field
+
+FIRST, LAST = 0, 2
+BEGIN, ZERO = "episode/begin", "episode/zero"
+RETURN = "discounted_return"
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Paths of the leaves that tell of episodes; None of one that the nest has not."""
+
+    step_type: str | None = None
+    discount: str | None = None
+    reward: str | None = None
+
+    @classmethod
+    def among(cls, fields: Mapping[str, Field]) -> Names:
+        """Those of a nest."""
+        words = ("step_type", "discount", "reward")
+        return cls(*(path_of(fields, word) for word in words))
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnRule:
+    """How returns are summed.
+
+    Attributes:
+        default: Return of rows whose episode has not ended.
+        gamma: Discount per step.
+        clip: Bounds of each reward, or None.
+    """
+
+    default: float
+    gamma: float
+    clip: tuple[float, float] | None
+
+    def returns(
+        self, rewards: NDArray[Any], discounts: NDArray[Any]
+    ) -> NDArray[np.float32]:
+        """Returns of rows: ``G[t] = discount[t] * (reward[t + 1] + gamma * G[t + 1])``.
+
+        Args:
+            rewards: ``[N]``, of the rows after those.
+            discounts: ``[N]``, of those rows.
+
+        Returns:
+            float32 ``[N]``; what follows the last row is worth nothing.
+        """
+        if self.clip is not None:
+            rewards = np.clip(rewards, *self.clip)
+        found, value = np.empty(len(rewards), np.float32), 0.0
+        pairs = zip(rewards.tolist(), discounts.tolist(), strict=True)
+        for place, (reward, discount) in reversed(list(enumerate(pairs))):
+            value = discount * (reward + self.gamma * value)
+            found[place] = value
+        return found
+
+
+class Log:
+    """Writes what rows are to their episodes, and reads it.
+
+    Attributes:
+        names: Leaves that tell.
+        fields: What is stored beside the nest, by path.
+    """
+
+    def __init__(
+        self, names: Names, num_envs: int, keep: bool, rule: ReturnRule | None
+    ) -> None:
+        """Make one that knows no row.
+
+        Args:
+            names: Leaves that tell.
+            num_envs: Environments.
+            keep: Store where episodes begin.
+            rule: Store returns.
+
+        Raises:
+            RefusedError: A leaf that is needed is not there.
+        """
+        wanted = (keep, rule is not None, rule is not None)
+        leaves = (names.step_type, names.discount, names.reward)
+        for name, path, needed in zip(
+            ("step_type", "discount", "reward"), leaves, wanted, strict=True
+        ):
+            if needed and path is None:
+                raise RefusedError(
+                    f"data_spec: got no scalar named {name!r}, expected one to tell "
+                    "episodes by; add it, or leave episodes alone"
+                )
+        self.names, self._keep, self._rule = names, keep, rule
+        self.fields: dict[str, Field] = {}
+        if names.step_type is not None:
+            # Ends are flags of a row, and take no room of their own.
+            self.fields |= {n: Field((), "bool") for n in ("terminated", "truncated")}
+        if keep:
+            self.fields[BEGIN] = Field((), "int64")
+            if names.discount is not None:
+                self.fields[ZERO] = Field((), "int64")
+        if rule is not None:
+            self.fields[RETURN] = Field((), "float32", mutable=True)
+        self._begin = np.zeros(num_envs, np.int64)
+        self._zero = np.zeros(num_envs, np.int64)
+        # The next row is the first that is known of its environment.
+        self._fresh = np.ones(num_envs, bool)
+
+    def forget(self, env_ids: Ids) -> None:
+        """Let the next rows begin episodes, whatever their type."""
+        self._fresh[env_ids] = True
+
+    def break_off(self, buffer: ReplayBuffer) -> None:
+        """Turn the newest row of every environment into a LAST one.
+
+        So that what is added by another run does not go on with its episode.
+        """
+        if self.names.step_type is not None:
+            env_ids = np.flatnonzero(buffer.span.lengths)
+            positions = buffer.heads[env_ids] - 1
+            buffer.set(
+                self.names.step_type, env_ids, positions,
+                np.full(len(env_ids), LAST, buffer.schema[self.names.step_type].numpy),
+            )  # fmt: skip
+        self._fresh[:] = True
+
+    def columns(
+        self, env_ids: Ids, positions: Ids, columns: Mapping[str, NDArray[Any]]
+    ) -> Columns:
+        """What is stored beside rows that are to be added; changes nothing.
+
+        Args:
+            env_ids: int64 ``[B]``.
+            positions: int64 ``[B]``, where they will be.
+            columns: Leaves of the rows.
+        """
+        names = self.names
+        if names.step_type is None:
+            return {}
+        ends = columns[names.step_type] == LAST
+        zero = None if names.discount is None else columns[names.discount] == 0
+        over = ends if zero is None else ends & zero
+        found: Columns = {"terminated": over, "truncated": ends & ~over}
+        if self._keep:
+            first = (columns[names.step_type] == FIRST) | self._fresh[env_ids]
+            found[BEGIN] = np.where(first, positions, self._begin[env_ids])
+            if zero is not None:
+                found[ZERO] = np.where(first | zero, positions, self._zero[env_ids])
+        if self._rule is not None:
+            found[RETURN] = np.full(len(env_ids), self._rule.default, np.float32)
+        return found
+
+    def added(
+        self,
+        buffer: ReplayBuffer,
+        env_ids: Ids,
+        positions: Ids,
+        columns: Mapping[str, NDArray[Any]],
+    ) -> None:
+        """Take note of rows that were added, and sum the returns that they settle.
+
+        Args:
+            buffer: It has them.
+            env_ids: int64 ``[B]``.
+            positions: int64 ``[B]``.
+            columns: All that was stored of them.
+        """
+        if not self._keep:
+            return
+        before = self._zero[env_ids]
+        self._begin[env_ids], self._fresh[env_ids] = columns[BEGIN], False
+        if ZERO in columns:
+            self._zero[env_ids] = columns[ZERO]
+        if self._rule is None or self.names.discount is None:
+            return
+        settled = columns[self.names.discount] == 0
+        settled &= columns[BEGIN] != positions
+        for which in np.flatnonzero(settled).tolist():
+            env_id = int(env_ids[which])
+            first = max(int(before[which]), int(buffer.span.first[env_id]))
+            self._settle(buffer, self._rule, env_id, first, int(positions[which]))
+
+    def _settle(
+        self, buffer: ReplayBuffer, rule: ReturnRule, env_id: int, first: int, stop: int
+    ) -> None:
+        """Store the returns of the rows before one whose discount is 0."""
+        if first >= stop:
+            return
+        names, rows = self.names, np.arange(first, stop)
+        assert names.reward is not None
+        assert names.discount is not None
+        rewards = buffer.get_field(names.reward, env_id, rows + 1)
+        discounts = buffer.get_field(names.discount, env_id, rows)
+        buffer.set(RETURN, env_id, rows, rule.returns(rewards, discounts))
+
+
+def last_rows(buffer: ReplayBuffer, env_ids: Ids, positions: Ids) -> Ids:
+    """Newest rows alive of the episodes that rows are of, int64 of their shape.
+
+    The buffer's index tells them where every FIRST row follows a LAST one. Where it is
+    mistaken, they are found by bisection: beginnings grow along a ring.
+    """
+    ids, rows = env_ids.reshape(-1), positions.reshape(-1)
+    begins = buffer.get_field(BEGIN, ids, rows)
+    heads = buffer.heads[ids]
+    low = buffer.episodes.locate(ids, rows)[1] - 1
+    low = np.where(buffer.get_field(BEGIN, ids, low) == begins, low, rows)
+    after = np.minimum(low + 1, heads - 1)
+    goes_on = (low + 1 < heads) & (buffer.get_field(BEGIN, ids, after) == begins)
+    # The last row that is known to be of the episode, and the first not to be.
+    high = np.where(goes_on, heads, low + 1)
+    while (high - low > 1).any():
+        middle = (low + high) // 2
+        same = buffer.get_field(BEGIN, ids, middle) == begins
+        low, high = np.where(same, middle, low), np.where(same, high, middle)
+    return low.reshape(positions.shape)

@@ -1,0 +1,37 @@
+"""Errors that are also what code written for alf catches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from mmreplay.errors import EmptyError, ReplayError, SchemaError, StaleError
+
+
+class RefusedError(ReplayError, AssertionError):
+    """A call that alf asserts against."""
+
+
+class UnfitError(SchemaError, RuntimeError):
+    """Data that does not fit the spec; torch raises a RuntimeError there."""
+
+
+class MissingError(ReplayError, LookupError):
+    """The nest has no part of that name."""
+
+
+class UnknownError(ReplayError, IndexError):
+    """There is no such environment."""
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Raise what alf asserts as `RefusedError`, and what torch finds as UnfitError."""
+    try:
+        yield
+    except (EmptyError, StaleError) as error:
+        raise RefusedError(str(error)) from error
+    except SchemaError as error:
+        if isinstance(error, UnfitError):
+            raise
+        raise UnfitError(str(error)) from error

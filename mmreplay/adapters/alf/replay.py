@@ -1,0 +1,268 @@
+"""alf's ReplayBuffer."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from mmreplay.adapters.alf.drawing import Law
+from mmreplay.adapters.alf.episodes import ReturnRule
+from mmreplay.adapters.alf.errors import RefusedError, refusing
+from mmreplay.adapters.alf.nests import array, children, leaves, pack, part_at
+from mmreplay.adapters.alf.ring import Options, RingBuffer
+from mmreplay.adapters.home import Home, StrPath
+
+
+class BatchInfo(NamedTuple):
+    """Where the steps of a batch are from.
+
+    Attributes:
+        env_ids: int64 ``[B]``.
+        positions: int64 ``[B]``, of the first step of each window.
+        importance_weights: float32 ``[B]``, each priority over the mean of those above
+            0; ``()`` without priorities.
+        replay_buffer: Where from.
+        discounted_return: float32 ``[B]``, of the first steps; ``()`` without.
+    """
+
+    env_ids: Any = ()
+    positions: Any = ()
+    importance_weights: Any = ()
+    replay_buffer: Any = ()
+    discounted_return: Any = ()
+
+
+class ReplayBuffer(RingBuffer):
+    """Steps of environments in a ring on disk, drawn in windows of consecutive ones."""
+
+    ONE_MINUS = np.float32(1) - np.finfo(np.float32).eps
+
+    def __init__(
+        self,
+        data_spec: Any,
+        num_environments: int,
+        max_length: int = 1024,
+        num_earliest_frames_ignored: int = 0,
+        prioritized_sampling: bool = False,
+        initial_priority: float = 1.0,
+        recent_data_steps: int = 1,
+        recent_data_ratio: float = 0.0,
+        with_replacement: bool = False,
+        device: Any = "cpu",
+        allow_multiprocess: bool = False,
+        keep_episodic_info: bool | None = None,
+        record_episodic_return: bool = False,
+        default_return: float = -1000.0,
+        gamma: float = 0.99,
+        reward_clip: tuple[float, float] | None = None,
+        enable_checkpoint: bool = False,
+        name: str = "ReplayBuffer",
+        *,
+        path: StrPath | None = None,
+        resume: bool = False,
+    ) -> None:
+        """Make the buffer, or open the one that is there.
+
+        Args:
+            data_spec: Nest of what has a ``shape`` and a ``dtype``, of one step.
+            num_environments: Environments.
+            max_length: Steps kept of each.
+            num_earliest_frames_ignored: Oldest steps that start no window.
+            prioritized_sampling: Draw starts by priority.
+            initial_priority: The least priority of a new step.
+            recent_data_steps: Newest starts of each environment.
+            recent_data_ratio: Share of a batch that is drawn from those.
+            with_replacement: Draw independently, not spread over each environment.
+            device: Of the tensors that are given back.
+            allow_multiprocess: Let children call, and calls wait.
+            keep_episodic_info: Tell episodes apart; None where frames are ignored.
+            record_episodic_return: Store the return of each step.
+            default_return: Of steps whose episode has not ended.
+            gamma: Discount of returns.
+            reward_clip: Bounds of each reward in returns.
+            enable_checkpoint: Kept, for alf's checkpointer.
+            name: Kept.
+            path: Folder of the buffer; see `Home`.
+            resume: Go on with the buffer that is there.
+
+        Raises:
+            FormatError: A buffer is there, and resume is False.
+            RefusedError: Returns without episodes, or leaves that they need.
+            UnfitError: The spec is none, or the buffer there is of another one.
+        """
+        if keep_episodic_info is None:
+            keep_episodic_info = num_earliest_frames_ignored > 0
+        if record_episodic_return and not keep_episodic_info:
+            raise RefusedError(
+                "record_episodic_return: got True without keep_episodic_info, expected "
+                "both; pass keep_episodic_info=True"
+            )
+        law = Law(
+            num_earliest_frames_ignored,
+            initial_priority if prioritized_sampling else None,
+            recent_data_steps,
+            recent_data_ratio,
+            with_replacement,
+            int(torch.randint(1 << 62, ())),
+        )
+        rule = ReturnRule(default_return, gamma, reward_clip)
+        self._ignored, self._keep = num_earliest_frames_ignored, keep_episodic_info
+        self._alf_checkpoint_enabled = enable_checkpoint
+        home = Home(f"alf-{name}", path, resume)
+        options = Options(
+            law, keep_episodic_info, rule if record_episodic_return else None
+        )
+        with refusing():
+            self._begin(
+                data_spec, num_environments, max_length, device, allow_multiprocess,
+                name, home, options,
+            )  # fmt: skip
+
+    def add_batch(
+        self, batch: Any, env_ids: Any = None, blocking: bool = False
+    ) -> bool:
+        """Add one step of each environment; see `RingBuffer.enqueue`.
+
+        Raises:
+            RefusedError: Also where it is to wait while episodes are told apart.
+        """
+        if blocking and self._keep:
+            raise RefusedError(
+                "blocking: got True with keep_episodic_info, expected False, as the "
+                "oldest steps are overwritten; leave it out"
+            )
+        return self.enqueue(batch, env_ids, blocking)
+
+    def dequeue(self, env_ids: Any = None, n: int = 1, blocking: bool = False) -> Any:
+        """Refuse: a `RingBuffer` gives up what was taken.
+
+        Raises:
+            NotImplementedError: Always.
+        """
+        raise NotImplementedError(
+            "dequeue: got called on a ReplayBuffer, expected a RingBuffer, whose steps "
+            "are taken once; use get_batch here"
+        )
+
+    def get_batch(self, batch_size: int, batch_length: int) -> tuple[Any, BatchInfo]:
+        """Draw windows of consecutive steps, over the ends of episodes.
+
+        Args:
+            batch_size: B.
+            batch_length: T.
+
+        Returns:
+            Nest of ``[B, T, *shape]``, and where it is from.
+
+        Raises:
+            RefusedError: An environment, or with priorities every one, is too short.
+        """
+        found = self._core.sample(int(batch_size), int(batch_length))
+        returns, weights = found.get("returns"), found["weights"]
+        info = BatchInfo(
+            self._given(found["env_ids"]),
+            self._given(found["positions"]),
+            () if weights is None else self._given(weights),
+            self,
+            () if returns is None else self._given(returns),
+        )
+        return self._packed(found["data"]), info
+
+    def update_priority(self, env_ids: Any, positions: Any, priorities: Any) -> None:
+        """Set priorities of steps; those of steps that are gone are left out.
+
+        Args:
+            env_ids: int ``[B]``.
+            positions: int ``[B]``.
+            priorities: ``[B]``, at least 0.
+
+        Raises:
+            RefusedError: One is negative, NaN, or of a step that is still to come.
+        """
+        self._core.update_priority(array(env_ids), array(positions), array(priorities))
+
+    @property
+    def initial_priority(self) -> torch.Tensor:
+        """float32, what a step that is added now enters at."""
+        return torch.tensor(self._core.initial_priority(), device=self.device)
+
+    def gather_all(
+        self,
+        ignore_earliest_frames: bool = False,
+        convert_to_default_device: bool = True,
+    ) -> tuple[Any, BatchInfo]:
+        """Every step, oldest first, copied.
+
+        Args:
+            ignore_earliest_frames: Leave out those that start no window.
+            convert_to_default_device: To the device, or else to the CPU.
+
+        Returns:
+            Nest of ``[E, T, *shape]``, and where it is from.
+
+        Raises:
+            RefusedError: Environments differ in their positions, or none is left.
+        """
+        ignored = self._ignored if ignore_earliest_frames else 0
+        found, env_ids, positions = self._core.gather_all(ignored)
+        device = self.device if convert_to_default_device else "cpu"
+        info = BatchInfo(self._given(env_ids), self._given(positions), (), self)
+        return pack(self._spec, found, device), info
+
+    def get_field(self, field_name: Any, env_ids: Any, positions: Any) -> Any:
+        """Read parts of steps.
+
+        Args:
+            field_name: Such as ``"time_step.reward"``, a nest of such, or None for
+                whole steps.
+            env_ids: int, any shape that broadcasts with positions.
+            positions: int.
+
+        Returns:
+            Nest of ``[*broadcast, *shape]``.
+
+        Raises:
+            MissingError: There is no such part.
+            RefusedError: A step is not in the buffer.
+        """
+        parts = children(field_name)
+        if parts is not None:
+            found = [
+                self.get_field(name, env_ids, positions) for name in parts.values()
+            ]
+            if isinstance(field_name, dict):
+                return dict(zip(parts, found, strict=True))
+            kind = type(field_name)
+            return kind(*found) if hasattr(field_name, "_fields") else kind(found)
+        spec, path = part_at(self._spec, field_name)
+        paths = tuple(below for below, _ in leaves(spec, path))
+        columns = self._core.get_field(paths, array(env_ids), array(positions))
+        return pack(spec, columns, self.device, path)
+
+    def get_episode_begin_position(self, pos: Any, env_ids: Any) -> torch.Tensor:
+        """int64, where the episodes of steps began; perhaps before the oldest step.
+
+        Args:
+            pos: int, positions of steps.
+            env_ids: int, of their shape.
+
+        Raises:
+            RefusedError: Episodes are not told apart, or a step is not in the buffer.
+        """
+        return self._given(self._core.begins(array(env_ids), array(pos)))
+
+    def steps_to_episode_end(self, pos: Any, env_ids: Any) -> torch.Tensor:
+        """int64, steps after each in its episode, as far as it is stored.
+
+        See `get_episode_begin_position`.
+        """
+        return self._given(self._core.left(array(env_ids), array(pos)))
+
+    def get_disc_0_begin_position(self, pos: Any, env_ids: Any) -> torch.Tensor:
+        """int64, the last step up to each that is FIRST or has a discount of 0.
+
+        See `get_episode_begin_position`.
+        """
+        return self._given(self._core.zeros(array(env_ids), array(pos)))

@@ -1,0 +1,374 @@
+"""alf's RingBuffer and DataBuffer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mmreplay.adapters.alf.core import Core, Plan
+from mmreplay.adapters.alf.drawing import Law
+from mmreplay.adapters.alf.episodes import Names, ReturnRule
+from mmreplay.adapters.alf.errors import RefusedError
+from mmreplay.adapters.alf.nests import array, fields_of, flatten, pack
+from mmreplay.adapters.alf.sharing import Remote, serve
+from mmreplay.adapters.home import Home, StrPath
+
+Ids = NDArray[np.int64]
+
+
+class Options(NamedTuple):
+    """What a `ReplayBuffer` has beyond a `RingBuffer`, and if episodes are told."""
+
+    law: Law | None = None
+    keep: bool = False
+    rule: ReturnRule | None = None
+    told: bool = True
+
+
+class RingBuffer:
+    """Steps of environments in a ring on disk, put in at one end, taken at the other.
+
+    Positions count the steps of each environment and never restart. With
+    `allow_multiprocess`, children of the process that made it call it as their own,
+    forked or sent to them.
+
+    Attributes:
+        name: As given.
+        device: Of the tensors that are given back.
+    """
+
+    def __init__(
+        self,
+        data_spec: Any,
+        num_environments: int,
+        max_length: int = 1024,
+        device: Any = "cpu",
+        allow_multiprocess: bool = False,
+        name: str = "RingBuffer",
+        *,
+        path: StrPath | None = None,
+        resume: bool = False,
+    ) -> None:
+        """Make the ring, or open the one that is there.
+
+        Args:
+            data_spec: Nest of what has a ``shape`` and a ``dtype``, of one step.
+            num_environments: Environments.
+            max_length: Steps kept of each.
+            device: Of the tensors that are given back.
+            allow_multiprocess: Let children call, and calls wait.
+            name: Kept.
+            path: Folder of the buffer; see `Home`.
+            resume: Go on with the buffer that is there.
+
+        Raises:
+            FormatError: A buffer is there, and resume is False.
+            UnfitError: The spec is none, or the buffer there is of another one.
+        """
+        self._begin(
+            data_spec, num_environments, max_length, device, allow_multiprocess, name,
+            Home(f"alf-{name}", path, resume), Options(),
+        )  # fmt: skip
+
+    def _begin(
+        self,
+        data_spec: Any,
+        num_environments: int,
+        max_length: int,
+        device: Any,
+        allow_multiprocess: bool,
+        name: str,
+        home: Home,
+        options: Options,
+    ) -> None:
+        self.name, self.device = name, device
+        self._spec, self._shared = data_spec, allow_multiprocess
+        self._num_envs, self._max_length = int(num_environments), int(max_length)
+        fields = fields_of(data_spec)
+        names = Names.among(fields) if options.told else Names()
+        plan = Plan(
+            fields, names, self._num_envs, self._max_length,
+            options.law, options.keep, options.rule,
+        )  # fmt: skip
+        self._own: Core | None = Core(plan, home)
+        self._remote: Remote | None = None
+        self._pid = os.getpid()
+        if allow_multiprocess:
+            self._remote = Remote(serve(self, self._own).address)
+
+    @property
+    def _core(self) -> Core:
+        """The ring: ours, or the owner's, of the same methods."""
+        if self._own is not None and (os.getpid() == self._pid or not self._remote):
+            return self._own
+        return self._remote  # type: ignore[return-value]  # every method is called there
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Send to a child what reaches the owner, and no ring.
+
+        Raises:
+            RefusedError: It was not made for more processes than one.
+        """
+        if self._remote is None:
+            raise RefusedError(
+                f"{self.name}: got sent to another process, expected one made with "
+                "allow_multiprocess=True; pass that, or give the other process the path"
+            )
+        return self.__dict__ | {"_own": None, "_remote": self._remote._address}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state | {"_remote": Remote(state["_remote"])})
+
+    def __repr__(self) -> str:
+        """Say where the data is."""
+        return f"<{type(self).__name__} {self.name!r}, {self._core.where()}>"
+
+    def _given(self, values: NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
+
+    def _packed(self, columns: Mapping[str, NDArray[Any]]) -> Any:
+        return pack(self._spec, columns, self.device)
+
+    def enqueue(self, batch: Any, env_ids: Any = None, blocking: bool = False) -> bool:
+        """Add one step of each environment, all or nothing.
+
+        Args:
+            batch: Nest of ``[B, *shape]``.
+            env_ids: int ``[B]``, different ones; all by default.
+            blocking: Wait until none of them is full, rather than overwrite.
+
+        Returns:
+            False if waiting was stopped, and nothing was added.
+
+        Raises:
+            RefusedError: B or the environments are not right, or it may not wait.
+            UnfitError: The nest does not fit the spec.
+            UnknownError: There is no such environment.
+        """
+        self._may_wait(blocking)
+        ids = None if env_ids is None else array(env_ids)
+        return self._core.enqueue(flatten(self._spec, batch), ids, blocking)
+
+    def dequeue(self, env_ids: Any = None, n: int = 1, blocking: bool = False) -> Any:
+        """Take out the earliest steps.
+
+        Args:
+            env_ids: int ``[B]``; all by default.
+            n: Steps of each.
+            blocking: Wait until there are as many.
+
+        Returns:
+            Nest of ``[B, n, *shape]``; None if waiting was stopped.
+
+        Raises:
+            RefusedError: There are fewer, and it does not wait.
+        """
+        self._may_wait(blocking)
+        ids = None if env_ids is None else array(env_ids)
+        found = self._core.dequeue(ids, int(n), blocking)
+        return None if found is None else self._packed(found)
+
+    def _may_wait(self, blocking: bool) -> None:
+        if blocking and not self._shared:
+            raise RefusedError(
+                "blocking: got True, expected a buffer that others may call meanwhile; "
+                "make it with allow_multiprocess=True"
+            )
+
+    def remove_up_to(self, n: int, env_ids: Any = None) -> None:
+        """Take out the earliest steps, n of each or as many as there are."""
+        self._core.remove_up_to(int(n), None if env_ids is None else array(env_ids))
+
+    def clear(self, env_ids: Any = None) -> None:
+        """Give up all steps of some environments; positions go on."""
+        self._core.clear(None if env_ids is None else array(env_ids))
+
+    def stop(self) -> None:
+        """Let who waits return with nothing done, and who is to wait not begin."""
+        self._core.stop()
+
+    def revive(self) -> None:
+        """Take waiting up again after `stop`."""
+        self._core.revive()
+
+    def has_space(self, env_ids: Any = None) -> bool:
+        """Whether none of some environments is full."""
+        return bool((self._sizes(env_ids) < self._max_length).all())
+
+    def has_data(self, env_ids: Any = None, n: int = 1) -> bool:
+        """Whether each of some environments has n steps."""
+        return bool((self._sizes(env_ids) >= n).all())
+
+    def _sizes(self, env_ids: Any = None) -> Ids:
+        first, stop = self._core.bounds()
+        return (stop - first)[slice(None) if env_ids is None else array(env_ids)]
+
+    @property
+    def num_environments(self) -> int:
+        """Environments."""
+        return self._num_envs
+
+    @property
+    def current_size(self) -> torch.Tensor:
+        """int64 ``[E]``, steps of each environment."""
+        return self._given(self._sizes())
+
+    @property
+    def current_pos(self) -> torch.Tensor:
+        """int64 ``[E]``, position of the next step of each."""
+        return self.get_current_position()
+
+    @property
+    def total_size(self) -> torch.Tensor:
+        """int64, steps of all environments."""
+        return self._given(self._sizes().sum(keepdims=True))[0]
+
+    def get_earliest_position(self, env_ids: Any = None) -> torch.Tensor:
+        """int64 ``[B]``, the first position alive of some environments."""
+        first = self._core.bounds()[0]
+        return self._given(first[slice(None) if env_ids is None else array(env_ids)])
+
+    def get_current_position(self) -> torch.Tensor:
+        """int64 ``[E]``, one past the newest position of each environment."""
+        return self._given(self._core.bounds()[1])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Make everything durable, and return what a run goes on from.
+
+        Numbers, text and lists; the steps stay in the folder.
+
+        Raises:
+            FormatError: The folder goes with this process.
+        """
+        return self._core.state_dict()
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True
+    ) -> None:
+        """Go on from a state, in a buffer opened with its path and resume=True.
+
+        The newest step of each environment becomes a LAST one.
+
+        Args:
+            state_dict: What `state_dict` returned.
+            strict: For torch's signature.
+
+        Raises:
+            FormatError: It is another buffer's, or no state.
+        """
+        self._core.load_state_dict(dict(state_dict))
+
+    def close(self) -> None:
+        """Commit and close; who waits is let go."""
+        self._core.close()
+
+
+class DataBuffer:
+    """Rows without environments, of which the newest are kept.
+
+    Attributes:
+        name: As given.
+        device: Of the tensors that are given back.
+    """
+
+    def __init__(
+        self,
+        data_spec: Any,
+        capacity: int,
+        device: Any = "cpu",
+        name: str = "DataBuffer",
+        *,
+        path: StrPath | None = None,
+        resume: bool = False,
+    ) -> None:
+        """Make it; see `RingBuffer`."""
+        self._ring = RingBuffer.__new__(RingBuffer)
+        self._ring._begin(
+            data_spec, 1, capacity, device, False, name,
+            Home(f"alf-{name}", path, resume), Options(told=False),
+        )  # fmt: skip
+        self._spec, self.name, self.device = data_spec, name, device
+        seed = int(torch.randint(1 << 62, ()))
+        self._random = np.random.default_rng(seed)
+
+    def __repr__(self) -> str:
+        """Say where the data is."""
+        return f"<DataBuffer {self.name!r}, {self._ring._core.where()}>"
+
+    @property
+    def current_size(self) -> torch.Tensor:
+        """int64, rows."""
+        return self._ring.total_size
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next row takes another's place."""
+        return not self._ring.has_space()
+
+    def add_batch(self, batch: Any) -> None:
+        """Add rows, a nest of ``[N, *shape]``; of more than fit, the last ones stay.
+
+        Raises:
+            UnfitError: The nest does not fit the spec.
+        """
+        columns = flatten(self._spec, batch)
+        if next(iter(columns.values())).shape[:1] != (0,):
+            self._ring._core.extend(columns)
+
+    def get_batch(self, batch_size: int) -> Any:
+        """Draw rows, each as likely, with replacement; a nest of ``[B, *shape]``.
+
+        Raises:
+            RefusedError: There is none.
+        """
+        size = int(self.current_size)
+        if size == 0:
+            raise RefusedError(
+                f"cannot draw {batch_size} rows: got none, expected one at least; add "
+                "some first"
+            )
+        return self.get_batch_by_indices(self._random.integers(size, size=batch_size))
+
+    def get_batch_by_indices(self, indices: Any) -> Any:
+        """Rows by age, 0 being the earliest; a nest of ``[B, *shape]``.
+
+        Raises:
+            RefusedError: There is no such row.
+        """
+        first = self._ring._core.bounds()[0][0]
+        return self._packed(self._ring._core.take(array(indices) + first))
+
+    def get_all(self) -> Any:
+        """Every row, earliest first; a nest of ``[N, *shape]``."""
+        found, _, _ = self._ring._core.gather_all(0)
+        return self._packed({path: column[0] for path, column in found.items()})
+
+    def _packed(self, columns: Mapping[str, NDArray[Any]]) -> Any:
+        return pack(self._spec, columns, self.device)
+
+    def pop(self, n: int) -> None:
+        """Take out the earliest rows, n or as many as there are."""
+        self._ring.remove_up_to(n)
+
+    def clear(self) -> None:
+        """Give up all rows."""
+        self._ring.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `RingBuffer.state_dict`."""
+        return self._ring.state_dict()
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True
+    ) -> None:
+        """See `RingBuffer.load_state_dict`."""
+        self._ring.load_state_dict(state_dict, strict)
+
+    def close(self) -> None:
+        """Commit and close."""
+        self._ring.close()

@@ -1,0 +1,223 @@
+"""alf's segment trees, over the trees that mmreplay draws with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mmreplay import sumtree
+from mmreplay.adapters.alf.errors import RefusedError
+from mmreplay.sumtree import Op, SumTree
+
+OPS: dict[Any, Op] = {
+    torch.add: "sum", torch.max: "max", torch.maximum: "max",
+    torch.min: "min", torch.minimum: "min",
+}  # fmt: skip
+
+
+class SegmentTree:
+    """Leaves by number, and their sum, greatest or least.
+
+    Leaves that were never set are 0, as in alf: so the least of all is 0 until
+    every leaf is set. Sums are of float64, whatever the dtype that is given back.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        op: Callable[..., Any],
+        dtype: torch.dtype = torch.float32,
+        device: Any = "cpu",
+        name: str = "SegmentTree",
+    ) -> None:
+        """Make a tree.
+
+        Args:
+            capacity: Leaves.
+            op: ``torch.add``, ``torch.max`` or ``torch.min``, or its name.
+            dtype: Of what is given back.
+            device: Of what is given back.
+            name: Kept.
+
+        Raises:
+            RefusedError: The op is another one.
+        """
+        kind = op if isinstance(op, str) else OPS.get(op)
+        if kind not in ("sum", "max", "min"):
+            raise RefusedError(
+                f"op: got {op!r}, expected torch.add, torch.max or torch.min; give one"
+            )
+        self._capacity, self._dtype, self._device = int(capacity), dtype, device
+        self.name = name
+        if kind == "sum":
+            self._tree: SumTree | sumtree.SegmentTree = SumTree(self._capacity)
+        else:
+            self._tree = sumtree.SegmentTree(self._capacity, kind)
+            self._tree.fill(np.zeros(self._capacity))
+
+    @property
+    def capacity(self) -> int:
+        """Leaves."""
+        return self._capacity
+
+    def __setitem__(self, indices: Any, values: Any) -> None:
+        """Write leaves; of equal indices the last one counts.
+
+        Args:
+            indices: int64 ``[B]``, in ``[0, capacity)``.
+            values: ``[B]``; of sums at least 0.
+
+        Raises:
+            RefusedError: Shapes differ, an index is outside, a value negative or NaN.
+        """
+        where, what = _numbers(indices), np.asarray(_numbers(values), np.float64)
+        if where.ndim != 1 or where.shape != what.shape:
+            raise RefusedError(
+                f"tree: got indices {list(where.shape)} and values {list(what.shape)}, "
+                "expected one axis and a value for each index; flatten them"
+            )
+        if len(where):
+            self._said(self._tree.set, where, what)
+
+    def __getitem__(self, indices: Any) -> torch.Tensor:
+        """Read leaves of any shape of indices.
+
+        Raises:
+            RefusedError: An index is outside.
+        """
+        return self._given(self._said(self._tree.get, _numbers(indices)))
+
+    def summary(self) -> torch.Tensor:
+        """Sum, greatest or least of all leaves, without axes."""
+        tree = self._tree
+        total = tree.total if isinstance(tree, SumTree) else tree.summary
+        return self._given(np.asarray(total))
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """The leaves, as alf's tree names them and lays them out.
+
+        Returns:
+            ``_values``, ``[2 * capacity]``: the root at 1, parents at half of their
+            children's places, the first leaf at the least power of two that is no
+            less than the capacity.
+        """
+        size, whole = self._capacity, np.zeros(2 * self._capacity)
+        whole[self._places()] = self._tree.leaves
+        join: Any = {"sum": np.add, "max": np.maximum, "min": np.minimum}[self._op]
+        for node in range(size - 1, 0, -1):
+            whole[node] = join(whole[2 * node], whole[2 * node + 1])
+        return {"_values": self._given(whole)}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Take the leaves of a state, also of one that alf wrote.
+
+        Raises:
+            RefusedError: It is of another capacity, or a leaf cannot be.
+        """
+        values = np.asarray(_numbers(state["_values"]), np.float64)
+        if values.shape != (2 * self._capacity,):
+            raise RefusedError(
+                f"tree state: got {list(values.shape)} values, expected "
+                f"[{2 * self._capacity}]; load it into a tree of its own capacity"
+            )
+        self._said(self._tree.fill, values[self._places()])
+
+    def _places(self) -> NDArray[np.int64]:
+        """Where leaves lie in alf's array."""
+        leftmost = 1 << (self._capacity - 1).bit_length()
+        places: NDArray[np.int64] = leftmost + np.arange(self._capacity)
+        return np.where(places < 2 * self._capacity, places, places - self._capacity)
+
+    @property
+    def _op(self) -> str:
+        return "sum" if isinstance(self._tree, SumTree) else self._tree.op
+
+    def _given(self, values: NDArray[Any]) -> torch.Tensor:
+        return torch.as_tensor(values, dtype=self._dtype, device=self._device)
+
+    def _said(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return call(*arguments)
+        except (IndexError, ValueError, TypeError) as error:
+            raise RefusedError(str(error)) from error
+
+
+class SumSegmentTree(SegmentTree):
+    """A tree of sums, in which to find what a prefix sum falls on."""
+
+    _tree: SumTree
+
+    def __init__(
+        self,
+        capacity: int,
+        dtype: torch.dtype = torch.float32,
+        device: Any = "cpu",
+        name: str = "SumSegmentTree",
+    ) -> None:
+        """Make a tree; see `SegmentTree`."""
+        super().__init__(capacity, torch.add, dtype, device, name)
+
+    @property
+    def nnz(self) -> int:
+        """Leaves that are not 0."""
+        return self._tree.nnz
+
+    def find_sum_bound(self, thresholds: Any) -> torch.Tensor:
+        """Find the first leaves whose prefix sums are above thresholds.
+
+        The sum of all falls on the last leaf that is not 0; no leaf of 0 is found.
+
+        Args:
+            thresholds: Any shape, in ``[0, summary]``.
+
+        Returns:
+            int64 of the same shape.
+
+        Raises:
+            ValueError: A threshold is negative, NaN or above the sum.
+        """
+        wanted = np.asarray(_numbers(thresholds), np.float64)
+        total = self._tree.total
+        # The sum as it was given back has been rounded, perhaps up.
+        given = float(self.summary())
+        wanted = np.where(wanted == given, total, wanted)
+        found = self._tree.find_sum_bound(wanted)
+        return torch.as_tensor(found, device=self._device)
+
+
+class MaxSegmentTree(SegmentTree):
+    """A tree of the greatest leaf."""
+
+    def __init__(
+        self,
+        capacity: int,
+        dtype: torch.dtype = torch.float32,
+        device: Any = "cpu",
+        name: str = "MaxSegmentTree",
+    ) -> None:
+        """Make a tree; see `SegmentTree`."""
+        super().__init__(capacity, torch.max, dtype, device, name)
+
+
+class MinSegmentTree(SegmentTree):
+    """A tree of the least leaf."""
+
+    def __init__(
+        self,
+        capacity: int,
+        dtype: torch.dtype = torch.float32,
+        device: Any = "cpu",
+        name: str = "MinSegmentTree",
+    ) -> None:
+        """Make a tree; see `SegmentTree`."""
+        super().__init__(capacity, torch.min, dtype, device, name)
+
+
+def _numbers(values: Any) -> NDArray[Any]:
+    if isinstance(values, torch.Tensor):
+        values = values.detach().cpu().numpy()
+    return np.asarray(values)
