@@ -9,7 +9,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mmreplay.convert import safetensors_file, safetensors_parts
+from mmreplay.convert import (
+    safetensors_file,
+    safetensors_parts,
+    velora,
+    velora_read,
+)
 from mmreplay.convert.array_file import ArrayWriter
 from mmreplay.convert.arrays import ArrayReader
 from mmreplay.convert.base import Notes, Reader, Writer
@@ -17,7 +22,11 @@ from mmreplay.convert.description import KEY, Description
 from mmreplay.convert.plain import PlainReader
 from mmreplay.convert.safetensors_file import SafetensorsPlan
 from mmreplay.convert.safetensors_parts import INDEX, PartsReader, PartsWriter
+from mmreplay.convert.skrl import check_layout
+from mmreplay.convert.velora import VeloraWriter
 from mmreplay.files import File
+
+LAYOUT = "velora"
 
 
 def open_writer(
@@ -26,6 +35,8 @@ def open_writer(
     *,
     overwrite: bool = False,
     part_bytes: float | None = None,
+    layout: str | None = None,
+    prefix: str = velora.PREFIX,
 ) -> Writer:
     """Make a safetensors file as a target, or a folder of them.
 
@@ -35,10 +46,15 @@ def open_writer(
         overwrite: Replace what is there.
         part_bytes: Split into files of about so many bytes, and at least one row,
             in a folder with an index.
+        layout: ``"velora"`` for a folder with velora's pair of files.
+        prefix: Of the names of that pair.
 
     Raises:
-        SchemaError: part_bytes is no number of bytes.
+        SchemaError: An option is not legal, or the layout cannot hold the fields.
     """
+    check_layout(layout, LAYOUT)
+    if layout is not None:
+        return VeloraWriter(target, description, prefix, overwrite)
     if part_bytes is not None:
         rows = safetensors_parts.part_rows(description, part_bytes)
         return PartsWriter(target, description, rows, overwrite)
@@ -50,20 +66,39 @@ def _plan(description: Description) -> SafetensorsPlan:
     return SafetensorsPlan(description.columns, description.rows, told)
 
 
-def planned(description: Description, *, part_bytes: float | None = None) -> int:
+def planned(
+    description: Description,
+    *,
+    part_bytes: float | None = None,
+    layout: str | None = None,
+    prefix: str = velora.PREFIX,
+) -> int | None:
     """Bytes of the file, or nearly of its parts; see `registry.planned`."""
+    check_layout(layout, LAYOUT)
+    if layout is not None:
+        velora.check_prefix(prefix)
+        velora.Parts(description)
+        return None
     if part_bytes is not None:
         safetensors_parts.part_rows(description, part_bytes)
     return _plan(description).nbytes
 
 
 def recognizes(path: Path) -> bool:
-    """Whether a folder holds parts; see `registry`."""
-    return (path / INDEX).is_file()
+    """Whether a folder holds parts, or velora's pair; see `registry`."""
+    return (path / INDEX).is_file() or velora_read.recognizes(path)
 
 
-def open_reader(path: Path) -> Reader:
-    """Open a safetensors file, an index of parts or their folder as a source."""
+def open_reader(path: Path, *, layout: str | None = None) -> Reader:
+    """Open a safetensors file, an index of parts or their folder as a source.
+
+    Args:
+        path: It.
+        layout: ``"velora"`` for velora's pair; known by its names where it has them.
+    """
+    check_layout(layout, LAYOUT)
+    if layout is not None or velora_read.recognizes(path):
+        return velora_read.open_pair(path)
     if path.is_dir():
         return PartsReader(path)
     if path.name == INDEX:
