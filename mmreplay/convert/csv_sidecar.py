@@ -44,8 +44,13 @@ class Sidecar:
 
     def to_json(self, before: str | None = None) -> bytes:
         """As text, with the sidecar that it replaces, if any."""
-        value = json.loads(self.description.to_bytes())
-        value[OF] = {"nbytes": self.nbytes, "crc32c": f"{self.crc:08x}"}
+        described = self.description.to_bytes()
+        value = json.loads(described)
+        value[OF] = {
+            "nbytes": self.nbytes,
+            "crc32c": f"{self.crc:08x}",
+            "description_crc32c": f"{crc32c(memoryview(described)):08x}",
+        }
         if before is not None:
             value[BEFORE] = before
         return json.dumps(value, separators=(",", ":")).encode()
@@ -110,17 +115,25 @@ def differs(file: File, got: str, expected: str) -> CorruptError:
 
 def _parse(value: strict_json.Json, path: Path) -> Sidecar:
     told = value.pop(OF, None)
+    described = json.dumps(value, separators=(",", ":")).encode()
     try:
         nbytes, crc = told["nbytes"], int(told["crc32c"], 16)
+        expected = int(told["description_crc32c"], 16)
     except (TypeError, KeyError, ValueError):
-        nbytes, crc = None, 0
+        nbytes, crc, expected = None, 0, 0
     if type(nbytes) is not int:
         raise FormatError(
             f"{path} does not say which csv file it is of, expected its size and "
-            "checksum; move it away to read the file without its description"
+            "checksums; move it away to read the file without its description"
         )
-    described = json.dumps(value, separators=(",", ":")).encode()
-    return Sidecar(Description.from_bytes(described, str(path)), nbytes, crc)
+    found = Sidecar(Description.from_bytes(described, str(path)), nbytes, crc)
+    got = crc32c(memoryview(found.description.to_bytes()))
+    if got != expected:
+        raise CorruptError(
+            f"{path} describes with checksum {got:08x}, expected {expected:08x}; it "
+            "was edited or damaged: restore it, or pass sidecar=False"
+        )
+    return found
 
 
 class Publication:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.convert import parquet_columns
-from mmreplay.convert.arrays import refuse_wide
+from mmreplay.convert.arrays import crc32c, refuse_wide
 from mmreplay.convert.base import (
     BLOCK_NBYTES,
     Block,
@@ -156,9 +156,9 @@ class ParquetReader(Reader):
         Raises:
             FormatError: It does not, or a column is missing or of another type.
         """
-        told = Description.from_bytes(
-            part.metadata.get(KEY.encode(), b"{}"), f"{part.path}: {KEY!r}"
-        )
+        raw = part.metadata.get(KEY.encode(), b"{}")
+        _compare(part, {KEY: crc32c(memoryview(raw))})
+        told = Description.from_bytes(raw, f"{part.path}: {KEY!r} in its metadata")
         if told.to_bytes() != self._description.to_bytes():
             raise FormatError(
                 f"{part.path} is described differently than {self._paths[0]}, expected "
@@ -236,7 +236,7 @@ def _compare(part: Part, sums: dict[str, int]) -> None:
     for name, crc in sums.items():
         if expected.get(name) != f"{crc:08x}":
             raise CorruptError(
-                f"{part.path}: column {name!r} has checksum {crc:08x}, expected "
+                f"{part.path}: {name!r} has checksum {crc:08x}, expected "
                 f"{str(expected.get(name))[:8]}; the file was damaged: restore it from "
                 "a copy"
             )

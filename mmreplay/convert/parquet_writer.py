@@ -140,6 +140,7 @@ class ParquetWriter(Writer):
     def _end(self) -> None:
         assert self._part is not None
         sums = {name: f"{crc:08x}" for name, crc in self._sums.items()}
+        sums[KEY] = f"{crc32c(memoryview(self._told)):08x}"
         metadata: dict[str, str | bytes] = {KEY: self._told, SUMS: json.dumps(sums)}
         if self._file_nbytes is not None:
             metadata[FIRST_ROW] = str(self._first)

@@ -158,10 +158,11 @@ def test_sidecars_that_say_nothing_are_refused(file):
         ({**good, "csv": {"nbytes": "9", "crc32c": "0"}}, "does not say which"),
         ({**good, "csv": {"nbytes": 9, "crc32c": "zz"}}, "does not say which"),
         ({**good, "format": "x"}, "mmreplay did not write it"),
-        ({**good, "csv": {"nbytes": 9, "crc32c": "0"}, "before": "{}"}, "does not say"),
+        ({**good, "before": "{}", "csv": {**good["csv"], "nbytes": 9}}, "does not say"),
+        ({**good, "user": {"mine": 1}}, "describes with checksum .*, expected .*; it"),
         (
-            {**good, "csv": {"nbytes": 9, "crc32c": "0"}, "before": json.dumps(
-                {**good, "csv": {"nbytes": 8, "crc32c": "0"}}
+            {**good, "csv": {**good["csv"], "nbytes": 9}, "before": json.dumps(
+                {**good, "csv": {**good["csv"], "nbytes": 8}}
             )},
             "expected those of one of its two entries",
         ),
