@@ -299,7 +299,8 @@ def test_a_buffer_that_is_being_written_is_refused(tmp_path):
 
 def test_an_unknown_id_is_refused(tmp_path):
     with pytest.raises(
-        SchemaError, match=r"environment 'NoSuch-v0': .*expected an id that gymnasium"
+        SchemaError,
+        match=r"'NoSuch-v0': got \".*exist\", expected an id that gymnasium",
     ):
         mr.record("NoSuch-v0", tmp_path / "b", steps=3)
     assert not (tmp_path / "b").exists()

@@ -7,8 +7,14 @@ from typing import Annotated
 import typer
 
 from mmreplay.cli import show
-from mmreplay.cli.options import BufferPath, Json, Yes, confirm, parse_count
-from mmreplay.errors import SchemaError
+from mmreplay.cli.options import (
+    BufferPath,
+    Json,
+    Yes,
+    check_env,
+    confirm,
+    parse_count,
+)
 
 
 def clear(
@@ -25,11 +31,8 @@ def clear(
 
     ids = sorted(set(env)) if env else None
     with ReplayBuffer.open(path) as buffer:
-        unknown = [e for e in ids or [] if not 0 <= e < buffer.num_envs]
-        if unknown:
-            raise SchemaError(
-                f"--env: got {unknown[0]}, expected one in [0, {buffer.num_envs})"
-            )
+        for each in ids or []:
+            check_env(each, buffer.num_envs)
         rows = int(buffer.span.lengths[ids or slice(None)].sum())
     told = "all environments" if ids is None else f"environments {ids}"
     confirm(f"Give up {show.plural(rows, 'row')} of {told} in {path}?", yes)

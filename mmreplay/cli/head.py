@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmreplay.cli import show
-from mmreplay.cli.options import BufferPath, Json, parse_count
-from mmreplay.errors import EmptyError, SchemaError
+from mmreplay.cli.options import BufferPath, Json, check_env, parse_count
+from mmreplay.errors import EmptyError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,11 +54,7 @@ def read(
     """Rows as JSON values by path, with their positions and marks."""
     import numpy as np
 
-    if not 0 <= env < buffer.num_envs:
-        raise SchemaError(
-            f"--env: got {env}, expected one in [0, {buffer.num_envs}); the buffer has "
-            f"{show.plural(buffer.num_envs, 'environment')}"
-        )
+    check_env(env, buffer.num_envs)
     span = buffer.span
     first, stop = int(span.first[env]), int(span.stop[env])
     if first == stop:

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from mmreplay.errors import SchemaError
+
 
 def parse_count(given: object) -> int:
     """Read a whole number of at least 1, such as ``1e6`` or ``1_000_000``."""
@@ -71,3 +73,17 @@ def confirm(question: str, yes: bool) -> None:
         )
     if not typer.confirm(question, err=True):
         raise typer.Abort
+
+
+def check_env(env_id: int, num_envs: int) -> None:
+    """Refuse an environment that a buffer does not have.
+
+    Raises:
+        SchemaError: It has none of that number.
+    """
+    if not 0 <= env_id < num_envs:
+        have = "environment" if num_envs == 1 else "environments"
+        raise SchemaError(
+            f"--env: got {env_id}, expected one in [0, {num_envs}); the buffer has "
+            f"{num_envs:,} {have}, counted from 0"
+        )

@@ -20,18 +20,18 @@ BATCH_SIZE = 256
 
 
 def plan(
-    capacity: Annotated[
-        int,
-        typer.Option(
-            "--capacity", parser=parse_count, metavar="N", show_default=False,
-            help="Rows per environment, such as 1e6.",
-        ),
-    ],
     source: Annotated[
         str | None,
         typer.Argument(
             metavar="[ENV_OR_PATH]", show_default=False,
             help="A Gymnasium id, or a buffer whose fields to take.",
+        ),
+    ] = None,
+    capacity: Annotated[
+        int | None,
+        typer.Option(
+            "--capacity", parser=parse_count, metavar="N", show_default=False,
+            help="Rows per environment, such as 1e6; by default a buffer's own.",
         ),
     ] = None,
     fields: Annotated[
@@ -50,8 +50,14 @@ def plan(
     """Say what a buffer would take on disk and in RAM; allocates nothing."""
     from mmreplay.plan import free_nbytes, plan_buffer
 
-    schema, known_envs = _schema(source, fields)
-    found = plan_buffer(schema, capacity, num_envs or known_envs)
+    schema, known_envs, known_capacity = _known(source, fields)
+    rows = capacity or known_capacity
+    if rows is None:
+        raise usage_error(
+            "--capacity: got none, expected the rows per environment of a buffer that "
+            "is not there yet, such as 1e6"
+        )
+    found = plan_buffer(schema, rows, num_envs or known_envs)
     free = free_nbytes(at)
     if json:
         batch = {"batch_256_nbytes": found.batch_nbytes(BATCH_SIZE)}
@@ -61,8 +67,10 @@ def plan(
         _print(found, free)
 
 
-def _schema(source: str | None, fields: list[str] | None) -> tuple[Schema, int]:
-    """The fields asked for, and the number of environments that goes with them."""
+def _known(
+    source: str | None, fields: list[str] | None
+) -> tuple[Schema, int, int | None]:
+    """The fields asked for, and what environments and capacity go with them."""
     from mmreplay.schema import Schema
 
     if (source is None) == (not fields):
@@ -70,13 +78,17 @@ def _schema(source: str | None, fields: list[str] | None) -> tuple[Schema, int]:
             "give either an environment's id or a buffer's folder, or fields by --field"
         )
     if source is None:
-        return Schema.from_flat(dict(parse_field(text) for text in fields or [])), 1
+        return (
+            Schema.from_flat(dict(parse_field(text) for text in fields or [])),
+            1,
+            None,
+        )
     if Path(source).exists():
         from mmreplay.format import metadata
 
         known = metadata.load(Path(source))
-        return known.schema, known.ring.num_envs
-    return _of_env(source), 1
+        return known.schema, known.ring.num_envs, known.ring.capacity
+    return _of_env(source), 1, None
 
 
 def _of_env(name: str) -> Schema:

@@ -32,8 +32,8 @@ def make_vector(name: str, num_envs: int, kwargs: Mapping[str, Any]) -> Any:
         )
     except gymnasium.error.Error as error:
         raise SchemaError(
-            f"environment {name!r}: got {error}; expected an id that gymnasium.make "
-            "knows, of `gymnasium.pprint_registry()`; or pass the environment itself"
+            f"environment {name!r}: got {str(error).rstrip('.')!r}, expected an id "
+            "that gymnasium.make knows; gymnasium.pprint_registry() lists them"
         ) from error
 
 

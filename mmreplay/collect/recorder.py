@@ -240,13 +240,13 @@ def _compare(
     for name, got, held in (
         ("num_envs", source.num_envs, buffer.num_envs),
         ("autoreset", source.autoreset, buffer.autoreset),
-        ("capacity", buffer.capacity if capacity is None else capacity,
-         buffer.capacity),
-    ):  # fmt: skip
+        ("capacity", capacity or buffer.capacity, buffer.capacity),
+    ):
         if got != held:
+            instead = "leave it out, resize the buffer, or " * (name == "capacity")
             raise SchemaError(
                 f"{name}: got {got!r}, the buffer at {buffer.path} has {held!r}, "
-                "expected the same; record to another path"
+                f"expected the same; {instead}record to another path"
             )
 
 

@@ -77,6 +77,7 @@ def test_a_newer_version_is_refused(cli, path):
         (["record", "E", "x", "--steps", "9", "--policy", "os:sep"], "not callable"),
         (["plan", "--capacity", "9"], "give either"),
         (["plan", "x", "--field", "a:bool", "--capacity", "9"], "give either"),
+        (["plan", "--field", "a:bool"], "--capacity: got none, expected the rows"),
         (["plan", "--field", "a", "--capacity", "9"], "expected NAME:DTYPE"),
         (["plan", "--field", "a:bool:3xx-1", "--capacity", "9"], "expected NAME:DTYPE"),
         (["plan", "--field", "a:floot", "--capacity", "9"], "field dtype: got 'floot'"),
@@ -100,9 +101,11 @@ def test_an_unknown_environment_is_refused(cli, tmp_path):
 
 
 def test_an_environment_of_the_buffer_that_is_not_there_is_refused(cli, path):
-    code, _, err = cli("head", path, "--env", "7")
-    assert code == 3
-    assert "--env: got 7, expected one in [0, 2)" in one_line(err)
+    for command in (["head"], ["clear", "--yes"]):
+        code, _, err = cli(*command, path, "--env", "7")
+        assert code == 3
+        told = "--env: got 7, expected one in [0, 2); the buffer has 2 environments, "
+        assert told in one_line(err)
 
 
 def test_rows_of_an_empty_buffer_are_refused(cli, tmp_path):

@@ -202,6 +202,8 @@ def test_plan_takes_the_fields_of_a_buffer(facts, path):
     found = facts("plan", path, "--capacity", "1_000")
     assert (found["ring"]["capacity"], found["ring"]["num_envs"]) == (1000, 2)
     assert len(found["fields"]) == 6
+    with mr.ReplayBuffer.open(path) as buffer:
+        assert facts("plan", path)["ring"]["capacity"] == buffer.capacity
 
 
 def test_plan_takes_the_spaces_of_an_environment(facts):
