@@ -109,6 +109,10 @@ FOREIGN = (
         "lerobot", "mmreplay.convert.foreign.lerobot", "a LeRobot dataset's folder",
         writes=False, asks=True,
     ),
+    Format(
+        "rlds", "mmreplay.convert.foreign.rlds", "an RLDS dataset's folder",
+        writes=False, asks=True,
+    ),
 )  # fmt: skip
 """The field's datasets; those that share a suffix, or are folders, are looked into."""
 
