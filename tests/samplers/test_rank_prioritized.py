@@ -179,3 +179,19 @@ def test_a_damaged_order_is_refused(damage):
     sampler.load_state_dict(state | damage)
     with pytest.raises(FormatError, match="sampler state: got"):
         sampler.draw(view, 2)
+
+
+@pytest.mark.parametrize(("rows", "changes"), [(8192, 2048), (400, 1024)])
+def test_by_default_a_quarter_of_the_rows_is_changed_before_a_sort(rows, changes):
+    law = Ranks(rows, Scheduled("alpha", ALPHA, 4.0), None)
+    values, every = np.arange(1.0, rows + 1).astype(np.float32), np.arange(rows)
+    law.put(every, values)
+    law.ready(0, values)
+    values[0] = rows + 9.0
+    law.put(np.zeros(changes - 1, np.int64), values)
+    law.ready(1, values)
+    first = np.array([0.0])
+    assert law.draw(first)[0].tolist() == [rows - 1]
+    law.put(np.zeros(1, np.int64), values)
+    law.ready(2, values)
+    assert law.draw(first)[0].tolist() == [0]
