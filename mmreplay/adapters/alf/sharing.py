@@ -7,14 +7,29 @@ for each connection, so that one that waits keeps no other from being served.
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import uuid
 import weakref
-from multiprocessing import AuthenticationError
+from contextlib import suppress
+from multiprocessing import AuthenticationError, current_process
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
 from mmreplay.errors import FailedError
+
+_ends: weakref.WeakSet[Listener | Connection] = weakref.WeakSet()
+"""What this process serves at."""
+
+
+def _let_go() -> None:
+    """Close them in a forked child: held there, they would outlive who serves."""
+    for end in list(_ends):
+        end.close()
+    _ends.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 class Server:
@@ -34,34 +49,36 @@ class Server:
             target: Its public methods are called, from any thread.
         """
         self.address = f"\0mmreplay-{uuid.uuid4().hex}"
-        key = _key()
-        self._listener = Listener(self.address, "AF_UNIX", authkey=key)
-        self._pid = os.getpid()
+        self._closed, self._pid = threading.Event(), os.getpid()
+        listener = Listener(self.address, "AF_UNIX", authkey=_key())
+        _ends.add(listener)
         threading.Thread(
-            target=_accept, args=(self._listener, target), daemon=True
+            target=_accept, args=(listener, self._closed, target), daemon=True
         ).start()
 
     def close(self) -> None:
         """Take no more connections."""
-        if os.getpid() == self._pid:
-            self._listener.close()
+        if os.getpid() != self._pid:
+            return
+        self._closed.set()
+        # Whoever accepts is woken by this alone: closing a socket under it does not.
+        with suppress(OSError), socket.socket(socket.AF_UNIX) as wake:
+            wake.connect(self.address)
 
 
 def _key() -> bytes:
-    from multiprocessing import current_process
-
     return bytes(current_process().authkey)
 
 
-def _accept(listener: Listener, target: object) -> None:
-    while True:
-        try:
-            connection = listener.accept()
-        except (AuthenticationError, EOFError, ConnectionError):
-            continue
-        except OSError:
-            return
-        threading.Thread(target=_serve, args=(connection, target), daemon=True).start()
+def _accept(listener: Listener, closed: threading.Event, target: object) -> None:
+    with listener:
+        while not closed.is_set():
+            with suppress(AuthenticationError, EOFError, OSError):
+                connection = listener.accept()
+                _ends.add(connection)
+                threading.Thread(
+                    target=_serve, args=(connection, target), daemon=True
+                ).start()
 
 
 def _serve(connection: Connection, target: object) -> None:
