@@ -1,0 +1,354 @@
+"""tmrl's memories on disk: `Memory` and `TorchMemory` to subclass, and a generic one.
+
+Public names and what they return are those of tmrl 0.7.1. The differences are told in
+docs/migrating/tmrl.md.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mmreplay.adapters.home import Home, StrPath
+from mmreplay.adapters.tmrl_nests import check_crcs, collate_torch, crcs_of
+from mmreplay.adapters.tmrl_rows import Rows
+from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.convert.foreign import pickles
+from mmreplay.errors import EmptyError, FormatError, SchemaError
+from mmreplay.samplers.uniform import UniformSampler
+from mmreplay.schema import Schema
+
+Preprocessor = Callable[..., tuple[Any, ...]]
+STATS = (
+    "stat_test_return", "stat_train_return", "stat_test_steps", "stat_train_steps",
+)  # fmt: skip
+PICKLE = "data.pkl"
+COLUMNS = 7
+"""Of a pickle: actions, observations, rewards, both ends, infos, and whether ended."""
+
+
+class Memory(ABC):
+    """A replay memory that gives rounds of batches; subclass it as in tmrl.
+
+    Whoever subclasses it directly keeps samples where it likes: in ``data``, or in
+    the ring on disk that ``home.ring(schema, capacity)`` makes.
+
+    Attributes:
+        home: Where a ring would be; see `Home`.
+        data: For subclasses; an empty list.
+        stat_test_return: Of the buffer appended last, as are the others.
+    """
+
+    def __init__(
+        self,
+        device: Any,
+        nb_steps: int,
+        sample_preprocessor: Preprocessor | None = None,
+        memory_size: float = 1000000,
+        batch_size: int = 256,
+        dataset_path: StrPath = "",
+        crc_debug: bool = False,
+        *,
+        path: StrPath | None = None,
+        resume: bool = False,
+    ) -> None:
+        """Make a memory.
+
+        Args:
+            device: Where batches go.
+            nb_steps: Batches of a round.
+            sample_preprocessor: Changes the six parts of each sample drawn.
+            memory_size: Samples kept.
+            batch_size: Samples of a batch.
+            dataset_path: Folder with tmrl's ``data.pkl``, if there is one; "" is
+                none, and not the working folder.
+            crc_debug: Compare each sample drawn with what the worker had.
+            path: The ring's folder; see `Home`.
+            resume: Go on with the ring that is there.
+
+        Raises:
+            FormatError: A ring is there, and resume is False.
+        """
+        self.device = device
+        self.nb_steps = nb_steps
+        self.sample_preprocessor = sample_preprocessor
+        self.memory_size = memory_size
+        self.batch_size = batch_size
+        self.crc_debug = crc_debug
+        self.path = Path(dataset_path)
+        self.stat_test_return = 0.0
+        self.stat_train_return = 0.0
+        self.stat_test_steps = 0
+        self.stat_train_steps = 0
+        self.home = Home("tmrl", path, resume)
+        self.data: list[Any] = []
+        # Of torch's generator, so that torch.manual_seed makes draws repeatable.
+        self._seed = int(torch.randint(1 << 62, ()))
+        self._random = np.random.default_rng(self._seed)
+
+    def __iter__(self) -> Iterator[Any]:
+        """One round: `nb_steps` batches."""
+        for _ in range(self.nb_steps):
+            yield self.sample()
+
+    @abstractmethod
+    def append_buffer(self, buffer: Any) -> None:
+        """Append the samples of a tmrl ``Buffer``, which is not empty."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Transitions that can be drawn."""
+
+    @abstractmethod
+    def get_transition(self, item: int) -> tuple[Any, ...]:
+        """Give the transition of a number below the length.
+
+        Returns:
+            Previous observation, new action, reward, new observation, terminated,
+            truncated, info.
+        """
+
+    @abstractmethod
+    def collate(self, batch: list[Any], device: Any) -> Any:
+        """Put samples, of the first six parts, together on a device."""
+
+    def append(self, buffer: Any) -> None:
+        """Append a tmrl ``Buffer`` and take over its statistics; nothing if empty."""
+        if len(buffer) > 0:
+            for name in STATS:
+                setattr(self, name, getattr(buffer, name))
+            self.append_buffer(buffer)
+
+    def sample(self) -> Any:
+        """Draw a batch: six parts, each a tensor or nest of tensors ``[B, ...]``."""
+        batch = [self[index] for index in self.sample_indices()]
+        return self.collate(batch, self.device)
+
+    def sample_indices(self) -> Iterable[int]:
+        """Draw `batch_size` numbers below the length, with replacement.
+
+        Raises:
+            SchemaError: The memory is empty; it is a ValueError.
+        """
+        self._refuse_empty()
+        drawn: list[int] = self._random.integers(
+            len(self), size=self.batch_size
+        ).tolist()
+        return iter(drawn)
+
+    def _refuse_empty(self) -> None:
+        if len(self) < 1:
+            raise SchemaError(
+                f"cannot draw {self.batch_size} samples: got a memory without a "
+                "transition, expected at least one; append a buffer first"
+            )
+
+    def __getitem__(self, item: int) -> tuple[Any, ...]:
+        """One sample: checked, preprocessed, its flags and reward as float32."""
+        return self._finished(self.get_transition(item))
+
+    def _finished(self, transition: tuple[Any, ...]) -> tuple[Any, ...]:
+        *parts, info = transition
+        if self.crc_debug:
+            previous, action, reward, following, *ends = parts
+            rebuilt = (previous, action, following, reward, *ends)
+            crcs = info["crcs"] if "crcs" in info else crcs_of(info["crc_sample"])
+            check_crcs(crcs, rebuilt, info["crc_sample_ts"])
+        if self.sample_preprocessor is not None:
+            parts = list(self.sample_preprocessor(*parts))
+        previous, action, reward, following, terminated, truncated = parts
+        ends = [np.float32(terminated), np.float32(truncated)]
+        return (previous, action, _narrowed(reward), following, *ends)
+
+
+class TorchMemory(Memory, ABC):
+    """A memory whose batches are nests of tensors."""
+
+    def collate(self, batch: list[Any], device: Any) -> Any:
+        """Stack samples; see `collate_torch`."""
+        return collate_torch(batch, device)
+
+
+class GenericTorchMemory(TorchMemory):
+    """Samples of any kind in a ring on disk, one row each.
+
+    Histories of images and actions are made from single rows when they are drawn:
+    before an episode's beginning stands its first row, repeated. Transitions drawn
+    are never from an end to a reset, and all others are drawn alike.
+    """
+
+    def __init__(
+        self,
+        memory_size: float = 1e6,
+        batch_size: int = 1,
+        dataset_path: StrPath = "",
+        nb_steps: int = 1,
+        sample_preprocessor: Preprocessor | None = None,
+        crc_debug: bool = False,
+        device: Any = "cpu",
+        *,
+        imgs_obs: int | None = None,
+        act_buf_len: int = 0,
+        imgs_shape: tuple[int, ...] | None = None,
+        imgs_scale: float | None = None,
+        path: StrPath | None = None,
+        resume: bool = False,
+        allow_pickle: bool = False,
+    ) -> None:
+        """Make a memory, or go on with one.
+
+        Args:
+            memory_size: Transitions kept, those from ends to resets counted.
+            batch_size: As in `Memory`, as are those not listed here.
+            dataset_path: As in `Memory`.
+            nb_steps: As in `Memory`.
+            sample_preprocessor: As in `Memory`.
+            crc_debug: Keep CRCs of what workers had, and check them at each draw.
+            device: As in `Memory`.
+            imgs_obs: The last part of the observation becomes that of so many rows,
+                oldest first, along a new first axis; None leaves it alone.
+            act_buf_len: So many of the last actions become further parts of the
+                observation, which is then a tuple.
+            imgs_shape: What the images of a sample are reshaped to, such as (-1,).
+            imgs_scale: What they are divided by, as float32.
+            path: As in `Memory`.
+            resume: As in `Memory`.
+            allow_pickle: Take in ``data.pkl``: a pickle is a program.
+
+        Raises:
+            FormatError: As in `Memory`; or the pickle is another memory's.
+            SchemaError: The memory that is there is of another size, or there is a
+                pickle that is not allowed.
+        """
+        super().__init__(
+            device, nb_steps, sample_preprocessor, memory_size, batch_size,
+            dataset_path, crc_debug, path=path, resume=resume,
+        )  # fmt: skip
+        self._rows = Rows(imgs_obs, act_buf_len, imgs_shape, imgs_scale, crc_debug)
+        self._held: list[Any] = []
+        self._ring: ReplayBuffer | None = None
+        if self.home.resumed:
+            self._reopen()
+        pickled = self.path / PICKLE
+        if str(dataset_path) and pickled.is_file() and not self.home.resumed:
+            self._append(_unpickled(pickled, allow_pickle))
+
+    def _reopen(self) -> None:
+        with ReplayBuffer.open(self.home.path) as found:
+            self._rows.load(found)
+            schema = found.schema
+        self._open(schema)
+        assert self._ring is not None
+        stats = self._ring.statistics.get("tmrl", {})
+        for name in STATS:
+            setattr(self, name, stats.get(name, getattr(self, name)))
+
+    def _open(self, schema: Schema) -> None:
+        self._ring = self.home.ring(
+            schema,
+            # A transition needs two rows.
+            int(self.memory_size) + 1,
+            sampler=UniformSampler(self._seed),
+            transforms=self._rows.transforms,
+            user=self._rows.user,
+        )
+
+    def append_buffer(self, buffer: Any) -> None:
+        """Append samples: (action, observation, reward, terminated, truncated, info).
+
+        The action of a sample led to its observation; it may be None after a reset,
+        and is then 0. All or nothing.
+
+        Raises:
+            SchemaError: A sample is of another structure or dtype than the first.
+        """
+        self._append(list(buffer.memory))
+        if self._ring is not None:
+            stats = {name: float(getattr(self, name)) for name in STATS}
+            self._ring.set_statistics({"tmrl": stats})
+
+    def _append(self, samples: list[Any]) -> None:
+        samples = self._held + samples
+        if self._ring is None:
+            # What an action is, is known once there is one.
+            if all(sample[0] is None for sample in samples):
+                self._held = samples
+                return
+            self._open(self._rows.describe(samples))
+        assert self._ring is not None
+        if samples:
+            self._ring.extend(self._rows.columns(samples))
+        self._held = []
+
+    def __len__(self) -> int:
+        if self._ring is None:
+            return 0
+        view = self._ring.view
+        with view.lock:
+            return int(view.starts.lengths.sum()) - view.num_illegal
+
+    def get_transition(self, item: int) -> tuple[Any, ...]:
+        """Give a transition by number, oldest first; negative ones from the end.
+
+        Raises:
+            IndexError: There is none of that number.
+        """
+        if self._ring is None or not -len(self) <= item < len(self):
+            raise IndexError(
+                f"item {item}: got a memory of {len(self)} transitions, expected a "
+                "number below that; append more samples"
+            )
+        view = self._ring.view
+        with view.lock:
+            places = view.start_at(np.array([item % len(self)]))
+        return self._rows.transition(self._ring.take(*places).fields, 0)
+
+    def sample(self) -> Any:
+        """Draw a batch in one gather; see `Memory.sample`."""
+        kind = type(self)
+        if (
+            kind.get_transition is not GenericTorchMemory.get_transition
+            or kind.sample_indices is not Memory.sample_indices
+            or kind.__getitem__ is not Memory.__getitem__
+        ):
+            return super().sample()
+        self._refuse_empty()
+        assert self._ring is not None
+        try:
+            fields = self._ring.sample(self.batch_size).fields
+        except EmptyError as error:
+            raise SchemaError(str(error)) from error
+        whole = kind.collate is TorchMemory.collate and not self.crc_debug
+        if whole and self.sample_preprocessor is None:
+            return self._rows.batch(fields, self.device)
+        made = [self._rows.transition(fields, i) for i in range(self.batch_size)]
+        return self.collate([self._finished(each) for each in made], self.device)
+
+    def __repr__(self) -> str:
+        return f"<GenericTorchMemory of {len(self):,} transitions in {self.home!r}>"
+
+    def close(self) -> None:
+        """Commit and close; a temporary folder goes."""
+        self.home.close()
+
+
+def _unpickled(path: Path, allowed: bool) -> list[Any]:
+    """Samples of tmrl's own GenericTorchMemory, of its seven columns."""
+    columns = pickles.load(path, allowed)
+    if not isinstance(columns, list) or len(columns) != COLUMNS:
+        raise FormatError(
+            f"{path}: got {str(columns)[:60]}, expected the {COLUMNS} columns of "
+            "tmrl's GenericTorchMemory; `mmreplay convert` reads those of others"
+        )
+    return list(zip(*columns[:6], strict=True))
+
+
+def _narrowed(reward: Any) -> Any:
+    """A reward as float32; tensors and arrays as they are."""
+    number = isinstance(reward, int | float | np.generic)
+    return np.asarray(reward, np.float32)[()] if number else reward

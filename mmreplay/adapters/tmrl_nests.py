@@ -1,0 +1,158 @@
+"""Nests of tmrl's samples: their structure as JSON, their leaves, and their CRCs."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mmreplay.adapters.values import array_of
+from mmreplay.errors import SchemaError
+
+PARTS = (
+    "previous observation", "action", "observation", "reward", "terminated",
+    "truncated",
+)  # fmt: skip
+"""What a sample's CRCs are of, in order."""
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+def parts_of(nest: Any) -> dict[str, Any] | None:
+    """Parts of a mapping, tuple or list by name or number; None of a leaf."""
+    if isinstance(nest, Mapping):
+        return {str(key): part for key, part in nest.items()}
+    if isinstance(nest, tuple | list):
+        return {str(number): part for number, part in enumerate(nest)}
+    return None
+
+
+def structure(nest: Any) -> Any:
+    """What a nest is made of, as JSON values; None of a leaf."""
+    parts = parts_of(nest)
+    if parts is None:
+        return None
+    kind = "dict" if isinstance(nest, Mapping) else "list"
+    kind = "tuple" if isinstance(nest, tuple) else kind
+    return {"kind": kind, "parts": {key: structure(p) for key, p in parts.items()}}
+
+
+def leaves(nest: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Leaves of a nest by path, in order."""
+    parts = parts_of(nest)
+    if parts is None:
+        yield path, nest
+        return
+    for key, part in parts.items():
+        yield from leaves(part, f"{path}/{key}")
+
+
+def built(made: Any, found: Arrays, path: str) -> Any:
+    """The nest of a structure, of the arrays at its leaves' paths."""
+    if made is None:
+        return found[path]
+    parts = {k: built(p, found, f"{path}/{k}") for k, p in made["parts"].items()}
+    if made["kind"] == "dict":
+        return parts
+    return tuple(parts.values()) if made["kind"] == "tuple" else list(parts.values())
+
+
+def mapped(nest: Any, change: Callable[[Any], Any]) -> Any:
+    """The nest with each leaf changed."""
+    if isinstance(nest, Mapping):
+        return {key: mapped(part, change) for key, part in nest.items()}
+    if isinstance(nest, tuple | list):
+        return type(nest)([mapped(part, change) for part in nest])
+    return change(nest)
+
+
+def collate_torch(batch: Sequence[Any], device: Any = None) -> Any:
+    """Stack nests of one structure into one nest of tensors ``[B, *shape]``.
+
+    Arrays, tensors and numpy scalars keep their dtype, but that a float, Python's or
+    float64, becomes torch's default dtype. Mappings, tuples, named ones too, and lists
+    stay what they are.
+
+    Args:
+        batch: At least one.
+        device: Where to.
+
+    Raises:
+        SchemaError: There is none, or a leaf is no number.
+    """
+    if not batch:
+        raise SchemaError(
+            "collate: got no sample, expected at least one; ask for a batch_size of 1"
+        )
+    first = batch[0]
+    if isinstance(first, torch.Tensor):
+        return torch.stack(list(batch)).to(device)
+    if isinstance(first, np.ndarray):
+        return torch.from_numpy(np.stack(list(batch))).to(device)
+    if isinstance(first, Mapping):
+        made = {key: collate_torch([b[key] for b in batch], device) for key in first}
+        return made if type(first) is dict else type(first)(made)  # type: ignore[call-arg]
+    if isinstance(first, tuple | list):
+        columns = [collate_torch(column, device) for column in zip(*batch, strict=True)]
+        return (
+            type(first)(*columns) if hasattr(first, "_fields") else type(first)(columns)
+        )
+    array = np.asarray(batch)
+    if array.dtype.kind not in "biuf":
+        raise SchemaError(
+            f"collate: got a {type(first).__name__}, expected arrays, tensors and "
+            "numbers; take it out in sample_preprocessor"
+        )
+    tensor = torch.from_numpy(array)
+    if isinstance(first, float):
+        tensor = tensor.to(torch.get_default_dtype())
+    return tensor.to(device)
+
+
+def crcs_of(sample: Sequence[Any]) -> NDArray[np.uint32]:
+    """CRC32 of the dtypes and raw bytes of each part of a sample.
+
+    Args:
+        sample: Previous observation, action, observation, reward, terminated and
+            truncated, as rollout workers keep it; the first is None after a reset.
+
+    Returns:
+        uint32 ``[6]``; 0 of None.
+    """
+    return np.array([_crc(part) for part in sample], np.uint32)
+
+
+def _crc(nest: Any) -> int:
+    if nest is None:
+        return 0
+    crc = 0
+    for _, leaf in leaves(nest, ""):
+        array = np.ascontiguousarray(array_of(leaf))
+        crc = zlib.crc32(array.dtype.str.encode(), crc)
+        crc = zlib.crc32(array.reshape(-1).view(np.uint8).data, crc)
+    return crc
+
+
+def check_crcs(expected: NDArray[np.uint32], rebuilt: Sequence[Any], when: Any) -> None:
+    """Refuse a transition that is not what the worker had.
+
+    Args:
+        expected: uint32 ``[6]``, of what it had; see `crcs_of`.
+        rebuilt: The transition, in the same order.
+        when: The worker's time step, and that since its reset.
+
+    Raises:
+        AssertionError: A part differs by a single bit, or by its dtype.
+    """
+    got = crcs_of(rebuilt)
+    for part, theirs, ours in zip(PARTS, expected, got, strict=True):
+        if theirs != ours and not (part == PARTS[0] and theirs == 0):
+            raise AssertionError(
+                f"CRC failed: {part} has {ours:08x}, expected {theirs:08x} of the "
+                f"worker's sample at time step {when[0]}, {when[1]} since its reset; "
+                "the sample compressor and get_transition are not each other's inverse"
+            )

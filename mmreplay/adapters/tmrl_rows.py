@@ -1,0 +1,229 @@
+"""How tmrl's samples lie in rows, and how transitions are made of rows.
+
+A sample is the action that led to an observation, that observation, its reward and
+its ends. A row holds all of it under the role of the observation, so that what
+followed a row, next actions and rewards included, is what the buffer derives from the
+row after. A row at an episode's end is told as truncated, without an observation after
+it, and so never begins a transition; the ends themselves lie beside the reward.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mmreplay.adapters.tmrl_nests import (
+    Arrays,
+    built,
+    crcs_of,
+    leaves,
+    mapped,
+    structure,
+)
+from mmreplay.adapters.values import array_of
+from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.errors import FormatError, SchemaError
+from mmreplay.schema import Field, Schema
+from mmreplay.transforms.base import Transform
+from mmreplay.transforms.stack import FrameStack
+
+NOW, NEXT = "observation", "next_observation"
+KEY = "tmrl"
+Columns = dict[str, NDArray[Any]]
+
+
+class Rows:
+    """The layout of one memory.
+
+    Attributes:
+        transforms: What makes histories of rows; known once the structure is.
+        user: What the ring's metadata is to say.
+    """
+
+    def __init__(
+        self,
+        imgs_obs: int | None,
+        act_buf_len: int,
+        imgs_shape: tuple[int, ...] | None,
+        imgs_scale: float | None,
+        crc_debug: bool,
+    ) -> None:
+        """Lay rows out; see `GenericTorchMemory`."""
+        self._imgs_obs, self._act_buf_len = imgs_obs, act_buf_len
+        self._imgs_shape, self._imgs_scale = imgs_shape, imgs_scale
+        self._crc_debug = crc_debug
+        self._obs: Any = None
+        self._act: Any = None
+        self._no_act: Any = None
+
+    @property
+    def user(self) -> dict[str, Any]:
+        """The structure of observations and actions, as JSON."""
+        return {KEY: {"obs": self._obs, "act": self._act, "crc": self._crc_debug}}
+
+    def load(self, ring: ReplayBuffer) -> None:
+        """Take the structure that a ring was made with.
+
+        Raises:
+            FormatError: It is no memory's, or one without CRCs where they are wanted.
+        """
+        told = ring.metadata.user.get(KEY)
+        if not isinstance(told, dict) or told.get("crc") is not self._crc_debug:
+            raise FormatError(
+                f"{ring.path}: got {told} of {KEY!r} in its metadata, expected a "
+                f"memory made with crc_debug={self._crc_debug}; give what it was made "
+                "with"
+            )
+        self._obs, self._act = told["obs"], told["act"]
+        self._no_act = self._none(ring.schema)
+
+    @property
+    def _images(self) -> str:
+        """Path of the images, below an observation's: its last leaf."""
+        path, made = "obs", self._obs
+        while made is not None:
+            key = list(made["parts"])[-1]
+            path, made = f"{path}/{key}", made["parts"][key]
+        return path
+
+    @property
+    def transforms(self) -> tuple[Transform, ...]:
+        """Frame stacks, of images and of actions."""
+        made: list[Transform] = []
+        if self._imgs_obs is not None:
+            made.append(FrameStack(self._imgs_obs, f"{NOW}/{self._images}"))
+        if self._act_buf_len:
+            made.append(FrameStack(self._act_buf_len, f"{NOW}/act"))
+        return tuple(made)
+
+    def describe(self, samples: list[Any]) -> Schema:
+        """Take the structure of samples, of which one at least has an action."""
+        act = next(sample[0] for sample in samples if sample[0] is not None)
+        _, obs, reward, *_ = samples[0]
+        self._obs, self._act = structure(obs), structure(act)
+        fields = {
+            f"{NOW}/{path}": Field(array.shape, array.dtype)
+            for stem, nest in (("obs", obs), ("act", act), ("reward", reward))
+            for path, leaf in leaves(nest, stem)
+            for array in (array_of(leaf),)
+        }
+        for name in ("terminated", "truncated"):
+            fields[f"{NOW}/{name}"] = Field((), "bool")
+        if self._crc_debug:
+            fields[f"{NOW}/crcs"] = Field((6,), "uint32")
+            fields[f"{NOW}/crc_ts"] = Field((2,), "int64")
+        schema = Schema.from_flat({**fields, "truncated": Field((), "bool")})
+        self._no_act = self._none(schema)
+        return schema
+
+    def _none(self, schema: Schema) -> Any:
+        """The action before an episode's first observation, where none is told."""
+        fields = schema.fields.items()
+        zeros = {
+            path.removeprefix(f"{NOW}/"): np.zeros(field.shape, field.numpy)
+            for path, field in fields
+        }
+        return built(self._act, zeros, "act")
+
+    def columns(self, samples: list[Any]) -> Columns:
+        """Rows of samples, ``[T, *shape]`` by path.
+
+        Raises:
+            SchemaError: A sample is of another structure, or lacks its CRC.
+        """
+        acts, obs, rewards, terminated, truncated, infos = zip(
+            *(sample[:6] for sample in samples), strict=True
+        )
+        found: Columns = {f"{NOW}/reward": np.asarray(rewards)}
+        found |= _stacked("obs", self._obs, obs)
+        found |= _stacked("act", self._act, acts, self._no_act)
+        found[f"{NOW}/terminated"] = np.asarray(terminated).astype(bool)
+        found[f"{NOW}/truncated"] = np.asarray(truncated).astype(bool)
+        found["truncated"] = found[f"{NOW}/terminated"] | found[f"{NOW}/truncated"]
+        if self._crc_debug:
+            found[f"{NOW}/crcs"] = np.stack([crcs_of(_told(i)) for i in infos])
+            found[f"{NOW}/crc_ts"] = np.array([i["crc_sample_ts"] for i in infos])
+        return found
+
+    def _seen(self, fields: Arrays, top: str) -> tuple[Any, Any]:
+        """Observation, histories included, and last action, ``[B, ...]``."""
+        below = {
+            path.removeprefix(f"{top}/"): array
+            for path, array in fields.items()
+            if path.startswith(f"{top}/")
+        }
+        images = below[self._images]
+        if self._imgs_scale is not None:
+            images = images.astype(np.float32) / np.float32(self._imgs_scale)
+        if self._imgs_shape is not None:
+            images = images.reshape(len(images), *self._imgs_shape)
+        seen = built(self._obs, {**below, self._images: images}, "obs")
+        acts = built(self._act, below, "act")
+        if not self._act_buf_len:
+            return seen, acts
+        past = [
+            mapped(acts, lambda a: a[:, k])  # noqa: B023 - used at once
+            for k in range(self._act_buf_len)
+        ]
+        parts = seen if isinstance(seen, tuple | list) else (seen,)
+        return (*parts, *past), past[-1]
+
+    def _parts(self, fields: Arrays) -> tuple[Any, ...]:
+        previous, _ = self._seen(fields, NOW)
+        following, action = self._seen(fields, NEXT)
+        rest = [fields[f"{NEXT}/{n}"] for n in ("reward", "terminated", "truncated")]
+        return (previous, action, rest[0], following, *rest[1:])
+
+    def transition(self, fields: Arrays, number: int) -> tuple[Any, ...]:
+        """One transition of a batch: its six parts, and its info."""
+        one = {path: array[number : number + 1] for path, array in fields.items()}
+        parts = mapped(self._parts(one), lambda array: array[0])
+        info: dict[str, Any] = {}
+        if self._crc_debug:
+            info["crcs"] = one[f"{NEXT}/crcs"][0]
+            info["crc_sample_ts"] = tuple(one[f"{NEXT}/crc_ts"][0].tolist())
+        return (*parts, info)
+
+    def batch(self, fields: Arrays, device: Any) -> tuple[Any, ...]:
+        """All transitions of a batch, as tensors, flags and rewards as float32."""
+        previous, action, reward, following, *ends = self._parts(fields)
+
+        def tensor(array: NDArray[Any]) -> torch.Tensor:
+            return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+        floats = [np.asarray(array, np.float32) for array in (reward, *ends)]
+        parts = (previous, action, floats[0], following, *floats[1:])
+        return tuple(mapped(part, tensor) for part in parts)
+
+
+def _stacked(
+    stem: str, made: Any, nests: tuple[Any, ...], empty: Any = None
+) -> Columns:
+    """Leaves of nests, ``[T, *shape]`` by path; those of an empty one for None."""
+    known = [nest for nest in nests if nest is not None]
+    other = next((nest for nest in known if structure(nest) != made), None)
+    if other is not None:
+        raise SchemaError(
+            f"{stem}: got {structure(other)}, expected {made} as in the first sample; "
+            "samples of one memory have one structure"
+        )
+    columns: dict[str, list[NDArray[Any]]] = {}
+    for nest in nests:
+        if nest is None:
+            nest = empty
+        for path, leaf in leaves(nest, f"{NOW}/{stem}"):
+            columns.setdefault(path, []).append(array_of(leaf))
+    return {path: np.stack(column) for path, column in columns.items()}
+
+
+def _told(info: Any) -> Any:
+    """The worker's own sample, or SchemaError."""
+    if not isinstance(info, dict) or "crc_sample" not in info:
+        raise SchemaError(
+            "crc_debug: got a sample without 'crc_sample' in its info, expected the "
+            "worker's own; set crc_debug in the RolloutWorker as well"
+        )
+    return info["crc_sample"]
