@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from mmreplay.plan import plan_buffer as plan_buffer
     from mmreplay.ring import Span as Span
     from mmreplay.samplers.base import Draw as Draw
+    from mmreplay.samplers.distinct import DistinctSampler as DistinctSampler
     from mmreplay.samplers.earliest import ignore_earliest as ignore_earliest
     from mmreplay.samplers.episode import EpisodeSampler as EpisodeSampler
     from mmreplay.samplers.episode import return_within as return_within
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from mmreplay.stats import episode_table as episode_table
     from mmreplay.stats import field_moments as field_moments
     from mmreplay.stats import histogram as histogram
+    from mmreplay.storage.residency import Memory as Memory
     from mmreplay.sumtree import SegmentTree as SegmentTree
     from mmreplay.sumtree import SumTree as SumTree
     from mmreplay.transforms.apply import Apply as Apply
@@ -81,6 +83,7 @@ _HOMES = {
     "ConcatDataset": "mmreplay.loader",
     "Delta": "mmreplay.transforms.delta",
     "DiscountedReturn": "mmreplay.transforms.returns",
+    "DistinctSampler": "mmreplay.samplers.distinct",
     "Draw": "mmreplay.samplers.base",
     "EpisodeSampler": "mmreplay.samplers.episode",
     "EpisodeTable": "mmreplay.stats",
@@ -89,6 +92,7 @@ _HOMES = {
     "FrameStack": "mmreplay.transforms.stack",
     "HER": "mmreplay.transforms.her",
     "LinearSchedule": "mmreplay.samplers.schedules",
+    "Memory": "mmreplay.storage.residency",
     "MixtureSampler": "mmreplay.samplers.mixture",
     "Moments": "mmreplay.stats",
     "NStep": "mmreplay.transforms.nstep",

@@ -1,0 +1,57 @@
+"""Every set of different legal starts with the same probability."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mmreplay.errors import EmptyError
+from mmreplay.samplers import states
+from mmreplay.samplers.base import Draw, State, View
+from mmreplay.samplers.random import StepGenerator
+
+
+class DistinctSampler:
+    """Draws without replacement within a batch; batches know nothing of each other.
+
+    Where fewer steps than asked for can be drawn, all of them are, each once. For
+    each step once an epoch, see `ShuffledSampler`. Costs O(batch log rows), and
+    O(rows) where a batch takes more than a fiftieth of them.
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        """Make a sampler.
+
+        Args:
+            seed: Seed of its own generator; None takes one from the system.
+        """
+        self._random = StepGenerator(seed)
+        self._step = 0
+
+    def draw(self, view: View, batch_size: int) -> Draw:
+        """Draw a batch, or what there is; see `Sampler.draw`."""
+        num_legal = int(view.starts.lengths.sum()) - view.num_illegal
+        if num_legal < 1:
+            raise EmptyError(
+                f"cannot draw {batch_size} different steps: got rows of which none is "
+                "a legal start yet, expected at least one; add steps first"
+            )
+        count = min(batch_size, num_legal)
+        ranks = self._random.at(self._step).choice(num_legal, count, replace=False)
+        env_ids, positions = view.start_at(ranks)
+        key = self._random.key(self._step)
+        self._step += 1
+        probabilities = np.full(count, 1 / num_legal)
+        return Draw(env_ids, positions, probabilities, np.ones(count, np.float32), key)
+
+    def state_dict(self) -> State:
+        """Seed and step."""
+        return {
+            "kind": "DistinctSampler", "seed": self._random.seed, "step": self._step,
+        }  # fmt: skip
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from a state; see `Sampler.load_state_dict`."""
+        states.check_kind(state, "DistinctSampler")
+        seed, step = states.integer(state, "seed"), states.integer(state, "step")
+        self._random = StepGenerator(seed)
+        self._step = step
