@@ -14,7 +14,10 @@ writer = pytest.importorskip("tfrecord.writer", reason="tfrecord is not installe
 def kind(values):
     if isinstance(values, list):
         return values, "byte"
-    return values, "float" if values.dtype.kind == "f" else "int"
+    if values.dtype.kind == "f":
+        return values.tolist(), "float"
+    # Protobuf takes no bool for an integer.
+    return values.astype(int).tolist(), "int"
 
 
 def test_every_step_is_what_was_written(tmp_path, rng):
