@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from mmreplay.kernels import NAMES
+
 pytest.importorskip("setuptools")
 ROOT = Path(__file__).resolve().parent.parent
 FILES = [
@@ -57,7 +59,9 @@ def test_without_a_compiler_all_is_built_but_the_kernels(source, tmp_path):
         packed.extractall(tmp_path / "installed")
     assert "mmreplay/kernels/tree.py" in names
     assert not [name for name in names if name.endswith((".so", ".c"))]
-    assert python(tmp_path / "installed", "-c", WHICH) == "numpy numpy"
+    assert python(tmp_path / "installed", "-c", WHICH) == " ".join(
+        ["numpy"] * len(NAMES)
+    )
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no compiler")
@@ -68,9 +72,7 @@ def test_one_wheel_serves_every_python_and_the_sdist_has_the_sources(source, tmp
         names = [name.partition("/")[2] for name in packed.getnames()]
         # The wheel is built from the sdist, as by whoever has no clone.
         packed.extractall(tmp_path / "unpacked", filter="data")
-    assert {"setup.py", "mmreplay/kernels/_tree.c", "mmreplay/kernels/_rows.c"} <= {
-        *names
-    }
+    assert {"setup.py", *(f"mmreplay/kernels/_{name}.c" for name in NAMES)} <= {*names}
     assert not [name for name in names if name.endswith(".so")]
     [unpacked] = (tmp_path / "unpacked").iterdir()
     python(unpacked, "-c", BUILD, "build_wheel", tmp_path)
@@ -78,6 +80,7 @@ def test_one_wheel_serves_every_python_and_the_sdist_has_the_sources(source, tmp
     with zipfile.ZipFile(wheel) as packed:
         names = packed.namelist()
         packed.extractall(tmp_path / "installed")
-    assert {"mmreplay/kernels/_tree.abi3.so", "mmreplay/py.typed"} <= {*names}
+    built = {f"mmreplay/kernels/_{name}.abi3.so" for name in NAMES}
+    assert built | {"mmreplay/py.typed"} <= {*names}
     assert not [name for name in names if name.endswith(".c")]
-    assert python(tmp_path / "installed", "-c", WHICH) == "c c"
+    assert python(tmp_path / "installed", "-c", WHICH) == " ".join(["c"] * len(NAMES))
