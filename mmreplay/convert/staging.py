@@ -54,6 +54,7 @@ class Staging:
         self.target = absolute(target)
         self.path = self.target.with_name(f"tmp-{self.target.name}")
         self._old = self.target.with_name(f"tmp-old-{self.target.name}")
+        self._whole = self.target.with_name(f"tmp-whole-{self.target.name}")
         self._overwrite = overwrite
         self._folder = folder
         self._owns = owns or (lambda _: False)
@@ -106,10 +107,13 @@ class Staging:
 
     def _sweep(self) -> None:
         """Remove what a killed run left, unless somebody is still writing it."""
+        for path in (self._whole, self.path):
+            if os.path.lexists(path):
+                self._lock(path)
+                self._unlock()
+        files.remove_tree(self._whole)
         if not os.path.lexists(self.path):
             return
-        self._lock()
-        self._unlock()
         ours = not self.path.is_dir() or (self.path / MARKER).exists()
         if not ours and any(self.path.iterdir()):
             raise FormatError(
@@ -124,24 +128,24 @@ class Staging:
             File.create(self.path / MARKER, 0).close()
         else:
             File.create(self.path, 0).close()
-        self._lock()
+        self._lock(self.path)
         status = os.fstat(self._fd)
         self._identity = (status.st_dev, status.st_ino)
 
-    def _lock(self) -> None:
+    def _lock(self, path: Path) -> None:
         try:
-            self._fd = files.disk.open(self.path, os.O_RDONLY)
+            self._fd = files.disk.open(path, os.O_RDONLY)
             files.disk.lock(self._fd)
         except BlockingIOError as error:
             self._unlock()
             raise LockedError(
-                f"{self.path} is being written by another run, expected none for "
+                f"{path} is being written by another run, expected none for "
                 f"{self.target}; wait for it, or choose another target"
             ) from error
         except OSError as error:
             self._unlock()
             raise FailedError(
-                f"cannot lock {self.path}: {error.strerror}, expected a regular file "
+                f"cannot lock {path}: {error.strerror}, expected a regular file "
                 "or folder on a file system with flock; remove it, or choose another "
                 "target",
                 errno_=error.errno,
@@ -175,9 +179,14 @@ class Staging:
                 "to touch it; run again"
             )
         self._refuse_target()
-        if self._folder:
-            files.remove_tree(self.path / MARKER)
         nbytes = _sync(self.path)
+        if self._folder:
+            # Never without the marker under a name that could be anybody's: a run
+            # that is killed here leaves what the next one may remove.
+            rename(self.path, self._whole)
+            self.path = self._whole
+            files.remove_tree(self.path / MARKER)
+            files.sync_folder(self.path)
         if self.target.is_dir() and not self.target.is_symlink():
             self._replace_folder()
         else:

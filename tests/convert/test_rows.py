@@ -267,8 +267,8 @@ def test_a_format_is_found_by_its_entry_point(source, tmp_path, monkeypatch):
 
 
 def test_an_option_that_no_format_takes_is_refused(source, tmp_path):
-    with pytest.raises(SchemaError, match="option 'level': got one that open_writer"):
-        mr.export(source, tmp_path / "a.npz", level=3)
+    with pytest.raises(SchemaError, match="option 'colour': got one that open_writer"):
+        mr.export(source, tmp_path / "a.npz", colour=3)
 
 
 def test_importing_convert_loads_no_format_library():
