@@ -32,6 +32,8 @@ Data = bytes | bytearray | memoryview
 class Disk:
     """The raw calls that change or lock files."""
 
+    closes_all = False  # by itself, as a machine does whose power is cut
+
     def open(self, path: Path, flags: int) -> int:
         """Open without following a link, blocking on a pipe or leaking to a child."""
         safe = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -105,7 +107,7 @@ class File:
     so several threads may read and write different ranges at once.
     """
 
-    __slots__ = ("_mapping", "fd", "nbytes", "path", "writable")
+    __slots__ = ("_dropped", "_mapping", "fd", "nbytes", "path", "writable")
 
     def __init__(self, path: Path, fd: int, nbytes: int, writable: bool) -> None:
         self.path = path
@@ -113,6 +115,7 @@ class File:
         self.nbytes = nbytes
         self.writable = writable
         self._mapping: mmap.mmap | None = None
+        self._dropped = None if disk.closes_all else os.close
 
     @classmethod
     def create(cls, path: Path, nbytes: int) -> File:
@@ -136,7 +139,6 @@ class File:
             CorruptError: It is missing or has another size.
             FailedError: The system refuses.
         """
-        # There is somebody to close what is opened before it is.
         file = cls(path, -1, 0, writable)
         try:
             file.fd = disk.open(path, os.O_RDWR if writable else os.O_RDONLY)
@@ -280,17 +282,17 @@ class File:
         return status.st_dev, status.st_ino
 
     def close(self) -> None:
-        """Give mapping and descriptor back; a second call does nothing."""
+        """Give the descriptor back, and the mapping to whoever looks at it still."""
         if self.fd >= 0:
             # Forgotten first: closing a number twice closes somebody else's file.
             fd, self.fd = self.fd, -1
             disk.close(fd)
-        # The mapping goes with the last who looks at it.
         self._mapping = None
 
     def __del__(self) -> None:
         """Give back what Ctrl-C kept from being closed."""
-        self.close()
+        if self.fd >= 0 and self._dropped is not None:
+            self._dropped(self.fd)
 
 
 def _irregular(path: Path) -> FormatError:

@@ -52,6 +52,8 @@ class SimulatedDisk(WatchedDisk):
         part: How much of a write in flight is made when the power goes, in [0, 1].
     """
 
+    closes_all = True
+
     def __init__(
         self,
         root: Path,
