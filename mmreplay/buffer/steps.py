@@ -13,6 +13,7 @@ from mmreplay.episodes import (
     EpisodeIndex,
     judged,
 )
+from mmreplay.kernels.steps import Judge
 from mmreplay.schema import Schema
 from mmreplay.storage.base import Store
 
@@ -62,11 +63,13 @@ class StepReader:
         legal = np.empty(len(positions), np.bool_)
         env_ids = np.ascontiguousarray(env_ids)
         positions = np.ascontiguousarray(positions)
-        _kernel.legal(
-            self._store.all_flags, env_ids, positions, *self._ring.shape, self._law,
-            legal,
-        )  # fmt: skip
+        _kernel.legal(*self.law, env_ids, positions, legal)
         return legal
+
+    @property
+    def law(self) -> Judge:
+        """What decides which steps are legal, as kernels take it."""
+        return (self._store.all_flags, *self._ring.shape, self._law)
 
     def gather(
         self, env_ids: Ids, positions: Ids, heads: Ids, index: EpisodeIndex

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from mmreplay.buffer.steps import Fields, Ids, StepReader
 from mmreplay.episodes import EpisodeIndex
 from mmreplay.errors import SchemaError, StaleError
+from mmreplay.kernels.steps import Judge
 from mmreplay.ring import Span
 from mmreplay.samplers.base import Home
 from mmreplay.schema import Schema
@@ -128,6 +129,11 @@ class LiveView:
         if self._window is None:
             return self._steps.legal(env_ids, positions)
         return self._index.legal(env_ids, positions)
+
+    @property
+    def law(self) -> Judge | None:
+        """What decides which steps are legal; None where a window does."""
+        return self._steps.law if self._window is None else None
 
     def start_at(self, ranks: Ids) -> tuple[Ids, Ids]:
         """Legal starts by rank; see `samplers.base.View`."""

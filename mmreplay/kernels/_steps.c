@@ -16,148 +16,8 @@ enum { MAX_ARRAYS = 7 };
 /* Rows looked up before the first of their flags is read. */
 enum { GROUP = 64 };
 
-/* ---- arguments --------------------------------------------------------------- */
-
-typedef struct {
-    const char *name;
-    int count;
-    Py_buffer views[MAX_ARRAYS];
-} Held;
-
-static PyObject *
-release(Held *held, PyObject *result)
-{
-    while (held->count > 0)
-        PyBuffer_Release(&held->views[--held->count]);
-    return result;
-}
-
-static PyObject *
-refuse(Held *held, const char *message)
-{
-    PyErr_Format(PyExc_ValueError, "%s: %s", held->name, message);
-    return release(held, NULL);
-}
-
-/* The bytes of an array, or NULL with an error set. */
-static void *
-hold(Held *held, PyObject *array, int writable, Py_ssize_t *count, int itemsize)
-{
-    Py_buffer *view = &held->views[held->count];
-    if (PyObject_GetBuffer(array, view, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0)
-        return NULL;
-    held->count++;
-    *count = view->len / itemsize;
-    return view->buf;
-}
-
-static int
-expect(const char *name, Py_ssize_t given, Py_ssize_t wanted)
-{
-    if (given == wanted)
-        return 0;
-    PyErr_Format(PyExc_TypeError, "%s: got %zd arguments, expected %zd", name, given,
-                 wanted);
-    return -1;
-}
-
-typedef struct {
-    int64_t slots, num_envs, of_env, of_slot;
-} Ring;
-
-/* slots, num_envs and time_major, as Ring has them. */
-static int
-read_ring(PyObject *const *args, Ring *ring)
-{
-    ring->slots = PyLong_AsLongLong(args[0]);
-    ring->num_envs = PyLong_AsLongLong(args[1]);
-    int time_major = PyObject_IsTrue(args[2]);
-    if (PyErr_Occurred())
-        return -1;
-    if (ring->slots < 1 || ring->num_envs < 1 ||
-        ring->slots > INT64_MAX / ring->num_envs) {
-        PyErr_SetString(PyExc_ValueError, "expected slots and environments");
-        return -1;
-    }
-    ring->of_env = time_major ? 1 : ring->slots;
-    ring->of_slot = time_major ? ring->num_envs : 1;
-    return 0;
-}
-
-static inline int
-outside(const Ring *ring, int64_t env_id, int64_t position)
-{
-    return env_id < 0 || env_id >= ring->num_envs || position < 0 ||
-           position == INT64_MAX;
-}
-
-/* Rows of a position and of the one after it. */
-static inline void
-rows_of(const Ring *ring, int64_t env_id, int64_t position, int64_t *row,
-        int64_t *following)
-{
-    int64_t slot = position % ring->slots, base = env_id * ring->of_env;
-    int64_t next = slot + 1 == ring->slots ? 0 : slot + 1;
-    *row = base + slot * ring->of_slot;
-    *following = base + next * ring->of_slot;
-}
-
-/* ---- random numbers ---------------------------------------------------------- */
-
-typedef struct {
-    uint64_t key, block, step, values[4];
-    int used;
-} Philox;
-
-static inline uint64_t
-product(uint64_t a, uint64_t b, uint64_t *high)
-{
-    unsigned __int128 wide = (unsigned __int128)a * b;
-    *high = (uint64_t)(wide >> 64);
-    return (uint64_t)wide;
-}
-
-/* Philox4x64-10, counter [block, step, 0, 0], key [seed, 0]. */
-static void
-refill(Philox *p)
-{
-    uint64_t c0 = ++p->block, c1 = p->step, c2 = 0, c3 = 0, k0 = p->key, k1 = 0;
-    for (int round = 0; round < 10; round++) {
-        uint64_t high0, high1;
-        uint64_t low0 = product(0xD2E7470EE14C6C93u, c0, &high0);
-        uint64_t low1 = product(0xCA5A826395121157u, c2, &high1);
-        c0 = high1 ^ c1 ^ k0;
-        c2 = high0 ^ c3 ^ k1;
-        c1 = low1;
-        c3 = low0;
-        k0 += 0x9E3779B97F4A7C15u;
-        k1 += 0xBB67AE8584CAA73Bu;
-    }
-    p->values[0] = c0;
-    p->values[1] = c1;
-    p->values[2] = c2;
-    p->values[3] = c3;
-    p->used = 0;
-}
-
-static inline double
-share(Philox *p)
-{
-    if (p->used == 4)
-        refill(p);
-    return (double)(p->values[p->used++] >> 11) * (1.0 / 9007199254740992.0);
-}
-
-static int
-read_philox(PyObject *const *args, Philox *p)
-{
-    *p = (Philox){.used = 4};
-    p->key = PyLong_AsUnsignedLongLong(args[0]);
-    if (PyErr_Occurred())
-        return -1;
-    p->step = PyLong_AsUnsignedLongLong(args[1]);
-    return PyErr_Occurred() ? -1 : 0;
-}
+#include "_steps_args.h"
+#include "_steps_random.h"
 
 /* ---- functions --------------------------------------------------------------- */
 
@@ -178,89 +38,130 @@ shares(PyObject *module, PyObject *const *args, Py_ssize_t given)
     return release(&held, Py_NewRef(Py_None));
 }
 
-/* The first of growing ends above a rank. */
-static inline Py_ssize_t
-stretch_of(const int64_t *ends, Py_ssize_t count, int64_t rank)
-{
-    Py_ssize_t low = 0;
-    while (count > 1) {
-        Py_ssize_t half = count / 2;
-        low += ends[low + half - 1] <= rank ? half : 0;
-        count -= half;
-    }
-    return low;
-}
-
 static PyObject *
 pick(PyObject *module, PyObject *const *args, Py_ssize_t given)
 {
     Held held = {.name = "pick"};
     Philox random;
-    Py_ssize_t envs, same, count, places;
+    Stretches stretches;
+    Py_ssize_t count, places;
     (void)module;
-    if (expect(held.name, given, 6) < 0 || read_philox(args, &random) < 0)
-        return NULL;
-    const int64_t *ends, *stops;
+    if (expect(held.name, given, 6) < 0 || read_philox(args, &random) < 0 ||
+        read_stretches(&held, args + 2, &stretches) < 0)
+        return release(&held, NULL);
     int64_t *env_ids, *positions;
-    if (!(ends = hold(&held, args[2], 0, &envs, 8)) ||
-        !(stops = hold(&held, args[3], 0, &same, 8)) ||
-        !(env_ids = hold(&held, args[4], 1, &count, 8)) ||
+    if (!(env_ids = hold(&held, args[4], 1, &count, 8)) ||
         !(positions = hold(&held, args[5], 1, &places, 8)))
         return release(&held, NULL);
-    if (envs < 1 || envs != same || count != places || ends[envs - 1] < 1)
-        return refuse(&held, "expected an end and a stop of each environment, rows to "
-                             "pick from, and room for as many environments as "
-                             "positions");
-    double total = (double)ends[envs - 1];
-    for (Py_ssize_t i = 0; i < count; i++) {
-        int64_t rank = (int64_t)(share(&random) * total);
-        Py_ssize_t env_id = stretch_of(ends, envs, rank);
-        env_ids[i] = env_id;
-        positions[i] = stops[env_id] - (ends[env_id] - rank);
-    }
+    if (count != places)
+        return refuse(&held, "expected room for as many environments as positions");
+    pick_some(&random, &stretches, count, env_ids, positions);
     return release(&held, Py_NewRef(Py_None));
 }
 
+typedef struct {
+    const uint8_t *flags, *law;
+    Ring ring;
+} Judge;
+
 #define STRAY "expected known environments and positions of at least 0"
 #define MISFIT "expected flags of every row, and arrays of one length"
+
+/* Flags, slots, environments, time_major and law. */
+static int
+read_judge(Held *held, PyObject *const *args, Judge *judge)
+{
+    Py_ssize_t rows, verdicts;
+    if (read_ring(args + 1, &judge->ring) < 0 ||
+        !(judge->flags = hold(held, args[0], 0, &rows, 1)) ||
+        !(judge->law = hold(held, args[4], 0, &verdicts, 1)))
+        return -1;
+    if (rows == judge->ring.slots * judge->ring.num_envs &&
+        verdicts == (ALL_FLAGS + 1) * (ALL_FLAGS + 1))
+        return 0;
+    refuse(held, MISFIT);
+    return -1;
+}
+
+/* Judges up to GROUP steps; all flags are on their way before the first is read. */
+static int
+judge_some(const Judge *judge, const int64_t *env_ids, const int64_t *positions,
+           Py_ssize_t count, uint8_t *out)
+{
+    int64_t here[GROUP], after[GROUP];
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (outside(&judge->ring, env_ids[i], positions[i]))
+            return -1;
+        rows_of(&judge->ring, env_ids[i], positions[i], &here[i], &after[i]);
+        FETCH(judge->flags + here[i]);
+        FETCH(judge->flags + after[i]);
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        unsigned both = (judge->flags[here[i]] & ALL_FLAGS) << 6;
+        out[i] = judge->law[both | (judge->flags[after[i]] & ALL_FLAGS)];
+    }
+    return 0;
+}
 
 static PyObject *
 legal(PyObject *module, PyObject *const *args, Py_ssize_t given)
 {
     Held held = {.name = "legal"};
-    Ring ring;
-    Py_ssize_t rows, count, places, verdicts, room;
+    Judge judge;
+    Py_ssize_t count, places, room;
     (void)module;
-    if (expect(held.name, given, 8) < 0 || read_ring(args + 3, &ring) < 0)
-        return NULL;
-    const uint8_t *flags, *law;
+    if (expect(held.name, given, 8) < 0 || read_judge(&held, args, &judge) < 0)
+        return release(&held, NULL);
     const int64_t *env_ids, *positions;
     uint8_t *out;
-    if (!(flags = hold(&held, args[0], 0, &rows, 1)) ||
-        !(env_ids = hold(&held, args[1], 0, &count, 8)) ||
-        !(positions = hold(&held, args[2], 0, &places, 8)) ||
-        !(law = hold(&held, args[6], 0, &verdicts, 1)) ||
+    if (!(env_ids = hold(&held, args[5], 0, &count, 8)) ||
+        !(positions = hold(&held, args[6], 0, &places, 8)) ||
         !(out = hold(&held, args[7], 1, &room, 1)))
         return release(&held, NULL);
-    if (rows != ring.slots * ring.num_envs || count != places || count != room ||
-        verdicts != (ALL_FLAGS + 1) * (ALL_FLAGS + 1))
+    if (count != places || count != room)
         return refuse(&held, MISFIT);
     for (Py_ssize_t first = 0; first < count; first += GROUP) {
         Py_ssize_t some = count - first < GROUP ? count - first : GROUP;
-        int64_t here[GROUP], after[GROUP];
-        for (Py_ssize_t i = 0; i < some; i++) {
-            int64_t env_id = env_ids[first + i], position = positions[first + i];
-            if (outside(&ring, env_id, position))
-                return refuse(&held, STRAY);
-            rows_of(&ring, env_id, position, &here[i], &after[i]);
-            FETCH(flags + here[i]);
-            FETCH(flags + after[i]);
-        }
-        for (Py_ssize_t i = 0; i < some; i++)
-            out[first + i] =
-                law[(flags[here[i]] & ALL_FLAGS) << 6 | (flags[after[i]] & ALL_FLAGS)];
+        if (judge_some(&judge, env_ids + first, positions + first, some, out + first) < 0)
+            return refuse(&held, STRAY);
     }
     return release(&held, Py_NewRef(Py_None));
+}
+
+static PyObject *
+pick_legal(PyObject *module, PyObject *const *args, Py_ssize_t given)
+{
+    Held held = {.name = "pick_legal"};
+    Philox random;
+    Judge judge;
+    Stretches stretches;
+    Py_ssize_t count, places, found = 0;
+    (void)module;
+    if (expect(held.name, given, 12) < 0 || read_philox(args, &random) < 0 ||
+        read_judge(&held, args + 4, &judge) < 0 ||
+        read_stretches(&held, args + 2, &stretches) < 0)
+        return release(&held, NULL);
+    int64_t tries = PyLong_AsLongLong(args[9]), *env_ids, *positions;
+    if (PyErr_Occurred() || !(env_ids = hold(&held, args[10], 1, &count, 8)) ||
+        !(positions = hold(&held, args[11], 1, &places, 8)))
+        return release(&held, NULL);
+    if (count != places)
+        return refuse(&held, MISFIT);
+    while (tries > 0 && found < count) {
+        int64_t some_ids[GROUP], some[GROUP];
+        uint8_t good[GROUP];
+        Py_ssize_t most = tries < GROUP ? (Py_ssize_t)tries : GROUP;
+        pick_some(&random, &stretches, most, some_ids, some);
+        if (judge_some(&judge, some_ids, some, most, good) < 0)
+            return refuse(&held, STRAY);
+        for (Py_ssize_t i = 0; i < most && found < count; i++)
+            if (good[i]) {
+                env_ids[found] = some_ids[i];
+                positions[found++] = some[i];
+            }
+        tries -= most;
+    }
+    return release(&held, PyLong_FromSsize_t(found));
 }
 
 typedef struct {
@@ -382,6 +283,7 @@ unplace(PyObject *module, PyObject *const *args, Py_ssize_t given)
 static PyMethodDef methods[] = {
     {"shares", (PyCFunction)(void (*)(void))shares, METH_FASTCALL, NULL},
     {"pick", (PyCFunction)(void (*)(void))pick, METH_FASTCALL, NULL},
+    {"pick_legal", (PyCFunction)(void (*)(void))pick_legal, METH_FASTCALL, NULL},
     {"legal", (PyCFunction)(void (*)(void))legal, METH_FASTCALL, NULL},
     {"place", (PyCFunction)(void (*)(void))place, METH_FASTCALL, NULL},
     {"unplace", (PyCFunction)(void (*)(void))unplace, METH_FASTCALL, NULL},

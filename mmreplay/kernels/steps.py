@@ -14,6 +14,8 @@ TERMINATED, FINAL, ALL_FLAGS = 2, 8, 63
 Ids = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 Bools = NDArray[np.bool_]
+Judge = tuple[Bytes, int, int, bool, Bools]
+"""Flags of every row, slots, environments, time_major, and the law: see `legal`."""
 
 
 def shares(seed: int, step: int, out: NDArray[np.float64], /) -> None:
@@ -61,20 +63,59 @@ def pick(
     positions[:] = stops[env_ids] - (ends[env_ids] - ranks)
 
 
+def pick_legal(
+    seed: int, step: int, ends: Ids, stops: Ids,
+    flags: Bytes, slots: int, num_envs: int, time_major: bool, law: Bools,
+    tries: int, env_ids: Ids, positions: Ids, /,
+) -> int:  # fmt: skip
+    """Pick rows, keep those that are legal, and stop where there is no more room.
+
+    Args:
+        seed: See `pick`, as the next three.
+        step: See `pick`.
+        ends: See `pick`.
+        stops: See `pick`.
+        flags: See `legal`, as the next four.
+        slots: See `legal`.
+        num_envs: See `legal`.
+        time_major: See `legal`.
+        law: See `legal`.
+        tries: Rows to pick at most.
+        env_ids: int64 ``[N]``, written.
+        positions: int64 ``[N]``, written.
+
+    Returns:
+        How many were found, at most N.
+
+    Raises:
+        ValueError: See `pick` and `legal`.
+    """
+    if len(env_ids) != len(positions):
+        raise ValueError("pick_legal: expected room for as many of both")
+    some_ids, some = np.empty((2, max(0, tries)), np.int64)
+    pick(seed, step, ends, stops, some_ids, some)
+    good = np.empty(len(some), bool)
+    legal(flags, slots, num_envs, time_major, law, some_ids, some, good)
+    places = np.flatnonzero(good)[: len(env_ids)]
+    env_ids[: len(places)] = some_ids[places]
+    positions[: len(places)] = some[places]
+    return len(places)
+
+
 def legal(
-    flags: Bytes, env_ids: Ids, positions: Ids, slots: int, num_envs: int,
-    time_major: bool, law: Bools, out: Bools, /,
+    flags: Bytes, slots: int, num_envs: int, time_major: bool, law: Bools,
+    env_ids: Ids, positions: Ids, out: Bools, /,
 ) -> None:  # fmt: skip
     """Judge steps by their own flags and those of the row after.
 
     Args:
         flags: uint8, of every row of the ring.
-        env_ids: int64 ``[N]``.
-        positions: int64 ``[N]``.
         slots: Of the ring.
         num_envs: Of the ring.
         time_major: Of the ring.
         law: bool ``[64 * 64]``, by ``here << 6 | after``.
+        env_ids: int64 ``[N]``.
+        positions: int64 ``[N]``.
         out: bool ``[N]``, written.
 
     Raises:

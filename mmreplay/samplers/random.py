@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from mmreplay import kernels
 from mmreplay.errors import SchemaError
+from mmreplay.kernels.steps import Judge
 
+Ids = NDArray[np.int64]
 _steps = kernels.load("steps")
 
 
@@ -56,9 +58,7 @@ class StepGenerator:
         _steps.shares(self.seed, step, numbers)
         return numbers
 
-    def pick(
-        self, step: int, ends: NDArray[np.int64], stops: NDArray[np.int64], count: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def pick(self, step: int, ends: Ids, stops: Ids, count: int) -> tuple[Ids, Ids]:
         """Draw rows of stretches by the first numbers of one step.
 
         Args:
@@ -73,6 +73,28 @@ class StepGenerator:
         env_ids, positions = np.empty(count, np.int64), np.empty(count, np.int64)
         _steps.pick(self.seed, step, ends, stops, env_ids, positions)
         return env_ids, positions
+
+    def pick_legal(
+        self, step: int, ends: Ids, stops: Ids, law: Judge, tries: int, count: int
+    ) -> tuple[Ids, Ids]:
+        """Keep those that are legal of so many rows that `pick` draws.
+
+        Args:
+            step: See `pick`, as the next two.
+            ends: See `pick`.
+            stops: See `pick`.
+            law: What decides.
+            tries: Rows to draw.
+            count: Legal ones to return at most.
+
+        Returns:
+            Stretch and position, int64 ``[N]`` each, N at most count.
+        """
+        env_ids, positions = np.empty(count, np.int64), np.empty(count, np.int64)
+        found = _steps.pick_legal(
+            self.seed, step, ends, stops, *law, tries, env_ids, positions
+        )
+        return env_ids[:found], positions[:found]
 
     def key(self, step: int) -> int:
         """Return a number of one step, in ``[0, 2**64)``, for `Draw.key`."""

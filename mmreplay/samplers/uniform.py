@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.errors import EmptyError, FormatError
+from mmreplay.kernels.steps import Judge
 from mmreplay.ring import Span
 from mmreplay.samplers.base import Draw, State, View
 from mmreplay.samplers.random import StepGenerator
@@ -78,10 +79,17 @@ class UniformSampler:
         starts = self._starts
         illegal = count * (starts.total / num_legal - 1.0)
         spare = int(illegal + SPARE_SIGMAS * illegal**0.5) + 1
-        env_ids, positions = self._pick(count + spare)
-        good = view.legal(env_ids, positions).nonzero()[0][:count]
-        env_ids, positions = env_ids.take(good), positions.take(good)
-        missing = count - len(good)
+        law: Judge | None = getattr(view, "law", None)
+        if law is not None:
+            ends, stops = starts.ends, starts.span.stop
+            env_ids, positions = self._random.pick_legal(
+                self._step, ends, stops, law, count + spare, count
+            )
+        else:
+            env_ids, positions = self._pick(count + spare)
+            good = view.legal(env_ids, positions).nonzero()[0][:count]
+            env_ids, positions = env_ids.take(good), positions.take(good)
+        missing = count - len(positions)
         if missing == 0:
             return env_ids, positions
         shares = self._random.shares(self._step, count + spare + missing)

@@ -73,7 +73,7 @@ def test_steps_are_judged_by_two_rows(kernel, derived, ring, seed):
     flags = rng.integers(0, 256, ring.num_rows).astype(np.uint8)
     env_ids, positions = places(ring, 20, rng)
     law, out = judged(derived=derived), np.empty(20, bool)
-    kernel.legal(flags, env_ids, positions, *ring.shape, law, out)
+    kernel.legal(flags, *ring.shape, law, env_ids, positions, out)
     here = flags[ring.rows(env_ids, positions)] & 63
     after = flags[ring.rows(env_ids, positions + 1)] & 63
     assert out.tolist() == law.reshape(64, 64)[here, after].tolist()
@@ -118,6 +118,22 @@ def test_what_lies_in_a_row_is_the_newest_below_the_stop(kernel, ring, seed):
     assert ages.max() <= ring.slots
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
+@given(ring=rings(), seed=st.integers(0, 1 << 32), tries=st.integers(0, 200))
+def test_legal_picks_are_the_first_legal_ones_of_all(kernel, ring, seed, tries):
+    rng = random(seed)
+    flags = rng.integers(0, 256, ring.num_rows).astype(np.uint8)
+    law, ends = judged(derived=True), np.arange(1, ring.num_envs + 1) * ring.slots
+    stretches, judge = (ends, ends * 5), (flags, *ring.shape, law)
+    picks, good = np.empty((2, tries), np.int64), np.empty(tries, bool)
+    kernel.pick(seed, 1, *stretches, *picks)
+    kernel.legal(*judge, *picks, good)
+    found = np.empty((2, 70), np.int64)
+    count = kernel.pick_legal(seed, 1, *stretches, *judge, tries, *found)
+    assert count == min(70, np.count_nonzero(good))
+    assert found[:, :count].tolist() == picks[:, good][:, :count].tolist()
+
+
 def refusals():
     flags, law, out = np.zeros(6, np.uint8), judged(derived=True), np.empty(1, bool)
     one, ends = np.zeros(1, np.int64), np.empty((2, 1), bool)
@@ -125,12 +141,12 @@ def refusals():
     ring = (3, 2, False)
     for env_id, position in ((-1, 0), (2, 0), (0, -1)):
         at = (np.array([env_id]), np.array([position]))
-        yield "legal", (flags, *at, *ring, law, out)
+        yield "legal", (flags, *ring, law, *at, out)
         yield "place", (flags, *at, two, *ring, BITS, True, pair, ends)
-    yield "legal", (flags[:5], one, one, *ring, law, out)
-    yield "legal", (flags, one, two, *ring, law, out)
-    yield "legal", (flags, one, one, *ring, law[:9], out)
-    yield "legal", (flags, two, two, *ring, law, out)
+    yield "legal", (flags[:5], *ring, law, one, one, out)
+    yield "legal", (flags, *ring, law, one, two, out)
+    yield "legal", (flags, *ring, law[:9], one, one, out)
+    yield "legal", (flags, *ring, law, two, two, out)
     yield "place", (flags[:5], one, one, two, *ring, BITS, False, one, ends)
     yield "place", (flags, one, two, two, *ring, BITS, False, one, ends)
     yield "place", (flags, one, one, one, *ring, BITS, False, one, ends)
@@ -141,6 +157,11 @@ def refusals():
     yield "unplace", (one, one, *ring, one, one)
     yield "unplace", (one, two, *ring, two, one)
     yield "pick", (1, 0, two, two, one, one)
+    judge = (flags, *ring, law)
+    yield "pick_legal", (1, 0, two, two, *judge, 9, one, one)
+    yield "pick_legal", (1, 0, two + 1, two, *judge, 9, one, two)
+    yield "pick_legal", (1, 0, two + 9, two, *judge, 9, one, one)
+    yield "pick_legal", (1, 0, two + 1, two + 9, flags[:5], *judge[1:], 9, one, one)
     yield "pick", (1, 0, np.ones(1, np.int64), two, one, one)
     yield "pick", (1, 0, np.ones(1, np.int64), one, one, two)
 
@@ -153,10 +174,13 @@ def test_what_does_not_fit_is_refused(kernel, name, arguments):
 
 
 @pytest.mark.skipif(C is twin, reason="the kernels in C are not built")
-@pytest.mark.parametrize("name", ["shares", "pick", "legal", "place", "unplace"])
+@pytest.mark.parametrize(
+    "name", ["shares", "pick", "pick_legal", "legal", "place", "unplace"]
+)
 def test_c_counts_its_arguments_and_wants_arrays(name):
     with pytest.raises(TypeError, match=rf"{name}: got 1 arguments, expected \d+"):
         getattr(C, name)(1)
-    count = {"shares": 3, "pick": 6, "legal": 8, "place": 11, "unplace": 7}[name]
+    counts = {"shares": 3, "pick": 6, "legal": 8, "place": 11, "unplace": 7}
+    count = counts.get(name, 12)
     with pytest.raises(TypeError):
         getattr(C, name)(*["x"] * count)

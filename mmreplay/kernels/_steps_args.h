@@ -1,0 +1,85 @@
+/* What functions of _steps.c are given: arrays, held while they run, and the ring. */
+
+typedef struct {
+    const char *name;
+    int count;
+    Py_buffer views[MAX_ARRAYS];
+} Held;
+
+static PyObject *
+release(Held *held, PyObject *result)
+{
+    while (held->count > 0)
+        PyBuffer_Release(&held->views[--held->count]);
+    return result;
+}
+
+static PyObject *
+refuse(Held *held, const char *message)
+{
+    PyErr_Format(PyExc_ValueError, "%s: %s", held->name, message);
+    return release(held, NULL);
+}
+
+/* The bytes of an array, or NULL with an error set. */
+static void *
+hold(Held *held, PyObject *array, int writable, Py_ssize_t *count, int itemsize)
+{
+    Py_buffer *view = &held->views[held->count];
+    if (PyObject_GetBuffer(array, view, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0)
+        return NULL;
+    held->count++;
+    *count = view->len / itemsize;
+    return view->buf;
+}
+
+static int
+expect(const char *name, Py_ssize_t given, Py_ssize_t wanted)
+{
+    if (given == wanted)
+        return 0;
+    PyErr_Format(PyExc_TypeError, "%s: got %zd arguments, expected %zd", name, given,
+                 wanted);
+    return -1;
+}
+
+typedef struct {
+    int64_t slots, num_envs, of_env, of_slot;
+} Ring;
+
+/* slots, num_envs and time_major, as Ring has them. */
+static int
+read_ring(PyObject *const *args, Ring *ring)
+{
+    ring->slots = PyLong_AsLongLong(args[0]);
+    ring->num_envs = PyLong_AsLongLong(args[1]);
+    int time_major = PyObject_IsTrue(args[2]);
+    if (PyErr_Occurred())
+        return -1;
+    if (ring->slots < 1 || ring->num_envs < 1 ||
+        ring->slots > INT64_MAX / ring->num_envs) {
+        PyErr_SetString(PyExc_ValueError, "expected slots and environments");
+        return -1;
+    }
+    ring->of_env = time_major ? 1 : ring->slots;
+    ring->of_slot = time_major ? ring->num_envs : 1;
+    return 0;
+}
+
+static inline int
+outside(const Ring *ring, int64_t env_id, int64_t position)
+{
+    return env_id < 0 || env_id >= ring->num_envs || position < 0 ||
+           position == INT64_MAX;
+}
+
+/* Rows of a position and of the one after it. */
+static inline void
+rows_of(const Ring *ring, int64_t env_id, int64_t position, int64_t *row,
+        int64_t *following)
+{
+    int64_t slot = position % ring->slots, base = env_id * ring->of_env;
+    int64_t next = slot + 1 == ring->slots ? 0 : slot + 1;
+    *row = base + slot * ring->of_slot;
+    *following = base + next * ring->of_slot;
+}
