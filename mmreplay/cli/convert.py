@@ -5,9 +5,6 @@ from __future__ import annotations
 import json as json_text
 import os
 import re
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +15,7 @@ from mmreplay.cli import show
 from mmreplay.cli.options import Json, parse_count, usage_error
 
 if TYPE_CHECKING:
-    from mmreplay.convert.base import Progress, Reader, Report
+    from mmreplay.convert.base import Reader, Report
     from mmreplay.convert.description import Description
     from mmreplay.convert.registry import Format
 
@@ -137,6 +134,7 @@ def convert(
     json: Json = False,
 ) -> None:
     """Convert buffers and files into each other; DST appears whole or not at all."""
+    from mmreplay.collect.meter import Meter
     from mmreplay.convert import between, registry
     from mmreplay.convert.select import Choice
     from mmreplay.convert.transfer import told_of
@@ -166,10 +164,14 @@ def convert(
                 reader, (source, reads), (target, writes), nbytes, overwrite, json
             )
             return
-        with _bar(reader.describe()) as progress:
+        about = reader.describe()
+        meter = Meter(
+            about.rows, about.row_nbytes, None, what="converting", unit="rows"
+        )
+        with meter:
             report = between.write_target(
-                reader, target, writes, writing,
-                overwrite=overwrite, strict=strict, progress=progress,
+                reader, target, writes, writing, overwrite=overwrite, strict=strict,
+                progress=lambda done, _: meter.update(done, done - meter.done),
             )  # fmt: skip
     _print_report(report, typed, json)
 
@@ -288,30 +290,3 @@ def _print_notes(notes: tuple[str, ...] | list[str], doubts: Any) -> None:
         typer.echo(f"note: {text}")
     for text in doubts:
         typer.echo(f"doubt: {text}")
-
-
-@contextmanager
-def _bar(description: Description) -> Iterator[Progress | None]:
-    """A bar with rows, MB/s and time left on stderr, where that is a terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich import progress
-    from rich.console import Console
-    from rich.text import Text
-
-    class Rate(progress.ProgressColumn):
-        def render(self, task: progress.Task) -> Text:
-            rate = (task.speed or 0.0) * description.row_nbytes / 1e6
-            return Text(f"{rate:,.0f} MB/s")
-
-    columns = (
-        progress.BarColumn(),
-        progress.TextColumn("{task.completed:,.0f} of {task.total:,.0f} rows"),
-        Rate(),
-        progress.TimeRemainingColumn(),
-    )
-    console = Console(stderr=True)
-    with progress.Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=description.rows)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -15,21 +15,44 @@ REFRESH_S = 0.1
 
 
 class Meter(AbstractContextManager["Meter"]):
-    """Counts bytes, and shows a bar with rate and bytes where it is wanted."""
+    """Counts bytes, and shows a bar with rate and bytes where it is wanted.
 
-    def __init__(self, steps: int, row_nbytes: int, show: bool | None) -> None:
-        self.nbytes = 0
+    Attributes:
+        done: Of the total.
+        nbytes: Of the rows counted.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        row_nbytes: int,
+        show: bool | None,
+        *,
+        what: str = "recording",
+        unit: str = "steps",
+    ) -> None:
+        """Make one.
+
+        Args:
+            total: How many there will be.
+            row_nbytes: Bytes of a row.
+            show: Show the bar, on stderr; None where it is a terminal.
+            what: What goes on meanwhile.
+            unit: Of what there are so many.
+        """
+        self.done = self.nbytes = 0
+        self._unit = unit
         self._row_nbytes = row_nbytes
         self._bar: Progress | None = None
         self._started = self._shown = perf_counter()
         if sys.stderr.isatty() if show is None else show:
             self._bar = _bar()
-            self._task = self._bar.add_task("recording", total=steps, rate="")
+            self._task = self._bar.add_task(what, total=total, rate="")
 
     def update(self, done: int, rows: int) -> None:
         """Count rows just added."""
         self.nbytes += rows * self._row_nbytes
-        self._done = done
+        self.done = done
         if self._bar is not None and perf_counter() - self._shown > REFRESH_S:
             self._show()
 
@@ -37,12 +60,11 @@ class Meter(AbstractContextManager["Meter"]):
         assert self._bar is not None
         self._shown = perf_counter()
         seconds = max(1e-9, self._shown - self._started)
-        rate = f"{self._done / seconds:,.0f} steps/s, "
+        rate = f"{self.done / seconds:,.0f} {self._unit}/s, "
         rate += f"{self.nbytes / seconds / 1e6:.1f} MB/s"
-        self._bar.update(self._task, completed=self._done, rate=rate)
+        self._bar.update(self._task, completed=self.done, rate=rate)
 
     def __enter__(self) -> Meter:
-        self._done = 0
         if self._bar is not None:
             self._bar.start()
         return self
