@@ -1,0 +1,138 @@
+"""Named tensors as fields: sizes of spaces, dtypes, and values both ways."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mmreplay.errors import SchemaError
+from mmreplay.schema import Field
+from mmreplay.schema.roles import ROLES
+
+ENDS = ("terminated", "truncated")
+UNDER = "tensor/"
+"""Where a tensor is stored whose name is that of a role it does not play."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A named tensor ``[memory_size, num_envs, *shape]``.
+
+    Attributes:
+        name: As the agent calls it.
+        shape: Of one sample.
+        dtype: Of torch.
+        path: Of the field it is stored in.
+        field: That one; of an end, a bool without axes.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    path: str
+    field: Field
+
+    @classmethod
+    def of(
+        cls, name: str, shape: Sequence[int], dtype: torch.dtype, mutable: bool
+    ) -> Tensor:
+        """Lay a tensor out.
+
+        Raises:
+            SchemaError: The name, shape or dtype cannot be stored.
+        """
+        end = name in ENDS and dtype is torch.bool and math.prod(shape) == 1
+        kind = str(dtype).removeprefix("torch.")
+        plays = end or name not in ROLES
+        path = name if plays else UNDER + name
+        field = Field(() if end else shape, kind, mutable=mutable and not end)
+        return cls(name, tuple(shape), dtype, path, field)
+
+    @property
+    def nothing(self) -> float:
+        """What stands where no value came: NaN, or 0 where there is none."""
+        return math.nan if self.dtype.is_floating_point else 0
+
+    def empty(self, *lead: int) -> torch.Tensor:
+        """A tensor ``[*lead, *shape]`` of nothing."""
+        return torch.full((*lead, *self.shape), self.nothing, dtype=self.dtype)
+
+    def lead(self, value: torch.Tensor) -> tuple[int, ...]:
+        """Axes of a value before those of a sample.
+
+        Raises:
+            SchemaError: It is no sample, and no samples.
+        """
+        axes = value.ndim - len(self.shape)
+        if not 0 <= axes <= 1 or value.shape[axes:] != self.shape:
+            raise SchemaError(
+                f"tensor {self.name!r}: got shape {list(value.shape)}, expected "
+                f"[n, {', '.join(map(str, self.shape))}], or one sample without n"
+            )
+        return tuple(value.shape[:axes])
+
+    def stored(self, value: torch.Tensor) -> NDArray[Any]:
+        """Samples ``[n, *shape]`` as their field stores them, cast as torch casts."""
+        value = value.detach().to("cpu", self.dtype)
+        if self.dtype is torch.bfloat16:
+            value = value.contiguous().view(torch.uint16)
+        return value.numpy().reshape(len(value), *self.field.shape)
+
+    def shown(self, array: NDArray[Any]) -> torch.Tensor:
+        """Stored values ``[*lead, *field.shape]`` as a tensor ``[n, *shape]``."""
+        value = torch.from_numpy(np.ascontiguousarray(array))
+        if self.dtype is torch.bfloat16:
+            value = value.view(torch.bfloat16)
+        return value.reshape(-1, *self.shape)
+
+
+def space_size(size: Any) -> int:
+    """Numbers that a sample takes.
+
+    Args:
+        size: A number, a sequence of axes, or a space of gym or gymnasium: Box,
+            Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of them.
+
+    Raises:
+        SchemaError: It is something else.
+    """
+    if isinstance(size, int | float | np.integer | np.floating):
+        return int(size)
+    if isinstance(size, list | tuple):
+        return math.prod(int(axis) for axis in size)
+    # By name, so that neither library is needed, and both are known.
+    kinds = {kind.__name__ for kind in type(size).__mro__}
+    if "Discrete" in kinds:
+        return 1
+    if kinds & {"Box", "MultiBinary", "MultiDiscrete"}:
+        return math.prod(size.shape)
+    if "Dict" in kinds:
+        return sum(space_size(space) for space in size.spaces.values())
+    if "Tuple" in kinds:
+        return sum(space_size(space) for space in size.spaces)
+    raise SchemaError(
+        f"size: got {size!r}, expected a number, a sequence of axes, or a Box, "
+        "Discrete, MultiDiscrete, MultiBinary, Dict or Tuple space; give its size"
+    )
+
+
+def found_roles(tensors: Sequence[Tensor]) -> dict[str, str]:
+    """Which tensors play the roles that transforms look for, by skrl's names."""
+    named = {tensor.name: tensor for tensor in tensors}
+    roles = {
+        role: name
+        for role, name in (("action", "actions"), ("reward", "rewards"))
+        if name in named
+    }
+    for name in ("observations", "states"):
+        now, then = named.get(name), named.get(f"next_{name}")
+        # Without what followed, the newest step could not be drawn.
+        if now and then and now.field == then.field:
+            return roles | {"observation": now.path, "next_observation": then.path}
+    return roles
