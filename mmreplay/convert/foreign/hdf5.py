@@ -131,6 +131,7 @@ class Hdf5:
         """
         h5py = library()
         self.notes = notes
+        self._last: tuple[str, Any] = ("", None)
         self._allow_expansion = allow_expansion
         self.file = File.open(path, None)
         try:
@@ -185,22 +186,17 @@ class Hdf5:
                     self.notes.note(f"{name}: {child!r} is a link, and was left out")
             return found
 
-    def holds(self, name: str) -> bool:
-        """Whether a part is there, by hard links only."""
-        where = ""
-        for each in name.strip("/").split("/"):
-            if not self.is_group(where or "/") or each not in self.children(
-                where or "/"
-            ):
-                return False
-            where = f"{where}/{each}"
-        return True
-
     def is_group(self, name: str) -> bool:
         """Whether a part is a group."""
         h5py = library()
         with self.told(self.path_of(name)):
-            return isinstance(self._h5[name], h5py.Group)
+            return isinstance(self._part(name), h5py.Group)
+
+    def _part(self, name: str) -> Any:
+        # Opening costs most, and what was asked for its kind is read next.
+        if self._last[0] != name:
+            self._last = (name, self._h5[name])
+        return self._last[1]
 
     def attributes(self, name: str = "/") -> dict[str, object]:
         """Attributes of a part: numbers and text, of at most 8 MiB each."""
@@ -220,11 +216,11 @@ class Hdf5:
             FormatError: It lies elsewhere, or claims to hold far more than it takes.
         """
         with self.told(self.path_of(name)):
-            dataset = self._h5[name]
-            self._refuse(dataset, name)
+            dataset = self._part(name)
             try:
                 if not dataset.shape:
                     raise SchemaError("it is a single value, not one a step")
+                self._refuse(dataset, name)
                 return Hdf5Rows(self, dataset, self.path_of(name))
             except SchemaError as error:
                 self.notes.note(f"dataset {name!r} was left out: {error}")
@@ -256,7 +252,7 @@ class Hdf5:
     def raw(self, name: str) -> h5py.Dataset:
         """A dataset that is no field as it is, such as one of packed images."""
         with self.told(self.path_of(name)):
-            dataset = self._h5[name]
+            dataset = self._part(name)
             self._refuse(dataset, name)
             return dataset
 
@@ -280,6 +276,7 @@ class Hdf5:
     def close(self) -> None:
         """Give the file back."""
         if self.file.fd >= 0:
+            self._last = ("", None)
             self._h5.close()
             self.file.close()
 

@@ -61,7 +61,7 @@ class RldsReader(StretchReader):
         self._folder, self._shards, self._last = folder, shards, last
         self._features = features
         self._notes = notes = Notes()
-        self._episodes = self._empty = self._rewarded = 0
+        self._empty = self._rewarded = 0
         first = next(self._read(), None)
         if first is None:
             raise FormatError(f"{folder} holds no episode, expected at least one")
@@ -82,11 +82,6 @@ class RldsReader(StretchReader):
                 f"{self._rewarded:,} episodes have a reward in their last row, which "
                 "was left out as RLDS says: pass last='step' if it is a step"
             )
-
-    @property
-    def episodes(self) -> int:
-        """Episodes that were read last."""
-        return self._episodes
 
     def _read(self) -> Iterator[tuple[str, dict[str, Values]]]:
         for path in self._shards:
@@ -110,9 +105,8 @@ class RldsReader(StretchReader):
         return found
 
     def _stretches_of(self) -> Iterator[Stretch]:
-        self._episodes = self._empty = self._rewarded = 0
+        self._empty = self._rewarded = 0
         for name, values in self._read():
-            self._episodes += 1
             columns = self._columns(name, values)
             terminal = _marks(name, values, "is_terminal")
             count = len(terminal)
