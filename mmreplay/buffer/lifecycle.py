@@ -29,8 +29,9 @@ from mmreplay.schema import Schema
 from mmreplay.storage.base import Store
 from mmreplay.storage.ledger import CommitReader, CommitWriter, MemoryLedger
 from mmreplay.storage.lock import WriterLock, locked, refuse_network
-from mmreplay.storage.memmap import MemmapStore
+from mmreplay.storage.memmap import POLICY, MemmapStore
 from mmreplay.storage.memory import MemoryStore
+from mmreplay.storage.policy import ReadPolicy
 
 RESUMES = ("break", "truncate", "continue")
 OPEN_TRIES = 3
@@ -55,6 +56,7 @@ class Parts:
     writer: Writer | None = None
     committer: Committer | None = None
     lock: WriterLock | None = None
+    policy: ReadPolicy = POLICY
     closed: bool = field(default=False)
     pid: int = field(default_factory=os.getpid)
 
@@ -261,12 +263,12 @@ def _make_place(path: Path) -> None:
             files.make_folder(parent, exist_ok=True)
 
 
-def open_reader(path: Path) -> Parts:
+def open_reader(path: Path, policy: ReadPolicy = POLICY) -> Parts:
     """Open a buffer read-only; a resize in between is followed."""
     for attempt in range(OPEN_TRIES):
         metadata = metadata_file.load(path)
         try:
-            return _open_generation(path, metadata)
+            return _open_generation(path, metadata, policy)
         except CorruptError:
             # A writer may have moved on to the next generation while we opened.
             last = attempt == OPEN_TRIES - 1
@@ -275,18 +277,20 @@ def open_reader(path: Path) -> Parts:
     raise AssertionError("unreachable")
 
 
-def _open_generation(path: Path, metadata: Metadata) -> Parts:
+def _open_generation(path: Path, metadata: Metadata, policy: ReadPolicy) -> Parts:
     folder = path / metadata.folder
     _refuse_engine(path, metadata)
     ledger, found = recovery.open_reader(folder, metadata)
     try:
-        store = MemmapStore.open(folder, metadata.ring, metadata.schema, writable=False)
+        store = MemmapStore.open(
+            folder, metadata.ring, metadata.schema, writable=False, policy=policy
+        )
     except BaseException:
         ledger.close()
         raise
     if found.how == "killed" and locked(path):
         found = Recovery("live", found.heads, found.committed)
-    return Parts(path, metadata, store, ledger, found)
+    return Parts(path, metadata, store, ledger, found, policy=policy)
 
 
 def _refuse_engine(path: Path, metadata: Metadata) -> None:
@@ -298,7 +302,11 @@ def _refuse_engine(path: Path, metadata: Metadata) -> None:
 
 
 def open_writer(
-    path: Path, on_resume: str, commit_every: float | None, allow_network: bool
+    path: Path,
+    on_resume: str,
+    commit_every: float | None,
+    allow_network: bool,
+    policy: ReadPolicy = POLICY,
 ) -> Parts:
     """Open a buffer for writing, with its lock."""
     if on_resume not in RESUMES:
@@ -322,7 +330,7 @@ def open_writer(
         # A writer killed between a rename and its sync left the switch visible, and
         # not durable; what follows builds on it, and sweeps what it replaced.
         files.sync_folder(path)
-        parts = _open_locked(path, metadata, lock)
+        parts = _open_locked(path, metadata, lock, policy)
         # Only now: what opened is the generation in force, and the others are not.
         removed = recovery.sweep(path, metadata)
         parts.recovery = replace(parts.recovery, removed=removed)
@@ -343,10 +351,14 @@ def _abort(parts: Parts | None, lock: WriterLock) -> None:
         parts.close()
 
 
-def _open_locked(path: Path, metadata: Metadata, lock: WriterLock) -> Parts:
+def _open_locked(
+    path: Path, metadata: Metadata, lock: WriterLock, policy: ReadPolicy = POLICY
+) -> Parts:
     """Open a generation for writing, the lock being held."""
     folder = path / metadata.folder
-    store = MemmapStore.open(folder, metadata.ring, metadata.schema, writable=True)
+    store = MemmapStore.open(
+        folder, metadata.ring, metadata.schema, writable=True, policy=policy
+    )
     try:
         ledger, found = recovery.open_writer(folder, metadata)
     except BaseException:
@@ -357,7 +369,7 @@ def _open_locked(path: Path, metadata: Metadata, lock: WriterLock) -> Parts:
         store, ledger, committer, metadata.schema, metadata.autoreset,
         metadata.schema.row_nbytes,
     )  # fmt: skip
-    return Parts(path, metadata, store, ledger, found, writer, committer, lock)
+    return Parts(path, metadata, store, ledger, found, writer, committer, lock, policy)
 
 
 def reopen(parts: Parts, commit_every: float | None) -> Parts:
@@ -366,7 +378,7 @@ def reopen(parts: Parts, commit_every: float | None) -> Parts:
     assert parts.lock is not None
     try:
         metadata = metadata_file.load(parts.path)
-        fresh = _open_locked(parts.path, metadata, parts.lock)
+        fresh = _open_locked(parts.path, metadata, parts.lock, parts.policy)
     except BaseException:
         # The former generation is closed: nobody else would give the lock back.
         parts.lock.release()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,9 +14,9 @@ from numpy.typing import ArrayLike, NDArray
 from mmreplay.batch import Batch
 from mmreplay.buffer import lifecycle
 from mmreplay.buffer.reading import Reading, fold_of
-from mmreplay.buffer.state import read_statistics
+from mmreplay.buffer.state import read_statistics, write_statistics
 from mmreplay.buffer.view import LiveView
-from mmreplay.buffer.writer import Hold
+from mmreplay.buffer.writer import Hold, Writer
 from mmreplay.episodes import EpisodeIndex
 from mmreplay.errors import FailedError
 from mmreplay.format.metadata import Autoreset, Metadata
@@ -24,6 +25,8 @@ from mmreplay.ring import Layout, Span
 from mmreplay.samplers.base import Draw
 from mmreplay.samplers.columns import close_columns
 from mmreplay.schema import Schema
+from mmreplay.storage.policy import ReadPolicy
+from mmreplay.storage.residency import Memory, measure
 
 if TYPE_CHECKING:
     from mmreplay.transforms.base import Transform
@@ -41,6 +44,7 @@ class OpenBuffer:
         self, parts: lifecycle.Parts, transforms: Sequence[Transform] = ()
     ) -> None:
         self.path = parts.path
+        self._switching = threading.Lock()
         try:
             self.transforms = tuple(transforms)
             self._use(parts)
@@ -76,13 +80,26 @@ class OpenBuffer:
         reading = self._reading
         reading.refresh()
         if self._parts.ledger.moved:
-            # Resized by its writer: the same steps live in another folder now.
-            assert self.path is not None
-            self._parts.close()
-            self._finalizer.detach()
-            self._use(lifecycle.open_reader(self.path))
+            self._follow()
             reading = self._reading
         return reading
+
+    def _follow(self) -> None:
+        """Open what the writer put in place of this generation, once for all threads.
+
+        The same steps live in another folder then.
+        """
+        with self._switching:
+            parts = self._parts
+            if parts.ledger.moved and not parts.closed:
+                assert self.path is not None
+                fresh = lifecycle.open_reader(self.path, parts.policy)
+                self._finalizer.detach()
+                self._use(fresh)
+                parts.close()
+
+    def _writer(self) -> Writer:
+        return self._parts.writing(self._name)
 
     def __len__(self) -> int:
         """Steps alive, of all environments; final rows are not counted."""
@@ -200,6 +217,11 @@ class OpenBuffer:
         return self._read()
 
     @property
+    def read_policy(self) -> ReadPolicy:
+        """How it was opened to read."""
+        return self._parts.policy
+
+    @property
     def recovery(self) -> Recovery:
         """What opening found."""
         return self._parts.recovery
@@ -226,6 +248,11 @@ class OpenBuffer:
         """Bytes of the data files: (apparent, allocated on disk)."""
         self._read()
         return self._parts.store.disk_nbytes()
+
+    def memory(self) -> Memory:
+        """What the buffer's files and this process have in memory; see `Memory`."""
+        self._read()
+        return measure(self._parts.store.files)
 
     def take(self, env_ids: ArrayLike, positions: ArrayLike, *, key: int = 0) -> Batch:
         """Gather given steps as `sample` does, through the buffer's transforms.
@@ -303,6 +330,15 @@ class OpenBuffer:
     def statistics(self) -> dict[str, Any]:
         """The free-form JSON stored with the data; ``{}`` where there is none."""
         return read_statistics(self.path)
+
+    def set_statistics(self, statistics: dict[str, Any]) -> None:
+        """Store free-form JSON with the data, in one step.
+
+        Raises:
+            FormatError: A value is no JSON.
+        """
+        self._writer().check_owner()
+        write_statistics(self.path, statistics)
 
 
 def _close_in_owner(parts: lifecycle.Parts, pid: int) -> None:

@@ -14,14 +14,13 @@ from mmreplay.buffer import lifecycle, rebuild
 from mmreplay.buffer.arguments import check_mode
 from mmreplay.buffer.open_buffer import OpenBuffer
 from mmreplay.buffer.reading import fold_of
-from mmreplay.buffer.state import write_statistics
-from mmreplay.buffer.writer import Writer
 from mmreplay.errors import SchemaError
 from mmreplay.format.metadata import Autoreset, Engine
 from mmreplay.ring import Layout, Ring
 from mmreplay.samplers.base import Sampler
 from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.schema import Field, Schema
+from mmreplay.storage.policy import Advise, ReadMode, ReadPolicy
 
 if TYPE_CHECKING:
     from mmreplay.transforms.base import Transform
@@ -126,6 +125,8 @@ class ReplayBuffer(OpenBuffer):
         on_resume: Literal["break", "truncate", "continue"] = "break",
         commit_every: float | None = 10.0,
         allow_network: bool = False,
+        read_mode: ReadMode = "auto",
+        advise: Advise = "auto",
     ) -> ReplayBuffer:
         """Open a buffer.
 
@@ -140,6 +141,11 @@ class ReplayBuffer(OpenBuffer):
                 and the last step is reported as truncated) or ``"continue"``.
             commit_every: Seconds between commits by a thread; None for none.
             allow_network: Write to a network file system all the same.
+            read_mode: ``"mmap"`` copies rows out of mappings, ``"pread"`` reads them,
+                ``"auto"`` does so on network file systems.
+            advise: When the disk is asked for the rows of a batch at once: ``"auto"``
+                where some are missing, ``"always"``, ``"never"``, or ``"kernel"``, as
+                never, with the kernel's own read-ahead. docs/loader.md says which.
 
         Raises:
             FormatError: It is no buffer, or damaged (`CorruptError`), or of a newer
@@ -148,10 +154,12 @@ class ReplayBuffer(OpenBuffer):
             FailedError: The disk cannot be written.
         """
         check_mode(mode)
-        where = lifecycle.absolute(path)
+        where, policy = lifecycle.absolute(path), ReadPolicy(read_mode, advise)
         if mode == "r":
-            return cls(lifecycle.open_reader(where), sampler, None, transforms)
-        parts = lifecycle.open_writer(where, on_resume, commit_every, allow_network)
+            return cls(lifecycle.open_reader(where, policy), sampler, None, transforms)
+        parts = lifecycle.open_writer(
+            where, on_resume, commit_every, allow_network, policy
+        )
         return cls(parts, sampler, commit_every, transforms)
 
     def add(
@@ -225,9 +233,6 @@ class ReplayBuffer(OpenBuffer):
             given = writer.intake.flat(data, fields)
             ids = None if env_ids is None else writer.intake.env_ids(env_ids)
             writer.extend(given, final_observation, ids)
-
-    def _writer(self) -> Writer:
-        return self._parts.writing(self._name)
 
     def sample(self, batch_size: int, *, contiguous: bool = False) -> Batch:
         """Draw a batch with the buffer's sampler, through its transforms.
@@ -363,15 +368,6 @@ class ReplayBuffer(OpenBuffer):
         )
         self._finalizer.detach()
         self._use(fresh)
-
-    def set_statistics(self, statistics: dict[str, Any]) -> None:
-        """Store free-form JSON with the data, in one step.
-
-        Raises:
-            FormatError: A value is no JSON.
-        """
-        self._writer().check_owner()
-        write_statistics(self.path, statistics)
 
     def commit(self) -> None:
         """Make everything added so far survive a power cut.

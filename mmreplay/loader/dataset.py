@@ -81,6 +81,7 @@ class ReplayDataset(Dataset[Any]):
         self._buffer: ReplayBuffer | None = buffer
         self._path = buffer.path
         self._transforms = buffer.transforms
+        self._policy = buffer.read_policy
         self._pid = os.getpid()
         self.redrawn = 0
 
@@ -98,20 +99,31 @@ class ReplayDataset(Dataset[Any]):
             forks.check("ReplayDataset")
             if self._path is None:
                 raise _in_ram()
-            self._adopt(ReplayBuffer.open(self._path, transforms=self._transforms))
+            policy = self._policy
+            self._adopt(
+                ReplayBuffer.open(
+                    self._path, transforms=self._transforms,
+                    read_mode=policy.read_mode, advise=policy.advise,
+                )
+            )  # fmt: skip
         assert self._buffer is not None
         return self._buffer
 
     def __getstate__(self) -> dict[str, Any]:
-        """What goes to a spawned worker: the path and the transforms."""
+        """What goes to a spawned worker: the path, transforms, and how to read."""
         if self._path is None:
             raise _in_ram()
-        return {"path": self._path, "transforms": self._transforms}
+        return {
+            "path": self._path,
+            "transforms": self._transforms,
+            "policy": self._policy,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take the path; the buffer is opened when it is first used."""
         self._path = state["path"]
         self._transforms = state["transforms"]
+        self._policy = state["policy"]
         self._buffer = None
         self._pid = os.getpid()
         self.redrawn = 0

@@ -22,6 +22,7 @@ from typing import Any
 from mmreplay.batch import Batch
 from mmreplay.buffer.drawing import Drawn
 from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.errors import FailedError
 from mmreplay.samplers.base import Sampler, State, View
 from mmreplay.samplers.epochs import EpochSampler, epochs_of
 from mmreplay.storage.recycler import Recycler
@@ -310,9 +311,7 @@ class Prefetcher:
     ) -> None:
         """Copy a batch and say that it is done, or what was caught on the way."""
         try:
-            assert entry.drawn is not None
-            drawing = self._buffer.reading.drawing
-            entry.result = self._send(drawing.finish(self.sampler, entry.drawn))
+            entry.result = self._send(self._finished(entry))
         except caught as error:
             entry.error = error
         with self._turn:
@@ -321,6 +320,18 @@ class Prefetcher:
         entry.drawn = None
         entry.done = True
         self._tell()
+
+    def _finished(self, entry: Entry) -> Batch:
+        """The data of a draw, also where the buffer is made anew meanwhile."""
+        assert entry.drawn is not None
+        while True:
+            drawing = self._buffer.reading.drawing
+            try:
+                return drawing.finish(self.sampler, entry.drawn)
+            except FailedError:
+                # Another thread followed a resize, and closed what this one read.
+                if self._buffer.closed or self._buffer.reading.drawing is drawing:
+                    raise
 
 
 def _raisable(error: BaseException) -> BaseException:

@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.files import File
 from mmreplay.ring import Ring, Run
 from mmreplay.schema import Schema
 
@@ -136,6 +137,10 @@ class Store(Protocol):
 
     def sync(self) -> None:
         """Make every row written so far survive a power cut."""
+
+    @property
+    def files(self) -> list[File]:
+        """Open files that hold the rows; none in RAM."""
 
     def disk_nbytes(self) -> tuple[int, int]:
         """Return (apparent, allocated) bytes."""

@@ -8,26 +8,27 @@ read-only, and advised as the reading wants.
 
 from __future__ import annotations
 
-import errno
 import mmap
 import struct
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.errors import system_failure
 from mmreplay.files import ALLOCATION_NBYTES, File
 from mmreplay.ring import Ring, Run, runs
 from mmreplay.schema import Schema
 from mmreplay.storage import packing
-from mmreplay.storage.base import Columns, flags_between
+from mmreplay.storage.base import Columns
+from mmreplay.storage.flags import FlagReader, MappedFlags, ReadFlags
 from mmreplay.storage.pages import Pages
 from mmreplay.storage.placement import FLAGS, RECORDS, SUMS, Placement, place
+from mmreplay.storage.policy import ReadPolicy
+from mmreplay.storage.readers import Gone, MappedRows, ReadRows, RowReader
 from mmreplay.storage.recycler import Recycler
 
 SUM_DTYPE = np.dtype([("crc", "<u4"), ("lap", "<u4")])
@@ -40,6 +41,7 @@ PIECE_NBYTES = 32 << 10
 # pages that are there it goes to the file in one call: ext4 takes 26 us for 172 KB so,
 # and 33 in pieces of 64 KiB that end within pages.
 STAGE_NBYTES = 256 << 10
+POLICY = ReadPolicy()
 ONE_BYTE = tuple(bytes([value]) for value in range(256))
 
 
@@ -47,7 +49,12 @@ class MemmapStore:
     """One data folder; see `Store` for what each method owes."""
 
     def __init__(
-        self, ring: Ring, schema: Schema, placement: Placement, files: dict[str, File]
+        self,
+        ring: Ring,
+        schema: Schema,
+        placement: Placement,
+        files: dict[str, File],
+        policy: ReadPolicy = POLICY,
     ) -> None:
         self.ring = ring
         self.schema = schema
@@ -65,38 +72,43 @@ class MemmapStore:
         self._record = self._packer.record
         # Above, this opening wrote no record yet.
         self._reached = 0
-        self._map()
+        self._advise = policy.advise
+        self.maps = policy.maps(self._flags_file.path.parent)
+        self._open_rows()
 
-    def _map(self) -> None:
-        """Map every file for reading, data for random reads."""
+    def _open_rows(self) -> None:
+        """Make every file readable by rows."""
         self._mappings: list[mmap.mmap] = []
         self._pages: dict[str, Pages] = {}
         self._pages_of: dict[tuple[str, ...], list[Pages]] = {}
-        self._flags = np.frombuffer(self._mapped(FLAGS, random=False), np.uint8)
+        self._flags: FlagReader = ReadFlags(self._flags_file)
+        if self.maps:
+            self._mappings.append(self._flags_file.map_readonly())
+            self._flags = MappedFlags(self._mappings[0])
         if self._records_file is not None:
             # Padding between fields is never written, and must read as zeros.
             room = max(1, STAGE_NBYTES // self._placement.stride)
             self._stage = np.zeros((room, self._placement.stride), np.uint8)
             self._single = np.zeros(1, self._placement.record)
             raw = np.dtype((np.void, self._placement.stride))
-            self._records = np.frombuffer(self._mapped(RECORDS, random=True), raw)
-        self._large: list[tuple[str, File, NDArray[np.generic], int]] = []
+            self._records = self._rows_of(RECORDS, raw, ())
+        self._large: list[tuple[str, File, RowReader, int]] = []
         for path, name in self._placement.large.items():
             field = self.schema.fields[path]
-            flat = np.frombuffer(self._mapped(name, random=True), field.numpy)
-            array = flat.reshape(self.ring.num_rows, *field.shape)
-            self._large.append((path, self._files[name], array, field.nbytes))
-        self._large_paths = {path: array for path, _, array, _ in self._large}
+            reader = self._rows_of(name, field.numpy, field.shape)
+            self._large.append((path, self._files[name], reader, field.nbytes))
+        self._large_paths = {path: reader for path, _, reader, _ in self._large}
 
-    def _mapped(self, name: str, *, random: bool) -> mmap.mmap:
-        mapping = self._files[name].map_readonly()
-        if random:
-            # The kernel's own read-ahead reads 128 KiB for every missing row.
-            mapping.madvise(mmap.MADV_RANDOM)
-            row_nbytes = self._files[name].nbytes // self.ring.num_rows
-            self._pages[name] = Pages(mapping, self._files[name], row_nbytes)
-        self._mappings.append(mapping)
-        return mapping
+    def _rows_of(
+        self, name: str, dtype: np.dtype[np.generic], shape: tuple[int, ...]
+    ) -> RowReader:
+        file, reader = self._files[name], None
+        if self.maps:
+            reader = MappedRows(file, dtype, shape, self._advise)
+            self._mappings.append(reader.mapping)
+        found: RowReader = reader or ReadRows(file, dtype, shape, self._advise)
+        self._pages[name] = found.pages
+        return found
 
     @classmethod
     def create(cls, folder: Path, ring: Ring, schema: Schema) -> MemmapStore:
@@ -113,7 +125,13 @@ class MemmapStore:
 
     @classmethod
     def open(
-        cls, folder: Path, ring: Ring, schema: Schema, *, writable: bool
+        cls,
+        folder: Path,
+        ring: Ring,
+        schema: Schema,
+        *,
+        writable: bool,
+        policy: ReadPolicy = POLICY,
     ) -> MemmapStore:
         """Open the files of a generation, after checking type and size of each."""
         placement = place(schema)
@@ -121,7 +139,7 @@ class MemmapStore:
         try:
             for name, nbytes in file_sizes(ring, schema, placement).items():
                 files[name] = File.open(folder / name, nbytes, writable=writable)
-            return cls(ring, schema, placement, files)
+            return cls(ring, schema, placement, files, policy)
         except BaseException:
             _close(files)
             raise
@@ -238,15 +256,13 @@ class MemmapStore:
         for path in paths:
             large = self._large_paths.get(path)
             if large is not None:
-                shape = (len(rows), *large.shape[1:])
-                out = self._recycler.empty(shape, large.dtype)
-                # Without clip, take goes through a buffer; rows are in range.
-                found[path] = large.take(rows, 0, out, "clip")
+                out = self._recycler.empty((len(rows), *large.shape), large.dtype)
+                found[path] = large.take(rows, out)
             elif path not in self._placement.served:
                 if packed is None:
                     assert record is not None
                     raw = self._recycler.empty(rows.shape, self._records.dtype)
-                    packed = self._records.take(rows, 0, raw, "clip").view(record)
+                    packed = self._records.take(rows, raw).view(record)
                 found[path] = packed[path]
         return found
 
@@ -266,7 +282,7 @@ class MemmapStore:
     @property
     def all_flags(self) -> NDArray[np.uint8]:
         """Flags of every row; see `Store.all_flags`."""
-        return self._flags
+        return self._flags.every
 
     def flags(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Flags of rows; see `Store.flags`."""
@@ -274,7 +290,7 @@ class MemmapStore:
 
     def flags_between(self, env_id: int, first: int, stop: int) -> NDArray[np.uint8]:
         """Flags of a stretch; see `Store.flags_between`."""
-        return flags_between(self._flags, self.ring, env_id, first, stop)
+        return self._flags.between(self.ring, env_id, first, stop)
 
     def set(
         self, path: str, rows: NDArray[np.int64], values: NDArray[np.generic]
@@ -289,17 +305,14 @@ class MemmapStore:
     def checksum(self, env_id: int, block: int) -> int:
         """CRC32C of a block: first position, flags, records, then large fields."""
         size = self.ring.block_rows
-        (row, step, count), *_ = self.ring.stretch(
-            env_id, block * size, (block + 1) * size
-        )
-        where = slice(row, row + step * count, step)
+        where, *_ = self.ring.stretch(env_id, block * size, (block + 1) * size)
         crc = google_crc32c.value(struct.pack("<Q", block * size))
-        crc = google_crc32c.extend(crc, self._flags[where].tobytes())
+        crc = google_crc32c.extend(crc, self._flags.stretch(*where))
         if self._records_file is not None:
-            crc = google_crc32c.extend(crc, self._records[where].tobytes())
-        for path, _, array, _ in self._large:
+            crc = google_crc32c.extend(crc, self._records.stretch(*where))
+        for path, _, reader, _ in self._large:
             if not self.schema.fields[path].mutable:
-                crc = google_crc32c.extend(crc, array[where].tobytes())
+                crc = google_crc32c.extend(crc, reader.stretch(*where))
         return int(crc)
 
     def write_sums(self, env_id: int, first: int, sums: NDArray[np.uint32]) -> None:
@@ -329,6 +342,11 @@ class MemmapStore:
         """Make the checksums survive a power cut."""
         self._sums_file.sync()
 
+    @property
+    def files(self) -> list[File]:
+        """See `Store.files`."""
+        return list(self._files.values())
+
     def disk_nbytes(self) -> tuple[int, int]:
         """Return (apparent, allocated) bytes."""
         usage = [file.disk_nbytes() for file in self._files.values()]
@@ -340,26 +358,13 @@ class MemmapStore:
 
     def unmap(self) -> None:
         """Let the mappings go; see `Store.unmap`."""
-        gone: Any = _Gone(self._flags_file.path.parent)
+        gone: Any = Gone(self._flags_file.path.parent)
         self._flags = self._records = self._large_paths = self._pages_of = gone
         self._large, self._pages = [], {}
         for mapping in self._mappings:
             # One that a thread is reading just now goes when it has done.
             with suppress(BufferError):
                 mapping.close()
-
-
-class _Gone:
-    """Stands where mapped arrays were, and says so to whoever still asks."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise system_failure("read", self._folder, OSError(errno.EBADF, name))
-
-    def __getitem__(self, key: object) -> NoReturn:
-        self.__getattr__("[]")
 
 
 def _pwrite(file: File, data: NDArray[np.uint8], offset: int) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.files import File
 from mmreplay.ring import Ring, Run
 from mmreplay.schema import Schema
 from mmreplay.storage.base import Columns, flags_between
@@ -95,6 +96,11 @@ class MemoryStore:
 
     def sync(self) -> None:
         """Do nothing: nothing here survives."""
+
+    @property
+    def files(self) -> list[File]:
+        """None."""
+        return []
 
     def disk_nbytes(self) -> tuple[int, int]:
         """Return (bytes of the arrays, 0)."""

@@ -1,23 +1,29 @@
 """Read-ahead by hand: ask the disk for all rows of a batch before touching one.
 
-A batch of random rows read by page fault waits for the disk once per row; asked
-for at once, the requests queue together. On data four times the memory that is
-the difference between 3 and 700 MB/s (tools/bench/bench_pixels.py). Where the
-pages are there it would cost 0.4 ms per 256 rows, so a few of the batch's pages
-are looked at first.
+A batch of random rows read one after the other waits for the disk once per row; asked
+for at once, the requests queue together. On data four times the memory that is the
+difference between 3 and 700 MB/s (tools/bench/bench_pixels.py). Where the pages are
+there it would cost 0.4 ms per 256 rows, so a few of the batch's pages are looked at
+first.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
+import os
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.files import File
+from mmreplay.storage.policy import Advise
 
 SAMPLED_ROWS = 4
+COLD_CALLS = 32
+"""Batches asked for without a look after a page was missing: a few missing ones among
+many are seldom among those looked at, and each is waited for alone."""
 WARM_CALLS = 16
 """Batches of small rows between two looks while the pages were found there."""
 SMALL_ROW_NBYTES = 4096
@@ -28,15 +34,35 @@ if _mincore is not None:
 
 
 class Pages:
-    """The pages of one mapped file, by row."""
+    """The pages of one file, by row."""
 
-    def __init__(self, mapping: mmap.mmap, file: File, row_nbytes: int) -> None:
+    def __init__(
+        self,
+        file: File,
+        row_nbytes: int,
+        advise: Advise = "auto",
+        mapping: mmap.mmap | None = None,
+    ) -> None:
+        """Make one.
+
+        Args:
+            file: Whose pages.
+            row_nbytes: Bytes a row.
+            advise: When to ask for them; see `ReadPolicy`.
+            mapping: Of the file, where there is one.
+        """
         self._file = file
         self._row_nbytes = row_nbytes
-        self._address = np.frombuffer(mapping, np.uint8).ctypes.data
+        self._advise = advise
+        # A read that does not wait tells of any file. mincore says of those that this
+        # user cannot write that all of it is there; it is for file systems without.
+        self._reads = hasattr(os, "RWF_NOWAIT")
+        self._byte = bytearray(1)
+        self._address = None
+        if mapping is not None:
+            self._address = np.frombuffer(mapping, np.uint8).ctypes.data
         self._vector = ctypes.create_string_buffer(1)
-        self._vector_address = ctypes.addressof(self._vector)
-        self._warm_calls = 0
+        self._warm_calls = self._cold_calls = 0
 
     def prefetch(self, rows: NDArray[np.int64]) -> int:
         """Start reading the rows' pages, if any of a sample is missing.
@@ -44,31 +70,58 @@ class Pages:
         Returns:
             Bytes asked for.
         """
-        if self._warm_calls > 0:
-            self._warm_calls -= 1
-            return 0
-        if self._resident(rows):
-            # A look costs a microsecond a row: nothing beside large rows, as much
-            # as the gather itself beside small ones.
-            if self._row_nbytes < SMALL_ROW_NBYTES:
-                self._warm_calls = WARM_CALLS
+        if not self._wanted(rows):
             return 0
         ranges = self._ranges(rows)
         for offset, nbytes in ranges:
             self._file.will_need(offset, nbytes)
         return sum([nbytes for _, nbytes in ranges])
 
+    def _wanted(self, rows: NDArray[np.int64]) -> bool:
+        """Whether to ask."""
+        if self._advise != "auto" or not len(rows):
+            return self._advise == "always" and len(rows) > 0
+        if self._warm_calls > 0:
+            self._warm_calls -= 1
+            return False
+        if self._cold_calls > 0:
+            self._cold_calls -= 1
+            return True
+        if not self._resident(rows):
+            self._cold_calls = COLD_CALLS
+            return True
+        # A look costs a microsecond a row: nothing beside large rows, as much as the
+        # gather itself beside small ones.
+        if self._row_nbytes < SMALL_ROW_NBYTES:
+            self._warm_calls = WARM_CALLS
+        return False
+
     def _resident(self, rows: NDArray[np.int64]) -> bool:
         """Tell whether the pages of a few rows are all in memory."""
-        if _mincore is None:
-            return False
         step = max(1, len(rows) // SAMPLED_ROWS)
-        for row in rows[::step].tolist():
-            page = row * self._row_nbytes // mmap.PAGESIZE * mmap.PAGESIZE
-            _mincore(self._address + page, 1, self._vector_address)
-            if not self._vector.raw[0] & 1:
+        return all(
+            self._cached(row * self._row_nbytes) for row in rows[::step].tolist()
+        )
+
+    def _cached(self, offset: int) -> bool:
+        """Whether the page of a byte is in memory."""
+        if self._reads:
+            try:
+                os.preadv(self._file.fd, [self._byte], offset, os.RWF_NOWAIT)
+            except BlockingIOError:
                 return False
-        return True
+            except OSError as error:
+                if error.errno == errno.EBADF:
+                    # Closed by another thread: what reads it is to say so, or to end.
+                    return True
+                self._reads = False
+            else:
+                return True
+        if _mincore is None or self._address is None:
+            return False
+        page = offset // mmap.PAGESIZE * mmap.PAGESIZE
+        _mincore(self._address + page, 1, self._vector)
+        return bool(self._vector.raw[0] & 1)
 
     def _ranges(self, rows: NDArray[np.int64]) -> list[tuple[int, int]]:
         """Byte ranges that hold the rows, sorted, those that touch put together."""

@@ -117,7 +117,7 @@ def test_rows_that_a_thread_is_copying_outlive_the_closing(tmp_path):
     twin.add([""])
     twin.add([""])
     store = twin.buffer._parts.store
-    copying = store._records  # as a gather holds it
+    copying = store._records.array  # as a gather holds it
     twin.buffer.close()
     held = [mapping for mapping in store._mappings if not mapping.closed]
     assert [type(mapping) for mapping in held] == [mmap.mmap]

@@ -106,7 +106,7 @@ class TestMemmapStore(StoreContract):
                 [(0, 0, 1)], self.columns(1, np.random.default_rng(0)), np.ones(1, "u1")
             )
         with pytest.raises(ValueError, match="read-only"):
-            reader._flags[0] = 1
+            reader.all_flags[0] = 1
         reader.close()
 
     @pytest.mark.parametrize(

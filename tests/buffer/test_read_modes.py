@@ -1,0 +1,127 @@
+"""Buffers read alike whichever way, also while they are written; memory is told."""
+
+import mmap
+import os
+import pickle
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay.storage import residency
+from tests.contracts.sampler import places
+from tests.loader.support import fill, legal, same_as_take, steps
+
+MODES = ["auto", "mmap", "pread"]
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("layout", ["env_major", "time_major"])
+@pytest.mark.parametrize("autoreset", ["disabled", "next_step"])
+def test_batches_are_the_same_whichever_way_they_are_read(
+    tmp_path, mode, layout, autoreset
+):
+    path = tmp_path / "b"
+    written = fill(path, close=False, layout=layout, autoreset=autoreset)
+    transforms = [mr.FrameStack(2, paths="observation/pixels")]
+    for each in ([], transforms):
+        options = {"sampler": mr.UniformSampler(seed=0), "transforms": each}
+        with mr.ReplayBuffer.open(path, read_mode=mode, **options) as buffer:
+            assert buffer.read_policy.read_mode == mode
+            if not each:
+                assert legal(buffer) == legal(written)
+            batch = buffer.sample(300)
+            numbers = 2 * batch.positions + batch.env_ids
+            assert (batch["observation/number"] == numbers).all()
+            pixels = batch["observation/pixels"].reshape(300, -1)[:, -1]
+            assert (pixels == numbers % 251).all()
+            everything = buffer.gather_all()
+            assert (everything["action"] == written.gather_all()["action"]).all()
+    written.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_reader_follows_its_writer(tmp_path, mode):
+    writer = fill(tmp_path / "b", close=False)
+    with mr.ReplayBuffer.open(
+        tmp_path / "b", read_mode=mode, sampler=mr.UniformSampler(0)
+    ) as reader:
+        for first in range(200, 700, 37):
+            writer.extend(steps(first, 37))
+            assert legal(reader) == legal(writer)
+            same_as_take(writer, reader.sample(40).torch())
+        writer.resize(60)
+        same_as_take(writer, reader.sample(40).torch())
+        assert reader.read_policy.read_mode == mode
+    writer.close()
+
+
+def test_a_writer_may_read_without_mappings(tmp_path):
+    fill(tmp_path / "b")
+    with mr.ReplayBuffer.open(tmp_path / "b", "r+", read_mode="pread") as buffer:
+        for first in range(200, 500, 50):
+            buffer.extend(steps(first, 50))
+            buffer.commit()
+        batch = buffer.sample(50)
+        assert (
+            batch["observation/number"] == 2 * batch.positions + batch.env_ids
+        ).all()
+        buffer.resize(80)
+        assert buffer.read_policy.read_mode == "pread"
+        assert not buffer._parts.store.maps
+    assert mr.verify_buffer(tmp_path / "b").ok
+
+
+def test_workers_read_as_the_buffer_does(tmp_path):
+    fill(tmp_path / "b")
+    buffer = mr.ReplayBuffer.open(tmp_path / "b", read_mode="pread", advise="always")
+    dataset = pickle.loads(pickle.dumps(mr.ReplayDataset(buffer)))
+    assert dataset.buffer.read_policy == buffer.read_policy
+    with mr.ReplayLoader(buffer, 16) as loader:
+        assert len(places(next(loader))) == 16
+    buffer.close()
+
+
+def test_memory_of_a_buffer_is_counted(tmp_path):
+    buffer = mr.ReplayBuffer.create(
+        tmp_path / "b", mr.Schema({"pixels": mr.Field((64, 64, 4), "uint8")}), 1000
+    )
+    before = buffer.memory()
+    assert before.mapped >= 16 * MIB
+    rows = np.random.default_rng(0).integers(0, 255, (1000, 64, 64, 4), np.uint8)
+    buffer.extend(pixels=rows)
+    written = buffer.memory()
+    # Written past the mapping: in the page cache, and not in this process.
+    assert written.page_cache >= 0.95 * rows.nbytes
+    assert written.page_cache <= before.mapped + MIB
+    buffer.sample(2000)
+    after = buffer.memory()
+    assert after.shared - written.shared > 0.8 * rows.nbytes * (1 - np.exp(-2))
+    assert after.shared <= after.mapped
+    assert after.private > 0
+    assert "MiB private to the process" in str(after)
+    buffer.close()
+
+
+def test_a_buffer_in_ram_maps_nothing():
+    found = fill(None, engine="memory", close=False).memory()
+    assert (found.mapped, found.shared, found.page_cache) == (0, 0, 0)
+    assert found.private > MIB
+
+
+def test_pages_are_counted_one_by_one_where_the_system_has_no_sum(
+    tmp_path, monkeypatch
+):
+    buffer = fill(tmp_path / "b", close=False)
+    expected = buffer.memory().page_cache
+    monkeypatch.setattr(residency, "CACHESTAT", -1)
+    monkeypatch.setattr(residency, "PIECE_NBYTES", 8 * mmap.PAGESIZE)
+    found = buffer.memory().page_cache
+    assert abs(found - expected) <= 8 * mmap.PAGESIZE
+    # Of files that this user may not write, the system says that all is there.
+    monkeypatch.setattr(os, "geteuid", lambda: -1)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert buffer.memory().page_cache is None
+    assert "page cache unknown" in str(buffer.memory())
+    buffer.close()

@@ -1,0 +1,185 @@
+"""Pages are asked for at once where some are missing, and left alone where none is."""
+
+import errno
+import os
+
+import numpy as np
+import pytest
+
+from mmreplay.errors import FailedError
+from mmreplay.files import File
+from mmreplay.storage import pages as module
+from mmreplay.storage.pages import COLD_CALLS, WARM_CALLS, Pages
+
+ROW = 3 * 4096 + 100
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "f"
+    path.write_bytes(bytes(200 * ROW))
+    file = File.open(path, None)
+    yield file
+    file.close()
+
+
+def asked(file, monkeypatch):
+    """Ranges that a file is asked for from now on."""
+    found = []
+    monkeypatch.setattr(File, "will_need", lambda self, *range_: found.append(range_))
+    return found
+
+
+def pages_of(rows, row_nbytes=ROW):
+    """Numbers of all pages that hold some rows, by looking at every byte's end."""
+    found = set()
+    for row in rows:
+        first, last = row * row_nbytes, (row + 1) * row_nbytes - 1
+        found |= set(range(first // 4096, last // 4096 + 1))
+    return found
+
+
+@pytest.mark.parametrize("row_nbytes", [7, 4096, ROW])
+def test_what_is_asked_for_is_sorted_whole_and_asked_for_once(
+    file, monkeypatch, rng, row_nbytes
+):
+    found = asked(file, monkeypatch)
+    pages = Pages(file, row_nbytes, "always")
+    for size in (1, 5, 100):
+        rows = rng.integers(200, size=size)
+        found.clear()
+        total = pages.prefetch(rows)
+        numbers = [
+            page
+            for offset, nbytes in found
+            for page in range(offset // 4096, (offset + nbytes) // 4096)
+        ]
+        assert numbers == sorted(pages_of(rows.tolist(), row_nbytes))
+        assert total == 4096 * len(numbers)
+        # Those that touch are one range.
+        ends = [offset + nbytes for offset, nbytes in found]
+        assert all(a < b for a, (b, _) in zip(ends, found[1:], strict=False))
+
+
+def test_a_sequence_is_one_range(file, monkeypatch):
+    found = asked(file, monkeypatch)
+    Pages(file, ROW, "always").prefetch(np.arange(20, 70))
+    assert len(found) == 1
+
+
+def test_nothing_is_asked_for_where_all_is_there(file, monkeypatch):
+    # The file was written a moment ago, and is in the page cache.
+    found = asked(file, monkeypatch)
+    pages = Pages(file, ROW)
+    for _ in range(50):
+        assert pages.prefetch(np.arange(0, 200, 3)) == 0
+    assert found == []
+
+
+def looks(pages, monkeypatch, there):
+    """Offsets that are looked at; those above `there` are missing."""
+    found = []
+
+    def cached(offset):
+        found.append(offset)
+        return offset < there
+
+    monkeypatch.setattr(pages, "_cached", cached)
+    return found
+
+
+def test_one_missing_page_has_batches_asked_for_without_a_look(file, monkeypatch):
+    found = asked(file, monkeypatch)
+    pages = Pages(file, ROW)
+    looked = looks(pages, monkeypatch, there=0)
+    rows = np.arange(0, 200, 20)
+    assert pages.prefetch(rows) > 0
+    assert len(looked) == 1
+    for _ in range(COLD_CALLS):
+        assert pages.prefetch(rows) > 0
+    assert len(looked) == 1
+    monkeypatch.setattr(pages, "_cached", lambda offset: True)
+    count = len(found)
+    assert pages.prefetch(rows) == 0
+    assert len(found) == count
+
+
+def test_small_rows_that_are_there_are_looked_at_now_and_then(file, monkeypatch):
+    pages = Pages(file, 100)
+    looked = looks(pages, monkeypatch, there=1 << 40)
+    for _ in range(3 * (WARM_CALLS + 1)):
+        pages.prefetch(np.arange(40))
+    assert len(looked) == 3 * 4
+
+
+@pytest.mark.parametrize("advise", ["never", "kernel"])
+def test_who_is_told_not_to_ask_does_not(file, monkeypatch, advise):
+    found = asked(file, monkeypatch)
+    pages = Pages(file, ROW, advise)
+    looked = looks(pages, monkeypatch, there=0)
+    assert pages.prefetch(np.arange(100)) == 0
+    assert found == looked == []
+
+
+def test_no_rows_are_no_pages(file, monkeypatch):
+    found = asked(file, monkeypatch)
+    for advise in ("auto", "always"):
+        assert Pages(file, ROW, advise).prefetch(np.empty(0, np.int64)) == 0
+    assert found == []
+
+
+def test_a_look_tells_what_is_there(file):
+    mapping = file.map_readonly()
+    assert Pages(file, ROW, "auto", mapping)._cached(5 * ROW)
+    assert Pages(file, ROW, "auto")._cached(5 * ROW)
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_file_system_that_cannot_tell_is_looked_at_through_the_mapping(
+    file, monkeypatch, mapped
+):
+    def refuse(*_):
+        raise OSError(errno.EOPNOTSUPP, "no")
+
+    mapping = file.map_readonly() if mapped else None
+    pages = Pages(file, ROW, "auto", mapping)
+    monkeypatch.setattr(module.os, "preadv", refuse)
+    # Without a mapping nothing tells: what is not known to be there is asked for.
+    assert pages._cached(0) is mapped
+    monkeypatch.undo()
+    assert pages._cached(0) is mapped
+    assert not pages._reads
+
+
+def test_what_would_have_to_be_waited_for_is_missing(file, monkeypatch):
+    def wait(*_):
+        raise BlockingIOError(errno.EAGAIN, "wait")
+
+    pages = Pages(file, ROW)
+    monkeypatch.setattr(module.os, "preadv", wait)
+    assert not pages._cached(0)
+    assert pages._reads
+
+
+def test_a_file_that_another_thread_closed_is_for_the_gather_to_tell(file):
+    pages = Pages(file, ROW)
+    file.close()
+    assert pages.prefetch(np.arange(9)) == 0
+    with pytest.raises(FailedError, match="it was closed meanwhile"):
+        Pages(file, ROW, "always").prefetch(np.arange(9))
+
+
+@pytest.mark.skipif(not hasattr(os, "RWF_NOWAIT"), reason="the system has none")
+def test_pages_that_were_dropped_are_missing_until_they_are_read(tmp_path):
+    path = tmp_path / "f"
+    path.write_bytes(os.urandom(64 * 4096))
+    file = File.open(path, None, writable=True)
+    file.sync()
+    os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    pages = Pages(file, 4096)
+    if pages._cached(40 * 4096):
+        pytest.skip("this file system does not drop pages")
+    assert pages.prefetch(np.array([40, 9])) == 2 * 4096
+    file.pread(4096, 40 * 4096)
+    assert pages._cached(40 * 4096)
+    file.close()

@@ -1,0 +1,75 @@
+"""Rows come out alike through a mapping and by reading, and a policy says which."""
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay.errors import FailedError, SchemaError
+from mmreplay.ring import Ring
+from mmreplay.storage import policy as module
+from mmreplay.storage.memmap import MemmapStore
+from mmreplay.storage.policy import ReadPolicy
+from tests.contracts.store import KEPT, SCHEMA, StoreContract
+
+PREAD = ReadPolicy("pread")
+
+
+class TestReadStore(StoreContract):
+    def make(self, ring, schema, tmp_path):
+        MemmapStore.create(tmp_path, ring, schema).close()
+        return MemmapStore.open(tmp_path, ring, schema, writable=True, policy=PREAD)
+
+    def test_nothing_is_mapped(self, store):
+        assert not store.maps
+        assert store._mappings == []
+
+    def test_checksums_are_those_of_a_mapping(self, store, ring, tmp_path, rng):
+        rows = np.arange(ring.num_rows)
+        store.write(
+            [(0, 0, len(rows))], self.columns(len(rows), rng), rows.astype("u1")
+        )
+        mapped = MemmapStore.open(tmp_path, ring, SCHEMA, writable=False)
+        for env_id in range(ring.num_envs):
+            for block in range(ring.num_blocks):
+                assert store.checksum(env_id, block) == mapped.checksum(env_id, block)
+        mapped.close()
+
+    def test_flags_of_stretches_are_kept_for_those_who_look(self, store, ring):
+        flags = (np.arange(ring.num_rows) % 60 + 1).astype(np.uint8)
+        rng = np.random.default_rng(0)
+        store.write([(0, 0, len(flags))], self.columns(len(flags), rng), flags)
+        assert not store.all_flags.any()
+        store.flags_between(1, 3, 9)
+        known = ring.rows(np.full(6, 1), np.arange(3, 9))
+        expected = np.zeros_like(flags)
+        expected[known] = flags[known]
+        assert (store.all_flags == expected).all()
+        with pytest.raises(ValueError, match="read-only"):
+            store.all_flags[0] = 1
+
+    def test_a_closed_store_says_so(self, store):
+        store.close()
+        for call in (
+            lambda: store.gather(np.array([1]), KEPT),
+            lambda: store.flags(np.array([1])),
+        ):
+            with pytest.raises(FailedError, match="it was closed meanwhile"):
+                call()
+
+
+@pytest.mark.parametrize(("kind", "maps"), [("ext4", True), ("nfs4", False)])
+def test_auto_reads_where_several_hosts_may_write(tmp_path, monkeypatch, kind, maps):
+    monkeypatch.setattr(module, "file_system", lambda path: kind)
+    assert ReadPolicy().maps(tmp_path) is maps
+    assert ReadPolicy("mmap").maps(tmp_path)
+    assert not ReadPolicy("pread").maps(tmp_path)
+    store = MemmapStore.create(tmp_path, Ring.sized(10, 1), SCHEMA)
+    assert store.maps is maps
+    store.close()
+
+
+@pytest.mark.parametrize("name", ["read_mode", "advise"])
+@pytest.mark.parametrize("value", ["banana", None, 3])
+def test_a_policy_is_one_of_those_that_there_are(tmp_path, name, value):
+    with pytest.raises(SchemaError, match=rf"{name}: got {value!r}, expected one of"):
+        mr.ReplayBuffer.open(tmp_path, **{name: value})
