@@ -81,7 +81,7 @@ def open_writer(
     *,
     overwrite: bool = False,
     compression: str | None = None,
-    level: int = 6,
+    compression_level: int = 6,
     layout: str | None = None,
 ) -> Writer:
     """Make an npz file as a target.
@@ -91,18 +91,18 @@ def open_writer(
         description: What will come.
         overwrite: Replace what is there.
         compression: ``"deflate"``, or None for members that can be mapped.
-        level: Of deflate, from 1, the fastest, to 9.
+        compression_level: Of deflate, from 1, the fastest, to 9.
         layout: ``"skrl"`` for a memory of skrl or rofunc.
 
     Raises:
-        SchemaError: Compression, level or layout is none of these, or the layout
+        SchemaError: Compression, its level or layout is none of these, or the layout
             cannot hold a field.
     """
-    _check(description, compression, level, layout)
+    _check(description, compression, compression_level, layout)
     if layout is not None:
         return SkrlWriter(target, description, NpzPlan, overwrite)
     if compression is not None:
-        return PackedWriter(target, description, level, overwrite)
+        return PackedWriter(target, description, compression_level, overwrite)
     return ArrayWriter(target, description, _plan(description), overwrite)
 
 
@@ -127,18 +127,21 @@ def _check(
             "has, or None; leave it out"
         )
     if type(level) is not int or not 1 <= level <= 9:
-        raise SchemaError(f"level: got {level!r}, expected an integer in [1, 9]")
+        raise SchemaError(
+            f"compression_level: got {level!r}, expected an integer in [1, 9]; leave "
+            "it out for 6"
+        )
 
 
 def planned(
     description: Description,
     *,
     compression: str | None = None,
-    level: int = 6,
+    compression_level: int = 6,
     layout: str | None = None,
 ) -> int | None:
     """Bytes of the file, unless it is packed; see `registry.planned`."""
-    _check(description, compression, level, layout)
+    _check(description, compression, compression_level, layout)
     return None if compression or layout else _plan(description).nbytes
 
 

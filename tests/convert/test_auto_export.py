@@ -225,7 +225,7 @@ def test_a_ring_that_is_resized_stays_watched(tmp_path):
     [
         ({"format": "foo"}, "format: got 'foo', expected one of"),
         ({"fields": ["x"]}, "fields: got 'x'"),
-        ({"level": 3, "format": "pt"}, "option 'level': got one that open_writer"),
+        ({"colour": 3, "format": "pt"}, "option 'colour': got one that open_writer"),
         ({"compression": "x"}, "compression: got 'x'"),
         ({"every": 0}, r"every: got 0, expected an integer in \[1, 50\]"),
         ({"every": 51}, "every: got 51"),

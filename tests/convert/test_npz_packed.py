@@ -40,7 +40,7 @@ def export(source, path, **options):
 def test_a_buffer_comes_back_to_the_bit(tmp_path, past):
     place = tmp_path / str(next(numbers))
     with play(place / "source", past) as source:
-        export(source, place / "a.npz", level=1 + past["seed"] % 9)
+        export(source, place / "a.npz", compression_level=1 + past["seed"] % 9)
         mr.load(place / "a.npz", place / "target")
         with mr.ReplayBuffer.open(place / "target") as target:
             same(source, target)
@@ -75,7 +75,7 @@ def test_noise_takes_no_more_than_its_room(tmp_path):
     with mr.ReplayBuffer.create(tmp_path / "b", schema, 40) as buffer:
         noise = rng.integers(0, 256, (40, 50_000), np.uint8)
         buffer.extend(a=noise, b=np.arange(40, dtype=np.int8))
-        export(buffer, tmp_path / "a.npz", level=9)
+        export(buffer, tmp_path / "a.npz", compression_level=9)
     with zipfile.ZipFile(tmp_path / "a.npz") as archive:
         for each in archive.infolist():
             assert each.compress_size <= room(each.file_size)
@@ -132,7 +132,7 @@ def test_memory_does_not_grow_with_the_buffer(tmp_path):
     make_large(tmp_path / "source", 200 << 20, (84, 84, 4))
     # Two blocks of 16 MiB, as in the contract of formats; 200 MiB of data in all.
     most = 3 * (16 << 20)
-    options = {"compression": "deflate", "level": 1}
+    options = {"compression": "deflate", "compression_level": 1}
     assert peak(lambda: mr.export(tmp_path / "source", tmp_path / "a.npz", **options)
                 ) < most  # fmt: skip
 
@@ -141,8 +141,11 @@ def test_memory_does_not_grow_with_the_buffer(tmp_path):
     ("options", "message"),
     [
         ({"compression": "lzma"}, "compression: got 'lzma', expected 'deflate'"),
-        ({"compression": "deflate", "level": 0}, "level: got 0, expected an integer"),
-        ({"compression": "deflate", "level": True}, "level: got True"),
+        (
+            {"compression": "deflate", "compression_level": 0},
+            "level: got 0, expected an integer",
+        ),
+        ({"compression": "deflate", "compression_level": True}, "level: got True"),
     ],
 )
 def test_other_packing_is_refused(source, tmp_path, options, message):
