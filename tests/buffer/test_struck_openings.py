@@ -148,7 +148,7 @@ def create_and_close(path):
     mr.ReplayBuffer.create(path / "more", SCHEMA, 8, commit_every=None).close()
 
 
-@pytest.mark.parametrize("stride", [31, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [61, pytest.param(7, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "act", [read_and_close, write_and_close, draw_by_priorities, create_and_close]
 )
