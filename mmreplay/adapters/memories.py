@@ -119,9 +119,10 @@ class Memory(Rows):
 
     def _cells(self, ring: ReplayBuffer) -> Ids:
         """Cells that hold a sample, in order."""
-        rows = np.minimum(ring.heads - self._base, self.memory_size)
-        there = np.arange(self.memory_size)[:, None] < rows
-        return np.flatnonzero(there)
+        env_ids, positions = self._places(
+            ring, np.arange(self.memory_size * self.num_envs)
+        )
+        return np.flatnonzero(positions >= ring.span.first[env_ids])
 
     def _places(self, ring: ReplayBuffer, cells: Ids) -> tuple[Ids, Ids]:
         """Environments and positions of cells; below its first, of an empty one."""

@@ -23,6 +23,8 @@ from mmreplay.schema import Schema
 FORMATS = ("pt", "npz", "csv")
 MUTABLE = ("values", "returns", "advantages")
 """What on-policy agents write back; see `Memory.set_tensor_by_name`."""
+RESET = "reset"
+"""Of the buffer's statistics: the heads at the last reset, from where rows count."""
 
 Format = Literal["pt", "npz", "csv"]
 Ids = NDArray[np.int64]
@@ -108,7 +110,10 @@ class Rows:
 
     def _follow(self, ring: ReplayBuffer) -> None:
         """Take the indexes from what the ring holds."""
-        self._base = ring.tails
+        told = ring.statistics.get(RESET, [0] * self.num_envs)
+        self._base = np.array(told, np.int64)
+        if (ring.span.first < self._base).any():
+            ring.clear()  # a reset that was cut short
         rows = ring.heads - self._base
         least = int(rows.min())
         self.filled = least >= self.memory_size
@@ -220,8 +225,12 @@ class Rows:
         self.filled = False
         self.env_index = self.memory_index = 0
         if self.ring is not None:
+            # In this order, a reset that is cut short is finished by the next opening.
+            self.ring.commit()
+            self._base = self.ring.heads
+            told = self.ring.statistics | {RESET: self._base.tolist()}
+            self.ring.set_statistics(told)
             self.ring.clear()
-            self._base = self.ring.tails
 
     def add_samples(self, **tensors: torch.Tensor) -> None:
         """Add samples, cell by cell from the one that is next.
