@@ -286,11 +286,9 @@ class Deflated:
             data = self._inflate.decompress(self._rest, len(view))
         except zlib.error as error:
             raise self._damaged(str(error)) from error
-        if (
-            not data
-            and not self._inflate.unconsumed_tail
-            and (self._inflate.eof or self._read == entry.packed)
-        ):
+        spent = not self._inflate.unconsumed_tail and self._read == entry.packed
+        # What follows the end of the stream is never consumed.
+        if not data and (self._inflate.eof or spent):
             raise self._damaged(f"its end after {self._got} bytes")
         self._rest = self._inflate.unconsumed_tail
         view[: len(data)] = data

@@ -1,4 +1,4 @@
-"""``python -m tools.torture``: attack the commit protocol and print what was found."""
+"""``python -m tools.torture``: attack commits and readers, and print what was found."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import sys
 import time
 
-from tools.torture import kills, mutants, powerloss
+from tools.torture import forged, kills, mutants, powerloss
 from tools.torture.powerloss import Report
 
 
@@ -33,14 +33,32 @@ def main() -> int:
     broken = commands.add_parser("mutants", help="protocols with a rule missing")
     broken.add_argument("--states", type=int, default=8000)
     broken.add_argument("--seed", type=int, default=1)
+    tampered = commands.add_parser("forged", help="files that were tampered with")
+    tampered.add_argument("--format", choices=forged.FORMATS, default=None)
+    tampered.add_argument("--count", type=int, default=10_000, help="of each format")
+    tampered.add_argument("--first", type=int, default=0, help="number of the first")
+    tampered.add_argument("--seed", type=int, default=1)
+    tampered.add_argument("--tell", action="store_true", help="print each try")
     arguments = parser.parse_args()
     started = time.monotonic()
+    if arguments.command == "forged":
+        return _forged(arguments, started)
     if arguments.command == "mutants":
         return 1 if mutants.hunt(arguments.states, arguments.seed) else 0
     if arguments.command == "kills":
         return show("kills", kills.attack(arguments.points, arguments.seed), started)
     report = powerloss.attack(arguments.states, arguments.seed)
     return show(arguments.command, report, started)
+
+
+def _forged(arguments: argparse.Namespace, started: float) -> int:
+    code = 0
+    for name in [arguments.format] if arguments.format else forged.FORMATS:
+        report = forged.attack(
+            name, arguments.count, arguments.seed, arguments.first, arguments.tell
+        )
+        code |= show(f"forged {name}", report, started)
+    return code
 
 
 if __name__ == "__main__":

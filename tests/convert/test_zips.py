@@ -1,0 +1,22 @@
+"""Members of zips, read piece by piece."""
+
+import zlib
+from contextlib import closing
+
+import pytest
+
+from mmreplay.convert.zips import Deflated, Entry
+from mmreplay.errors import CorruptError
+from mmreplay.files import File
+
+
+def test_what_follows_the_end_of_a_deflated_stream_is_not_waited_for(tmp_path):
+    packer = zlib.compressobj(wbits=-15)
+    packed = packer.compress(b"abc") + packer.flush() + b"junk" * 10
+    (tmp_path / "x").write_bytes(packed)
+    entry = Entry("x", 8, 0, len(packed), 100, 0)
+    with closing(File.open(tmp_path / "x", None)) as file:
+        stream = Deflated(file, entry)
+        stream.read_into(memoryview(bytearray(2)))
+        with pytest.raises(CorruptError, match="its end after 2 bytes"):
+            stream.read_into(memoryview(bytearray(98)))

@@ -1,0 +1,75 @@
+"""Slices of ``python -m tools.torture forged``, and that it would notice."""
+
+from unittest import mock
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay.convert import arrays, zips
+from mmreplay.errors import FailedError
+from tools.torture import forged
+
+
+@pytest.mark.parametrize("format", forged.FORMATS)
+def test_no_file_that_was_tampered_with_is_taken_for_another(format):
+    report = forged.attack(format, 200, 21)
+    assert report.findings == {}, report.examples
+    assert report.states == 200
+    assert report.seen["CorruptError"] > 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", forged.FORMATS)
+def test_nothing_is_found_in_many_files(format):
+    report = forged.attack(format, 2000, 22)
+    assert report.findings == {}, report.examples
+
+
+@pytest.mark.parametrize("format", forged.FORMATS)
+def test_what_is_not_tampered_with_is_loaded(format, tmp_path):
+    for number, base in enumerate(forged.bases(format)):
+        place = tmp_path / str(number)
+        place.mkdir()
+        for name, data in base.files.items():
+            (place / name).write_bytes(data)
+        mr.load(place / next(iter(base.files)), place / "target")
+        if base.rows is not None:
+            assert forged._differences(place / "target", base.rows) == []
+
+
+def test_a_try_is_made_again_by_its_number():
+    base = forged.bases("npz")[0]
+    tries = [forged.tampered(base, np.random.default_rng([1, 0, 7])) for _ in range(2)]
+    assert tries[0] == tries[1]
+
+
+def unchecked(self):
+    """A stream that does not compare its checksum."""
+
+
+@pytest.mark.parametrize(
+    ("patch", "kind"),
+    [
+        ((arrays.Stored, "finish", unchecked), "other rows"),
+        ((mr.errors.CorruptError, "__str__", lambda self: "no"), "unnamed"),
+        ((zips, "parse", lambda file: [][0]), "escaped IndexError"),
+        ((zips, "parse", lambda file: bytearray(1 << 42)), "escaped MemoryError"),
+        ((zips, "parse", mock.Mock(side_effect=FailedError("x"))), "unexpected Fail"),
+    ],
+)
+def test_a_reader_that_does_wrong_is_noticed(patch, kind):
+    with mock.patch.object(*patch):
+        report = forged.attack("npz", 150, 3)
+    assert any(found.startswith(kind) for found in report.findings)
+
+
+def test_a_reader_that_hangs_or_leaves_something_is_noticed(monkeypatch):
+    def hang(file):
+        while True:
+            (file.path.parent / "litter").touch()
+
+    monkeypatch.setattr(forged, "TRY_S", 1)
+    monkeypatch.setattr(zips, "parse", hang)
+    found = forged.attack("npz", 1, 3).findings
+    assert {"escaped Late", "slow", "left over"} == set(found)
