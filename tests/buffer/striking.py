@@ -82,9 +82,8 @@ class Striker:
 
 def _finalizing(frame):
     """Whether an object is being given up, where nobody is told of what is raised."""
-    while frame is not None:
-        code = frame.f_code
-        if code.co_name == "__del__" or code.co_filename.endswith("/weakref.py"):
+    while frame.f_code.co_filename.startswith(PACKAGE):
+        if frame.f_code.co_name == "__del__":
             return True
         frame = frame.f_back
-    return False
+    return frame.f_code.co_filename.endswith("/weakref.py")
