@@ -105,7 +105,7 @@ class ReplayBuffer(RingBuffer):
             recent_data_steps,
             recent_data_ratio,
             with_replacement,
-            int(torch.randint(1 << 62, ())),
+            torch.initial_seed() % (1 << 62),
         )
         rule = ReturnRule(default_return, gamma, reward_clip)
         self._ignored, self._keep = num_earliest_frames_ignored, keep_episodic_info

@@ -293,8 +293,7 @@ class DataBuffer:
             Home(f"alf-{name}", path, resume), Options(told=False),
         )  # fmt: skip
         self._spec, self.name, self.device = data_spec, name, device
-        seed = int(torch.randint(1 << 62, ()))
-        self._random = np.random.default_rng(seed)
+        self._random = np.random.default_rng(torch.initial_seed() % (1 << 62))
 
     def __repr__(self) -> str:
         """Say where the data is."""
@@ -350,10 +349,6 @@ class DataBuffer:
 
     def _packed(self, columns: Mapping[str, NDArray[Any]]) -> Any:
         return pack(self._spec, columns, self.device)
-
-    def pop(self, n: int) -> None:
-        """Take out the earliest rows, n or as many as there are."""
-        self._ring.remove_up_to(n)
 
     def clear(self) -> None:
         """Give up all rows."""

@@ -259,8 +259,6 @@ def test_a_data_buffer_keeps_the_newest_rows():
     assert set(buffer.get_batch(100).reward.tolist()) == {8, 9, 10, 11}
     with refused("is not in the buffer"):
         buffer.get_batch_by_indices(torch.tensor([4]))
-    buffer.pop(3)
-    assert buffer.get_all().reward.tolist() == [11]
     buffer.clear()
     assert int(buffer.current_size) == 0
 

@@ -1,6 +1,8 @@
 """A buffer that is closed, or whose process died, goes on where it was."""
 
 import os
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -106,6 +108,32 @@ def test_states_that_do_not_fit_are_refused(tmp_path):
         ReplayBuffer(SPEC, 1, 4).state_dict()
     one.close()
     other.close()
+
+
+def test_the_page_about_alf_shows_what_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = Path(__file__).parents[3] / "docs" / "migrating" / "alf.md"
+    (block,) = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S)
+    names = {}
+    exec(compile(block, str(page), "exec"), names)
+    assert names["batch"].reward.shape == (32, 3)
+    assert names["goal"].shape == (32, 3, 8, 8)
+    assert (names["goal"] == 9).all()
+    names["buffer"].close()
+
+
+def test_seeds_of_torch_are_those_of_draws():
+    drawn = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        buffer = ReplayBuffer(SPEC, 1, 64)
+        counted(buffer, 64, 1)
+        drawn.append(buffer.get_batch(16, 2)[1].positions.tolist())
+        data = DataBuffer(SPEC.reward, 64)
+        data.add_batch(torch.arange(64.0))
+        drawn[-1] += data.get_batch(16).tolist()
+        buffer.close()
+    assert drawn[0] == drawn[1] != drawn[2]
 
 
 def test_the_folder_is_a_buffer_like_any_other(tmp_path):
