@@ -243,7 +243,8 @@ class ReplayBuffer(OpenBuffer):
 
         Returns:
             numpy arrays ``[batch_size, *shape]``; ``[batch_size, T, *shape]`` where
-            the sampler draws windows.
+            the sampler draws windows. Fewer where a sampler without replacement
+            ends an epoch, or another process overwrote what it drew.
 
         Raises:
             EmptyError: No step can be drawn yet.
