@@ -12,11 +12,15 @@ from contextlib import closing
 from pathlib import Path
 
 from mmreplay.convert import csv_sidecar
-from mmreplay.convert.base import Reader
+from mmreplay.convert.base import Reader, Writer
+from mmreplay.convert.csv_columns import refuse_unfit
 from mmreplay.convert.csv_plain import open_plain
 from mmreplay.convert.csv_reader import CsvReader
 from mmreplay.convert.csv_writer import CsvWriter
 from mmreplay.convert.description import Description
+from mmreplay.convert.skrl import check_layout
+from mmreplay.convert.skrl_csv import SkrlCsvWriter, deal
+from mmreplay.convert.skrl_read import meant
 from mmreplay.errors import SchemaError
 from mmreplay.files import File
 
@@ -28,7 +32,8 @@ def open_writer(
     overwrite: bool = False,
     force: bool = False,
     compression_level: int = 1,
-) -> CsvWriter:
+    layout: str | None = None,
+) -> Writer:
     """Make a csv file and its sidecar as a target.
 
     Args:
@@ -37,10 +42,14 @@ def open_writer(
         overwrite: Replace a file that is there.
         force: Write rows of more than 4,096 columns, as images make.
         compression_level: Of gzip, 0 to 9.
+        layout: ``"skrl"`` for a memory of skrl or rofunc, without a sidecar.
 
     Raises:
         SchemaError: A field is bfloat16, or there are too many columns.
     """
+    check_layout(layout)
+    if layout is not None:
+        return SkrlCsvWriter(target, description, overwrite, force)
     if compression_level not in range(10):
         raise SchemaError(
             f"compression_level: got {compression_level!r}, expected 0 to 9; leave it "
@@ -49,12 +58,27 @@ def open_writer(
     return CsvWriter(target, description, overwrite, force, compression_level)
 
 
+def planned(
+    description: Description,
+    *,
+    force: bool = False,
+    compression_level: int = 1,
+    layout: str | None = None,
+) -> None:
+    """Refuse what cannot be written; see `registry.planned`."""
+    check_layout(layout)
+    refuse_unfit(description.columns, force)
+
+
 def open_reader(
     path: Path,
     *,
     sidecar: bool = True,
     dtypes: Mapping[str, str] | None = None,
     allow_expansion: bool = False,
+    layout: str | None = None,
+    num_envs: int = 1,
+    cursor: int | None = None,
 ) -> Reader:
     """Open a csv file as a source, with its sidecar if it has one.
 
@@ -64,7 +88,14 @@ def open_reader(
         dtypes: Dtype name by field, of tables: otherwise numbers with a point are
             float64, and others int64.
         allow_expansion: Unpack a gzipped file of more than 1,000 times its size.
+        layout: ``"skrl"`` for a memory of skrl or rofunc; those named as they name
+            them are known.
+        num_envs: Environments of such a memory, whose rows stand in turns.
+        cursor: The oldest step of such a memory that is full.
     """
+    if meant(path, layout, cursor, num_envs if num_envs != 1 else None):
+        plain = open_plain(path, dtypes or {}, allow_expansion)
+        return deal(plain, num_envs, cursor)
     with closing(File.open(path, None)) as file:
         found = csv_sidecar.find(file) if sidecar else None
     if found is None:

@@ -98,6 +98,11 @@ class SkrlWriter(Writer):
             self.abort()
             raise
 
+    @property
+    def steps(self) -> int:
+        """Steps of the environment that has most."""
+        return int(self._counts.max())
+
     def _kinds(self, count: int) -> Kinds:
         lead = (count, self._description.num_envs)
         return {
@@ -145,7 +150,7 @@ class SkrlWriter(Writer):
     def finish(self) -> None:
         """See `Writer.finish`."""
         assert self._file is not None
-        steps = int(self._counts.max())
+        steps = self.steps
         for path, dtype in self._dtypes.items():
             self._fill(path, dtype, steps)
         plan = self._lay(self._kinds(steps))

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.convert.arrays import Column, Scan, refuse_wide
-from mmreplay.convert.base import Block, Notes, Reader, default_rows
+from mmreplay.convert.arrays import Column, Scan
+from mmreplay.convert.base import Block, Notes, Reader
+from mmreplay.convert.dealt import DealtReader
 from mmreplay.convert.description import TAKEN, Description
-from mmreplay.convert.ends import Marks
-from mmreplay.convert.plain import ROLE_NAMES, Plain
+from mmreplay.convert.plain import ROLE_NAMES, PlainReader
 from mmreplay.convert.skrl import NAME, check_layout, is_float
 from mmreplay.errors import SchemaError, SourceError
 from mmreplay.files import File
@@ -35,8 +35,8 @@ def meant(path: Path, layout: str | None, *options: int | None) -> bool:
     named = layout == NAME or THEIRS.fullmatch(path.name) is not None
     if not named and any(option is not None for option in options):
         raise SchemaError(
-            f"size and cursor: got one without layout={NAME!r}, expected both; they "
-            "tell of memories of skrl and rofunc"
+            f"size, num_envs and cursor: got one without layout={NAME!r}, expected "
+            "both; they tell of memories of skrl and rofunc"
         )
     return named
 
@@ -74,32 +74,24 @@ class SkrlReader(Reader):
                 full: the oldest one.
         """
         self.report = notes
-        self._file = file
         self._length, self._num_envs = _common(columns, file)
         self._columns = {
             name: _flat(name, column)
             for name, column in columns.items()
             if name not in TAKEN
         }
-        kinds = {n: (c.dtype, c.shape[1:]) for n, c in self._columns.items()}
-        self._plain = Plain(kinds, notes)
-        self._start = self._checked("cursor", cursor, self._length - 1) or 0
+        start = self._checked("cursor", cursor, self._length - 1) or 0
         size = self._checked("size", size, self._length)
         stop = np.full(self._num_envs, self._length if size is None else size)
         if size is None and cursor is None:
             stop = self._written()
-        if self._start and (stop < self._length).any():
+        if start and (stop < self._length).any():
             raise SchemaError(
                 f"cursor: got {cursor} for a memory with {int(stop.min())} of "
                 f"{self._length} steps, expected a full one; leave it out"
             )
-        self._description = Description(
-            schema=self._plain.schema,
-            first=np.zeros(self._num_envs, np.int64),
-            stop=stop.astype(np.int64),
-            capacity=max(1, self._length),
-        )
-        refuse_wide(self._description.row_nbytes, file.path)
+        plain = PlainReader(file, self._columns, notes)
+        self._dealt = DealtReader(plain, stop.astype(np.int64), start)
         self._tell(size, cursor)
 
     def _checked(self, what: str, number: int | None, most: int) -> int | None:
@@ -121,26 +113,18 @@ class SkrlReader(Reader):
             return np.full(self._num_envs, self._length)
         stop = np.zeros(self._num_envs, np.int64)
         nbytes = sum(column.row_nbytes for column in floats.values())
-        for number, found in self._scan(floats, max(1, SCAN_NBYTES // nbytes)):
+        count, done = self._length * self._num_envs, 0
+        for found in Scan(floats, max(1, SCAN_NBYTES // nbytes), count).blocks():
             empty = np.logical_and.reduce(
                 [is_nan(found[name], floats[name].dtype) for name in floats]
             )
-            np.maximum.at(stop, number[~empty] % self._num_envs,
-                          number[~empty] // self._num_envs + 1)  # fmt: skip
+            number = np.flatnonzero(~empty) + done
+            np.maximum.at(stop, number % self._num_envs, number // self._num_envs + 1)
+            done += len(empty)
         return stop
 
-    def _scan(
-        self, columns: Mapping[str, Column], rows: int
-    ) -> Iterator[tuple[Ids, dict[str, NDArray[np.generic]]]]:
-        """Blocks with the numbers of their rows: step by step, in file order."""
-        done, count = 0, self._length * self._num_envs
-        for found in Scan(columns, rows, count).blocks():
-            size = min(rows, count - done)
-            yield np.arange(done, done + size), found
-            done += size
-
     def _tell(self, size: int | None, cursor: int | None) -> None:
-        report, steps = self.report, self._description.stop
+        report, steps = self.report, self._dealt.describe().stop
         report.note(
             f"skrl's layout: {self._num_envs} environments of {self._length:,} steps"
         )
@@ -156,39 +140,15 @@ class SkrlReader(Reader):
 
     def describe(self) -> Description:
         """See `Reader.describe`."""
-        return self._description
+        return self._dealt.describe()
 
     def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
         """See `Reader.blocks`."""
-        rows = rows_per_block or default_rows(self._description)
-        used = {path: self._columns[path] for path in self._plain.schema.paths}
-        marks = Marks(self._num_envs)
-        # From the oldest step on, and then those before it in the file.
-        turns = ((self._start, self._length), (0, self._start))
-        for first, stop in turns[: 2 if self._start else 1]:
-            for numbers, found in self._scan(used, rows):
-                steps, env_ids = np.divmod(numbers, self._num_envs)
-                kept = (steps >= first) & (steps < stop)
-                kept &= steps < self._description.stop[env_ids]
-                if kept.any():
-                    part = {path: found[path][kept] for path in used}
-                    positions = (steps[kept] - self._start) % max(1, self._length)
-                    yield self._block(part, env_ids[kept], positions, marks)
-
-    def _block(
-        self, found: dict[str, NDArray[np.generic]], env_ids: Ids, positions: Ids,
-        marks: Marks,
-    ) -> Block:  # fmt: skip
-        columns, terminated, truncated = self._plain.take(found)
-        flags = np.zeros(len(env_ids), np.uint8)
-        for env_id in np.unique(env_ids).tolist():
-            rows = env_ids == env_id
-            flags[rows] = marks.mark(env_id, terminated[rows], truncated[rows])
-        return Block(columns, env_ids, positions, flags)
+        return self._dealt.blocks(rows_per_block)
 
     def close(self) -> None:
         """See `Reader.close`."""
-        self._file.close()
+        self._dealt.close()
 
 
 def _common(columns: Mapping[str, Column], file: File) -> tuple[int, int]:

@@ -35,6 +35,7 @@ WAYS = {
 }
 ONE_WAY = {
     "skrl": ("b.pt", {"layout": "skrl"}),
+    "skrl csv": ("b.csv", {"layout": "skrl"}),
     "velora": ("b", {"layout": "velora", "format": "safetensors"}),
 }
 CALLS = (

@@ -1,0 +1,143 @@
+"""Memories of skrl and rofunc as csv: step by step, every environment in turn.
+
+The header says ``<name>.<i>``, sorted by name; booleans are ``True`` and ``False``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as compute
+import pyarrow.csv as arrow
+
+from mmreplay import files
+from mmreplay.convert import npz, skrl
+from mmreplay.convert.base import Block, Notes, Reader, Writer
+from mmreplay.convert.csv_columns import Cells, refuse_unfit
+from mmreplay.convert.dealt import DealtReader, dealt
+from mmreplay.convert.description import Description
+from mmreplay.convert.npz import NpzPlan
+from mmreplay.convert.skrl import SkrlWriter
+from mmreplay.convert.staging import Staging
+from mmreplay.errors import SchemaError
+from mmreplay.files import File
+
+
+class SkrlCsvWriter(Writer):
+    """Writes such a file; see `Writer`.
+
+    Rows come environment by environment and go step by step: in between they lie as
+    arrays in a file beside the target.
+    """
+
+    def __init__(
+        self, target: Path, description: Description, overwrite: bool, force: bool
+    ) -> None:
+        self.nbytes = 0
+        fields = description.schema.fields
+        kinds = {
+            path: (fields[path].dtype, (int(np.prod(fields[path].shape)),))
+            for path in sorted(fields)
+        }
+        refuse_unfit(kinds, force)
+        if target.name.lower().endswith(".gz"):
+            raise SchemaError(
+                f"{target}: got a name that is to be gzipped, expected .csv in skrl's "
+                "layout; pack it afterwards"
+            )
+        self._cells = Cells(kinds)
+        self._file: File | None = None
+        self._spool: SkrlWriter | None = None
+        self._between = target.with_name(f"tmp-rows-{target.name}")
+        self._staging = Staging(target, overwrite=overwrite)
+        try:
+            self._spool = SkrlWriter(self._between, description, NpzPlan, True)
+            self._file = self._staging.open(0)
+        except BaseException:
+            self.abort()
+            raise
+        self.notes: Notes = self._spool.notes
+
+    def write(self, block: Block) -> None:
+        """See `Writer.write`."""
+        assert self._spool is not None
+        self._spool.write(block)
+
+    def finish(self) -> None:
+        """See `Writer.finish`."""
+        assert self._spool is not None
+        assert self._file is not None
+        end = self._put(self._cells.header(), 0)
+        steps = self._spool.steps
+        self._spool.finish()
+        if steps:
+            reader = npz.open_reader(self._between, layout=skrl.NAME, size=steps)
+            with reader:
+                for block in reader.blocks():
+                    end = self._put(self._text(block), end)
+        self._file.close()
+        files.remove_tree(self._between)
+        self.nbytes = self._staging.publish()
+
+    def _text(self, block: Block) -> memoryview:
+        names = self._cells.kinds
+        columns = {name: block.columns[name].reshape(len(block), -1) for name in names}
+        batch = self._cells.encode(columns, slice(None))
+        cells = [
+            compute.if_else(cell, "True", "False") if cell.type == pa.bool_() else cell
+            for cell in batch.columns
+        ]
+        batch = pa.RecordBatch.from_arrays(cells, batch.schema.names)
+        sink = pa.BufferOutputStream()
+        options = arrow.WriteOptions(include_header=False, quoting_style="none")
+        arrow.write_csv(batch, sink, options)
+        return memoryview(sink.getvalue())
+
+    def _put(self, data: bytes | memoryview, end: int) -> int:
+        assert self._file is not None
+        self._file.pwrite(data, end)
+        return end + len(data)
+
+    def abort(self) -> None:
+        """See `Writer.abort`."""
+        if self._spool is not None:
+            self._spool.abort()
+        if self._file is not None:
+            self._file.close()
+            files.remove_tree(self._between)
+        self._staging.abort()
+
+
+def deal(reader: Reader, num_envs: int, cursor: int | None = None) -> Reader:
+    """The rows of a table as steps that environments took in turns.
+
+    Args:
+        reader: Of one environment; closed with what is returned.
+        num_envs: Environments.
+        cursor: The oldest step, of a memory that was full.
+
+    Raises:
+        SchemaError: A number is not legal.
+    """
+    rows = reader.describe().rows
+    if type(num_envs) is not int or not 1 <= num_envs <= max(1, rows):
+        raise SchemaError(
+            f"num_envs: got {num_envs!r} for {rows} rows, expected an integer in "
+            f"[1, {max(1, rows)}], the environments that the memory was of"
+        )
+    steps = rows // num_envs
+    if cursor is not None and (
+        type(cursor) is not int or not 0 <= cursor < steps or rows % num_envs
+    ):
+        raise SchemaError(
+            f"cursor: got {cursor!r} for {rows} rows of {num_envs} environments, "
+            f"expected an integer in [0, {steps}) and whole steps; leave it out"
+        )
+    if cursor is None:
+        reader.report.doubt(
+            "rows were taken to be in the order of time: had the memory been full, it "
+            "would begin at a later one; tell its oldest step by cursor="
+        )
+    return DealtReader(reader, dealt(rows, num_envs), cursor or 0)
