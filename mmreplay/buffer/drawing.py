@@ -128,7 +128,9 @@ class Drawing:
         What was given up since is not copied at all: transforms know no such row.
         """
         draw, moment = drawn.draw, drawn.moment
-        gone = self._stale(draw, moment)
+        now, gone = self._view.moment, None
+        if now[0] is not moment[0] or now[1] is not moment[1]:
+            gone = self._stale(draw, moment)
         if drawn.view is not self._view:
             # Made anew, as another ring, which holds what was alive and no more.
             fallen = _oldest(draw) < self._view.span.first[draw.env_ids]

@@ -20,7 +20,7 @@ from time import perf_counter
 from typing import Any
 
 from mmreplay.batch import Batch
-from mmreplay.buffer.drawing import Drawn
+from mmreplay.buffer.drawing import Drawing, Drawn
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import FailedError
 from mmreplay.samplers.base import Sampler, State, View
@@ -40,7 +40,8 @@ class Entry:
 
     Attributes:
         state: The sampler's, before the draw; None where that failed.
-        drawn: The draw; None where it failed.
+        drawn: The draw; None where it failed, and when it is done.
+        drawing: What it was drawn with.
         nbytes: What it is read from.
         asked: The disk was asked for it.
         result: What the learner is to have.
@@ -48,11 +49,14 @@ class Entry:
         done: One of both is there.
     """
 
-    __slots__ = ("asked", "done", "drawn", "error", "nbytes", "result", "state")
+    __slots__ = (
+        "asked", "done", "drawing", "drawn", "error", "nbytes", "result", "state",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.state: State | None = None
         self.drawn: Drawn | None = None
+        self.drawing: Drawing | None = None
         self.nbytes = 0
         self.asked = self.done = False
         self.result: Any = None
@@ -154,12 +158,15 @@ class Prefetcher:
         with self._turn:
             if not self._entries and self._drawing and self._failed is None:
                 self._draw()
-                self._read_ahead()
+                if self._rests:
+                    self._rests -= 1
+                else:
+                    self._read_ahead()
             if not self._pending or self._pending[0] is not self._entries[0]:
                 return bool(self._entries) and self._entries[0].done
             entry = self._pending.popleft()
         try:
-            with self._recycler.serving():
+            with self._recycler:
                 self._gather(entry, Exception)
         except BaseException:
             # Ctrl-C: it is made when the learner asks again.
@@ -220,7 +227,7 @@ class Prefetcher:
 
     def run(self) -> None:
         """What each thread does."""
-        with self._recycler.serving():
+        with self._recycler:
             while not self._stop:
                 entry = self._next()
                 if entry is not None:
@@ -265,7 +272,8 @@ class Prefetcher:
                     self._tell()
                     return
                 entry.state = self.sampler.state_dict()
-                entry.drawn = reading.drawing.ahead(self.sampler, self._batch_size)
+                entry.drawing = reading.drawing
+                entry.drawn = entry.drawing.ahead(self.sampler, self._batch_size)
             self._pending.append(entry)
             self._entries.append(entry)
         except BaseException as error:
@@ -314,23 +322,25 @@ class Prefetcher:
             entry.result = self._send(self._finished(entry))
         except caught as error:
             entry.error = error
-        with self._turn:
-            if entry.asked:
+        if entry.asked:
+            with self._turn:
                 self._asked_nbytes -= entry.nbytes
-        entry.drawn = None
+        entry.drawn = entry.drawing = None
         entry.done = True
         self._tell()
 
     def _finished(self, entry: Entry) -> Batch:
         """The data of a draw, also where the buffer is made anew meanwhile."""
         assert entry.drawn is not None
+        drawing = entry.drawing
         while True:
-            drawing = self._buffer.reading.drawing
+            assert drawing is not None
             try:
                 return drawing.finish(self.sampler, entry.drawn)
             except FailedError:
                 # Another thread followed a resize, and closed what this one read.
-                if self._buffer.closed or self._buffer.reading.drawing is drawing:
+                former, drawing = drawing, self._buffer.reading.drawing
+                if drawing is former:
                     raise
 
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -103,18 +102,16 @@ class Recycler:
             pool.insert(0, fresh)
         return fresh
 
-    @contextmanager
-    def serving(self) -> Iterator[None]:
-        """Meanwhile give this thread arrays whichever recycler it asks.
+    def __enter__(self) -> None:
+        """Give this thread arrays whichever recycler it asks, until the exit.
 
         So who gathers ahead has memory of its own kind, and of its own number.
         """
-        before = getattr(_serving, "recycler", None)
         _serving.recycler = self
-        try:
-            yield
-        finally:
-            _serving.recycler = before
+
+    def __exit__(self, *_: object) -> None:
+        """Let others give it arrays again."""
+        _serving.recycler = None
 
     def clear(self) -> None:
         """Keep nothing; what was handed out stays as it is."""

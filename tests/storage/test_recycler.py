@@ -63,7 +63,7 @@ def test_another_recycler_may_serve_a_thread():
         return np.empty(shape, dtype)
 
     asked, other = Recycler(), Recycler(max_arrays=2, make=make)
-    with other.serving():
+    with other:
         held = [asked.empty((8,), UINT8) for _ in range(3)]
         assert other.nbytes == 2 * 8
         elsewhere = []
