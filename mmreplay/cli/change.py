@@ -9,6 +9,7 @@ import typer
 from mmreplay.cli import show
 from mmreplay.cli.options import (
     BufferPath,
+    Envs,
     Json,
     Yes,
     check_env,
@@ -19,10 +20,7 @@ from mmreplay.cli.options import (
 
 def clear(
     path: BufferPath,
-    env: Annotated[
-        list[int] | None,
-        typer.Option("--env", help="Only this environment; repeat it for more."),
-    ] = None,
+    env: Envs = None,
     yes: Yes = False,
     json: Json = False,
 ) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmreplay.cli import show
-from mmreplay.cli.options import Json, parse_count, usage_error
+from mmreplay.cli.options import Envs, Json, parse_count, usage_error
 
 if TYPE_CHECKING:
     from mmreplay.convert.base import Reader, Report
@@ -47,10 +47,6 @@ Fields = Annotated[
         help="Only these fields or subtrees, separated by commas.",
     ),
 ]  # fmt: skip
-Envs = Annotated[
-    list[int] | None,
-    typer.Option("--env", help="Only this environment; repeat it for more."),
-]
 Episodes = Annotated[
     str | None,
     typer.Option(

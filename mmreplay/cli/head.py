@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmreplay.cli import show
-from mmreplay.cli.options import BufferPath, Json, check_env, parse_count
+from mmreplay.cli.options import (
+    BufferPath,
+    Json,
+    check_env,
+    parse_count,
+    parse_integer,
+)
 from mmreplay.errors import EmptyError
 
 if TYPE_CHECKING:
@@ -25,7 +31,12 @@ def head(
     rows: Annotated[
         int, typer.Option("--rows", "-n", parser=parse_count, metavar="N", help="Rows.")
     ] = 5,
-    env: Annotated[int, typer.Option("--env", help="The environment.")] = 0,
+    env: Annotated[
+        int,
+        typer.Option(
+            "--env", parser=parse_integer, metavar="N", help="The environment."
+        ),
+    ] = 0,
     newest: Annotated[
         bool, typer.Option("--newest", help="The newest rows, not the oldest.")
     ] = False,

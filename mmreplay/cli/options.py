@@ -29,6 +29,14 @@ def parse_count(given: object) -> int:
     return int(plain) if plain.isdigit() else int(value)
 
 
+def parse_integer(given: object) -> int:
+    """Read a whole number of either sign."""
+    try:
+        return int(str(given).replace(",", ""))
+    except ValueError:
+        raise typer.BadParameter(f"got {given!r}, expected an integer") from None
+
+
 def usage_error(message: str) -> Exception:
     """What typer raises for a wrong command line, told without a prefix."""
     # typer carries its own copy of click in some versions, so that the class is
@@ -54,6 +62,13 @@ NumEnvs = Annotated[
     typer.Option(
         "--num-envs", parser=parse_count, metavar="N", help="Environments.",
         show_default=False,
+    ),
+]  # fmt: skip
+Envs = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--env", parser=parse_integer, metavar="N", show_default=False,
+        help="Only this environment; repeat it for more.",
     ),
 ]  # fmt: skip
 

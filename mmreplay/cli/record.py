@@ -12,7 +12,14 @@ from typing import Annotated, Any
 import typer
 
 from mmreplay.cli import show
-from mmreplay.cli.options import BufferPath, Json, NumEnvs, parse_count, usage_error
+from mmreplay.cli.options import (
+    BufferPath,
+    Json,
+    NumEnvs,
+    parse_count,
+    parse_integer,
+    usage_error,
+)
 
 RESUMES = ("break", "truncate", "continue")
 
@@ -39,8 +46,11 @@ Capacity = Annotated[
 ]  # fmt: skip
 Seed = Annotated[
     int | None,
-    typer.Option("--seed", help="Of environments and actions.", show_default=False),
-]
+    typer.Option(
+        "--seed", parser=parse_integer, metavar="N", show_default=False,
+        help="Of environments and actions.",
+    ),
+]  # fmt: skip
 PolicyName = Annotated[
     str | None,
     typer.Option(

@@ -70,6 +70,13 @@ def test_a_newer_version_is_refused(cli, path):
         (["record", "E", "x"], "Missing option '--steps'"),
         (["record", "E", "x", "--steps", "0"], "expected at least 1"),
         (["record", "E", "x", "--steps", "9", "--seed", "-1"], "--seed: got -1"),
+        (
+            ["record", "E", "x", "--steps", "9", "--seed", "y"],
+            "got 'y', expected an int",
+        ),
+        (["head", "x", "--env", "y"], "got 'y', expected an integer"),
+        (["clear", "x", "--env", "1.5"], "got '1.5', expected an integer"),
+        (["convert", "x", "y.npz", "--env", "y"], "got 'y', expected an integer"),
         (["record", "E", "x", "--steps", "9", "--on-resume", "no"], "expected one of"),
         (["record", "E", "x", "--steps", "9", "--policy", "a"], "expected MODULE:NAME"),
         (["record", "E", "x", "--steps", "9", "--policy", "no_such:f"], "no_such"),
