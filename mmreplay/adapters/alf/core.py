@@ -164,6 +164,7 @@ class Core:
             with refusing():
                 whole = columns | self._log.columns(ids, positions, columns)
                 given = None if env_ids is None else ids
+                self._log.cut(self.buffer, ids, columns)
                 self.buffer.add(unflatten(whole), env_ids=given)
                 self._log.added(self.buffer, ids, positions, whole)
             self._turn.notify_all()

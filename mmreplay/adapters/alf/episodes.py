@@ -123,10 +123,22 @@ class Log:
         self._zero = np.zeros(num_envs, np.int64)
         # The next row is the first that is known of its environment.
         self._fresh = np.ones(num_envs, bool)
+        # The newest row is LAST, or there is none.
+        self._over = np.ones(num_envs, bool)
 
     def forget(self, env_ids: Ids) -> None:
         """Let the next rows begin episodes, whatever their type."""
-        self._fresh[env_ids] = True
+        self._fresh[env_ids] = self._over[env_ids] = True
+
+    def cut(
+        self, buffer: ReplayBuffer, env_ids: Ids, columns: Mapping[str, NDArray[Any]]
+    ) -> None:
+        """Tell the buffer of FIRST rows to be added that no LAST one came before."""
+        if self.names.step_type is not None:
+            first = columns[self.names.step_type] == FIRST
+            torn = env_ids[first & ~self._over[env_ids]]
+            if len(torn):
+                buffer.cut(torn)
 
     def break_off(self, buffer: ReplayBuffer) -> None:
         """Turn the newest row of every environment into a LAST one.
@@ -140,7 +152,8 @@ class Log:
                 self.names.step_type, env_ids, positions,
                 np.full(len(env_ids), LAST, buffer.schema[self.names.step_type].numpy),
             )  # fmt: skip
-        self._fresh[:] = True
+        buffer.cut()
+        self.forget(np.arange(len(self._fresh)))
 
     def columns(
         self, env_ids: Ids, positions: Ids, columns: Mapping[str, NDArray[Any]]
@@ -183,10 +196,13 @@ class Log:
             positions: int64 ``[B]``.
             columns: All that was stored of them.
         """
+        self._fresh[env_ids] = False
+        if self.names.step_type is not None:
+            self._over[env_ids] = columns["terminated"] | columns["truncated"]
         if not self._keep:
             return
         before = self._zero[env_ids]
-        self._begin[env_ids], self._fresh[env_ids] = columns[BEGIN], False
+        self._begin[env_ids] = columns[BEGIN]
         if ZERO in columns:
             self._zero[env_ids] = columns[ZERO]
         if self._rule is None or self.names.discount is None:
@@ -215,8 +231,8 @@ class Log:
 def last_rows(buffer: ReplayBuffer, env_ids: Ids, positions: Ids) -> Ids:
     """Newest rows alive of the episodes that rows are of, int64 of their shape.
 
-    The buffer's index tells them where every FIRST row follows a LAST one. Where it is
-    mistaken, they are found by bisection: beginnings grow along a ring.
+    The buffer's index tells them where every row after a LAST one is FIRST. Where it
+    is mistaken, they are found by bisection: beginnings grow along a ring.
     """
     ids, rows = env_ids.reshape(-1), positions.reshape(-1)
     begins = buffer.get_field(BEGIN, ids, rows)

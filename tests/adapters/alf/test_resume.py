@@ -4,6 +4,7 @@ import os
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -138,15 +139,17 @@ def test_seeds_of_torch_are_those_of_draws():
 
 def test_the_folder_is_a_buffer_like_any_other(tmp_path):
     buffer = episodic(tmp_path / "b")
-    story(buffer, "F1/0 M1/1 L0/2 F1/3 L1/4")
+    # The last episode is begun without a LAST row before it.
+    story(buffer, "F1/0 M1/1 L0/2 F1/3 L1/4 F1/5 M1/6 F1/7")
     buffer.close()
+    assert mr.verify_buffer(tmp_path / "b").ok
     with mr.ReplayBuffer.open(tmp_path / "b") as plain:
         episodes = plain.episodes.episodes(0)
-        assert episodes.lengths.tolist() == [3, 2]
-        found = plain.get_field("terminated", 0, range(5)).tolist()
-        assert found == [False, False, True, False, False]
-        found = plain.get_field("truncated", 0, range(5)).tolist()
-        assert found == [False] * 4 + [True]
+        assert episodes.lengths.tolist() == [3, 2, 2, 1]
+        found = plain.get_field("terminated", 0, range(8))
+        assert np.flatnonzero(found).tolist() == [2]
+        found = plain.get_field("truncated", 0, range(8))
+        assert np.flatnonzero(found).tolist() == [4, 6]
         assert plain.schema.role("reward") == "step/reward"
         batch = plain.sample(4)
         assert batch["step/observation/image"].shape == (4, 2, 2)
