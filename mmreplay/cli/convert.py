@@ -93,7 +93,7 @@ Given = Annotated[
     list[str] | None,
     typer.Option(
         "--option", "-o", metavar="NAME=VALUE", show_default=False,
-        help="An option of either format; repeat it for more.",
+        help="An option of either format, or of one: from.NAME, to.NAME; repeat it.",
     ),
 ]  # fmt: skip
 

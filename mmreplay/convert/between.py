@@ -42,6 +42,8 @@ def chosen(reader: Reader, choice: Choice) -> Reader:
 def share(source: Format, target: Format, options: Options) -> tuple[Options, Options]:
     """Give each option to the side, or sides, that take it.
 
+    One that is named ``from.<name>`` or ``to.<name>`` goes to that side alone.
+
     Raises:
         SchemaError: Neither takes one of them.
     """
@@ -49,19 +51,21 @@ def share(source: Format, target: Format, options: Options) -> tuple[Options, Op
         side: set(registry.options_of(each, side)) - set(CHOSEN)
         for each, side in ((source, "open_reader"), (target, "open_writer"))
     }
-    for name in options:
-        if not any(name in names for names in legal.values()):
+    taken: dict[str, Options] = {side: {} for side in legal}
+    for given, value in options.items():
+        only, _, name = given.rpartition(".")
+        sides = {"from": ["open_reader"], "to": ["open_writer"]}.get(only, [*legal])
+        sides = [side for side in sides if name in legal[side]]
+        for side in sides:
+            taken[side][name] = value
+        if not sides or only not in ("", "from", "to"):
             known = sorted(set().union(*legal.values()))
             raise SchemaError(
-                f"option {name!r}: got one that neither {source.name!r} as a source "
+                f"option {given!r}: got one that neither {source.name!r} as a source "
                 f"nor {target.name!r} as a target takes, expected "
                 f"{', '.join(known) or 'none'}; {registry.who_takes(name)}"
             )
-    reading, writing = (
-        {name: value for name, value in options.items() if name in names}
-        for names in legal.values()
-    )
-    return reading, writing
+    return taken["open_reader"], taken["open_writer"]
 
 
 def write_target(

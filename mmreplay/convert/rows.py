@@ -174,7 +174,7 @@ def open_writer(
     overwrite: bool = False,
     capacity: int | None = None,
     engine: Engine = "memmap",
-    layout: Layout | None = None,
+    ring_layout: Layout | None = None,
     priorities: str | None = None,
 ) -> BufferWriter:
     """Make a new buffer as a target.
@@ -186,7 +186,7 @@ def open_writer(
         capacity: Rows per environment; the source's by default. Of more rows the
             newest stay.
         engine: ``"memmap"``.
-        layout: The source's by default.
+        ring_layout: How rows lie in its files; the source's by default.
         priorities: Name that the source's priorities are stored under; the one they
             had by default.
     """
@@ -197,7 +197,7 @@ def open_writer(
                 "expected None; export them with priorities=, or leave it out"
             )
         description = replace(description, priorities=priorities)
-    metadata = _metadata(description, capacity, engine, layout)
+    metadata = _metadata(description, capacity, engine, ring_layout)
     return BufferWriter(
         lifecycle.absolute(os.fspath(target)), description, metadata, overwrite
     )
@@ -208,11 +208,11 @@ def planned(
     *,
     capacity: int | None = None,
     engine: Engine = "memmap",
-    layout: Layout | None = None,
+    ring_layout: Layout | None = None,
     priorities: str | None = None,
 ) -> int:
     """Bytes that the rows take on disk; see `registry.planned`."""
-    metadata = _metadata(description, capacity, engine, layout)
+    metadata = _metadata(description, capacity, engine, ring_layout)
     kept = np.minimum(description.stop - description.first, metadata.ring.capacity)
     return int(kept.sum()) * description.schema.row_nbytes
 

@@ -123,6 +123,22 @@ def test_mistakes_are_one_line_and_an_exit_code(
     assert pytest.RaisesExc(Exception, match=message).matches(Exception(err))
 
 
+def test_an_option_goes_to_one_side_where_it_says_so(cli, tmp_path):
+    size = {"states": np.zeros((5, 2, 3)), "rewards": np.zeros((5, 2, 1))}
+    np.savez(tmp_path / "theirs.npz", **size)
+    both = [tmp_path / "theirs.npz", tmp_path / "ours.npz"]
+    options = ["-o", "from.layout=skrl", "-o", "from.size=4"]
+    assert cli(*both, *options)[0] == 0
+    with np.load(tmp_path / "ours.npz") as found:
+        assert found["states"].shape == (8, 3)
+        assert "_env_id" in found
+    assert cli(both[0], tmp_path / "b", "-o", "layout=skrl", "-o", "size=4")[0] == 0
+    for wrong in ("to.size=4", "x.layout=skrl", "from.colour=1"):
+        code, _, err = cli(*both, "--overwrite", *options, "-o", wrong)
+        assert code == 3
+        assert f"option '{wrong.partition('=')[0]}': got one that neither" in err
+
+
 def test_a_damaged_file_exits_with_1_and_names_it(cli, source, tmp_path):
     path = tmp_path / "a.npz"
     cli(source, path)
