@@ -143,7 +143,8 @@ class File:
         try:
             file.fd = disk.open(path, os.O_RDWR if writable else os.O_RDONLY)
         except FileNotFoundError as error:
-            raise CorruptError(f"{path} is missing, expected a file") from error
+            told = "is missing, expected a file; restore it from a copy"
+            raise CorruptError(f"{path} {told}") from error
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
                 raise _irregular(path) from error
@@ -285,9 +286,8 @@ class File:
         """Give the descriptor back, and the mapping to whoever looks at it still."""
         if self.fd >= 0:
             # Forgotten first: closing a number twice closes somebody else's file.
-            fd, self.fd = self.fd, -1
+            fd, self.fd, self._mapping = self.fd, -1, None
             disk.close(fd)
-        self._mapping = None
 
     def __del__(self) -> None:
         """Give back what Ctrl-C kept from being closed."""
