@@ -219,7 +219,8 @@ class Memory(Rows):
         """Write the samples that are there, oldest first.
 
         The file is ``<directory>/memories/<time>_memory_<id>.<format>``, whole or not
-        there. pt and npz are laid out as skrl does, ``[steps, num_envs, *size]`` each.
+        there, laid out as skrl does: ``[steps, num_envs, *size]`` each, and a line a
+        sample in csv.
 
         Args:
             directory: ``export_directory`` by default.
@@ -240,8 +241,7 @@ class Memory(Rows):
                 files.make_folder(place, exist_ok=True)
         now = datetime.datetime.now().strftime("%y-%m-%d_%H-%M-%S-%f")
         name = f"{now}_memory_{hex(id(self))}.{format}"
-        options: dict[str, Any] = {} if format == "csv" else {"layout": "skrl"}
-        export(self.ring, folder / name, **options)
+        export(self.ring, folder / name, layout="skrl")
 
     def _export(self) -> None:
         self.save(self.export_directory, self.export_format)
@@ -259,7 +259,9 @@ class Memory(Rows):
         """
         suffix = Path(path).suffix.removeprefix(".")
         check_format(suffix)
-        options: dict[str, object] = {} if suffix == "csv" else {"layout": "skrl"}
+        options: dict[str, object] = {"layout": "skrl"}
+        if suffix == "csv":
+            options["num_envs"] = self.num_envs
         source = Path(path).absolute()
         found = registry.source_format(source, None)
         with open_source(source, found, options) as reader:

@@ -8,7 +8,7 @@ import torch
 
 from mmreplay.adapters import rofunc, skrl
 from mmreplay.errors import EmptyError, SchemaError, StaleError
-from tests.adapters.memory_oracle import NAMES, Oracle, assert_same, declared, samples
+from tests.adapters.memory_oracle import NAMES, Oracle, declared, samples
 
 
 @pytest.mark.parametrize("kind", [skrl.RandomMemory, rofunc.RandomMemory])
