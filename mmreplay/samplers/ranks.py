@@ -75,9 +75,14 @@ def rank_edges(view: View) -> Ids:
     Returns:
         int64 ``[E + 1]``.
     """
-    first = view.starts.first
-    edges = legal_before(view, np.arange(len(first)), first)
-    return np.append(edges, num_legal(view))
+    starts = view.starts
+    edges = np.zeros(len(starts.first) + 1, np.int64)
+    if view.num_illegal == 0:
+        np.cumsum(starts.lengths, out=edges[1:])
+    else:
+        edges[:-1] = legal_before(view, np.arange(len(starts.first)), starts.first)
+        edges[-1] = num_legal(view)
+    return edges
 
 
 class StretchView(Protocol):

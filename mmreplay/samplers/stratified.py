@@ -34,7 +34,7 @@ class StratifiedSampler:
 
     def draw(self, view: View, batch_size: int) -> Draw:
         """Draw a batch; see `Sampler.draw`."""
-        edges = rank_edges(view)
+        starts, edges = view.starts, rank_edges(view)
         counts = np.diff(edges)
         some = np.flatnonzero(counts)
         if len(some) == 0:
@@ -52,7 +52,10 @@ class StratifiedSampler:
         # The product of a number below 1 can round up to the count.
         offsets = (parts * counts[env_ids]).astype(np.int64)
         offsets = np.minimum(offsets, counts[env_ids] - 1)
-        _, positions = view.start_at(edges[env_ids] + offsets)
+        if view.num_illegal:
+            _, positions = view.start_at(edges[env_ids] + offsets)
+        else:
+            positions = starts.first[env_ids] + offsets
         key = self._random.key(self._step)
         self._step += 1
         probabilities = 1.0 / (len(some) * counts[env_ids])

@@ -198,8 +198,13 @@ class WindowView:
             shape, where episodes begin.
         """
         steps, offsets = self._steps, np.arange(-self._shape.before, self._shape.after)
-        begin, stop, before = steps.at_positions(env_ids, positions)
         around: Ids = positions[:, None] + offsets
+        if self._view.num_illegal == 0:
+            # Every row is a step, and the next one follows it.
+            ids = np.repeat(env_ids, len(offsets))
+            flags = self._view.flags(ids, around.reshape(-1)) & START
+            return around, flags.reshape(around.shape) != 0
+        begin, stop, before = steps.at_positions(env_ids, positions)
         fresh = np.zeros(around.shape, bool)
         # Most windows stay within an episode, where steps follow each other.
         leaves = np.flatnonzero((around[:, 0] < begin) | (around[:, -1] >= stop))
