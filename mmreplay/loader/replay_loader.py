@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from torch import device as Device
 
 READ_AHEAD_NBYTES = 64 << 20
+DROPPED_S = 5.0
+"""What the threads of a loader that was dropped are waited for: who collects garbage
+may hold what they wait for."""
 
 
 class ReplayLoader:
@@ -151,6 +154,9 @@ class ReplayLoader:
             forks.started(self._work)
         self._work.begin()
 
+    def _stop(self) -> None:
+        _end(self._work, self._threads, self._sender, self._pid, None)
+
     def _check(self) -> None:
         if self._pid != os.getpid():
             raise ForkedError(
@@ -214,7 +220,7 @@ class ReplayLoader:
                 "state_dict returned, unchanged"
             )
         self._check()
-        _end(self._work, self._threads, self._sender, self._pid)
+        self._stop()
         with self._buffer.view.lock:
             self._work.sampler.load_state_dict(state["sampler"])
 
@@ -229,7 +235,9 @@ class ReplayLoader:
         Batches that were handed over stay as they are, and the buffer open.
         """
         self._closed = True
-        self._finalizer()
+        # Ctrl-C may have cut a call before this one short.
+        self._stop()
+        self._finalizer.detach()
 
     def __enter__(self) -> ReplayLoader:
         """Return the loader."""
@@ -241,7 +249,11 @@ class ReplayLoader:
 
 
 def _end(
-    work: Prefetcher, threads: list[threading.Thread], sender: Sender, pid: int
+    work: Prefetcher,
+    threads: list[threading.Thread],
+    sender: Sender,
+    pid: int,
+    timeout_s: float | None = DROPPED_S,
 ) -> None:
     """End the threads, and leave the sampler where the learner is."""
     if os.getpid() != pid:
@@ -250,11 +262,12 @@ def _end(
     for thread in threads:
         # A collector of garbage may call from any thread, also from one of these.
         if thread is not threading.current_thread() and thread.ident is not None:
-            thread.join()
-    threads.clear()
-    work.forget()
-    sender.settle()
-    forks.stopped(work)
+            thread.join(timeout_s)
+    if not any(thread.is_alive() for thread in threads):
+        threads.clear()
+        work.forget()
+        sender.settle()
+        forks.stopped(work)
 
 
 def _over(whole: State, part: State) -> State:
