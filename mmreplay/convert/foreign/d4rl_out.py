@@ -8,6 +8,7 @@ from mmreplay.convert.base import Block, Notes, Writer
 from mmreplay.convert.description import Description
 from mmreplay.convert.foreign.hdf5_out import Hdf5Output, refuse_unknown_dtypes
 from mmreplay.convert.foreign.outgoing import TransitionMaker, Transitions
+from mmreplay.convert.foreign.regroup import quartered
 from mmreplay.convert.staging import Staging
 
 WHAT = "D4RL"
@@ -47,7 +48,8 @@ class D4rlWriter(Writer):
 
     def write(self, block: Block) -> None:
         """See `Writer.write`."""
-        self._put(self._maker.feed(block) if len(block) else None)
+        for part in quartered(block):
+            self._put(self._maker.feed(part))
 
     def _put(self, steps: Transitions | None) -> None:
         if steps is None:

@@ -16,6 +16,7 @@ from mmreplay.convert.foreign import spaces
 from mmreplay.convert.foreign.columns import Array
 from mmreplay.convert.foreign.hdf5_out import Hdf5Output, refuse_unknown_dtypes
 from mmreplay.convert.foreign.outgoing import TransitionMaker, Transitions
+from mmreplay.convert.foreign.regroup import quartered
 from mmreplay.convert.staging import Staging
 from mmreplay.errors import SchemaError
 from mmreplay.files import File
@@ -97,7 +98,8 @@ class MinariWriter(Writer):
 
     def write(self, block: Block) -> None:
         """See `Writer.write`."""
-        self._put(self._maker.feed(block) if len(block) else None)
+        for part in quartered(block):
+            self._put(self._maker.feed(part))
 
     def _put(self, steps: Transitions | None) -> None:
         """Add steps to the episode that is open, and to those that follow."""

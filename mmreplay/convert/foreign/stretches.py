@@ -26,6 +26,8 @@ from mmreplay.schema import Schema
 
 TERMINATED, TRUNCATED = "terminated", "truncated"
 ENDS = (TERMINATED, TRUNCATED)
+PIECES = 4
+"""Pieces that are read for a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ class StretchReader(Reader):
         self._schema = schema
         empty = np.zeros(num_envs, np.int64)
         self.tally = Tally(empty.copy())
-        self._count(default_rows(Description(schema, empty, empty, 1)))
+        self._count(default_rows(Description(schema, empty, empty, 1)) // PIECES or 1)
         self.tally.tell(notes)
         self._description = Description(
             schema=schema,
@@ -155,9 +157,12 @@ class StretchReader(Reader):
     def _blocks(self, rows: int) -> Iterator[Block]:
         num_envs = self._description.num_envs
         marks, heads = Marks(num_envs), np.zeros(num_envs, np.int64)
+        # A piece is held several times: what is read, what it is compared with, and
+        # both with final rows between them.
+        size = max(1, rows // PIECES)
         for stretch in self._stretches():
             env_id = stretch.env_id
-            for piece in self._pieces(stretch, rows, values=True):
+            for piece in self._pieces(stretch, size, values=True):
                 block = self._block(piece, env_id, int(heads[env_id]), marks)
                 heads[env_id] += len(block)
                 yield block

@@ -43,8 +43,8 @@ def write(folder, ring, added, number=0):
     return folder
 
 
-def save(path, values):
-    with gzip.open(path, "wb") as file:
+def save(path, values, level=1):
+    with gzip.open(path, "wb", level) as file:
         np.save(file, values, allow_pickle=False)
 
 
@@ -113,7 +113,8 @@ def test_steps_are_drawn_with_stacked_frames(tmp_path, rng):
 def test_a_bomb_needs_leave(tmp_path, rng):
     ring, added, _ = played(rng)
     folder = write(tmp_path / "logs", ring, added)
-    save(folder / "$store$_observation_ckpt.0.gz", np.zeros((25, 1 << 19), np.uint8))
+    zeros = np.zeros((25, 1 << 19), np.uint8)
+    save(folder / "$store$_observation_ckpt.0.gz", zeros, level=9)
     with pytest.raises(FormatError, match="expected at most 1000 times as many"):
         mr.load(folder, tmp_path / "buffer")
 

@@ -30,13 +30,6 @@ from tests.convert.foreign import (
 COUNT = int(os.environ.get("MUTANTS", "150"))
 
 
-@pytest.fixture(autouse=True)
-def _hurry(monkeypatch):
-    """Wait for no device: what these tests look at is in the page cache."""
-    monkeypatch.setattr(files.Disk, "datasync", lambda self, fd: None)
-    monkeypatch.setattr(files.Disk, "sync_folder", lambda self, fd: None)
-
-
 def minari(kind):
     def make(folder, rng):
         return test_minari.write(folder / "a-v0", kind, test_minari.made(rng, (3, 2)))
