@@ -1,0 +1,399 @@
+"""What pytorchrl's storages have in common: transitions in a ring, slices in and out.
+
+A step holds a row of each environment: every value is ``[num_proc, *shape]``. Rows are
+numbered from the oldest, whatever the ring has overwritten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+from weakref import WeakValueDictionary
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mmreplay.adapters.home import Home, StrPath
+from mmreplay.adapters.pytorchrl_data import (
+    ACT,
+    DONE2,
+    ENDED,
+    NARROW,
+    OBS,
+    OBS2,
+    REW,
+    Columns,
+    Factory,
+    Slice,
+    put,
+    zeros_like,
+)
+from mmreplay.adapters.values import array_of
+from mmreplay.buffer.replay_buffer import ReplayBuffer as Ring
+from mmreplay.errors import SchemaError
+from mmreplay.nesting import unflatten
+from mmreplay.samplers.base import Sampler
+from mmreplay.samplers.uniform import UniformSampler
+from mmreplay.schema import Field, Schema
+from mmreplay.transforms.base import Transform
+
+COPY_ROWS = 1024
+
+
+class RingStorage:
+    """A storage whose rows lie in one ring; subclasses say how batches are made.
+
+    Attributes:
+        size: Rows stored, each with a step of every environment.
+        step: Rows inserted since the last reset, modulo `max_size`.
+    """
+
+    storage_tensors: ClassVar[tuple[str, ...]] = ()
+    _unstored: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(
+        self,
+        size: int,
+        device: Any,
+        actor: Any,
+        algorithm: Any,
+        envs: Any,
+        *,
+        path: StrPath | None = None,
+        resume: bool = False,
+    ) -> None:
+        """Make a storage; its ring is made when the first transition comes.
+
+        Args:
+            size: Rows kept.
+            device: Where batches go.
+            actor: The actor.
+            algorithm: The algorithm.
+            envs: The environments.
+            path: The ring's folder; see `Home`.
+            resume: Go on with the ring that is there.
+
+        Raises:
+            FormatError: A ring is there, and resume is False.
+        """
+        self.actor, self.algo, self.device, self.envs = actor, algorithm, device, envs
+        self.home = Home("pytorchrl", path, resume)
+        self._max_size = int(size)
+        self._ring: Ring | None = None
+        self._empty: dict[str, Any] = {}
+        self._mark = 0
+        # Rows of a reset stay until something else is done: the learner of the same
+        # process takes them out and puts the very same ones in again.
+        self._forgotten: tuple[int, int] | None = None
+        self._slices: WeakValueDictionary[int, Slice] = WeakValueDictionary()
+        # Of torch's generator, so that torch.manual_seed makes draws repeatable.
+        self._seed = int(torch.randint(1 << 62, ()))
+        if self.home.resumed:
+            self._ring = self.home.reopen(self._sampler(), self._transforms())
+            assert self._ring is not None
+            self._max_size = self._ring.capacity
+            self._mark = int(self._ring.heads[0])
+
+    @classmethod
+    def create_factory(
+        cls,
+        size: int,
+        *options: Any,
+        path: StrPath | None = None,
+        resume: bool = False,
+        **named: Any,
+    ) -> Factory:
+        """What makes storages, of (device, actor, algorithm, envs) each."""
+
+        def create_buffer(device: Any, actor: Any, algorithm: Any, envs: Any) -> Any:
+            return cls(
+                size, device, actor, algorithm, envs, *options,
+                path=path, resume=resume, **named,
+            )  # fmt: skip
+
+        return create_buffer
+
+    def _sampler(self) -> Sampler:
+        return UniformSampler(self._seed)
+
+    def _transforms(self) -> tuple[Transform, ...]:
+        return ()
+
+    @property
+    def max_size(self) -> int:
+        """Rows kept."""
+        return self._max_size
+
+    @property
+    def size(self) -> int:  # noqa: D102 - an attribute of the class
+        first, stop = self._alive()
+        return stop - first
+
+    @property
+    def step(self) -> int:  # noqa: D102 - an attribute of the class
+        if self._ring is None or self._forgotten is not None:
+            return 0
+        return (int(self._ring.heads[0]) - self._mark) % self.max_size
+
+    @property
+    def data(self) -> Mapping[str, Any]:
+        """All rows by key, oldest first, read when they are looked at."""
+        return self._sliced(*self._alive())
+
+    def _alive(self) -> tuple[int, int]:
+        """Positions of the rows that are there."""
+        if self._ring is None:
+            return 0, 0
+        span = self._ring.span
+        stop = int(span.stop[0]) if self._forgotten is None else self._forgotten[0]
+        return int(span.first[0]), stop
+
+    def init_tensors(self, sample: Mapping[str, Any]) -> None:
+        """Make the ring for transitions like a sample, ``[num_proc, *shape]`` each.
+
+        Raises:
+            SchemaError: The environments of two values differ in number.
+        """
+        if self._ring is not None:
+            return
+        columns = {path: value[None] for path, value in self._columns(sample).items()}
+        self._make(columns)
+
+    def _make(self, columns: Columns) -> None:
+        """Make the ring for rows ``[T, num_proc, *shape]``."""
+        counts = {path: array.shape[1:2] for path, array in columns.items()}
+        if len(set(counts.values())) != 1 or () in counts.values():
+            raise SchemaError(
+                f"transition: got {counts} environments, expected one number of them "
+                "for all keys, the first axis of each value"
+            )
+        fields = {
+            path: Field(array.shape[2:], array.dtype) for path, array in columns.items()
+        }
+        roles = {
+            "observation": OBS, "action": ACT, "reward": REW, "next_observation": OBS2,
+        }  # fmt: skip
+        tops = {path.split("/")[0] for path in fields}
+        told = roles if tops >= set(roles.values()) else {}
+        (num_envs,) = next(iter(counts.values()))
+        self._ring = self.home.ring(
+            Schema.from_flat(fields, told), self.max_size, num_envs,
+            sampler=self._sampler(), transforms=self._transforms(),
+        )  # fmt: skip
+
+    def _columns(self, sample: Mapping[str, Any]) -> Columns:
+        """Values of a transition or slice by path, as they are stored."""
+        found: Columns = {}
+        for key in self.storage_tensors:
+            value = sample.get(key)
+            if value is None:
+                continue
+            parts = value if isinstance(value, Mapping) else {"": value}
+            if key in self._unstored:
+                self._empty[key] = zeros_like(value)
+                continue
+            for name, part in parts.items():
+                self.insert_single_tensor_slice(
+                    found, f"{key}/{name}".rstrip("/"), part
+                )
+        if DONE2 in found:
+            found[ENDED] = found[DONE2].reshape(found[DONE2].shape[:-1]) != 0
+        return found
+
+    def insert_single_tensor_slice(
+        self, tensor_storage: Columns, tensor_key: str, tensor_values: Any
+    ) -> int:
+        """Put values among the rows that are about to be inserted.
+
+        Args:
+            tensor_storage: Those rows by path.
+            tensor_key: The path.
+            tensor_values: ``[T, num_proc, *shape]``.
+
+        Returns:
+            T.
+        """
+        array = array_of(tensor_values)
+        if array.dtype.name not in NARROW:
+            array = array.astype(np.float32, copy=False)
+        tensor_storage[tensor_key] = array
+        return len(array)
+
+    def insert_transition(self, sample: Mapping[str, Any]) -> None:
+        """Insert one step of every environment, all or nothing.
+
+        Args:
+            sample: ``[num_proc, *shape]`` by key, or dicts of them. Keys that are no
+                `storage_tensors` are let go.
+
+        Raises:
+            SchemaError: A key of the first transition is missing, or a shape differs.
+        """
+        self._settle()
+        columns = self._columns(sample)
+        if self._ring is None:
+            self._make({path: value[None] for path, value in columns.items()})
+        assert self._ring is not None
+        self._keep(1)
+        self._ring.add(self._known(columns))
+
+    def insert_data_slice(self, new_data: Mapping[str, Any]) -> None:
+        """Insert many steps; of more than `max_size` the last ones stay.
+
+        Args:
+            new_data: ``[T, num_proc, *shape]`` by key, or dicts of them; None where
+                there is nothing.
+
+        Raises:
+            SchemaError: Lengths differ, or as `insert_transition`; nothing is in.
+        """
+        if isinstance(new_data, Slice) and new_data.storage is self:
+            if new_data.range == self._forgotten:
+                self._slices.pop(id(new_data), None)
+                self._forgotten = None
+                return
+            new_data = new_data.loaded()
+        self._settle()
+        columns = self._columns(new_data)
+        lengths = {path: len(array) for path, array in columns.items()}
+        if len(set(lengths.values())) != 1:
+            raise SchemaError(
+                f"slice: got lengths {lengths}, expected one for all keys; give the "
+                "same steps of each"
+            )
+        if 0 in lengths.values():
+            return
+        if self._ring is None:
+            self._make(columns)
+        assert self._ring is not None
+        self._keep(min(lengths.values()))
+        self._ring.extend(self._known(columns))
+
+    def _keep(self, coming: int) -> None:
+        """Read what was taken out and not looked at before it is overwritten."""
+        for each in list(self._slices.values()):
+            assert self._ring is not None
+            if each.range[0] + self.max_size < int(self._ring.heads[0]) + coming:
+                each.loaded()
+
+    def _known(self, columns: Columns) -> dict[str, Any]:
+        """Values under the ring's paths, nested; keys of later samples are let go."""
+        assert self._ring is not None
+        paths = self._ring.schema.paths
+        return unflatten({path: columns[path] for path in paths if path in columns})
+
+    def get_data_slice(self, start_pos: int, end_pos: int) -> dict[str, Any]:
+        """Copy rows, numbered from the oldest; as Python's slices, it cuts what is not.
+
+        Returns:
+            float32 ``[T, num_proc, *shape]`` by key, or dicts of them; None for keys
+            that nobody inserted.
+        """
+        self._settle()
+        first, stop = self._alive()
+        begin, end, _ = slice(start_pos, end_pos).indices(stop - first)
+        return self.read(first + begin, first + max(begin, end))
+
+    def get_all_buffer_data(self, data_to_cpu: bool = False) -> Mapping[str, Any]:
+        """All rows inserted since the last reset that are still there.
+
+        They are read when they are looked at, so that `reset` and `insert_data_slice`
+        of them, as one process does with its own, move nothing.
+        """
+        first, stop = self._alive()
+        since = stop if self._forgotten is not None else self._mark
+        return self._sliced(max(first, since), stop)
+
+    def _sliced(self, first: int, stop: int) -> Slice:
+        found = Slice(self, first, stop)
+        self._slices[id(found)] = found
+        return found
+
+    def read(self, first: int, stop: int) -> dict[str, Any]:
+        """Rows of positions ``[first, stop)``; see `get_data_slice`."""
+        found: dict[str, Any] = dict.fromkeys(self.storage_tensors)
+        found |= self._empty
+        if self._ring is None:
+            return found
+        places = np.arange(first, stop)[:, None]
+        for path in self._ring.schema.paths:
+            if path == ENDED:
+                continue
+            envs = np.arange(self._ring.num_envs)
+            array = self._ring.get_field(path, envs, places).astype(np.float32)
+            put(found, path, array)
+        return found
+
+    def reset(self) -> None:
+        """Forget the rows inserted since the last reset."""
+        first, stop = self._alive()
+        if self._forgotten is None and stop > max(first, self._mark):
+            self._forgotten = (max(first, self._mark), stop)
+
+    def _settle(self) -> None:
+        """Take out what was forgotten, and keep what is older."""
+        if self._forgotten is None:
+            return
+        assert self._ring is not None
+        self._keep(self.max_size)
+        first, stop = self._alive()
+        self._forgotten = None
+        if stop > first:
+            self._copy_forward(first, stop)
+        else:
+            self._ring.clear()
+        self._mark = int(self._ring.heads[0])
+
+    def _copy_forward(self, first: int, stop: int) -> None:
+        """Write older rows again behind the newest, and give up all before them.
+
+        Published rows are never unwritten. Rows are read before their place comes to
+        be overwritten, as both go on at one pace.
+        """
+        assert self._ring is not None
+        for begin in range(first, stop, COPY_ROWS):
+            rows = self.read(begin, min(stop, begin + COPY_ROWS))
+            self._ring.extend(self._known(self._columns(rows)))
+        kept = stop - first
+        gone = int(self._ring.span.lengths[0]) - kept
+        if gone:
+            self._ring.dequeue(gone)
+
+    def before_gradients(self) -> None:
+        """Nothing is to be done before an update."""
+
+    def after_gradients(self, batch: Any, info: Any) -> Any:
+        """Nothing is to be done after an update; returns the info."""
+        return info
+
+    def update_storage_parameter(
+        self, parameter_name: str, new_parameter_value: Any
+    ) -> None:
+        """Change an attribute, if there is one of that name.
+
+        A new `max_size` resizes the ring, and keeps the newest rows.
+        """
+        if parameter_name == "max_size":
+            self._settle()
+            if self._ring is not None:
+                self._ring.resize(int(new_parameter_value))
+            self._max_size = int(new_parameter_value)
+        elif hasattr(self, parameter_name):
+            setattr(self, parameter_name, new_parameter_value)
+
+    def _tensors(self, fields: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+        """A batch of fields by key, float32 on the device."""
+        found: dict[str, Any] = {}
+        for path, array in fields.items():
+            tensor = torch.from_numpy(np.ascontiguousarray(array, np.float32))
+            put(found, path, tensor.to(self.device))
+        return found
+
+    def __repr__(self) -> str:
+        kind = type(self).__name__
+        return f"<{kind} of {self.size:,} of {self.max_size:,} rows in {self.home!r}>"
+
+    def close(self) -> None:
+        """Commit and close; a temporary folder goes."""
+        self.home.close()

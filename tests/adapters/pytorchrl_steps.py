@@ -1,0 +1,58 @@
+"""Transitions and actors like pytorchrl's, in which everything tells its number."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+ALGORITHM = SimpleNamespace(gamma=0.9, update_every=5)
+KEYS = ("Observation", "Done", "Action", "Reward", "NextObservation", "NextDone")
+
+
+class Scaler:
+    """Takes the mean off, and remembers it."""
+
+    def fit(self, inputs, targets):
+        self.means = inputs.mean(0), targets.mean(0)
+
+    def transform(self, inputs, targets):
+        return inputs - self.means[0], targets - self.means[1]
+
+
+def actor(recurrent=False, actions=None, reward_function=None):
+    space = SimpleNamespace() if actions is None else Discrete(actions)
+    model = SimpleNamespace(standard_scaler=Scaler(), reward_function=reward_function)
+    return SimpleNamespace(
+        is_recurrent=recurrent, action_space=space, dynamics_model=model
+    )
+
+
+class Discrete:
+    def __init__(self, n):
+        self.n = n
+
+
+def transition(number, envs=1, done=False, reward=None):
+    """A step in which everything tells its number and environment."""
+    value = torch.full((envs, 1), float(number)) + torch.arange(envs)[:, None] / 10
+    end = torch.full((envs, 1), float(done))
+    return {
+        "Observation": value,
+        "RecurrentHiddenStates": {"rhs": torch.ones(envs, 3)},
+        "Done": torch.zeros(envs, 1),
+        "Action": value + 100,
+        "Reward": value if reward is None else torch.full((envs, 1), reward),
+        "NextObservation": value + 1,
+        "NextRecurrentHiddenStates": {"rhs": torch.ones(envs, 3)},
+        "NextDone": end,
+        "EnvironmentInformation": [{}] * envs,
+    }
+
+
+def numbers(data):
+    return data["Observation"][:, 0, 0].tolist()
+
+
+def slice_of(values, envs=1):
+    steps = [transition(v, envs) for v in values]
+    return {key: np.stack([np.asarray(step[key]) for step in steps]) for key in KEYS}

@@ -1,0 +1,228 @@
+"""The same calls to pytorchrl's own storages and to ours; its own learner trains."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from mmreplay.adapters import pytorchrl as ours
+from tests.adapters.pytorchrl_steps import Scaler, transition
+
+# gym, which it needs, tells everybody to leave it.
+pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore")]
+prl = pytest.importorskip("pytorchrl", reason="pytorchrl is not installed")
+theirs = pytest.importorskip("pytorchrl.agent.storages")
+gym = pytest.importorskip("gym")
+
+
+def actor():
+    model = SimpleNamespace(standard_scaler=Scaler(), reward_function=None)
+    space = gym.spaces.Box(-1, 1, (1,))
+    return SimpleNamespace(is_recurrent=False, action_space=space, dynamics_model=model)
+
+
+def algorithm():
+    return SimpleNamespace(gamma=0.9, update_every=5, _update_every=5)
+
+
+def both(name, tmp_path, size, *options):
+    make = getattr(ours, name).create_factory(size, *options, path=tmp_path / "ring")
+    mine = make("cpu", actor(), algorithm(), None)
+    make = getattr(theirs, name).create_factory(size, *options)
+    return mine, make("cpu", actor(), algorithm(), None)
+
+
+def assert_same(mine, other):
+    assert set(mine) >= {key for key, value in other.items() if value is not None}
+    for key, value in other.items():
+        if isinstance(value, dict):
+            # Of hidden states that are not stored, both give a row of zeros at most.
+            if mine[key]["rhs"].any() or value["rhs"].any():
+                assert_same(mine[key], value)
+        elif value is not None:
+            assert mine[key].dtype == value.dtype == np.float32
+            assert np.array_equal(mine[key], value)
+
+
+def assert_same_rows(mine, other, number):
+    assert (mine.size, mine.step) == (other.size, other.step)
+    assert mine.max_size == other.max_size
+    if number:
+        assert_same(mine.get_all_buffer_data(), other.get_all_buffer_data())
+        # Beyond its rows pytorchrl gives zeros that nobody wrote.
+        for first, stop in ((0, min(5, number)), (2, number), (4, 3)):
+            theirs_ = other.get_data_slice(first, stop)
+            assert_same(mine.get_data_slice(first, stop), theirs_)
+
+
+def copied(nest):
+    if isinstance(nest, dict):
+        return {key: copied(part) for key, part in nest.items()}
+    return None if nest is None else np.array(nest)
+
+
+@pytest.mark.parametrize("name", ["MBReplayBuffer", "ReplayBuffer"])
+@pytest.mark.parametrize("seed", range(3))
+def test_random_calls_leave_the_same_rows(tmp_path, name, seed):
+    rng = np.random.default_rng(seed)
+    size, envs = 60, 1 + seed % 2
+    mine, other = both(name, tmp_path, size)
+    number = 0
+    # Until it wraps: from then on, those of pytorchrl are not in order any more.
+    while number < size - 8:
+        what = rng.choice(["one", "slice", "cycle", "reset"], p=[0.5, 0.3, 0.15, 0.05])
+        if what == "one":
+            for storage in (mine, other):
+                storage.insert_transition(transition(number, envs))
+            number += 1
+        elif what == "slice" and number:
+            rows = copied(other.get_data_slice(0, int(rng.integers(1, 8))))
+            number += len(rows["Done"])
+            for storage in (mine, other):
+                storage.insert_data_slice(rows)
+        elif what == "cycle" and number:
+            for storage in (mine, other):
+                data = storage.get_all_buffer_data()
+                storage.reset()
+                storage.insert_data_slice(data)
+        elif what == "reset":
+            number = 0
+            mine.reset()
+            other.reset()
+        assert_same_rows(mine, other, number)
+    mine.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("ReplayBuffer", ()), ("NStepReplayBuffer", (3,)), ("PERBuffer", (1, 0.1, 0.6))],
+)
+def test_batches_have_the_same_keys_shapes_and_dtypes(tmp_path, name, options):
+    mine, other = both(name, tmp_path, 30, *options)
+    for number in range(20):
+        for storage in (mine, other):
+            storage.insert_transition(transition(number, envs=2))
+    for storage in (mine, other):
+        storage.before_gradients()
+    batches = [next(s.generate_batches(1, 12)) for s in (mine, other)]
+    # pytorchrl's prioritized storage sends its priorities along.
+    assert set(batches[0]) == set(batches[1]) - {"priority"}
+    for key in set(batches[0]) - {"idxs"}:
+        assert_alike(batches[0][key], batches[1][key])
+    mine.close()
+
+
+def assert_alike(mine, other):
+    if isinstance(other, dict):
+        assert mine.keys() == other.keys()
+        for key, part in other.items():
+            assert_alike(mine[key], part)
+    elif isinstance(other, torch.Tensor):
+        assert (mine.shape, mine.dtype) == (other.shape, other.dtype)
+    else:
+        assert mine == other
+
+
+def test_n_step_rewards_are_those_of_pytorchrl_where_no_end_is(tmp_path):
+    mine, other = both("NStepReplayBuffer", tmp_path, 30, 3)
+    for number in range(20):
+        for storage in (mine, other):
+            storage.insert_transition(transition(number))
+    rows = other.get_data_slice(0, other.size)
+    expected = dict(
+        zip(rows["Observation"].ravel(), rows["Reward"].ravel(), strict=True)
+    )
+    following = dict(
+        zip(rows["Observation"].ravel(), rows["NextObservation"].ravel(), strict=True)
+    )
+    (batch,) = mine.generate_batches(1, 300)
+    for i in range(300):
+        start = float(batch["Observation"][i])
+        # Both sum float32 numbers of at most 60.
+        assert abs(float(batch["Reward"][i]) - expected[start]) < 1e-5
+        assert float(batch["NextObservation"][i]) == following[start]
+    mine.close()
+
+
+@pytest.mark.parametrize("count", [13, 20])
+def test_model_based_batches_hold_the_same_examples(tmp_path, count):
+    mine, other = both("MBReplayBuffer", tmp_path, 30)
+    for number in range(count):
+        for storage in (mine, other):
+            storage.insert_transition(transition(number, reward=float(number % 4)))
+    sets = []
+    for storage in (mine, other):
+        batches = list(storage.generate_batches(1, 5))
+        both_ = [
+            torch.cat([batch[key] for batch in batches])
+            for key in ("train_input", "train_label")
+        ]
+        rows = torch.cat(both_, dim=1)
+        sets.append(rows[rows[:, 0].argsort()])
+    # Means of the same numbers, in another order.
+    assert torch.allclose(*sets, atol=1e-5)
+    mine.close()
+
+
+class Pendulum(gym.Env):
+    """Gymnasium's, as pytorchrl expects environments to be."""
+
+    def __init__(self):
+        gymnasium = pytest.importorskip("gymnasium")
+        self._env = gymnasium.make("Pendulum-v1", max_episode_steps=50)
+        self.observation_space = gym.spaces.Box(-8, 8, (3,), np.float32)
+        self.action_space = gym.spaces.Box(-2, 2, (1,), np.float32)
+
+    def reset(self):
+        return self._env.reset(seed=0)[0]
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = self._env.step(np.reshape(action, 1))
+        return obs, float(reward), terminated or truncated, info
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("ReplayBuffer", ()), ("NStepReplayBuffer", (3,)), ("PERBuffer", (1, 0.01, 0.6))],
+)
+def test_ddpg_trains_on_pendulum(tmp_path, name, options):
+    pytest.importorskip("ray", reason="ray, which pytorchrl imports, is missing")
+    from pytorchrl.agent.actors import OffPolicyActor
+    from pytorchrl.agent.algorithms import DDPG
+    from pytorchrl.agent.env import VecEnv
+    from pytorchrl.learner import Learner
+    from pytorchrl.scheme import Scheme
+
+    envs, actions, observations = VecEnv.create_factory(Pendulum, vec_env_size=1)
+    algo, algo_name = DDPG.create_factory(
+        start_steps=60, update_every=20, num_updates=5, mini_batch_size=16,
+        num_test_episodes=0,
+    )  # fmt: skip
+    storage = getattr(ours, name).create_factory(200, *options, path=tmp_path / "ring")
+    made = []
+
+    def keeping(*args):
+        made.append(storage(*args))
+        return made[-1]
+
+    scheme = Scheme(
+        algo_factory=algo,
+        actor_factory=OffPolicyActor.create_factory(
+            observations, actions, algo_name, noise="Gauss"
+        ),
+        storage_factory=keeping,
+        train_envs_factory=envs,
+    )
+    learner = Learner(scheme, target_steps=400)
+    while not learner.done():
+        learner.step()
+    (ring,) = made
+    assert ring.size == 200
+    rows = ring.get_data_slice(0, 200)
+    # Each step follows the one before, or an end.
+    same = (rows["NextObservation"][:-1] == rows["Observation"][1:]).all(axis=(1, 2))
+    assert (same | (rows["NextDone"][:-1, 0, 0] == 1)).all()
+    assert rows["NextDone"].sum() in (3, 4)
+    ring.close()
