@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmreplay.convert.base import MAX_ROW_NBYTES
-from mmreplay.convert.parquet_thrift import Compact, Malformed
+from mmreplay.convert.parquet_thrift import LEAF, Compact, Malformed
 from mmreplay.errors import CorruptError, FormatError
 from mmreplay.files import File
 
@@ -31,20 +31,22 @@ WIDTHS = {0: 1, 1: 4, 2: 8, 3: 12, 4: 4, 5: 8}
 NUM_ROWS, GROUPS = 3, 4
 COLUMNS, GROUP_ROWS = 1, 3
 FILE_PATH, META = 1, 3
-TYPE, NUM_VALUES, PACKED, DATA, DICTIONARY = 1, 5, 7, 9, 11
+TYPE, NAMES, NUM_VALUES, PACKED, DATA, DICTIONARY = 1, 3, 5, 7, 9, 11
 FOOTER = {
-    NUM_ROWS: None,
+    NUM_ROWS: LEAF,
     GROUPS: {
         COLUMNS: {
-            FILE_PATH: None,
-            META: dict.fromkeys((TYPE, NUM_VALUES, PACKED, DATA, DICTIONARY)),
+            FILE_PATH: LEAF,
+            META: dict.fromkeys(
+                (TYPE, NAMES, NUM_VALUES, PACKED, DATA, DICTIONARY), LEAF
+            ),
         },
-        GROUP_ROWS: None,
+        GROUP_ROWS: LEAF,
     },
 }
 UNPACKED_SIZE, PACKED_SIZE = 2, 3
 PAGES = (5, 7, 8)
-PAGE = {UNPACKED_SIZE: None, PACKED_SIZE: None, **{key: {1: None} for key in PAGES}}
+PAGE = {UNPACKED_SIZE: LEAF, PACKED_SIZE: LEAF, **{key: {1: LEAF} for key in PAGES}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +55,11 @@ class Footer:
 
     Attributes:
         rows: Rows in all.
-        end: Where the data ends and the footer begins.
-        groups: Rows of each row group.
+        values: Most values of a row group, by the path of a leaf.
     """
 
     rows: int
-    end: int
-    groups: tuple[int, ...]
+    values: dict[str, int]
 
 
 def check(file: File) -> Footer:
@@ -98,7 +98,15 @@ def check(file: File) -> Footer:
                 f"{file.path}: a page of every column takes {held} bytes unpacked, "
                 f"expected at most {MAX_PAGES_NBYTES}; write it with smaller pages"
             )
-    return Footer(int(value[NUM_ROWS]), end, tuple(counts))
+    return Footer(int(value[NUM_ROWS]), _most_values(chunks))
+
+
+def _most_values(chunks: list[dict[int, Any]]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for chunk in chunks:
+        path = b".".join(chunk[NAMES]).decode("utf-8", "replace")
+        found[path] = max(found.get(path, 0), chunk[NUM_VALUES])
+    return found
 
 
 def _footer_bytes(file: File) -> tuple[int, bytes]:
@@ -158,7 +166,11 @@ def _count(value: object) -> bool:
     return type(value) is int and 0 <= value < 1 << 62
 
 
-def _metadata(file: File, chunk: dict[int, Any]) -> dict[int, int]:
+def _texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(each, bytes) for each in value)
+
+
+def _metadata(file: File, chunk: dict[int, Any]) -> dict[int, Any]:
     """Type, values and place of a column chunk, each checked to be a number."""
     found = chunk.get(META)
     needed = (TYPE, NUM_VALUES, PACKED, DATA)
@@ -167,6 +179,7 @@ def _metadata(file: File, chunk: dict[int, Any]) -> dict[int, int]:
         or not isinstance(found, dict)
         or not all(_count(found.get(key)) for key in needed)
         or not _count(found.get(DICTIONARY, 0))
+        or not _texts(found.get(NAMES))
     ):
         raise _malformed(file, "the footer", "a column without a place in this file")
     return found

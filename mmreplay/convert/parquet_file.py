@@ -223,6 +223,8 @@ class Part:
         try:
             footer = parquet_checks.check(self._file)
             self.rows, self.nbytes = footer.rows, self._file.nbytes
+            # Not asked of pyarrow, which ends the process over some footers.
+            self._values = footer.values
             with told(path):
                 self._open()
         except BaseException:
@@ -246,7 +248,6 @@ class Part:
         )
         self.schema = self._parquet.schema_arrow
         self.metadata = dict(self._parquet.metadata.metadata or {})
-        self._values = _most_values(self._parquet.metadata)
 
     def refuse_long(self, name: str) -> None:
         """Refuse a column of lists that one row group could make endless.
@@ -290,15 +291,3 @@ class Part:
     def close(self) -> None:
         """Give the file back."""
         self._file.close()
-
-
-def _most_values(metadata: Any) -> dict[str, int]:
-    """Most values of a row group, by the path of a leaf."""
-    found: dict[str, int] = {}
-    for group in range(metadata.num_row_groups):
-        row_group = metadata.row_group(group)
-        for number in range(metadata.num_columns):
-            chunk = row_group.column(number)
-            most = found.get(chunk.path_in_schema, 0)
-            found[chunk.path_in_schema] = max(most, chunk.num_values)
-    return found

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-Wanted = Mapping[int, "Wanted | None"]
-"""Fields of a struct by number; those that are structs, or lists of them, in turn."""
+Wanted = Mapping[int, "Wanted"]
+"""Fields of a struct by number; of those that are structs, or lists of them, theirs."""
+LEAF: Wanted = {}
+"""What is wanted of a field that is no struct: its value."""
 
 MAX_DEPTH = 24
 TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = range(1, 13)
@@ -50,10 +52,9 @@ class Compact:
         while head := self._byte():
             kind, step = head & 15, head >> 4
             number = number + step if step else self._zigzag()
+            value = self._value(kind, wanted.get(number), depth)
             if number in wanted:
-                found[number] = self._value(kind, wanted[number], depth)
-            else:
-                self._value(kind, None, depth)
+                found[number] = value
         return found
 
     def _value(self, kind: int, wanted: Wanted | None, depth: int) -> Any:
@@ -71,7 +72,8 @@ class Compact:
         if kind in sizes:
             return self._step(sizes[kind])
         if kind == BINARY:
-            return self._step(self._varint())
+            begin = self._step(self._varint())
+            return self._data[begin : self.at] if wanted is not None else b""
         raise Malformed(f"a value of kind {kind} at byte {self.at}")
 
     def _list(self, wanted: Wanted | None, depth: int) -> list[Any]:

@@ -8,7 +8,7 @@ import pytest
 import mmreplay as mr
 from mmreplay.convert import parquet, parquet_checks, tables
 from mmreplay.convert.parquet_file import Source
-from mmreplay.convert.parquet_thrift import Compact, Malformed
+from mmreplay.convert.parquet_thrift import LEAF, Compact, Malformed
 from mmreplay.errors import CorruptError, FormatError
 from mmreplay.files import File
 from tests.convert import thrift
@@ -19,7 +19,7 @@ def load(path, **options):
 
 
 def chunk(at=4, packed=10, values=1, kind=2, **more):
-    found = {1: kind, 5: values, 7: packed, 9: at}
+    found = {1: kind, 3: [b"x"], 5: values, 7: packed, 9: at}
     return {3: found | {int(k[1:]): v for k, v in more.items()}}
 
 
@@ -113,8 +113,8 @@ def test_every_kind_of_thrift_is_stepped_over():
     )
     compact = Compact(data, 9)
     # Field 1 is true, 2 false, 3 a byte, 4 a double, 5 a map, 6 a list of bools.
-    assert compact.struct({1: None, 2: None}) == {1: True, 2: False}
-    assert Compact(b"\x06\x08\x04\0", 9).struct({4: None}) == {4: 2}
+    assert compact.struct({1: LEAF, 2: LEAF}) == {1: True, 2: False}
+    assert Compact(b"\x06\x08\x04\0", 9).struct({4: LEAF}) == {4: 2}
 
 
 @pytest.mark.parametrize("size", [0, 1, 20, 300])
