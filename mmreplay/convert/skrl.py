@@ -115,12 +115,11 @@ class SkrlWriter(Writer):
         steps = (block.flags & FINAL) == 0
         self._finals += len(block) - int(steps.sum())
         for env_id in np.unique(block.env_ids).tolist():
-            rows = steps & (block.env_ids == env_id)
-            count = int(rows.sum())
+            part = block.taken(steps & (block.env_ids == env_id))
             for path in self._dtypes:
-                column = block.columns[path][rows].reshape(count, *self._sizes[path])
+                column = part.columns[path].reshape(len(part), *self._sizes[path])
                 self._put(path, int(self._counts[env_id]), env_id, column)
-            self._counts[env_id] += count
+            self._counts[env_id] += len(part)
 
     def _put(
         self, path: str, first: int, env_id: int, column: NDArray[np.generic]
@@ -142,7 +141,8 @@ class SkrlWriter(Writer):
         view = np.frombuffer(self._file.mapping, np.uint8, count, start)
         try:
             cells = view.reshape(len(column), num_envs, nbytes)
-            cells[:, env_id] = bytes_of(column).cast("B", (len(column), nbytes))
+            given = np.frombuffer(bytes_of(column), np.uint8)
+            cells[:, env_id] = given.reshape(len(column), nbytes)
         finally:
             # A mapping is not closed while an array looks at it.
             del view, cells

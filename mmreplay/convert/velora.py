@@ -127,9 +127,8 @@ class VeloraWriter(Writer):
         """See `Writer.write`."""
         used = sorted({path for paths in self._parts.paths.values() for path in paths})
         for env_id in np.unique(block.env_ids).tolist():
-            rows = block.env_ids == env_id
-            columns = {path: block.columns[path][rows] for path in used}
-            flags = block.flags[rows]
+            part = block.taken(block.env_ids == env_id)
+            columns, flags = {path: part.columns[path] for path in used}, part.flags
             if self._derived:
                 self._derive(env_id, columns, flags)
             else:

@@ -37,6 +37,8 @@ ONE_WAY = {
     "skrl": ("b.pt", {"layout": "skrl"}),
     "skrl csv": ("b.csv", {"layout": "skrl"}),
     "velora": ("b", {"layout": "velora", "format": "safetensors"}),
+    "d4rl": ("b.hdf5", {}),
+    "minari": ("ours/b-v0", {"format": "minari"}),
 }
 CALLS = (
     "open", "pwrite", "store", "truncate", "allocate", "datasync", "sync_folder",
@@ -248,8 +250,8 @@ def test_layouts_of_others_are_absent_or_whole_as_well(tmp_path, source, way):
         mr.export(source, target, **options, **more)
 
     def content():
-        each = sorted(target.iterdir()) if target.is_dir() else [target]
-        return [path.read_bytes() for path in each]
+        each = sorted(target.rglob("*")) if target.is_dir() else [target]
+        return [path.read_bytes() for path in each if path.is_file()]
 
     run()
     whole, number = content(), 0
