@@ -80,7 +80,8 @@ class Core:
             self.buffer = home.ring(
                 schema, plan.capacity, plan.num_envs,
                 sampler=None if self._drawing is None else self._drawing.of(1),
-                on_resume="truncate", user={"adapter": "alf"},
+                # A step is nearly always one of every environment: one write a file.
+                layout="time_major", on_resume="truncate", user={"adapter": "alf"},
             )  # fmt: skip
         self._leaves = tuple(plan.fields)
         self._turn = threading.Condition(threading.RLock())
