@@ -38,13 +38,16 @@ def test_the_blocks_of_the_readme_run_one_after_another(tmp_path, monkeypatch):
     found = blocks(PAGES[0], "python")
     for block in found:
         exec(compile(block, "README.md", "exec"), names)
+        if "batch" in names:
+            names.setdefault("first batch", names["batch"])
     # What was said of the shapes, where it was said.
-    assert len(found) == 4
-    assert names["batch"]["observation"].shape == (256, 4)
-    assert names["batch"]["next_observation"].dtype == "float32"
+    assert len(found) == 6
+    assert names["first batch"]["observation"].shape == (256, 4)
+    assert names["first batch"]["next_observation"].dtype == "float32"
     assert names["tensors"]["observation"].shape == (256, 4)
     batch = next(iter(names["loader"]))
     assert batch["observation"].shape == (256, 4)
+    assert names["report"].rows == len(names["buffer"])
     # Closed here, or its workers would be told of later, by another test.
     del batch, names["loader"]
 
@@ -56,7 +59,7 @@ def test_the_command_lines_of_the_readme_work_in_order(tmp_path, monkeypatch, ca
     monkeypatch.chdir(tmp_path)
     page = PAGES[0].read_text()
     lines = re.findall(r"^mmreplay .*$", page, re.M)
-    assert len(lines) == 9
+    assert len(lines) == 10
     for line in lines:
         code = run(typed(line))
         assert code == 0, f"{line}: {capsys.readouterr().err}"
