@@ -1,5 +1,8 @@
 """parquet: footers and page headers that lie are refused before pyarrow sees them."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -197,3 +200,27 @@ def test_a_source_reads_as_files_do(tmp_path):
         ours.seek(90)
         assert ours.read() == bytes(range(90, 100))
     file.close()
+
+
+LOAD = """
+import sys
+import mmreplay as mr
+try:
+    mr.load(sys.argv[1], sys.argv[2])
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_a_footer_over_which_pyarrow_ends_the_process_does_not_end_ours(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"x": [[1.0, 2.0]] * 20}), path)
+    # The column's repetition is none of three, and its histograms are too long for it.
+    optional, unknown = b"\x35\x02\x18\x01x", b"\x35\x03\x18\x01x"
+    data = path.read_bytes()
+    assert data.count(optional) == 1
+    path.write_bytes(data.replace(optional, unknown))
+    command = [sys.executable, "-c", LOAD, path, tmp_path / "target"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    assert str(path) in ended.stdout
