@@ -47,7 +47,8 @@ def test_the_blocks_of_the_readme_run_one_after_another(tmp_path, monkeypatch):
     assert names["tensors"]["observation"].shape == (256, 4)
     batch = next(iter(names["loader"]))
     assert batch["observation"].shape == (256, 4)
-    assert names["report"].rows == len(names["buffer"])
+    with mr.ReplayBuffer.open("runs/again") as again:
+        assert len(again) == len(names["buffer"])
     # Closed here, or its workers would be told of later, by another test.
     del batch, names["loader"]
 
