@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,30 @@ from mmreplay.convert.arrays import refuse_wide
 from mmreplay.convert.base import Notes
 from mmreplay.convert.ends import Bools
 from mmreplay.convert.foreign.columns import Flat, Rows
+from mmreplay.convert.foreign.stretches import ENDS
 from mmreplay.errors import SchemaError, SourceError
+from mmreplay.format.strict_json import Json
 from mmreplay.schema import Field, Schema
 
 FLAG = Field((), "bool")
+MAX_KEPT_NBYTES = 64 << 10
 Ends = Callable[[int, int], tuple[Bools, Bools]]
+
+
+def kept_of(metadata: Json, keys: Iterable[str], notes: Notes) -> Json:
+    """What of a source's metadata goes along with a buffer: values of at most 64 KiB.
+
+    The spaces of large images alone would fill a buffer's metadata.
+    """
+    found = {}
+    for key in keys:
+        if key in metadata:
+            size = len(json.dumps(metadata[key]))
+            if size <= MAX_KEPT_NBYTES:
+                found[key] = metadata[key]
+            else:
+                notes.note(f"metadata {key!r} of {size:,} bytes was left out")
+    return found
 
 
 def make_schema(columns: Mapping[str, Rows], notes: Notes, path: Path) -> Schema:
@@ -48,6 +68,27 @@ def make_schema(columns: Mapping[str, Rows], notes: Notes, path: Path) -> Schema
         )
     refuse_wide(schema.row_nbytes, path)
     return schema
+
+
+def check_meaning(done: str | None) -> None:
+    """Refuse what a flag of both ends cannot mean.
+
+    Raises:
+        SchemaError: It is neither end.
+    """
+    if done not in (None, *ENDS):
+        raise SchemaError(
+            f"done: got {done!r}, expected one of {', '.join(ENDS)}; leave it out if "
+            "you do not know"
+        )
+
+
+def mixed(name: str) -> str:
+    """The doubt about a flag of both ends."""
+    return (
+        f"{name!r} may mix time limits with terminations, and nothing tells them "
+        "apart: all are taken as terminations, unless done='truncated' says otherwise"
+    )
 
 
 def scalar(rows: Rows) -> Rows:

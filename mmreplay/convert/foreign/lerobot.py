@@ -18,9 +18,15 @@ from mmreplay.convert.base import Notes
 from mmreplay.convert.ends import Bools
 from mmreplay.convert.foreign.arrow import ROWS, ArrowRows, Window, flat
 from mmreplay.convert.foreign.columns import Later, Rows, nbytes_of, single
-from mmreplay.convert.foreign.fields import make_schema, scalar
+from mmreplay.convert.foreign.fields import (
+    check_meaning,
+    kept_of,
+    make_schema,
+    mixed,
+    scalar,
+)
 from mmreplay.convert.foreign.images import ImageRows
-from mmreplay.convert.foreign.stretches import Stretch, StretchReader
+from mmreplay.convert.foreign.stretches import TRUNCATED, Stretch, StretchReader
 from mmreplay.convert.parquet_file import Part
 from mmreplay.convert.tables import refuse_expansion
 from mmreplay.errors import FormatError, ReplayError, SchemaError
@@ -88,7 +94,9 @@ class Frames:
 class LerobotReader(StretchReader):
     """Reads the episodes one after another as one environment."""
 
-    def __init__(self, frames: Frames, info: Json, video: str) -> None:
+    def __init__(
+        self, frames: Frames, info: Json, video: str, done: str | None
+    ) -> None:
         self._frames = frames
         self._notes = notes = Notes()
         features = info.get("features")
@@ -100,8 +108,9 @@ class LerobotReader(StretchReader):
         refuse_expansion(
             frames.folder, frames.count * row_nbytes, frames.nbytes, allowed=False
         )
-        done = self._columns.pop(DONE, None)
-        self._done = done if done is not None and single(done.shape) else None
+        dones = self._columns.pop(DONE, None)
+        self._done = dones if dones is not None and single(dones.shape) else None
+        self._meant = done
         self._bounds = self._episodes(self._columns.pop(EPISODE))
         self._named = {
             _renamed(name): scalar(rows) if name == REWARD else rows
@@ -110,24 +119,24 @@ class LerobotReader(StretchReader):
         }
         schema = make_schema(self._named, notes, frames.folder)
         self._tell(info)
-        told = {key: info[key] for key in TOLD if key in info}
+        told = kept_of(info, TOLD, notes)
         super().__init__(
             self._stretches_of, schema, notes, frames.close, user={"lerobot": told}
         )
 
     def _refuse_video(self, video: str) -> None:
-        kept = [
+        videos = [
             name
             for name, feature in self._features.items()
             if isinstance(feature, dict) and feature.get("dtype") == "video"
         ]
-        if kept and video == "refuse":
+        if videos and video == "refuse":
             raise FormatError(
-                f"{self._frames.folder}: {kept[0]!r} is kept as video, which mmreplay "
-                "does not unpack, expected images in the tables; convert the dataset "
-                "to images with LeRobot, or pass video='skip' to leave it out"
+                f"{self._frames.folder}: {videos[0]!r} is kept as video, which "
+                "mmreplay does not unpack, expected images in the tables; convert the "
+                "dataset to images with LeRobot, or pass video='skip' to leave it out"
             )
-        for name in kept:
+        for name in videos:
             self._notes.note(f"{name!r} is kept as video, and was left out")
 
     def _find(self, window: Window) -> dict[str, Rows]:
@@ -197,6 +206,8 @@ class LerobotReader(StretchReader):
             if self._done is not None:
                 values = self._done.read(begin + first, begin + stop)
                 done = values.reshape(-1).astype(bool)
+            if self._meant == TRUNCATED:
+                return np.zeros_like(done), done | over
             return done, over & ~done
 
         return ends
@@ -211,11 +222,8 @@ class LerobotReader(StretchReader):
         )
         if self._done is None:
             note(f"no {DONE!r}: all episodes are truncated")
-        else:
-            self._notes.doubt(
-                f"{DONE!r} may mix time limits with terminations, and nothing tells "
-                "them apart: all are taken as terminations"
-            )
+        elif self._meant is None:
+            self._notes.doubt(mixed(DONE))
         for key, got in (("total_episodes", episodes), ("total_frames", frames)):
             if info.get(key) != got:
                 self._notes.doubt(
@@ -259,11 +267,14 @@ def recognizes(path: Path) -> bool:
         return False
 
 
-def open_reader(path: Path, *, video: str = "refuse") -> LerobotReader:
+def open_reader(
+    path: Path, *, video: str = "refuse", done: str | None = None
+) -> LerobotReader:
     """Open a dataset as a source.
 
     Args:
         path: Its folder.
+        done: What ``next.done`` means, ``"terminated"`` or ``"truncated"``.
         video: ``"skip"`` leaves out what is kept as video, ``"refuse"`` refuses it.
     """
     if video not in VIDEOS:
@@ -271,6 +282,7 @@ def open_reader(path: Path, *, video: str = "refuse") -> LerobotReader:
             f"video: got {video!r}, expected one of {', '.join(VIDEOS)}; leave it out "
             "to refuse datasets with videos"
         )
+    check_meaning(done)
     info = _info(path)
     version = info.get("codebase_version")
     if not isinstance(version, str) or not version.startswith(("v2", "v3")):
@@ -280,7 +292,7 @@ def open_reader(path: Path, *, video: str = "refuse") -> LerobotReader:
         )
     frames = Frames(path)
     try:
-        return LerobotReader(frames, info, video)
+        return LerobotReader(frames, info, video, done)
     except BaseException:
         frames.close()
         raise

@@ -14,7 +14,7 @@ from mmreplay import files
 from mmreplay.convert.base import Notes
 from mmreplay.convert.description import Description
 from mmreplay.convert.foreign.columns import Later, Rows
-from mmreplay.convert.foreign.fields import ends_of, make_schema, scalar
+from mmreplay.convert.foreign.fields import ends_of, kept_of, make_schema, scalar
 from mmreplay.convert.foreign.images import LOSSY
 from mmreplay.convert.foreign.minari_hdf5 import Hdf5Episodes
 from mmreplay.convert.foreign.minari_out import MinariWriter
@@ -25,7 +25,7 @@ from mmreplay.format import strict_json
 from mmreplay.format.strict_json import Json
 
 FILE_NAME = "metadata.json"
-MAX_NBYTES = 16 << 20
+MAX_NBYTES = 64 << 20
 MAX_EPISODES = 10_000_000
 KEPT = (
     "dataset_id", "observation_space", "action_space", "env_spec", "author",
@@ -82,10 +82,9 @@ class MinariReader(StretchReader):
             f"{len(names):,} episodes of T steps and T + 1 observations were read in "
             "their order; terminations and truncations tell their ends"
         )
-        kept = {key: metadata[key] for key in KEPT if key in metadata}
         super().__init__(
             self._stretches_of(names), schema, notes, episodes.close,
-            user={"minari": kept},
+            user={"minari": kept_of(metadata, KEPT, notes)},
         )  # fmt: skip
         self._compare(metadata, len(names))
 

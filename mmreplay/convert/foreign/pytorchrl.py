@@ -10,8 +10,15 @@ from mmreplay.convert.arrays import Column
 from mmreplay.convert.base import Notes
 from mmreplay.convert.foreign import torch_head
 from mmreplay.convert.foreign.columns import Rows, single
-from mmreplay.convert.foreign.fields import Ends, ends_of, make_schema, scalar
-from mmreplay.convert.foreign.stretches import Stretch, StretchReader
+from mmreplay.convert.foreign.fields import (
+    Ends,
+    check_meaning,
+    ends_of,
+    make_schema,
+    mixed,
+    scalar,
+)
+from mmreplay.convert.foreign.stretches import TRUNCATED, Stretch, StretchReader
 from mmreplay.convert.foreign.tensors import TensorRows
 from mmreplay.errors import FormatError
 from mmreplay.files import File
@@ -25,8 +32,10 @@ SIZE, STEP = "size", "step"
 class PytorchrlReader(StretchReader):
     """Reads each process's rows, oldest first."""
 
-    def __init__(self, file: File, size: int | None, step: int | None) -> None:
-        self._file = file
+    def __init__(
+        self, file: File, size: int | None, step: int | None, done: str | None
+    ) -> None:
+        self._file, self._meant = file, done
         self._notes = notes = Notes()
         numbers: dict[str, int] = {}
         columns = pt.read_columns(file, notes, numbers)
@@ -90,11 +99,10 @@ class PytorchrlReader(StretchReader):
                 "it of an off-policy storage of pytorchrl; name its format with "
                 "format= (--from)"
             )
-        self._notes.doubt(
-            f"{NEXT_DONE!r} may mix time limits with terminations, and nothing tells "
-            "them apart: all are taken as terminations"
-        )
-        return ends_of(self._rows(NEXT_DONE, env_id), None)
+        if self._meant is None:
+            self._notes.doubt(mixed(NEXT_DONE))
+        rows = self._rows(NEXT_DONE, env_id)
+        return ends_of(None, rows) if self._meant == TRUNCATED else ends_of(rows, None)
 
 
 def _tensors(
@@ -124,7 +132,11 @@ def recognizes(path: Path) -> bool:
 
 
 def open_reader(
-    path: Path, *, size: int | None = None, step: int | None = None
+    path: Path,
+    *,
+    size: int | None = None,
+    step: int | None = None,
+    done: str | None = None,
 ) -> PytorchrlReader:
     """Open a dict of a storage's tensors as a source.
 
@@ -135,10 +147,12 @@ def open_reader(
         size: Rows that were written, the storage's ``size``; that of the file by
             default.
         step: The slot that would be written next, likewise.
+        done: What ``NextDone`` means, ``"terminated"`` or ``"truncated"``.
     """
+    check_meaning(done)
     file = File.open(path, None)
     try:
-        return PytorchrlReader(file, size, step)
+        return PytorchrlReader(file, size, step, done)
     except BaseException:
         file.close()
         raise

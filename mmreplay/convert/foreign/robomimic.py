@@ -11,7 +11,7 @@ import numpy as np
 from mmreplay.convert.base import Notes
 from mmreplay.convert.ends import Bools
 from mmreplay.convert.foreign.columns import Rows, single
-from mmreplay.convert.foreign.fields import Ends, ends_of, make_schema, scalar
+from mmreplay.convert.foreign.fields import Ends, ends_of, kept_of, make_schema, scalar
 from mmreplay.convert.foreign.hdf5 import Hdf5, begins_as_hdf5
 from mmreplay.convert.foreign.stretches import Stretch, StretchReader
 from mmreplay.errors import FormatError, ReplayError, SchemaError
@@ -41,15 +41,14 @@ class RobomimicReader(StretchReader):
                 f"{NEXT!r} are not there: what was seen after the last step of a "
                 "demonstration is not known"
             )
-        told = hdf5.attributes(f"/{DATA}").get("env_args")
-        user = {"robomimic": {"env_args": told}} if isinstance(told, str) else None
+        told = kept_of(hdf5.attributes(f"/{DATA}"), ["env_args"], notes)
 
         def stretches() -> Iterator[Stretch]:
             self._inner = 0
             for demo in demos:
                 yield self._stretch(demo)
 
-        super().__init__(stretches, schema, notes, hdf5.close, user=user)
+        super().__init__(stretches, schema, notes, hdf5.close, user={"robomimic": told})
         if self._inner:
             notes.doubt(
                 f"{self._inner:,} steps are done within a demonstration, and were not "

@@ -120,6 +120,18 @@ def test_without_done_all_episodes_are_truncated(tmp_path, rng):
     assert np.flatnonzero(ends).tolist() == [3, 4, 10]
 
 
+def test_what_done_means_can_be_said(tmp_path, rng):
+    folder = write(tmp_path / "set", frames(rng))
+    mr.load(folder, tmp_path / "over", done="terminated", strict=True)
+    mr.load(folder, tmp_path / "cut", done="truncated", strict=True)
+    for name, role in (("over", "terminated"), ("cut", "truncated")):
+        with mr.ReplayBuffer.open(tmp_path / name) as buffer:
+            ends = np.flatnonzero(buffer.gather_all()[role]).tolist()
+        assert ends == ([4, 10] if name == "over" else [3, 4, 10])
+    with pytest.raises(SchemaError, match="done: got 'both', expected one of termin"):
+        mr.load(folder, tmp_path / "both", done="both")
+
+
 def test_videos_are_refused_or_left_out(tmp_path, rng):
     data = frames(rng)
     features = {"observation.images.top": {"dtype": "video", "shape": [6, 5, 3]}}

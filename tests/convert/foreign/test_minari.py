@@ -276,6 +276,21 @@ def test_what_goes_out_comes_back(tmp_path, rng):
     assert_same(one, other)
 
 
+def test_the_space_of_large_images_is_made_anew(tmp_path, rng):
+    low, high = ([[[n] * 3] * 120] * 90 for n in (0, 255))
+    space = {"type": "Box", "dtype": "uint8", "shape": [90, 120, 3]}
+    space |= {"low": low, "high": high}
+    episodes = made(rng, (2,))
+    episodes[0][0] = rng.integers(0, 256, (3, 90, 120, 3), np.uint8)
+    folder = write(tmp_path / "a-v0", "hdf5", episodes, spaces=(space, DISCRETE))
+    report = mr.load(folder, tmp_path / "buffer")
+    assert any("'observation_space' of" in note for note in report.notes)
+    mr.export(tmp_path / "buffer", tmp_path / "b-v0", format="minari")
+    told = json.loads((tmp_path / "b-v0" / "data" / "metadata.json").read_text())
+    assert json.loads(told["observation_space"]) == space
+    assert told["jpeg_encoding"] is False
+
+
 def test_a_name_that_minari_would_not_take_is_refused(tmp_path, rng):
     mr.load(write(tmp_path / "a-v0", "hdf5", made(rng)), tmp_path / "buffer")
     with pytest.raises(SchemaError, match="dataset_id: got 'none', expected"):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
+from mmreplay.cli.exits import run
 from mmreplay.convert import registry
 from mmreplay.errors import CorruptError, FormatError, SchemaError, SourceError
 from tests.convert.contract import error_of, told
@@ -128,6 +129,14 @@ def test_no_pickle_is_run_without_leave(tmp_path, rng, make):
     with pytest.raises(SchemaError, match=r"a pickle is a program .*--allow-pickle"):
         mr.load(make(**steps(rng)), tmp_path / "target")
     assert not (tmp_path / "target").exists()
+
+
+def test_the_command_line_asks_for_leave(tmp_path, rng, make):
+    path = make(**steps(rng))
+    assert run(["convert", str(path), str(tmp_path / "target")]) == 3
+    assert not (tmp_path / "target").exists()
+    assert run(["convert", str(path), str(tmp_path / "t"), "--allow-pickle"]) == 0
+    assert (tmp_path / "t").exists()
 
 
 class Harm:

@@ -186,6 +186,9 @@ def test_a_storage_without_its_size_is_doubted(tmp_path, rng):
         assert buffer.num_envs == 3
     with pytest.raises(SourceError, match="expected a source that leaves nothing"):
         mr.load(path, tmp_path / "strict", strict=True)
+    mr.load(path, tmp_path / "told", strict=True, size=5, done="truncated")
+    with mr.ReplayBuffer.open(tmp_path / "told") as buffer:
+        assert not buffer.gather_all()["terminated"].any()
     with pytest.raises(FormatError, match="got size 11 and step 0, expected rows of"):
         mr.load(path, tmp_path / "other", size=11)
 
