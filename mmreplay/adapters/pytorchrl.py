@@ -28,6 +28,7 @@ from mmreplay.adapters.pytorchrl_data import (
     RHS2,
 )
 from mmreplay.adapters.pytorchrl_ring import RingStorage
+from mmreplay.adapters.pytorchrl_sequences import SequenceStorage
 from mmreplay.adapters.values import array_of
 from mmreplay.batch import Batch
 from mmreplay.errors import EmptyError, SchemaError
@@ -118,38 +119,16 @@ class MBReplayBuffer(RingStorage):
         return torch.from_numpy(rows.reshape(-1, rows.shape[-1])).to(self.device)
 
 
-class ReplayBuffer(RingStorage):
+class ReplayBuffer(SequenceStorage):
     """Storage for off-policy algorithms: uniform draws with replacement.
 
-    Hidden states are not stored: batches hold one row of zeros of them, as those of
-    pytorchrl do for actors that are not recurrent.
+    Where the actor is not recurrent, hidden states are not stored: batches hold one
+    row of zeros of them, as those of pytorchrl do.
     """
 
     storage_tensors: ClassVar[tuple[str, ...]] = (
         OBS, RHS, DONE, ACT, REW, IREW, OBS2, RHS2, DONE2, ACTPROBS,
     )  # fmt: skip
-    _unstored: ClassVar[tuple[str, ...]] = (RHS, RHS2)
-
-    def __init__(
-        self,
-        size: int,
-        device: Any,
-        actor: Any,
-        algorithm: Any,
-        envs: Any,
-        *,
-        path: StrPath | None = None,
-        resume: bool = False,
-    ) -> None:
-        """Make a storage; see `RingStorage`."""
-        if actor.is_recurrent:
-            raise SchemaError(
-                f"actor: got a recurrent {type(actor).__name__}, expected one without "
-                "memory; draw sequences from the ring's folder with "
-                "mmreplay.SequenceSampler"
-            )
-        self.recurrent_actor = False
-        super().__init__(size, device, actor, algorithm, envs, path=path, resume=resume)
 
     def generate_batches(
         self, num_mini_batch: int, mini_batch_size: int, num_epochs: int = 1
@@ -158,15 +137,20 @@ class ReplayBuffer(RingStorage):
 
         Args:
             num_mini_batch: How many.
-            mini_batch_size: Transitions of each.
+            mini_batch_size: Transitions of each; of a recurrent actor's, as many whole
+                sequences as hold more.
             num_epochs: Not used.
 
         Yields:
-            float32 ``[B, *shape]`` by key, or dicts of them.
+            float32 ``[B, *shape]`` by key, or dicts of them; of sequences, B is that of
+            all their rows, and of hidden states only the first ones are there.
 
         Raises:
-            EmptyError: There is no transition.
+            EmptyError: There is no transition, or no whole sequence.
         """
+        if self.recurrent_actor:
+            yield from self._batches(num_mini_batch, mini_batch_size)
+            return
         self._settle()
         for _ in range(num_mini_batch):
             yield self._batch(self._drawn(mini_batch_size))
@@ -182,11 +166,6 @@ class ReplayBuffer(RingStorage):
     def _batch(self, drawn: Batch) -> dict[str, Any]:
         found = self._tensors({p: drawn.fields[p] for p in drawn if p in self._paths})
         return found | self._tensors_of_none()
-
-    @property
-    def _paths(self) -> tuple[str, ...]:
-        assert self._ring is not None
-        return tuple(path for path in self._ring.schema.paths if path != ENDED)
 
     def _tensors_of_none(self) -> dict[str, Any]:
         """Zeros in place of hidden states, ``[1, *shape]``."""
@@ -233,6 +212,12 @@ class NStepReplayBuffer(ReplayBuffer):
         Raises:
             SchemaError: n_step is not positive, or the actor is recurrent.
         """
+        if actor.is_recurrent:
+            raise SchemaError(
+                f"actor: got a recurrent {type(actor).__name__}, expected one without "
+                "memory; use ReplayBuffer, or draw sequences from the ring's folder "
+                "with mmreplay.SequenceSampler"
+            )
         self.n_step, self.gamma = n_step, algorithm.gamma
         super().__init__(size, device, actor, algorithm, envs, path=path, resume=resume)
 

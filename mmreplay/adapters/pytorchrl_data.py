@@ -8,6 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.errors import SchemaError
+from mmreplay.schema import Field, Schema
+
 OBS, RHS, DONE, ACT, REW = (
     "Observation", "RecurrentHiddenStates", "Done", "Action", "Reward",
 )  # fmt: skip
@@ -72,3 +75,27 @@ def zeros_like(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: zeros_like(part) for name, part in value.items()}
     return np.zeros((1, *np.shape(value)), np.float32)
+
+
+def described(columns: Columns) -> tuple[Schema, int]:
+    """Schema, and number of environments, of rows ``[T, num_proc, *shape]`` by path.
+
+    Raises:
+        SchemaError: The environments of two values differ in number.
+    """
+    counts = {path: array.shape[1:2] for path, array in columns.items()}
+    if len(set(counts.values())) != 1 or () in counts.values():
+        raise SchemaError(
+            f"transition: got {counts} environments, expected one number of them for "
+            "all keys, the first axis of each value"
+        )
+    fields = {
+        path: Field(array.shape[2:], array.dtype) for path, array in columns.items()
+    }
+    roles = {
+        "observation": OBS, "action": ACT, "reward": REW, "next_observation": OBS2,
+    }  # fmt: skip
+    tops = {path.split("/")[0] for path in fields}
+    told = roles if tops >= set(roles.values()) else {}
+    (num_envs,) = next(iter(counts.values()))
+    return Schema.from_flat(fields, told), num_envs

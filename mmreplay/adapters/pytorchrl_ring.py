@@ -16,16 +16,13 @@ from numpy.typing import NDArray
 
 from mmreplay.adapters.home import Home, StrPath
 from mmreplay.adapters.pytorchrl_data import (
-    ACT,
     DONE2,
     ENDED,
     NARROW,
-    OBS,
-    OBS2,
-    REW,
     Columns,
     Factory,
     Slice,
+    described,
     put,
     zeros_like,
 )
@@ -35,7 +32,6 @@ from mmreplay.errors import SchemaError
 from mmreplay.nesting import unflatten
 from mmreplay.samplers.base import Sampler
 from mmreplay.samplers.uniform import UniformSampler
-from mmreplay.schema import Field, Schema
 from mmreplay.transforms.base import Transform
 
 COPY_ROWS = 1024
@@ -50,7 +46,7 @@ class RingStorage:
     """
 
     storage_tensors: ClassVar[tuple[str, ...]] = ()
-    _unstored: ClassVar[tuple[str, ...]] = ()
+    _unstored: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -162,23 +158,9 @@ class RingStorage:
 
     def _make(self, columns: Columns) -> None:
         """Make the ring for rows ``[T, num_proc, *shape]``."""
-        counts = {path: array.shape[1:2] for path, array in columns.items()}
-        if len(set(counts.values())) != 1 or () in counts.values():
-            raise SchemaError(
-                f"transition: got {counts} environments, expected one number of them "
-                "for all keys, the first axis of each value"
-            )
-        fields = {
-            path: Field(array.shape[2:], array.dtype) for path, array in columns.items()
-        }
-        roles = {
-            "observation": OBS, "action": ACT, "reward": REW, "next_observation": OBS2,
-        }  # fmt: skip
-        tops = {path.split("/")[0] for path in fields}
-        told = roles if tops >= set(roles.values()) else {}
-        (num_envs,) = next(iter(counts.values()))
+        schema, num_envs = described(columns)
         self._ring = self.home.ring(
-            Schema.from_flat(fields, told), self.max_size, num_envs,
+            schema, self.max_size, num_envs,
             sampler=self._sampler(), transforms=self._transforms(),
         )  # fmt: skip
 
@@ -249,7 +231,7 @@ class RingStorage:
             SchemaError: Lengths differ, or as `insert_transition`; nothing is in.
         """
         if isinstance(new_data, Slice) and new_data.storage is self:
-            if new_data.range == self._forgotten:
+            if self._owns(new_data.range):
                 self._slices.pop(id(new_data), None)
                 self._forgotten = None
                 return
@@ -269,6 +251,10 @@ class RingStorage:
         assert self._ring is not None
         self._keep(min(lengths.values()))
         self._ring.extend(self._known(columns))
+
+    def _owns(self, rows: tuple[int, int]) -> bool:
+        """Whether these are the rows that were forgotten."""
+        return rows == self._forgotten
 
     def _keep(self, coming: int) -> None:
         """Read what was taken out and not looked at before it is overwritten."""
@@ -317,10 +303,8 @@ class RingStorage:
         if self._ring is None:
             return found
         places = np.arange(first, stop)[:, None]
-        for path in self._ring.schema.paths:
-            if path == ENDED:
-                continue
-            envs = np.arange(self._ring.num_envs)
+        envs = np.arange(self._ring.num_envs)
+        for path in self._paths:
             array = self._ring.get_field(path, envs, places).astype(np.float32)
             put(found, path, array)
         return found
@@ -339,11 +323,16 @@ class RingStorage:
         self._keep(self.max_size)
         first, stop = self._alive()
         self._forgotten = None
+        shift = int(self._ring.heads[0]) - first
         if stop > first:
             self._copy_forward(first, stop)
         else:
             self._ring.clear()
         self._mark = int(self._ring.heads[0])
+        self._moved(shift)
+
+    def _moved(self, shift: int) -> None:
+        """Rows that are kept were copied forward by so many positions."""
 
     def _copy_forward(self, first: int, stop: int) -> None:
         """Write older rows again behind the newest, and give up all before them.
@@ -381,6 +370,11 @@ class RingStorage:
             self._max_size = int(new_parameter_value)
         elif hasattr(self, parameter_name):
             setattr(self, parameter_name, new_parameter_value)
+
+    @property
+    def _paths(self) -> tuple[str, ...]:
+        assert self._ring is not None
+        return tuple(path for path in self._ring.schema.paths if path != ENDED)
 
     def _tensors(self, fields: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
         """A batch of fields by key, float32 on the device."""

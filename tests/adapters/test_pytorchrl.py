@@ -232,11 +232,6 @@ def test_a_ring_that_is_there_needs_resume_and_goes_on(make):
     assert "ring" in repr(again)
 
 
-def test_recurrent_actors_are_refused(make):
-    with pytest.raises(SchemaError, match=r"draw sequences from the ring's folder"):
-        make(with_=actor(recurrent=True))
-
-
 @pytest.mark.parametrize("count", [12, 13])
 def test_model_based_batches_hold_every_row_once(make, count):
     model = actor()

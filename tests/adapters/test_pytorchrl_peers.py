@@ -165,6 +165,34 @@ def test_model_based_batches_hold_the_same_examples(tmp_path, count):
     mine.close()
 
 
+@pytest.mark.parametrize("overlap", [0.0, 0.4])
+def test_sequences_overlap_and_begin_anew_as_in_pytorchrl(tmp_path, overlap):
+    storages = []
+    for module, options in ((ours, {"path": tmp_path / "ring"}), (theirs, {})):
+        remembering = actor()
+        remembering.is_recurrent, remembering.sequence_overlap = True, overlap
+        make = module.ReplayBuffer.create_factory(40, **options)
+        storages.append(make("cpu", remembering, algorithm(), None))
+    mine, other = storages
+    assert mine.max_size == other.max_size
+    number = 0
+    for _ in range(4):
+        for _ in range(5 if number == 0 else other.non_overlap_length):
+            for storage in storages:
+                storage.insert_transition(transition(number, envs=2))
+            number += 1
+            assert (mine.size, mine.step) == (other.size, other.step)
+            whole = other.get_data_slice(0, other.size)
+            assert_same(mine.get_data_slice(0, mine.size), whole)
+        sent = [storage.get_all_buffer_data(data_to_cpu=True) for storage in storages]
+        assert_same(*sent)
+        batches = [next(storage.generate_batches(1, 12)) for storage in storages]
+        assert_alike(*batches)
+        for storage in storages:
+            storage.reset()
+    mine.close()
+
+
 class Pendulum(gym.Env):
     """Gymnasium's, as pytorchrl expects environments to be."""
 

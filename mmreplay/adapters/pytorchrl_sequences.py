@@ -1,0 +1,194 @@
+"""Whole sequences for recurrent actors, which overlap by rows that are stored twice.
+
+As in pytorchrl, rows form sequences one after the other; where one is full, its last
+rows are inserted again, so that they begin the next. The *grid* says where sequences
+begin: it starts anew with each reset, and with each writer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.adapters.home import StrPath
+from mmreplay.adapters.pytorchrl_data import RHS, RHS2, Slice
+from mmreplay.adapters.pytorchrl_ring import RingStorage
+from mmreplay.errors import EmptyError
+
+Ids = NDArray[np.int64]
+KEY = "pytorchrl"
+
+
+class Grid:
+    """Where sequences begin.
+
+    Attributes:
+        origins: Positions at which the grid starts anew, ascending.
+    """
+
+    def __init__(self, length: int, origins: list[int]) -> None:
+        """Lay sequences of a length from origins on."""
+        self.length = length
+        self.origins = origins
+
+    def start(self, position: int) -> None:
+        """Start anew at a position, if no sequence begins there anyhow."""
+        if (position - self.origins[-1]) % self.length:
+            self.origins.append(position)
+
+    def moved(self, shift: int, mark: int) -> None:
+        """Follow rows that were copied forward, up to a mark where it starts anew."""
+        kept = [origin + shift for origin in self.origins if origin + shift < mark]
+        self.origins = kept or [mark]
+        self.start(mark)
+
+    def places(self, first: int, stop: int) -> tuple[Ids, Ids]:
+        """First whole sequence of each part of the grid, and how many there are.
+
+        Args:
+            first: The oldest row.
+            stop: One past the newest.
+        """
+        begin = np.array(self.origins)
+        end = np.append(begin[1:], stop)
+        begin = begin + -(-np.maximum(first - begin, 0) // self.length) * self.length
+        return begin, np.maximum(end - begin, 0) // self.length
+
+    def draw(
+        self, first: int, stop: int, count: int, random: np.random.Generator
+    ) -> Ids:
+        """Positions at which drawn sequences begin, int64 ``[count]``, uniformly."""
+        begin, counts = self.places(first, stop)
+        edges = np.cumsum(counts)
+        if not edges[-1]:
+            raise EmptyError(
+                f"cannot draw {count} sequences: got {stop - first} rows, expected at "
+                f"least {self.length} that follow each other; insert transitions first"
+            )
+        ranks = random.integers(edges[-1], size=count)
+        which = np.searchsorted(edges, ranks, side="right")
+        starts: Ids = begin[which] + (ranks - (edges - counts)[which]) * self.length
+        return starts
+
+
+class SequenceStorage(RingStorage):
+    """A storage that keeps sequences where the actor is recurrent.
+
+    Attributes:
+        recurrent_actor: Whether it is.
+        sequence_length: Rows of a sequence: the algorithm's ``update_every``.
+        overlap_length: Rows that a sequence shares with the one before.
+        non_overlap_length: Its other rows.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        device: Any,
+        actor: Any,
+        algorithm: Any,
+        envs: Any,
+        *,
+        path: StrPath | None = None,
+        resume: bool = False,
+    ) -> None:
+        """Make a storage; see `RingStorage`. Sequences are kept twice the size."""
+        self.recurrent_actor = bool(actor.is_recurrent)
+        self._grid: Grid | None = None
+        if self.recurrent_actor:
+            length = int(algorithm.update_every)
+            self.sequence_length = length
+            self.overlap_length = int(actor.sequence_overlap * length)
+            self.non_overlap_length = length - self.overlap_length
+            self.staged_overlap: Mapping[str, Any] | None = None
+            self._grid = Grid(length, [0])
+            size = size // length * length * 2
+        else:
+            self._unstored = (RHS, RHS2)
+        super().__init__(size, device, actor, algorithm, envs, path=path, resume=resume)
+        self._random = np.random.default_rng(self._seed)
+        if self._grid is not None and self._ring is not None:
+            told = self._ring.statistics.get(KEY, {"grid": [0]})
+            self._grid.origins = [int(origin) for origin in told["grid"]]
+            self._grid.start(self._mark)
+            self._note()
+
+    def _note(self) -> None:
+        """Keep the grid with the data; parts that are overwritten are let go."""
+        assert self._ring is not None
+        assert self._grid is not None
+        first = int(self._ring.span.first[0])
+        past = [n for n, origin in enumerate(self._grid.origins) if origin <= first]
+        self._grid.origins = self._grid.origins[past[-1] if past else 0 :]
+        self._ring.set_statistics({KEY: {"grid": self._grid.origins}})
+
+    def insert_transition(self, sample: Mapping[str, Any]) -> None:
+        """Insert one step of every environment; see `RingStorage`.
+
+        Where it begins a sequence, the end of the one before is inserted again first.
+        """
+        if self._grid is not None and self.overlap_length:
+            self._settle()
+            _, stop = self._alive()
+            since = stop - self._grid.origins[-1]
+            if since and since % self.sequence_length == 0:
+                first = max(0, self.size - self.overlap_length)
+                self.insert_data_slice(self.get_data_slice(first, self.size))
+        super().insert_transition(sample)
+
+    def get_all_buffer_data(self, data_to_cpu: bool = False) -> Mapping[str, Any]:
+        """All rows inserted since the last reset; of sequences, those that are whole.
+
+        Args:
+            data_to_cpu: Keep the newest rows as well, for `reset` to begin with.
+        """
+        found = super().get_all_buffer_data(data_to_cpu)
+        if self._grid is None or not isinstance(found, Slice):
+            return found
+        first, stop = found.range
+        if data_to_cpu:
+            ahead = max(0, self.size - self.overlap_length)
+            self.staged_overlap = self.get_data_slice(ahead, self.size)
+        return self._sliced(first, stop - (stop - first) % self.sequence_length)
+
+    def _owns(self, rows: tuple[int, int]) -> bool:
+        """Whether these are the rows that were forgotten, but for half a sequence."""
+        if self._grid is None or self._forgotten is None:
+            return super()._owns(rows)
+        return rows[0] == self._forgotten[0] and rows[1] <= self._forgotten[1]
+
+    def reset(self) -> None:
+        """Forget the rows inserted since the last reset; begin with what was kept."""
+        super().reset()
+        if self._grid is not None and self.staged_overlap is not None:
+            staged, self.staged_overlap = self.staged_overlap, None
+            if self.overlap_length:
+                self.insert_data_slice(staged)
+
+    def _moved(self, shift: int) -> None:
+        if self._grid is not None:
+            self._grid.moved(shift, self._mark)
+            self._note()
+
+    def _sequences(self, mini_batch_size: int) -> dict[str, Any]:
+        """A batch of whole sequences, ``[S * length, *shape]``; hidden states first."""
+        assert self._grid is not None
+        length = self.sequence_length
+        first, stop = self._alive()
+        count = mini_batch_size // length + 1
+        starts = self._grid.draw(first, stop, count, self._random)
+        assert self._ring is not None
+        env_ids = self._random.integers(self._ring.num_envs, size=count)
+        places = starts[:, None] + np.arange(length)
+        drawn = self._ring.take(np.repeat(env_ids, length), places.reshape(-1))
+        fields = {path: drawn.fields[path] for path in self._paths}
+        hidden = [path for path in fields if path.split("/")[0] in (RHS, RHS2)]
+        return self._tensors(fields | {path: fields[path][::length] for path in hidden})
+
+    def _batches(self, num_mini_batch: int, size: int) -> Iterator[dict[str, Any]]:
+        self._settle()
+        for _ in range(num_mini_batch):
+            yield self._sequences(size)
