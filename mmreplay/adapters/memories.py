@@ -197,6 +197,8 @@ class Memory(Rows):
     def _parted(self, batch: Batch, names: Sequence[str], mini_batches: int) -> Samples:
         """Tensors of a batch, or of its windows one after another."""
         found = [self._shown(batch, name) for name in names]
+        if mini_batches == 1:
+            return [found]
         parts = [
             [None] * mini_batches
             if tensor is None
@@ -209,7 +211,8 @@ class Memory(Rows):
         if name not in self._declared and not self.strict:
             return None
         tensor = self._known(name)
-        return tensor.shown(batch.fields[tensor.path]).to(self.device)
+        found = tensor.shown(batch.fields[tensor.path])
+        return found if self._on_cpu else found.to(self.device)
 
     def get_sampling_indexes(self) -> torch.Tensor | None:
         """Cells drawn last, int64 ``[n]``, or None."""

@@ -86,6 +86,7 @@ class Rows:
         default = "cuda:0" if torch.cuda.is_available() else "cpu"
         self.memory_size, self.num_envs = memory_size, num_envs
         self.device = torch.device(default if device is None else device)
+        self._on_cpu = self.device.type == "cpu"
         self.export, self.export_format = export, export_format
         self.export_directory = export_directory
         self.filled = False
@@ -284,7 +285,7 @@ class Rows:
         columns = {}
         for name, value in given.items():
             tensor = self._declared[name]
-            columns[tensor.path] = tensor.stored(value.reshape(count, *tensor.shape))
+            columns[tensor.path] = tensor.stored(value if lead else value[None])
         return columns, count, count == num_envs > 1 and bool(lead)
 
     def _put(self, ring: ReplayBuffer, columns: Columns, done: int, count: int) -> int:

@@ -14,14 +14,14 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from mmreplay.adapters.home import Home, StrPath
+from mmreplay.adapters.sb3_steps import Steps
 from mmreplay.batch import Batch
 from mmreplay.buffer.replay_buffer import ReplayBuffer as Ring
 from mmreplay.errors import EmptyError, SchemaError
-from mmreplay.nesting import unflatten
 from mmreplay.samplers.base import Sampler
 from mmreplay.samplers.prioritized import PrioritizedSampler
 from mmreplay.samplers.uniform import UniformSampler
-from mmreplay.schema import Field, Schema
+from mmreplay.schema import Field
 from mmreplay.transforms.nstep import NStep
 
 try:
@@ -32,8 +32,6 @@ except ModuleNotFoundError as error:
         "mmreplay.adapters.sb3 needs stable-baselines3, which is not installed; "
         "pip install stable-baselines3"
     ) from error
-
-Arrays = dict[str, NDArray[Any]]
 
 
 class Samples(type_aliases.ReplayBufferSamples):  # type: ignore[misc]  # untyped here
@@ -126,36 +124,21 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         self._declare()
         self.home = Home("sb3", path, resume)
         self.ring: Ring | None = None
-        # What the last step led to, by which a step that does not follow is told.
-        self._led_to: Arrays | None = None
-        self._over = np.zeros(n_envs, bool)
         if self.home.resumed:
             self._ready()
 
     def _declare(self) -> None:
         """Lay out the fields of a step."""
-        space, shapes = self.observation_space, self.obs_shape
-        self._keys = _keys(shapes)
-        fields: dict[str, Field] = {}
-        for key, path in self._keys.items():
-            shape = shapes if key is None else shapes[key]
-            dtype = (space if key is None else space.spaces[key]).dtype
-            fields[f"observation{path}"] = Field(shape, dtype)
-        if not self.optimize_memory_usage:
-            fields |= {f"next_{path}": field for path, field in fields.items()}
         dtype = self._maybe_cast_dtype(self.action_space.dtype)
-        fields |= {
-            "action": Field((self.action_dim,), dtype),
-            "reward": Field((), "float32"),
-            "terminated": Field((), "bool"),
-            "truncated": Field((), "bool"),
-        }
-        self._schema = Schema.from_flat(fields)
+        self._steps = Steps(
+            self.observation_space, self.obs_shape, Field((self.action_dim,), dtype),
+            self.n_envs, self.optimize_memory_usage,
+        )  # fmt: skip
 
     def _ready(self) -> Ring:
         if self.ring is None:
             self.ring = self.home.ring(
-                self._schema, self.buffer_size, self.n_envs,
+                self._steps.schema, self.buffer_size, self.n_envs,
                 autoreset="same_step", sampler=self.sampler,
                 transforms=self._transforms, on_resume="truncate",
             )  # fmt: skip
@@ -210,52 +193,21 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         Raises:
             SchemaError: A shape or dtype does not fit the spaces.
         """
-        ring = self._ready()
-        now, then = self._observed(obs), self._observed(next_obs)
-        self._cut_where_apart(ring, now)
-        ended = np.asarray(done, bool)
+        ring, steps = self._ready(), self._steps
+        now, then = steps.observed(obs), steps.observed(next_obs)
+        apart = steps.apart(now)
+        if len(apart):
+            ring.cut(apart)
+        ended = np.asarray(done, bool).reshape(self.n_envs)
         timeouts = np.zeros(self.n_envs, bool)
-        if self.handle_timeout_termination:
+        if self.handle_timeout_termination and ended.any():
             timeouts[:] = [info.get("TimeLimit.truncated", False) for info in infos]
-        step: Arrays = {
-            **{f"observation{path}": array for path, array in now.items()},
-            "action": np.asarray(action, self._schema["action"].numpy).reshape(
-                self.n_envs, self.action_dim
-            ),
-            "reward": np.asarray(reward, np.float32),
-            "terminated": ended & ~timeouts,
-            "truncated": ended & timeouts,
-        }
-        if self.optimize_memory_usage:
-            final = unflatten({f"final{path}": array for path, array in then.items()})
-            ring.add(step, final_observation=final["final"] if ended.any() else None)
-        else:
-            step |= {f"next_observation{path}": array for path, array in then.items()}
+        step, final = steps.rows(now, then, action, reward, ended, timeouts)
+        if final is None:
             ring.add(step)
-        self._led_to, self._over = then, ended
-
-    def _observed(self, obs: Any) -> Arrays:
-        """Observations as they are stored, by what follows the role in their path."""
-        found = {}
-        for key, path in self._keys.items():
-            field = self._schema[f"observation{path}"]
-            array = np.array(obs if key is None else obs[key], field.numpy)
-            found[path] = array.reshape(self.n_envs, *field.shape)
-        return found
-
-    def _cut_where_apart(self, ring: Ring, now: Arrays) -> None:
-        """End episodes that go on elsewhere than where their last step led to.
-
-        A second ``learn()`` resets the environments, and says so to no buffer.
-        """
-        if self._led_to is None:
-            return
-        apart = np.zeros(self.n_envs, bool)
-        for path, array in now.items():
-            apart |= (_bits(array) != _bits(self._led_to[path])).any(axis=1)
-        apart &= ~self._over
-        if apart.any():
-            ring.cut(np.flatnonzero(apart))
+        else:
+            ring.add(step, final_observation=final)
+        steps.lead_to(then, ended)
 
     def sample(self, batch_size: int, env: Any = None) -> Any:
         """Draw a batch.
@@ -280,7 +232,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
     def _samples(self, batch: Batch, env: Any) -> Any:
         fields = batch.fields
         now, then = (
-            self._normalize_obs(self._shown(fields, role), env)
+            self._normalize_obs(self._steps.shown(fields, role), env)
             for role in ("observation", "next_observation")
         )
         ends = fields["terminated"].astype(np.float32)
@@ -293,11 +245,6 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         )
         samples.batch = batch
         return samples
-
-    def _shown(self, fields: Arrays, role: str) -> Any:
-        if None in self._keys:
-            return fields[role]
-        return {key: fields[role + path] for key, path in self._keys.items()}
 
     def _tensor(self, value: Any) -> Any:
         if value is None:
@@ -327,9 +274,9 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
 
     def reset(self) -> None:
         """Give up all transitions."""
-        self._led_to = None
         if self.ring is not None:
             self.ring.clear()
+            self._steps.lead_to({}, np.zeros(self.n_envs, bool))
 
     def close(self) -> None:
         """Commit and close the files; dropping the buffer, and exit, do so as well."""
@@ -341,7 +288,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         Raises:
             FormatError: The buffer is in a temporary folder.
         """
-        left_out = ("ring", "sampler", "_led_to")
+        left_out = ("ring", "sampler", "_steps")
         state = {k: v for k, v in self.__dict__.items() if k not in left_out}
         return state | {"_drawn": self.sampler.state_dict()}
 
@@ -349,7 +296,8 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         """Open the data that the path leads to; it may have grown since."""
         drawn = state.pop("_drawn")
         self.__dict__ |= state
-        self.ring = self._led_to = None
+        self.ring = None
+        self._declare()
         self.sampler = _sampler(self._prioritized, None)
         self.sampler.load_state_dict(drawn)
         if self.home.resumed:
@@ -385,15 +333,3 @@ def _sampler(prioritized: bool | Mapping[str, Any], seed: int | None) -> Sampler
         return UniformSampler(seed)
     options = {} if prioritized is True else dict(prioritized)
     return PrioritizedSampler(**{"seed": seed, **options})
-
-
-def _keys(shapes: Any) -> dict[str | None, str]:
-    """What follows the role in a path, by the key of a Dict; one and nothing else."""
-    if isinstance(shapes, dict):
-        return {key: f"/{key}" for key in shapes}
-    return {None: ""}
-
-
-def _bits(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """Bytes of each environment's array: NaN equals itself."""
-    return np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8)

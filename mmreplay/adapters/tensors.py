@@ -69,26 +69,32 @@ class Tensor:
         Raises:
             SchemaError: It is no sample, and no samples.
         """
-        axes = value.ndim - len(self.shape)
-        if not 0 <= axes <= 1 or value.shape[axes:] != self.shape:
+        got = value.shape
+        axes = len(got) - len(self.shape)
+        if not 0 <= axes <= 1 or got[axes:] != self.shape:
             raise SchemaError(
                 f"tensor {self.name!r}: got shape {list(value.shape)}, expected "
                 f"[n, {', '.join(map(str, self.shape))}], or one sample without n"
             )
-        return tuple(value.shape[:axes])
+        return tuple(got[:axes])
 
     def stored(self, value: torch.Tensor) -> NDArray[Any]:
         """Samples ``[n, *shape]`` as their field stores them, cast as torch casts."""
-        value = value.detach().to("cpu", self.dtype)
+        if value.dtype is not self.dtype or not value.is_cpu:
+            value = value.to("cpu", self.dtype)
         if self.dtype is torch.bfloat16:
             value = value.contiguous().view(torch.uint16)
-        return value.numpy().reshape(len(value), *self.field.shape)
+        array: NDArray[Any] = value.detach().numpy()
+        shape = (len(array), *self.field.shape)
+        return array if array.shape == shape else array.reshape(shape)
 
     def shown(self, array: NDArray[Any]) -> torch.Tensor:
         """Stored values ``[*lead, *field.shape]`` as a tensor ``[n, *shape]``."""
         value = torch.from_numpy(np.ascontiguousarray(array))
         if self.dtype is torch.bfloat16:
             value = value.view(torch.bfloat16)
+        if array.ndim == len(self.shape) + 1 and array.shape[1:] == self.shape:
+            return value
         return value.reshape(-1, *self.shape)
 
 

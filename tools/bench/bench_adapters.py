@@ -2,8 +2,9 @@
 
 Vector transitions (obs f32[17], action f32[6]) go into full memories of the sizes that
 each library is used at: ours in files, through the adapter, theirs in RAM, through
-their own class, one process, in turns. A ratio above 1 says that ours takes less time.
-Libraries that are not installed are left out, and ours is then timed alone.
+their own class, one process, in turns. A ratio above 1 says that ours takes less time;
+an agent that learns once a step does "both". Libraries that are not installed are left
+out, and ours is then timed alone.
 """
 
 from __future__ import annotations
@@ -229,11 +230,16 @@ def measure(folder: Path, sizes: Sizes, originals: list[str]) -> dict[str, objec
             name: lambda face=face: face.sample(sizes.batch)  # type: ignore[misc]
             for name, face in faces.items()
         }
+        both: dict[str, Side] = {
+            name: lambda face=face: (face.add(), face.sample(sizes.batch))  # type: ignore[misc]
+            for name, face in faces.items()
+        }
         told[system] = {
             part: {"speedup": speedups(times), "median_us": medians_us(times)}
             for part, times in (
                 ("add", race(adds, sizes.turns, sizes.calls)),
                 ("sample", race(draws, sizes.turns, sizes.calls)),
+                ("both", race(both, sizes.turns, sizes.calls)),
             )
         }
     return told

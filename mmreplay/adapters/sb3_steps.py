@@ -1,0 +1,122 @@
+"""Stable-Baselines3's steps as rows: fields, observations, and what follows what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.nesting import unflatten
+from mmreplay.schema import Field, Schema
+
+Arrays = dict[str, NDArray[Any]]
+NONE = np.empty(0, np.int64)
+
+
+class Steps:
+    """The rows of one buffer's steps.
+
+    Attributes:
+        schema: Their fields.
+    """
+
+    def __init__(
+        self, space: Any, shapes: Any, action: Field, num_envs: int, once: bool
+    ) -> None:
+        """Lay steps out.
+
+        Args:
+            space: Of observations; a Dict gives each key a field.
+            shapes: Of observations, by key where it is a Dict.
+            action: The action's field.
+            num_envs: Environments.
+            once: Observations are stored once, and next ones derived.
+        """
+        dicts = isinstance(shapes, dict)
+        keys = {key: f"/{key}" for key in shapes} if dicts else {None: ""}
+        self._num_envs, self._once = num_envs, once
+        self._kinds = [
+            (key, path, Field(shapes[key], space.spaces[key].dtype))
+            if key is not None
+            else (key, path, Field(shapes, space.dtype))
+            for key, path in keys.items()
+        ]
+        fields = {f"observation{path}": field for _, path, field in self._kinds}
+        if not once:
+            fields |= {f"next_{path}": field for path, field in fields.items()}
+        fields |= {
+            "action": action,
+            "reward": Field((), "float32"),
+            "terminated": Field((), "bool"),
+            "truncated": Field((), "bool"),
+        }
+        self.schema = Schema.from_flat(fields)
+        self._action = action
+        # What the last step led to, by which a step that does not follow is told.
+        self._led_to: Arrays = {}
+        self._over = np.zeros(num_envs, bool)
+
+    def observed(self, given: Any) -> Arrays:
+        """Observations as they are stored, by what follows the role in their path."""
+        found = {}
+        for key, path, field in self._kinds:
+            array = np.array(given if key is None else given[key], field.numpy)
+            found[path] = array.reshape(self._num_envs, *field.shape)
+        return found
+
+    def shown(self, fields: Arrays, role: str) -> Any:
+        """Observations of a batch as they were given."""
+        if self._kinds[0][0] is None:
+            return fields[role]
+        return {key: fields[role + path] for key, path, _ in self._kinds}
+
+    def rows(
+        self, now: Arrays, then: Arrays, action: Any, reward: Any,
+        ended: NDArray[np.bool_], timeouts: NDArray[np.bool_],
+    ) -> tuple[dict[str, Any], Any]:  # fmt: skip
+        """One step of each environment, and the final observation where one ended.
+
+        Args:
+            now: What `observed` made of the observations.
+            then: Of the next ones.
+            action: ``[E, *shape]``, or of as many numbers.
+            reward: ``[E]``.
+            ended: bool ``[E]``.
+            timeouts: bool ``[E]``.
+        """
+        shape = (self._num_envs, *self._action.shape)
+        step: dict[str, Any] = {f"observation{path}": now[path] for path in now}
+        step["action"] = np.asarray(action, self._action.numpy).reshape(shape)
+        step["reward"] = np.asarray(reward, np.float32).reshape(self._num_envs)
+        step["terminated"] = ended & ~timeouts
+        step["truncated"] = ended & timeouts
+        final = None
+        if not self._once:
+            step |= {f"next_observation{path}": then[path] for path in then}
+        elif ended.any():
+            final = unflatten({f"final{path}": then[path] for path in then})["final"]
+        if self._num_envs == 1:
+            # Which is the ring's quickest way in.
+            step = {p: a[0] if a.ndim > 1 else a.item() for p, a in step.items()}
+        return step, final
+
+    def apart(self, now: Arrays) -> NDArray[np.int64]:
+        """Environments that go on elsewhere than where their last step led to.
+
+        A second ``learn()`` resets the environments, and says so to no buffer.
+        """
+        found = self._over  # and so none of those
+        for path, led_to in self._led_to.items():
+            # Bytes: NaN equals itself.
+            if now[path].tobytes() != led_to.tobytes():
+                found = found | (_bits(now[path]) != _bits(led_to)).any(axis=1)
+        return NONE if found is self._over else np.flatnonzero(found & ~self._over)
+
+    def lead_to(self, then: Arrays, ended: NDArray[np.bool_]) -> None:
+        """Remember what steps led to, and whose episode is over; nothing for `{}`."""
+        self._led_to, self._over = then, ended
+
+
+def _bits(array: NDArray[Any]) -> NDArray[np.uint8]:
+    return np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8)
