@@ -16,6 +16,7 @@ from mmreplay.buffer.steps import Fields
 from mmreplay.buffer.view import LiveView, Moment
 from mmreplay.episodes import FINAL, EpisodeIndex
 from mmreplay.errors import EmptyError, SchemaError
+from mmreplay.files import File
 from mmreplay.format.metadata import Metadata
 from mmreplay.ring import Span
 from mmreplay.samplers.base import Draw, Home, Sampler
@@ -48,6 +49,11 @@ class Reading:
     def refresh(self) -> None:
         """Look at what the writer published since."""
         self.view.refresh()
+
+    @property
+    def files(self) -> list[File]:
+        """Open files that hold the rows."""
+        return self._store.files
 
     @property
     def span(self) -> Span:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from mmreplay import __version__, kernels
+from mmreplay.cli.bench import bench
 from mmreplay.cli.change import clear, resize
 from mmreplay.cli.convert import convert
 from mmreplay.cli.head import head
@@ -52,6 +53,6 @@ def _common(
 
 
 for command in (
-    record, info, head, plan, stats, plot, convert, verify, clear, resize,
+    record, info, head, plan, stats, plot, convert, verify, bench, clear, resize,
 ):  # fmt: skip
     app.command(command.__name__)(command)

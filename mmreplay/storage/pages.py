@@ -77,6 +77,15 @@ class Pages:
             self._file.will_need(offset, nbytes)
         return sum([nbytes for _, nbytes in ranges])
 
+    def drop(self, rows: NDArray[np.int64]) -> None:
+        """Let go of the rows' pages, those that nobody has mapped or changed."""
+        for offset, nbytes in self._ranges(rows):
+            os.posix_fadvise(self._file.fd, offset, nbytes, os.POSIX_FADV_DONTNEED)
+
+    def cached(self, rows: NDArray[np.int64]) -> list[bool]:
+        """Whether the first page of each row is in memory."""
+        return [self._cached(row * self._row_nbytes) for row in rows.tolist()]
+
     def _wanted(self, rows: NDArray[np.int64]) -> bool:
         """Whether to ask."""
         if self._advise != "auto" or not len(rows):
@@ -99,9 +108,8 @@ class Pages:
     def _resident(self, rows: NDArray[np.int64]) -> bool:
         """Tell whether the pages of a few rows are all in memory."""
         step = max(1, len(rows) // SAMPLED_ROWS)
-        return all(
-            self._cached(row * self._row_nbytes) for row in rows[::step].tolist()
-        )
+        some = rows[::step].tolist()
+        return all(self._cached(row * self._row_nbytes) for row in some)
 
     def _cached(self, offset: int) -> bool:
         """Whether the page of a byte is in memory."""

@@ -1,0 +1,25 @@
+"""mmreplay bench says how fast a buffer is, and refuses what it cannot measure."""
+
+from mmreplay.cli.exits import run
+
+
+def test_bench_tells_rates_and_where_the_files_are(facts, path):
+    found = facts("bench", path, "--seconds", "0.02", "--batch-size", "16")
+    assert found["batch_size"] == 16
+    assert found["warm"]["rows_per_s"] > 0
+    assert found["larger"]["mb_per_s"] > 0
+    assert found["memory"]["mapped"] > 0
+    assert isinstance(found["advice"], list)
+    assert found["file_system"]
+
+
+def test_bench_prints_a_table(path, capsys):
+    assert run(["bench", str(path), "--seconds", "0.02"]) == 0
+    told = capsys.readouterr().out
+    for words in ("in memory", "on disk, asked for at once", "4,096", "private"):
+        assert words in told
+
+
+def test_time_is_above_zero(path, capsys):
+    assert run(["bench", str(path), "--seconds", "0"]) == 2
+    assert "--seconds: got 0.0, expected a number above 0" in capsys.readouterr().err
