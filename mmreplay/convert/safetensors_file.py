@@ -81,6 +81,7 @@ class SafetensorsPlan:
 
     def _header(self, sums: Mapping[str, int]) -> bytes:
         crcs = {name + self._suffix: f"{crc:08x}" for name, crc in sums.items()}
+        crcs |= {key: f"{_told_sum(text):08x}" for key, text in self._told.items()}
         metadata = {**self._told, SUMS: json.dumps(crcs)}
         value = {METADATA: metadata, **self._tensors}
         data = json.dumps(value, separators=(",", ":")).encode()
@@ -114,6 +115,7 @@ def parse(file: File) -> tuple[dict[str, Any], dict[str, Column]]:
     spans = {name: _tensor(file, name, value) for name, value in header.items()}
     _check_tiled(file, start, spans)
     sums = _sums(file, metadata)
+    _check_told(file, metadata, sums)
     columns = {
         name: _column(file, start + first, name, dtype, shape, sums.get(name))
         for name, (dtype, shape, first, _) in spans.items()
@@ -229,6 +231,21 @@ def _sums(file: File, metadata: dict[str, Any]) -> dict[str, int]:
         return {key: int(crc, 16) for key, crc in value.items()}
     except (TypeError, ValueError):
         raise FormatError(f"{name} holds no checksums of 8 hex digits") from None
+
+
+def _told_sum(told: str) -> int:
+    return crc32c(memoryview(told.encode("utf-8", "replace")))
+
+
+def _check_told(file: File, metadata: dict[str, Any], sums: dict[str, int]) -> None:
+    """Compare our texts in the metadata with their checksums, where there are some."""
+    for key, told in metadata.items():
+        if key in sums and _told_sum(str(told)) != sums[key]:
+            raise CorruptError(
+                f"{file.path}: {key!r} in its metadata has checksum "
+                f"{_told_sum(str(told)):08x}, expected {sums[key]:08x}; the file was "
+                "damaged: restore it from a copy"
+            )
 
 
 def _column(
