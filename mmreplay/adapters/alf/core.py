@@ -87,7 +87,7 @@ class Core:
         self._turn = threading.Condition(threading.RLock())
         self._stopped = False
         if home.resumed:
-            self._log.break_off(self.buffer)
+            self._log.resume(self.buffer)
 
     def where(self) -> str:
         """Folder, and whether it stays."""
@@ -163,6 +163,7 @@ class Core:
                 return False
             positions = self.buffer.heads[ids]
             with refusing():
+                self._log.catch_up(self.buffer, ids, positions)
                 whole = columns | self._log.columns(ids, positions, columns)
                 given = None if env_ids is None else ids
                 self._log.cut(self.buffer, ids, columns)

@@ -125,6 +125,8 @@ class Log:
         self._fresh = np.ones(num_envs, bool)
         # The newest row is LAST, or there is none.
         self._over = np.ones(num_envs, bool)
+        # The head after the newest row that all this is of.
+        self._heads = np.zeros(num_envs, np.int64)
 
     def forget(self, env_ids: Ids) -> None:
         """Let the next rows begin episodes, whatever their type."""
@@ -154,6 +156,35 @@ class Log:
             )  # fmt: skip
         buffer.cut()
         self.forget(np.arange(len(self._fresh)))
+        self._heads = buffer.heads.copy()
+
+    def resume(self, buffer: ReplayBuffer) -> None:
+        """Go on after another run, which may have died in the middle of an add."""
+        self._settle(buffer, np.arange(len(self._fresh)))
+        self.break_off(buffer)
+
+    def catch_up(self, buffer: ReplayBuffer, env_ids: Ids, heads: Ids) -> None:
+        """Take note of rows that came past this, by an add that was interrupted.
+
+        Args:
+            buffer: It has them.
+            env_ids: int64 ``[B]``.
+            heads: int64 ``[B]``, the next positions of those.
+        """
+        late = env_ids[heads != self._heads[env_ids]]
+        if len(late) == 0:
+            return
+        held = late[buffer.span.lengths[late] > 0]
+        newest = buffer.heads[held] - 1
+        self._fresh[held] = False
+        if self.names.step_type is not None:
+            kinds = buffer.get_field(self.names.step_type, held, newest)
+            self._over[held] = kinds == LAST
+        for path, known in ((BEGIN, self._begin), (ZERO, self._zero)):
+            if path in self.fields:
+                known[held] = buffer.get_field(path, held, newest)
+        self._settle(buffer, held)
+        self._heads[late] = buffer.heads[late]
 
     def columns(
         self, env_ids: Ids, positions: Ids, columns: Mapping[str, NDArray[Any]]
@@ -199,33 +230,34 @@ class Log:
         self._fresh[env_ids] = False
         if self.names.step_type is not None:
             self._over[env_ids] = columns["terminated"] | columns["truncated"]
-        if not self._keep:
-            return
-        before = self._zero[env_ids]
-        self._begin[env_ids] = columns[BEGIN]
-        if ZERO in columns:
-            self._zero[env_ids] = columns[ZERO]
-        if self._rule is None or self.names.discount is None:
-            return
-        settled = columns[self.names.discount] == 0
-        settled &= columns[BEGIN] != positions
-        for which in np.flatnonzero(settled).tolist():
-            env_id = int(env_ids[which])
-            first = max(int(before[which]), int(buffer.span.first[env_id]))
-            self._settle(buffer, self._rule, env_id, first, int(positions[which]))
+        for path, known in ((BEGIN, self._begin), (ZERO, self._zero)):
+            if path in columns:
+                known[env_ids] = columns[path]
+        if self._rule is not None and self.names.discount is not None:
+            over = columns[self.names.discount] == 0
+            if over.any():
+                self._settle(buffer, env_ids[over])
+        # Last: whatever is interrupted before is caught up with.
+        self._heads[env_ids] = positions + 1
 
-    def _settle(
-        self, buffer: ReplayBuffer, rule: ReturnRule, env_id: int, first: int, stop: int
-    ) -> None:
-        """Store the returns of the rows before one whose discount is 0."""
-        if first >= stop:
+    def _settle(self, buffer: ReplayBuffer, env_ids: Ids) -> None:
+        """Store what newest rows of discount 0 make known: returns of rows before."""
+        rule, names = self._rule, self.names
+        if rule is None or names.discount is None or names.reward is None:
             return
-        names, rows = self.names, np.arange(first, stop)
-        assert names.reward is not None
-        assert names.discount is not None
-        rewards = buffer.get_field(names.reward, env_id, rows + 1)
-        discounts = buffer.get_field(names.discount, env_id, rows)
-        buffer.set(RETURN, env_id, rows, rule.returns(rewards, discounts))
+        env_ids = env_ids[buffer.span.lengths[env_ids] > 1]
+        stops = buffer.heads[env_ids] - 1
+        over = buffer.get_field(names.discount, env_ids, stops) == 0
+        over &= buffer.get_field(BEGIN, env_ids, stops) != stops
+        env_ids, stops = env_ids[over], stops[over]
+        # All was known up to there.
+        since = buffer.get_field(ZERO, env_ids, stops - 1).astype(np.int64)
+        firsts = np.maximum(since, buffer.span.first[env_ids])
+        for env_id, first, stop in zip(env_ids, firsts, stops, strict=True):
+            rows = np.arange(first, stop)
+            rewards = buffer.get_field(names.reward, env_id, rows + 1)
+            discounts = buffer.get_field(names.discount, env_id, rows)
+            buffer.set(RETURN, env_id, rows, rule.returns(rewards, discounts))
 
 
 def last_rows(buffer: ReplayBuffer, env_ids: Ids, positions: Ids) -> Ids:

@@ -9,7 +9,7 @@ import torch
 
 from mmreplay.adapters.alf.drawing import Law
 from mmreplay.adapters.alf.episodes import ReturnRule
-from mmreplay.adapters.alf.errors import RefusedError, refusing
+from mmreplay.adapters.alf.errors import RefusedError
 from mmreplay.adapters.alf.nests import array, children, leaves, pack, part_at
 from mmreplay.adapters.alf.ring import Options, RingBuffer
 from mmreplay.adapters.home import Home, StrPath
@@ -114,11 +114,10 @@ class ReplayBuffer(RingBuffer):
         options = Options(
             law, keep_episodic_info, rule if record_episodic_return else None
         )
-        with refusing():
-            self._begin(
-                data_spec, num_environments, max_length, device, allow_multiprocess,
-                name, home, options,
-            )  # fmt: skip
+        self._begin(
+            data_spec, num_environments, max_length, device, allow_multiprocess, name,
+            home, options,
+        )  # fmt: skip
 
     def add_batch(
         self, batch: Any, env_ids: Any = None, blocking: bool = False

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mmreplay.adapters.alf.core import Core, Plan
 from mmreplay.adapters.alf.drawing import Law
 from mmreplay.adapters.alf.episodes import Names, ReturnRule
-from mmreplay.adapters.alf.errors import RefusedError
+from mmreplay.adapters.alf.errors import RefusedError, refusing
 from mmreplay.adapters.alf.nests import array, fields_of, flatten, pack
 from mmreplay.adapters.alf.sharing import Remote, serve
 from mmreplay.adapters.home import Home, StrPath
@@ -89,7 +89,8 @@ class RingBuffer:
         self.name, self.device = name, device
         self._spec, self._shared = data_spec, allow_multiprocess
         self._num_envs, self._max_length = int(num_environments), int(max_length)
-        fields = fields_of(data_spec)
+        with refusing():
+            fields = fields_of(data_spec)
         names = Names.among(fields) if options.told else Names()
         plan = Plan(
             fields, names, self._num_envs, self._max_length,
@@ -119,7 +120,7 @@ class RingBuffer:
                 f"{self.name}: got sent to another process, expected one made with "
                 "allow_multiprocess=True; pass that, or give the other process the path"
             )
-        return self.__dict__ | {"_own": None, "_remote": self._remote._address}
+        return self.__dict__ | {"_own": None, "_remote": self._remote.address}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state | {"_remote": Remote(state["_remote"])})

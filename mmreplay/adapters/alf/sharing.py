@@ -102,11 +102,14 @@ class Remote:
     """Another process's object; every method is called there.
 
     Each thread of each process has a connection of its own.
+
+    Attributes:
+        address: Where that process listens.
     """
 
     def __init__(self, address: str) -> None:
         """Make one; the first call connects."""
-        self._address = address
+        self.address = address
         self._pid = os.getpid()
         self._local = threading.local()
 
@@ -137,7 +140,7 @@ class Remote:
         if os.getpid() != self._pid:
             self._pid, self._local = os.getpid(), threading.local()
         if not hasattr(self._local, "connection"):
-            self._local.connection = Client(self._address, "AF_UNIX", authkey=_key())
+            self._local.connection = Client(self.address, "AF_UNIX", authkey=_key())
         found: Connection = self._local.connection
         return found
 

@@ -231,6 +231,9 @@ def test_returns_need_episodes_and_the_leaves_that_tell_them():
         ReplayBuffer({"x": 3}, 1)
     with refused("data_spec: got (), which has no leaf", RuntimeError):
         ReplayBuffer((), 1)
+    for kind in (ReplayBuffer, RingBuffer, DataBuffer):
+        with refused("complex64", RuntimeError):
+            kind(Spec((), torch.complex64), 1)
 
 
 def test_recent_steps_and_priorities_go_together():

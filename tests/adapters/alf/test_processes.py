@@ -60,6 +60,37 @@ def test_a_child_calls_as_if_the_buffer_were_its_own(start):
     buffer.close()
 
 
+def fills(pipe, buffer, env_id, steps):
+    for step in range(steps):
+        buffer.add_batch(rows([MID], [1.0], [step]), torch.tensor([env_id]))
+    pipe.send(steps)
+
+
+def test_children_add_while_their_parent_draws():
+    steps, length = 60, 40
+    buffer = ReplayBuffer(SPEC, 2, length, allow_multiprocess=True)
+    counted(buffer, 2, 2)
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+    children = [
+        context.Process(target=fills, args=(there, buffer, env_id, steps))
+        for env_id in range(2)
+    ]
+    for child in children:
+        child.start()
+    while any(child.is_alive() for child in children):
+        data, _ = buffer.get_batch(8, 2)
+        # The first two rows and the children's are counted from 0 each.
+        following = data.reward[:, 1] - data.reward[:, 0]
+        assert set(following.tolist()) <= {1.0, -1.0}
+    for child in children:
+        child.join(WAIT_S)
+    assert [here.recv(), here.recv()] == [steps, steps]
+    wanted = list(range(steps - length, steps))
+    assert buffer.gather_all()[0].reward.tolist() == [wanted] * 2
+    buffer.close()
+
+
 def adds_alone(pipe, buffer):
     try:
         counted(buffer, 1, 1)

@@ -10,6 +10,7 @@ import torch
 
 import mmreplay as mr
 from mmreplay.adapters.alf import DataBuffer, ReplayBuffer
+from mmreplay.adapters.alf.episodes import Log
 from mmreplay.errors import FormatError
 from tests.adapters.alf.support import (
     LAST,
@@ -54,6 +55,46 @@ def test_a_row_that_is_not_first_begins_an_episode_after_a_break(tmp_path):
     assert begins.tolist() == [0, 0, 2, 2]
     assert returns(again) == [-7, -7, 3, -7]
     again.close()
+
+
+def test_returns_are_summed_where_a_run_died_before_it_could(tmp_path, monkeypatch):
+    buffer = episodic(tmp_path / "b")
+    story(buffer, "F1/0 M1/1")
+    with monkeypatch.context() as patch:
+        patch.setattr(mr.ReplayBuffer, "set", interrupts)
+        with pytest.raises(KeyboardInterrupt):
+            story(buffer, "L0/2")
+    buffer.close()
+    again = episodic(tmp_path / "b", resume=True)
+    assert returns(again) == [2, 2, -7]
+    again.close()
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_an_add_that_was_interrupted_is_caught_up_with(tmp_path, monkeypatch, at):
+    buffer = episodic(tmp_path / "b")
+    told = ["F1/0 M1/1", "L0/2", "F1/3", "L0/4"]
+    for which, text in enumerate(told):
+        with monkeypatch.context() as patch:
+            if which == at + 1:
+                # Ctrl-C comes when the row is in, and before it is noted.
+                patch.setattr(Log, "added", interrupts)
+                with pytest.raises(KeyboardInterrupt):
+                    story(buffer, text)
+            else:
+                story(buffer, text)
+    story(buffer, "F1/5")
+    env_ids, positions = places(buffer)
+    begins = buffer.get_episode_begin_position(positions, env_ids)
+    assert begins.tolist() == [0, 0, 0, 3, 3, 5]
+    zeros = buffer.get_disc_0_begin_position(positions, env_ids)
+    assert zeros.tolist() == [0, 0, 2, 3, 4, 5]
+    assert returns(buffer) == [2, 2, -7, 4, -7, -7]
+    buffer.close()
+
+
+def interrupts(*_):
+    raise KeyboardInterrupt
 
 
 def test_a_checkpoint_is_small_and_draws_go_on_from_it(tmp_path):
