@@ -38,6 +38,7 @@ def export(
     rows: slice | None = None,
     priorities: str | None = None,
     overwrite: bool = False,
+    strict: bool = False,
     progress: Progress | None = None,
     **options: object,
 ) -> Report:
@@ -61,6 +62,7 @@ def export(
             else was chosen.
         priorities: Name of a sampler's stored column that goes along; see `load`.
         overwrite: Replace the target if it exists.
+        strict: Refuse to lose anything, such as what a NaN carries in csv.
         progress: Called after each block with (rows done, rows in all).
         **options: The format's own.
 
@@ -68,6 +70,7 @@ def export(
         FormatError: The target exists, or is of no known format.
         SchemaError: A field, option or column of priorities is unknown, or the format
             cannot hold a field.
+        SourceError: Strict, and something would be lost.
         StaleError: A live writer gave up rows before they were read.
         FullError: No space is left; the target is as it was.
     """
@@ -84,7 +87,7 @@ def export(
                 found, place, description, overwrite=overwrite, **options
             )
 
-        return transfer(reader, open_writer, progress=progress)
+        return transfer(reader, open_writer, strict=strict, progress=progress)
 
 
 def _reader(buffer: ReplayBuffer | StrPath, wanted: Wanted) -> buffers.BufferReader:

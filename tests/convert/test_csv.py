@@ -11,7 +11,7 @@ import mmreplay as mr
 from mmreplay.cli import exits
 from mmreplay.convert import csv as ours
 from mmreplay.convert.rows import BufferReader
-from mmreplay.errors import FormatError, SchemaError
+from mmreplay.errors import FormatError, SchemaError, SourceError
 from mmreplay.schema.dtypes import DTYPES
 from tests.convert.contract import FormatContract
 from tests.convert.support import every_kind, same_rows
@@ -113,6 +113,8 @@ def test_nans_that_carry_something_are_counted_and_refused_under_strict(
     assert report.doubts == (
         f"{lost} NaNs lose their sign or payload: text has one NaN only",
     )
+    with pytest.raises(SourceError, match="lose their sign or payload"):
+        mr.export(tmp_path / "s", tmp_path / "b.csv", strict=True)
     assert exits.run(["convert", f"{tmp_path}/s", f"{tmp_path}/b.csv", "--strict"]) == 3
     told = capsys.readouterr().err
     assert "NaNs lose their sign or payload" in told
