@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 import mmreplay as mr
 from mmreplay import files
 from mmreplay.errors import FormatError, ReplayError, SchemaError, SourceError
+from tools.torture.layouts import layouts
 from tools.torture.powerloss import Report
 
 Files = dict[str, bytes]
@@ -198,6 +199,8 @@ def bases(format: str) -> list[Base]:
             # A safetensors file has no checksum of its header.
             known = None if format == "safetensors" else rows
             made.append(Base(f"ours {options}", whole, known))
+        theirs = layouts(format, place / "buffer", place).items()
+        made += [Base(name, held) for name, held in theirs]
     plain = PLAIN[format]()
     made.append(Base("plain", {f"a.{format}": plain}))
     if format == "csv":
