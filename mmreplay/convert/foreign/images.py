@@ -14,10 +14,7 @@ from mmreplay.convert.foreign.columns import Array
 from mmreplay.errors import CorruptError, FailedError, FormatError
 
 MAGIC = b"\xff\xd8\xff"
-LOSSY = (
-    "images were kept as JPEG, which is lossy: they are not what the agent saw, bit by "
-    "bit"
-)
+LOSSY = "it is lossy, and what it gives is not what the agent saw, bit by bit"
 Packed = Callable[[int, int], list[bytes]]
 """Bytes of images ``[first, stop)``."""
 

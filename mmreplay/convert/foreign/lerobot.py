@@ -25,8 +25,9 @@ from mmreplay.convert.foreign.fields import (
     mixed,
     scalar,
 )
-from mmreplay.convert.foreign.images import ImageRows
+from mmreplay.convert.foreign.images import LOSSY, ImageRows
 from mmreplay.convert.foreign.stretches import TRUNCATED, Stretch, StretchReader
+from mmreplay.convert.foreign.videos import VideoRows
 from mmreplay.convert.parquet_file import Part
 from mmreplay.convert.tables import refuse_expansion
 from mmreplay.errors import FormatError, ReplayError, SchemaError
@@ -40,8 +41,9 @@ EPISODE, DONE, REWARD = "episode_index", "next.done", "next.reward"
 COUNTED = (EPISODE, "frame_index", "index")
 """Columns that positions and flags tell already."""
 PART = re.compile(r"(?:episode|file)[-_](\d+)\.parquet")
+VIDEO = re.compile(r"(?:episode|file)[-_](\d+)\.mp4")
 CHUNK = re.compile(r"chunk-(\d+)")
-VIDEOS = ("refuse", "skip")
+VIDEOS = ("refuse", "skip", "decode")
 TOLD = ("codebase_version", "fps", "robot_type")
 """What is kept of the information, as user metadata ``lerobot``."""
 
@@ -101,9 +103,11 @@ class LerobotReader(StretchReader):
         self._notes = notes = Notes()
         features = info.get("features")
         self._features = features if isinstance(features, dict) else {}
-        self._refuse_video(video)
+        videos = self._videos(video)
         window = Window(frames.batches, frames.count, str(frames.folder / "data"))
         self._columns = self._find(window)
+        self._films = [self._film(name) for name in videos]
+        self._columns |= dict(zip(videos, self._films, strict=True))
         row_nbytes = sum(map(nbytes_of, self._columns.values()))
         refuse_expansion(
             frames.folder, frames.count * row_nbytes, frames.nbytes, allowed=False
@@ -124,7 +128,8 @@ class LerobotReader(StretchReader):
             self._stretches_of, schema, notes, frames.close, user={"lerobot": told}
         )
 
-    def _refuse_video(self, video: str) -> None:
+    def _videos(self, video: str) -> list[str]:
+        """Names of what is kept as video and wanted."""
         videos = [
             name
             for name, feature in self._features.items()
@@ -132,12 +137,41 @@ class LerobotReader(StretchReader):
         ]
         if videos and video == "refuse":
             raise FormatError(
-                f"{self._frames.folder}: {videos[0]!r} is kept as video, which "
-                "mmreplay does not unpack, expected images in the tables; convert the "
-                "dataset to images with LeRobot, or pass video='skip' to leave it out"
+                f"{self._frames.folder}: {videos[0]!r} is kept as video, expected "
+                "images in the tables; pass video='decode' to unpack it with PyAV, or "
+                "video='skip' to leave it out"
             )
+        if video == "decode":
+            for name in videos:
+                self._notes.note(f"{name!r} was unpacked from video: {LOSSY}")
+            return videos
         for name in videos:
             self._notes.note(f"{name!r} is kept as video, and was left out")
+        return []
+
+    def _film(self, name: str) -> VideoRows:
+        """Frames of a camera, of all its files in order."""
+        folder = self._frames.folder / "videos"
+        found = []
+        for path in folder.rglob("*.mp4"):
+            part, chunk = VIDEO.fullmatch(path.name), None
+            for parent in path.relative_to(folder).parts[:-1]:
+                chunk = CHUNK.fullmatch(parent) or chunk
+            if part and chunk and name in path.relative_to(folder).parts:
+                found.append((int(chunk[1]), int(part[1]), path))
+        if not found:
+            raise FormatError(
+                f"{folder} holds no video of {name!r}, expected some; download the "
+                "dataset again, or pass video='skip'"
+            )
+        paths = [path for _, _, path in sorted(found)]
+        return VideoRows(paths, self._frames.count, f"video {name!r}")
+
+    def close(self) -> None:
+        """See `Reader.close`."""
+        super().close()
+        for film in self._films:
+            film.close()
 
     def _find(self, window: Window) -> dict[str, Rows]:
         """Columns of the tables by their names there, those that can be fields."""
@@ -275,7 +309,8 @@ def open_reader(
     Args:
         path: Its folder.
         done: What ``next.done`` means, ``"terminated"`` or ``"truncated"``.
-        video: ``"skip"`` leaves out what is kept as video, ``"refuse"`` refuses it.
+        video: ``"skip"`` leaves out what is kept as video, ``"decode"`` unpacks it
+            with PyAV, ``"refuse"`` refuses it.
     """
     if video not in VIDEOS:
         raise SchemaError(

@@ -77,7 +77,7 @@ class MinariReader(StretchReader):
         first = self._stretch(names[0], 0)
         schema = make_schema(first.columns, notes, folder)
         if episodes.lossy:
-            notes.note(LOSSY)
+            notes.note(f"images were kept as JPEG: {LOSSY}")
         notes.note(
             f"{len(names):,} episodes of T steps and T + 1 observations were read in "
             "their order; terminations and truncations tell their ends"

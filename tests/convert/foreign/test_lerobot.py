@@ -2,6 +2,7 @@
 
 import io
 import json
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +12,13 @@ from PIL import Image
 
 import mmreplay as mr
 from mmreplay.convert import registry
-from mmreplay.errors import CorruptError, FormatError, SchemaError, SourceError
+from mmreplay.errors import (
+    CorruptError,
+    FailedError,
+    FormatError,
+    SchemaError,
+    SourceError,
+)
 from tests.convert.contract import error_of, told
 
 LENGTHS = (4, 1, 6)
@@ -136,12 +143,27 @@ def test_videos_are_refused_or_left_out(tmp_path, rng):
     data = frames(rng)
     features = {"observation.images.top": {"dtype": "video", "shape": [6, 5, 3]}}
     folder = write(tmp_path / "set", data, features=features)
-    with pytest.raises(FormatError, match="is kept as video, which mmreplay does not"):
+    with pytest.raises(FormatError, match="is kept as video, expected images in"):
         mr.load(folder, tmp_path / "buffer")
     report = mr.load(folder, tmp_path / "buffer", video="skip")
     assert any("is kept as video, and was left out" in note for note in report.notes)
     with pytest.raises(SchemaError, match="video: got 'play', expected one of refuse"):
         mr.load(folder, tmp_path / "other", video="play")
+
+
+def test_without_pyav_the_way_out_is_told(tmp_path, rng, monkeypatch):
+    monkeypatch.setitem(sys.modules, "av", None)
+    features = {"observation.images.top": {"dtype": "video", "shape": [6, 5, 3]}}
+    folder = write(tmp_path / "set", frames(rng), features=features)
+    with pytest.raises(
+        FormatError, match=r"holds no video of 'observation.images.top'"
+    ):
+        mr.load(folder, tmp_path / "buffer", video="decode")
+    videos = folder / "videos" / "observation.images.top" / "chunk-000"
+    videos.mkdir(parents=True)
+    (videos / "file-000.mp4").touch()
+    with pytest.raises(FailedError, match=r'pip install "mmreplay\[video\]"'):
+        mr.load(folder, tmp_path / "buffer", video="decode")
 
 
 def test_other_numbers_in_the_information_are_a_doubt(tmp_path, rng):

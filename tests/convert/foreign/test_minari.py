@@ -183,7 +183,7 @@ def test_jpeg_is_unpacked_and_told_of(tmp_path, rng, kind):
         tmp_path / "a-v0", kind, episodes, spaces=(SEEN, DISCRETE), jpeg=True
     )
     report = mr.load(folder, tmp_path / "buffer")
-    assert any("JPEG, which is lossy" in note for note in report.notes)
+    assert any("kept as JPEG: it is lossy" in note for note in report.notes)
     got, _ = drawn(tmp_path / "buffer", ["observation"])
     nexts = np.concatenate([each[1:] for each in wanted])
     np.testing.assert_array_equal(got["next_observation"], nexts)

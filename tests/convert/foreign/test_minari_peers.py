@@ -214,7 +214,7 @@ def test_images_kept_as_jpeg_are_unpacked_and_told_of(tmp_path, rng, data_format
         data_format=data_format,
     )  # fmt: skip
     report = mr.load(tmp_path / "datasets/seen-v0", tmp_path / "buffer")
-    assert any("JPEG, which is lossy" in note for note in report.notes)
+    assert any("kept as JPEG: it is lossy" in note for note in report.notes)
     assert_same(drawn(tmp_path / "buffer", ["observation"])[0], oracle(dataset))
     plain = make(
         "raw-v0", observations, actions, space, gym.spaces.Discrete(2),
