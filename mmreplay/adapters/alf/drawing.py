@@ -100,7 +100,8 @@ class Drawing:
         if self._priorities is None:
             return None
         known = self._priorities.priorities
-        share = known.law.num_open / known.num_legal
+        # Not looked at yet where all of the batch were recent steps.
+        share = known.law.num_open / known.num_legal if known.num_legal else 1.0
         return (share / batch.weights).astype(np.float32)  # type: ignore[no-any-return]  # a batch holds any arrays
 
     def initial_priority(self, buffer: ReplayBuffer) -> float:

@@ -236,7 +236,20 @@ def test_returns_need_episodes_and_the_leaves_that_tell_them():
             kind(Spec((), torch.complex64), 1)
 
 
-def test_recent_steps_and_priorities_go_together():
+@pytest.mark.parametrize("ratio", [0.5, 1.0])
+def test_recent_steps_and_priorities_go_together(ratio):
+    buffer = ReplayBuffer(
+        SPEC, 1, 64, prioritized_sampling=True, recent_data_ratio=ratio,
+        recent_data_steps=4,
+    )  # fmt: skip
+    counted(buffer, 64, 1)
+    _, info = buffer.get_batch(int(4 / ratio), 1)
+    assert sorted(set(info.positions[:4].tolist())) == [60, 61, 62, 63]
+    assert info.importance_weights.tolist() == [1] * int(4 / ratio)
+    buffer.update_priority(info.env_ids, info.positions, info.importance_weights)
+
+
+def test_recent_steps_keep_their_weight_beside_priorities():
     buffer = ReplayBuffer(
         SPEC, 1, 64, prioritized_sampling=True, recent_data_ratio=0.5,
         recent_data_steps=4,
