@@ -104,7 +104,7 @@ class LiveView:
         span = self.span
         if span is not self._indexed:
             try:
-                self._index.update(span, self._store.flags_between)
+                self._index.update(span, self._store.flags_between, self.flags)
             except BaseException:
                 # Ctrl-C in the middle: rows half taken in would be counted twice.
                 self._index = self._make_index()
