@@ -96,12 +96,13 @@ class MBReplayBuffer(RingStorage):
 
     def _examples(self) -> tuple[torch.Tensor, torch.Tensor]:
         """What the model is given and what it should give, of every row."""
-        data = self.get_data_slice(0, self.size)
-        if not self.size:
+        self._settle()
+        if self._ring is None or not self.size:
             raise EmptyError(
                 "cannot make batches: got a storage without a row, expected at least "
                 "one; insert transitions first"
             )
+        data = self._ring.gather_all().fields
         actions = data[ACT]
         space = self.actor.action_space
         if type(space).__name__ == "Discrete":
@@ -112,11 +113,10 @@ class MBReplayBuffer(RingStorage):
         targets = data[OBS2] - data[OBS]
         if self.actor.dynamics_model.reward_function is None:
             targets = np.concatenate([targets, data[REW]], axis=-1)
-        return self._flat(inputs), self._flat(targets)
+        return self._tensor(inputs), self._tensor(targets)
 
-    def _flat(self, rows: NDArray[np.float32]) -> torch.Tensor:
-        """``[T, num_proc, features]`` to rows, whatever their environment."""
-        return torch.from_numpy(rows.reshape(-1, rows.shape[-1])).to(self.device)
+    def _tensor(self, rows: NDArray[np.generic]) -> torch.Tensor:
+        return torch.from_numpy(rows.astype(np.float32, copy=False)).to(self.device)
 
 
 class ReplayBuffer(SequenceStorage):

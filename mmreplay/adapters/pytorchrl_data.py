@@ -18,7 +18,7 @@ IREW, ACTPROBS = "IntrinsicReward", "ActionProbs"
 OBS2, RHS2, DONE2 = "NextObservation", "NextRecurrentHiddenStates", "NextDone"
 ENDED = "terminated"
 """A field of ours: NextDone as the end of an episode, for n-step returns."""
-NARROW = ("bool", "uint8", "int8")
+NARROW = frozenset(map(np.dtype, ("bool", "uint8", "int8")))
 """What is stored as it is; all else is float32, as pytorchrl stores everything."""
 Columns = dict[str, NDArray[Any]]
 Factory = Callable[[Any, Any, Any, Any], Any]

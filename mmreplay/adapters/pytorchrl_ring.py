@@ -79,12 +79,12 @@ class RingStorage:
         self._ring: Ring | None = None
         self._empty: dict[str, Any] = {}
         self._mark = 0
+        self._nested = True
         # Rows of a reset stay until something else is done: the learner of the same
         # process takes them out and puts the very same ones in again.
         self._forgotten: tuple[int, int] | None = None
         self._slices: WeakValueDictionary[int, Slice] = WeakValueDictionary()
-        # Of torch's generator, so that torch.manual_seed makes draws repeatable.
-        self._seed = int(torch.randint(1 << 62, ()))
+        self._seed = torch.initial_seed() % (1 << 62)
         if self.home.resumed:
             self._ring = self.home.reopen(self._sampler(), self._transforms())
             assert self._ring is not None
@@ -159,6 +159,7 @@ class RingStorage:
     def _make(self, columns: Columns) -> None:
         """Make the ring for rows ``[T, num_proc, *shape]``."""
         schema, num_envs = described(columns)
+        self._nested = any("/" in path for path in schema.paths)
         self._ring = self.home.ring(
             schema, self.max_size, num_envs,
             sampler=self._sampler(), transforms=self._transforms(),
@@ -169,16 +170,15 @@ class RingStorage:
         found: Columns = {}
         for key in self.storage_tensors:
             value = sample.get(key)
-            if value is None:
+            if value is None or key in self._empty:
                 continue
-            parts = value if isinstance(value, Mapping) else {"": value}
             if key in self._unstored:
                 self._empty[key] = zeros_like(value)
-                continue
-            for name, part in parts.items():
-                self.insert_single_tensor_slice(
-                    found, f"{key}/{name}".rstrip("/"), part
-                )
+            elif isinstance(value, Mapping):
+                for name, part in value.items():
+                    self.insert_single_tensor_slice(found, f"{key}/{name}", part)
+            else:
+                self.insert_single_tensor_slice(found, key, value)
         if DONE2 in found:
             found[ENDED] = found[DONE2].reshape(found[DONE2].shape[:-1]) != 0
         return found
@@ -197,7 +197,7 @@ class RingStorage:
             T.
         """
         array = array_of(tensor_values)
-        if array.dtype.name not in NARROW:
+        if array.dtype not in NARROW:
             array = array.astype(np.float32, copy=False)
         tensor_storage[tensor_key] = array
         return len(array)
@@ -266,8 +266,9 @@ class RingStorage:
     def _known(self, columns: Columns) -> dict[str, Any]:
         """Values under the ring's paths, nested; keys of later samples are let go."""
         assert self._ring is not None
-        paths = self._ring.schema.paths
-        return unflatten({path: columns[path] for path in paths if path in columns})
+        paths = self._ring.schema.fields.keys()
+        known = {path: columns[path] for path in paths if path in columns}
+        return known if not self._nested else unflatten(known)
 
     def get_data_slice(self, start_pos: int, end_pos: int) -> dict[str, Any]:
         """Copy rows, numbered from the oldest; as Python's slices, it cuts what is not.

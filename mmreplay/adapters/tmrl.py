@@ -87,8 +87,7 @@ class Memory(ABC):
         self.stat_train_steps = 0
         self.home = Home("tmrl", path, resume)
         self.data: list[Any] = []
-        # Of torch's generator, so that torch.manual_seed makes draws repeatable.
-        self._seed = int(torch.randint(1 << 62, ()))
+        self._seed = torch.initial_seed() % (1 << 62)
         self._random = np.random.default_rng(self._seed)
 
     def __iter__(self) -> Iterator[Any]:

@@ -130,14 +130,14 @@ class BufferBase:
         self.capacity, self.state_dim, self.action_dim, self.hidden_dim = dims
         self.device = None if device is None else torch.device(device)
         self.home = home
+        self._shapes = {name: (dim,) for name, dim in self._dims.items()}
         schema = Schema(
             {name: Field((dim,), "float32") for name, dim in self._dims.items()}, ROLES
         )
         self._ring: Ring = home.ring(
             schema,
             self.capacity,
-            # Of torch's generator, so that torch.manual_seed makes draws repeatable.
-            sampler=UniformSampler(int(torch.randint(1 << 62, ()))),
+            sampler=UniformSampler(torch.initial_seed() % (1 << 62)),
             user={METADATA: {"oldest": oldest}},
         )
         # velora's row of position 0: a ring that was loaded begins where it did.
@@ -194,8 +194,8 @@ class BufferBase:
             SchemaError: A shape does not fit.
         """
         given = (state, action, reward, next_state, done, hidden)
-        rows = zip(self._dims.items(), given, strict=True)
-        self._ring.add({name: rows_of(name, v, (dim,)) for (name, dim), v in rows})
+        rows = zip(self._shapes.items(), given, strict=True)
+        self._ring.add({name: rows_of(name, v, shape) for (name, shape), v in rows})
 
     def add_multi(
         self,
