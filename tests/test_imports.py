@@ -4,6 +4,8 @@ import inspect
 import json
 import subprocess
 import sys
+from importlib import import_module
+from importlib.util import find_spec
 
 import pytest
 
@@ -51,6 +53,18 @@ def test_a_heavy_module_would_be_noticed():
 def test_a_buffer_and_a_schema_are_had_without_torch_or_gymnasium():
     loaded = modules_after("from mmreplay import Field, ReplayBuffer, Schema")
     assert not HEAVY & loaded
+
+
+def test_the_adapters_as_such_load_nothing_and_need_no_library():
+    assert not HEAVY & modules_after("import mmreplay.adapters")
+
+
+@pytest.mark.skipif(find_spec("stable_baselines3") is not None, reason="it is here")
+def test_an_adapter_names_the_library_that_it_lacks():
+    with pytest.raises(
+        ModuleNotFoundError, match="sb3 needs stable-baselines3, which is not installed"
+    ):
+        import_module("mmreplay.adapters.sb3")
 
 
 def test_no_public_name_is_listed_twice():

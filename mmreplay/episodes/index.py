@@ -156,7 +156,8 @@ class EpisodeIndex:
         self._last[env_ids] = flags
         alone[alone] = plain
         self._seen[env_ids] += 1
-        return moved[~alone]
+        left: Ids = moved[~alone]
+        return left
 
     def _take(self, env_id: int, first: int, flags: NDArray[np.uint8]) -> None:
         if len(flags) == 0:
