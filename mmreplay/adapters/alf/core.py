@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.adapters.alf import checkpoint
 from mmreplay.adapters.alf.drawing import Drawing, Law
 from mmreplay.adapters.alf.episodes import (
     BEGIN,
@@ -343,7 +344,15 @@ class Core:
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state: rows are in the folder, what draws is in the state."""
+        """Go on from a state: rows are in the folder, what draws is in the state.
+
+        Or read in one that alf wrote, which holds the rows.
+        """
+        if isinstance(state, Mapping) and checkpoint.HEADS in state:
+            self._read_in(
+                checkpoint.read(self._plan.fields, self._plan.num_envs, state)
+            )
+            return
         if not isinstance(state, Mapping) or state.get("kind") != KIND:
             kind = state.get("kind") if isinstance(state, Mapping) else state
             raise FormatError(
@@ -360,4 +369,19 @@ class Core:
         with self._turn:
             if self._drawing is not None and state.get("drawing") is not None:
                 self._drawing.load_state_dict(state["drawing"])
+            self._log.break_off(self.buffer)
+
+    def _read_in(self, state: checkpoint.Foreign) -> None:
+        """Add the rows of a state that alf wrote, and their priorities."""
+        with self._turn:
+            if self.buffer.heads.any():
+                raise FormatError(
+                    f"state of alf: got a buffer at {self._home.path} that has had "
+                    "rows, expected a new one; choose another path"
+                )
+            for columns, ids in state.steps():
+                self.enqueue(columns, ids, False)
+            ids, positions, values = state.priorities()
+            if self._drawing is not None and self._drawing.prioritized and len(ids):
+                self.update_priority(ids, positions, values)
             self._log.break_off(self.buffer)

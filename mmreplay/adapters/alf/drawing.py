@@ -87,6 +87,11 @@ class Drawing:
                 f"{least} that are not ignored, expected as many; add steps first"
             )
 
+    @property
+    def prioritized(self) -> bool:
+        """Whether draws are by priorities."""
+        return self._priorities is not None
+
     def check_prioritized(self) -> None:
         """Refuse priorities where nobody draws by them."""
         if self._priorities is None:

@@ -253,7 +253,9 @@ class RingBuffer:
     ) -> None:
         """Go on from a state, in a buffer opened with its path and resume=True.
 
-        The newest step of each environment becomes a LAST one.
+        Or, in a new buffer, from a state that alf wrote, which holds the steps: they
+        are added, positions counting from 0, and their priorities set. The newest step
+        of each environment becomes a LAST one.
 
         Args:
             state_dict: What `state_dict` returned.
