@@ -89,8 +89,13 @@ def open_writer(
 
 
 def recognizes(path: Path) -> bool:
-    """Whether a folder holds parquet files, and nothing else that is not hidden."""
-    return path.is_dir() and any(p.suffix in SUFFIXES for p in path.iterdir())
+    """Whether a folder holds parquet files."""
+    return path.is_dir() and any(map(_is_part, path.iterdir()))
+
+
+def _is_part(path: Path) -> bool:
+    """Whether a file is one of a dataset: what begins so is hidden, or a log."""
+    return path.suffix in SUFFIXES and not path.name.startswith((".", "_"))
 
 
 def open_reader(path: Path, *, allow_expansion: bool = False) -> Reader:
@@ -114,7 +119,7 @@ def open_reader(path: Path, *, allow_expansion: bool = False) -> Reader:
 def _parts(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    found = [each for each in path.iterdir() if each.suffix in SUFFIXES]
+    found = [each for each in path.iterdir() if _is_part(each)]
     if not found or len(found) > MAX_PARTS:
         raise FormatError(
             f"{path} holds {len(found)} parquet files, expected 1 to {MAX_PARTS}; name "

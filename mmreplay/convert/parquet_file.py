@@ -230,12 +230,6 @@ class Part:
         except BaseException:
             self.close()
             raise
-        if self._parquet.metadata.num_rows != self.rows:
-            self.close()
-            raise CorruptError(
-                f"{path} says two numbers of rows, expected {self.rows}; the file was "
-                "damaged: restore it from a copy"
-            )
 
     def _open(self) -> None:
         self._parquet = pq.ParquetFile(

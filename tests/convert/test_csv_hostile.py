@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import zlib
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -174,6 +175,25 @@ def test_sidecars_that_say_nothing_are_refused(file):
     with pytest.raises(FormatError, match="expected at most"):
         load(file)
     assert load(file, sidecar=False).rows == 9
+
+
+def test_a_sidecar_of_other_rows_is_refused(file, tmp_path):
+    # All checksums are right: somebody took pains.
+    with make(tmp_path / "more", 11) as buffer:
+        mr.export(buffer, tmp_path / "b.csv")
+    one, other = (files.File.open(path, None) for path in (file, tmp_path / "b.csv"))
+    with closing(one), closing(other):
+        described = csv_sidecar.find(other).description
+        told = csv_sidecar.Sidecar(described, one.nbytes, csv_sidecar.checksum(one))
+    csv_sidecar.beside(file).write_bytes(told.to_json())
+    with pytest.raises(CorruptError, match="has 9 rows, expected the 11 that its side"):
+        load(file)
+
+
+def test_words_that_only_python_takes_for_numbers_are_refused(tmp_path):
+    rows = "1,2\n" * 300_000 + "\u0663,4\n"
+    with pytest.raises(FormatError, match="column 'a': got words among numbers"):
+        load(table(tmp_path, f"a,b\n{rows}".encode()))
 
 
 def table(tmp_path, data):

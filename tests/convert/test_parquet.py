@@ -2,6 +2,9 @@
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -180,6 +183,27 @@ def told(path):
     return found
 
 
+DIE = """
+import os, signal, sys
+import mmreplay as mr
+def die(done, total):
+    os.kill(os.getpid(), signal.SIGKILL)
+mr.export(sys.argv[1], sys.argv[2], file_nbytes=3000, progress=die)
+"""
+
+
+@pytest.mark.crash
+def test_a_folder_whose_run_is_killed_is_not_there(source, tmp_path):
+    source.close()
+    target = tmp_path / "d.parquet"
+    died = subprocess.run([sys.executable, "-c", DIE, source.path, target], timeout=60)
+    assert died.returncode == -signal.SIGKILL
+    assert not target.exists()
+    mr.export(source.path, target, file_nbytes=3000)
+    assert load(target).rows > 0
+    assert not [each for each in tmp_path.iterdir() if each.name.startswith("tmp-")]
+
+
 def rewritten(path, change, metadata=None):
     """A file with its table changed, and its metadata or another."""
     table = pq.read_table(path)
@@ -282,6 +306,7 @@ def test_a_plain_file_comes_in(tmp_path):
 
 
 def test_several_plain_files_come_in_in_natural_order(tmp_path):
+    write(tmp_path / "d" / "._part-0.parquet", other=pa.array([1]))
     for number in (10, 2, 1):
         write(
             tmp_path / "d" / f"part-{number}.parquet",

@@ -176,6 +176,20 @@ def test_pages_that_are_not_what_their_headers_say_are_an_error(tmp_path):
         load(path)
 
 
+def test_a_footer_of_more_rows_than_its_pages_is_an_error(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"x": np.arange(20.0)}), path)
+    # 20 rows: of the file, of the column and of the row group, as i64.
+    head, *rest = path.read_bytes().split(b"\x16\x28")
+    assert len(rest) == 3
+    file, column, group = rest
+    path.write_bytes(
+        head + b"\x16\x2a" + file + b"\x16\x28" + column + b"\x16\x2a" + group
+    )
+    with pytest.raises(CorruptError, match="gives 20 rows, expected the 21 that its"):
+        load(path)
+
+
 def test_a_file_cut_while_it_is_read_is_an_error(tmp_path):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"x": np.random.default_rng(0).random(500_000)}), path)
