@@ -118,6 +118,16 @@ class ToCuda:
         sources = {"": slab}
         for name in arrays.keys() - small.keys():
             sources[name] = self._pinned(arrays[name])
+        there, event = self._begin(sources)
+        self._hold(event, list(sources.values()))
+        tensors = apart(there[""], small, places) | there
+        tensors = {name: tensors[name] for name in arrays}
+        return rebuilt(batch, tensors), event, list(there.values())
+
+    def _begin(
+        self, sources: dict[str, Array]
+    ) -> tuple[dict[str, torch.Tensor], torch.cuda.Event]:
+        """Queue the copies of arrays, and an event after them."""
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             there = {
                 name: torch.from_numpy(array).to(self._device, non_blocking=True)
@@ -125,14 +135,11 @@ class ToCuda:
             }
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(self._stream)
-        self._hold(event, list(sources.values()))
-        tensors = apart(there[""], small, places) | there
-        tensors = {name: tensors[name] for name in arrays}
-        return rebuilt(batch, tensors), event, list(there.values())
+        return there, event
 
     def _pinned(self, array: Array) -> Array:
         """The array itself where it is one piece of pinned memory, or a copy."""
-        if array.flags.c_contiguous and torch.from_numpy(array).is_pinned():
+        if array.flags.c_contiguous and is_pinned(array):
             return array
         copy = self.recycler.empty(array.shape, array.dtype)
         copy[...] = array
@@ -172,6 +179,11 @@ def pinned(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
     nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     tensor = torch.empty(max(1, nbytes), dtype=torch.uint8, pin_memory=True)
     return array_over(tensor, shape, dtype)
+
+
+def is_pinned(array: Array) -> bool:
+    """Whether a GPU copies from an array's memory by itself."""
+    return torch.from_numpy(array).is_pinned()
 
 
 def array_over(

@@ -1,6 +1,9 @@
 """Batches arrive whole on a device: one copy of small arrays, one of each large one."""
 
+import ctypes
 import gc
+import threading
+from collections import deque
 
 import numpy as np
 import pytest
@@ -8,8 +11,10 @@ import torch
 
 import mmreplay as mr
 from mmreplay.errors import SchemaError
+from mmreplay.loader import devices, replay_loader
 from mmreplay.loader.devices import (
     ALIGNMENT,
+    ToCuda,
     apart,
     array_over,
     arrays_of,
@@ -103,11 +108,6 @@ def test_without_a_gpu_the_way_out_is_the_cpu():
         sender_of("cuda", 3)
 
 
-needs_cuda = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="torch finds no CUDA device here"
-)
-
-
 def poison(loader):
     """Overwrite all host memory of batches that is not in use, as gathers would."""
     recycler = loader._sender.recycler
@@ -115,6 +115,71 @@ def poison(loader):
     held = [recycler.empty(*kind) for kind in kinds]
     for array in held:
         array.view(np.uint8)[...] = 0xEE
+
+
+class LateEvent:
+    """An event that is reached when the test says so."""
+
+    def __init__(self, copies):
+        self.copies, self.reached = copies, False
+
+    def query(self):
+        return self.reached
+
+    def reach(self):
+        for there, address, nbytes in self.copies:
+            # By address, as a GPU does: it holds nothing.
+            ctypes.memmove(there.data_ptr(), address, nbytes)
+        self.reached = True
+
+
+class LateSender(ToCuda):
+    """A sender whose copies are made as late as a GPU's may be."""
+
+    def __init__(self, room):
+        self.recycler = Recycler(room, 64, 1 << 40)
+        self._lock, self._flying = threading.Lock(), deque()
+
+    def _begin(self, sources):
+        there = {name: torch.from_numpy(a).clone() for name, a in sources.items()}
+        for tensor in there.values():
+            tensor.view(torch.uint8).fill_(0xDD)
+        return there, LateEvent(
+            [(there[name], a.ctypes.data, a.nbytes) for name, a in sources.items()]
+        )
+
+    def receive(self, sent):
+        sent[1].reach()
+        return sent[0]
+
+    def settle(self):
+        self._flying.clear()
+        self.recycler.clear()
+
+
+@pytest.mark.parametrize("kind", SAMPLERS)
+@pytest.mark.parametrize("pinned", [False, True])
+def test_memory_is_not_filled_again_before_it_was_copied(
+    path, monkeypatch, kind, pinned
+):
+    monkeypatch.setattr(devices, "is_pinned", lambda array: pinned)
+    monkeypatch.setattr(devices, "sender_of", lambda device, room: LateSender(room))
+    monkeypatch.setattr(replay_loader, "sender_of", devices.sender_of)
+    with mr.ReplayBuffer.open(path, sampler=SAMPLERS[kind]()) as alone:
+        expected = [alone.sample(64).torch() for _ in range(30)]
+    buffer = mr.ReplayBuffer.open(path, sampler=SAMPLERS[kind]())
+    with buffer, mr.ReplayLoader(buffer, 64, prefetch=4, num_threads=2) as loader:
+        for one in expected:
+            poison(loader)
+            same(next(loader), one)
+            poison(loader)
+        # What flew on is let go as soon as it was copied.
+        assert len(loader._sender._flying) <= 4 + 2 + 1
+
+
+needs_cuda = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="torch finds no CUDA device here"
+)
 
 
 @pytest.mark.gpu
