@@ -1,6 +1,9 @@
 """The benchmark of the loader runs, small, so that it cannot rot."""
 
-from tools.bench import bench_loader
+import pytest
+import torch
+
+from tools.bench import bench_gpu, bench_loader
 
 
 def test_throughput_and_waits_are_measured(tmp_path):
@@ -11,3 +14,19 @@ def test_throughput_and_waits_are_measured(tmp_path):
         assert found[kind]["over_the_bare_gather"]["loader"] > 0
     for shares in found["learner_waits"].values():
         assert all(0 <= share < 1 for share in shares.values())
+
+
+def test_without_a_gpu_its_benchmark_says_so(tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    found = bench_gpu.measure(tmp_path, bench_loader.QUICK)
+    assert found == {"skipped": "torch finds no CUDA device here"}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
+def test_copies_to_a_gpu_are_measured(tmp_path):
+    sizes = bench_loader.Sizes(blocks=8, frames=1024, turns=2, steps=5)
+    found = bench_gpu.measure(tmp_path, sizes)
+    for prefetch in (1, 2, 4, 8):
+        assert found[f"prefetch_{prefetch}"]["over_the_pinned_copy"] > 0
