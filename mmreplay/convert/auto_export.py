@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
@@ -17,17 +17,14 @@ from mmreplay.buffer.lifecycle import StrPath, absolute
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.convert import registry
 from mmreplay.convert.base import (
-    Block,
-    Notes,
-    Reader,
     Report,
     Writer,
-    default_rows,
 )
 from mmreplay.convert.description import Description
 from mmreplay.convert.rows import BufferReader
+from mmreplay.convert.select import Selected
 from mmreplay.convert.transfer import transfer
-from mmreplay.errors import SchemaError, StaleError
+from mmreplay.errors import SchemaError
 from mmreplay.ring import Span
 
 Array = NDArray[np.int64]
@@ -38,15 +35,16 @@ class AutoExport:
 
     A file holds the rows since the file before: the capacity of each environment, or
     fewer by at most one block of an `extend`, so that every row is in exactly one.
-    It is written by a thread, and appears whole or not at all. Rows are held until
-    their file is there and synced: the writer goes on meanwhile in the ring's reserve,
-    and further where `every` leaves room, and the add that would overwrite a held row
-    waits. What fails in the thread is raised by the add that needs the room, of which
-    nothing is visible; the next such add tries again.
+    It is written by a thread, and appears whole or not at all. No row is given up
+    before its file is there and synced: adds go on meanwhile where `every` leaves room,
+    and the one that would give up such a row waits. A writer that is killed at any
+    instant leaves every row in a file or alive. What fails in the thread is raised by
+    the add that needs the room, of which nothing is visible; the next one tries again.
 
     Rows alive when this is made belong to its first file, also those that a run
-    before this one has exported; positions tell. Rows that `clear` or `dequeue` give
-    up are not exported. Close it before the buffer.
+    before this one has exported (positions tell); of a ring that is about to be full it
+    is written at once. Rows that `clear`, `dequeue` or a smaller `resize` give up are
+    not exported. Close it before the buffer.
 
     Attributes:
         reports: Path and report of each file so far.
@@ -71,8 +69,8 @@ class AutoExport:
             format: A format's name.
             fields: Paths, or subtrees, to write; all by default.
             every: Rows of an environment after which a file is due; the capacity by
-                default. With half of it adds need not wait for a file, as long as it
-                is written faster than they come.
+                default, where the next add waits for the file. With half of it adds
+                wait only where rows come faster than they are written.
             **options: The format's own.
 
         Raises:
@@ -105,6 +103,17 @@ class AutoExport:
         self._begun = buffer.span.first.copy()
         self._held = self._begun.copy()
         buffer.hold_rows(self._hold)
+        try:
+            self._free()
+        except BaseException:
+            self.close()
+            raise
+
+    def _free(self) -> None:
+        """Export at once what the writer may give up before it asks again."""
+        ring = self._buffer.metadata.ring
+        if (self._buffer.heads + ring.reserve > self._begun + ring.capacity).any():
+            self.flush()
 
     def _describe(self) -> Description:
         return BufferReader(self._buffer, fields=self._fields).describe()
@@ -127,10 +136,13 @@ class AutoExport:
                 self._wait()
                 self._follow(tails)
                 self._begin(heads)
-            while self._job is not None and (needed > self._held + ring.slots).any():
-                self._changed.wait()
+            full = self._held + ring.capacity
+            while self._job is not None and (needed > full).any():
+                if not self._job.done():
+                    self._changed.wait()
                 self._settle()
-            edge = np.minimum(self._begun + every, self._held + ring.slots)
+                full = self._held + ring.capacity
+            edge = np.minimum(self._begun + every, full)
             return np.maximum(needed, np.minimum(target, edge))
 
     def _follow(self, tails: Array) -> None:
@@ -176,9 +188,9 @@ class AutoExport:
         stamp = datetime.now().strftime("%y-%m-%d_%H-%M-%S-%f")
         name = f"{stamp}_memory_{self._buffer.metadata.uuid.hex()[:8]}{self._ending}"
         path = self._folder / name
-        description = replace(self._describe(), first=span.first, stop=span.stop)
-        reader = _HeldReader(self._buffer, description)
-        report = transfer(reader, self._open_writer(path))
+        rows = BufferReader(self._buffer, fields=self._fields)
+        rows.narrow(span)
+        report = transfer(Selected(rows, span), self._open_writer(path))
         self.reports.append((path, report))
 
     def flush(self) -> None:
@@ -206,44 +218,3 @@ class AutoExport:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class _HeldReader(Reader):
-    """Rows of a buffer that are held, whether they count as alive or not."""
-
-    def __init__(self, buffer: ReplayBuffer, description: Description) -> None:
-        """Read what a description says."""
-        self.report = Notes()
-        self._buffer = buffer
-        self._description = description
-
-    def describe(self) -> Description:
-        """See `Reader.describe`."""
-        return self._description
-
-    def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
-        """See `Reader.blocks`."""
-        rows = rows_per_block or default_rows(self._description)
-        firsts = self._description.first.tolist()
-        stops = self._description.stop.tolist()
-        for env_id, (begin, stop) in enumerate(zip(firsts, stops, strict=True)):
-            for first in range(begin, stop, rows):
-                yield self._block(env_id, first, min(first + rows, stop))
-
-    def _block(self, env_id: int, first: int, stop: int) -> Block:
-        view = self._buffer.view
-        positions = np.arange(first, stop)
-        env_ids = np.full(len(positions), env_id)
-        columns = view.read(self._description.schema.paths, env_ids, positions)
-        flags = view.flags(env_ids, positions)
-        if not view.intact(env_ids, positions).all():
-            raise StaleError(
-                f"environment {env_id}: rows of [{first}, {stop}) were overwritten "
-                "before they were exported, expected them held; do not resize a buffer "
-                "while it is exported"
-            )
-        return Block(columns, env_ids, positions, flags)
-
-    def close(self) -> None:
-        """See `Reader.close`: the buffer stays open."""
-        return

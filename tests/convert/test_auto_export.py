@@ -9,6 +9,7 @@ import mmreplay as mr
 from mmreplay import files
 from mmreplay.convert import auto_export
 from mmreplay.errors import FailedError, FullError, SchemaError
+from tests.convert.test_kills import after, in_a_child
 
 SCHEMA = mr.Schema(
     {"a": mr.Field((), "int64"), "b": mr.Field((3,), "float32"),
@@ -119,7 +120,7 @@ def test_what_is_exported_is_loaded_again(tmp_path):
 
 
 def test_rows_are_held_until_their_file_is_there(tmp_path, monkeypatch):
-    """The writer waits at the end of the reserve, and not before."""
+    """The writer waits where it would give up a row, and not before."""
     let_go, begun = threading.Event(), threading.Event()
     whole = auto_export.transfer
 
@@ -133,20 +134,42 @@ def test_rows_are_held_until_their_file_is_there(tmp_path, monkeypatch):
         create(tmp_path, 64) as buffer,
         mr.AutoExport(buffer, tmp_path / "files") as auto,
     ):
-        slots = buffer.slots
-        for number in range(slots):
+        for number in range(64):
             buffer.add(step(number, 1))
-        assert begun.wait(30)
-        waiting = threading.Thread(target=buffer.add, args=(step(slots, 1),))
+        waiting = threading.Thread(target=buffer.add, args=(step(64, 1),))
         waiting.start()
+        assert begun.wait(30)
         waiting.join(0.2)
         assert waiting.is_alive()
-        assert buffer.heads[0] == slots
+        assert (buffer.heads[0], buffer.span.first[0]) == (64, 0)
         let_go.set()
         waiting.join(30)
-        assert buffer.heads[0] == slots + 1
+        assert buffer.heads[0] == 65
         auto.flush()
-    assert [row[1] for row in rows_of(tmp_path / "files")] == list(range(slots + 1))
+    assert [row[1] for row in rows_of(tmp_path / "files")] == list(range(65))
+
+
+def test_adds_go_on_where_a_file_is_due_early(tmp_path, monkeypatch):
+    let_go = threading.Event()
+    whole = auto_export.transfer
+
+    def slow(*args, **options):
+        assert let_go.wait(30)
+        return whole(*args, **options)
+
+    monkeypatch.setattr(auto_export, "transfer", slow)
+    with (
+        create(tmp_path, 64) as buffer,
+        mr.AutoExport(buffer, tmp_path / "files", every=32) as auto,
+    ):
+        for number in range(64):
+            buffer.add(step(number, 1))
+        assert auto.reports == []
+        let_go.set()
+        for number in range(64, 200):
+            buffer.add(step(number, 1))
+        auto.flush()
+        assert [report.rows for _, report in auto.reports] == [32] * 6 + [8]
 
 
 def test_what_fails_is_raised_by_an_add_and_tried_again(tmp_path, monkeypatch):
@@ -167,7 +190,7 @@ def test_what_fails_is_raised_by_an_add_and_tried_again(tmp_path, monkeypatch):
                     failed += 1
             # Nothing that is in no file was overwritten, however often it failed.
             assert failed > 10
-            assert 64 <= buffer.heads[0] <= buffer.slots
+            assert (buffer.heads[0], buffer.span.first[0]) == (64, 0)
         for number in range(int(buffer.heads[0]), 300):
             buffer.add(step(number, 1))
         auto.flush()
@@ -263,3 +286,31 @@ def test_closing_the_buffer_first_is_no_deadlock(tmp_path):
     buffer.close()
     auto.close()
     auto.close()
+
+
+@pytest.mark.crash
+def test_a_killed_writer_leaves_whole_files_and_a_whole_buffer(tmp_path):
+    """Rows that were given up are in a file, and no file is cut, at any instant."""
+    rng = np.random.default_rng(2)
+    for turn in range(12):
+        place = tmp_path / str(turn)
+        place.mkdir()
+
+        def write(place=place):
+            buffer = create(place, 50)
+            auto = mr.AutoExport(buffer, place / "files")
+            for number in range(100_000):
+                buffer.add(step(number, 1))
+            auto.close()
+
+        assert in_a_child(after(float(rng.uniform(0.02, 0.2))), write)
+        if not (place / "buffer" / "metadata.json").exists():
+            continue
+        got = set()
+        for path in place.glob("files/*"):
+            if not path.name.startswith("tmp-"):
+                with np.load(path) as file:
+                    got |= set(file["_position"].tolist())
+        with mr.ReplayBuffer.open(place / "buffer") as buffer:
+            first, stop = int(buffer.span.first[0]), int(buffer.span.stop[0])
+        assert got | set(range(first, stop)) == set(range(stop))
