@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,8 @@ STATS = (
     "stat_test_return", "stat_train_return", "stat_test_steps", "stat_train_steps",
 )  # fmt: skip
 PICKLE = "data.pkl"
+NOTE_EVERY_S = 10.0
+"""Statistics are replaced whole and synced, at the cost of hundreds of samples."""
 COLUMNS = 7
 """Of a pickle: actions, observations, rewards, both ends, infos, and whether ended."""
 
@@ -230,6 +233,8 @@ class GenericTorchMemory(TorchMemory):
         )  # fmt: skip
         self._rows = Rows(imgs_obs, act_buf_len, imgs_shape, imgs_scale, crc_debug)
         self._held: list[Any] = []
+        self._noted: dict[str, float] = {}
+        self._noted_at = 0.0
         self._ring: ReplayBuffer | None = None
         if self.home.resumed:
             self._reopen()
@@ -267,9 +272,15 @@ class GenericTorchMemory(TorchMemory):
             SchemaError: A sample is of another structure or dtype than the first.
         """
         self._append(list(buffer.memory))
-        if self._ring is not None:
-            stats = {name: float(getattr(self, name)) for name in STATS}
+        if monotonic() > self._noted_at + NOTE_EVERY_S:
+            self._note()
+
+    def _note(self) -> None:
+        """Store the statistics beside the data, if they have changed."""
+        stats = {name: float(getattr(self, name)) for name in STATS}
+        if self._ring is not None and stats != self._noted:
             self._ring.set_statistics({"tmrl": stats})
+            self._noted, self._noted_at = stats, monotonic()
 
     def _append(self, samples: list[Any]) -> None:
         samples = self._held + samples
@@ -333,6 +344,8 @@ class GenericTorchMemory(TorchMemory):
 
     def close(self) -> None:
         """Commit and close; a temporary folder goes."""
+        if self._ring is not None and not self._ring.closed:
+            self._note()
         self.home.close()
 
 

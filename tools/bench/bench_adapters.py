@@ -17,8 +17,17 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tools.bench.adapter_faces import (
+    ACTION,
+    BLOCK,
+    OBSERVATION,
+    Array,
+    Pytorchrl,
+    Tmrl,
+    Velora,
+    numbered,
+)
 from tools.bench.turns import (
     OURS,
     Side,
@@ -31,13 +40,22 @@ from tools.bench.turns import (
     speedups,
 )
 
-OBSERVATION, ACTION, BLOCK = 17, 6, 1000
 THEIRS = "original"
-MODULES = {"sb3": "stable_baselines3", "skrl": "skrl"}
-NEEDED = {"sb3": "stable_baselines3", "skrl": "torch"}
+MODULES = {
+    "sb3": "stable_baselines3",
+    "skrl": "skrl",
+    "velora": "velora",
+    "tmrl": "tmrl",
+    "pytorchrl": "pytorchrl",
+}
+NEEDED = {
+    "sb3": "stable_baselines3",
+    "skrl": "torch",
+    "velora": "torch",
+    "tmrl": "torch",
+    "pytorchrl": "torch",
+}
 """Without which not even ours runs."""
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +89,6 @@ class Face(Protocol):
 
     def drawn(self, batch: int) -> tuple[Array, Array]:
         """Observations and rewards of a draw, to be checked."""
-
-
-def numbered(first: int, count: int) -> Array:
-    """Observations that tell the number of their step, float32 ``[count, 17]``."""
-    numbers = np.arange(first, first + count, dtype=np.float32)
-    return numbers[:, None] + np.zeros(OBSERVATION, np.float32)
 
 
 class Sb3:
@@ -195,7 +207,13 @@ class Skrl:
         return now.numpy(), found["rewards"].numpy()
 
 
-FACES: dict[str, Callable[[Path | None, int], Face]] = {"sb3": Sb3, "skrl": Skrl}
+FACES: dict[str, Callable[[Path | None, int], Face]] = {
+    "sb3": Sb3,
+    "skrl": Skrl,
+    "velora": Velora,
+    "tmrl": Tmrl,
+    "pytorchrl": Pytorchrl,
+}
 
 
 def check(face: Face, system: str, steps: int) -> None:
