@@ -1,5 +1,6 @@
 """Every call's shapes, types and refusals."""
 
+import inspect
 import re
 from collections import OrderedDict
 
@@ -316,6 +317,35 @@ def test_a_folder_is_told_kept_and_not_overwritten(tmp_path, monkeypatch):
         ReplayBuffer(SPEC, 1, 5, path=tmp_path / "a", resume=True)
     monkeypatch.setenv("MMREPLAY_DIR", str(tmp_path))
     assert str(tmp_path / "alf-mine-0") in repr(DataBuffer(SPEC, 3, name="mine"))
+
+
+def test_arguments_are_alfs_in_its_order_and_two_of_our_own_by_name():
+    parameters = inspect.signature(ReplayBuffer).parameters.values()
+    positional = {
+        p.name: p.default for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD
+    }
+    empty = inspect.Parameter.empty
+    assert list(positional.items()) == [
+        ("data_spec", empty), ("num_environments", empty), ("max_length", 1024),
+        ("num_earliest_frames_ignored", 0), ("prioritized_sampling", False),
+        ("initial_priority", 1.0), ("recent_data_steps", 1), ("recent_data_ratio", 0.0),
+        ("with_replacement", False), ("device", "cpu"), ("allow_multiprocess", False),
+        ("keep_episodic_info", None), ("record_episodic_return", False),
+        ("default_return", -1000.0), ("gamma", 0.99), ("reward_clip", None),
+        ("enable_checkpoint", False), ("name", "ReplayBuffer"),
+    ]  # fmt: skip
+    named = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    assert named == {"path": None, "resume": False}
+    assert float(ReplayBuffer.ONE_MINUS) == 0.9999998807907104
+    assert ReplayBuffer(SPEC, 1, enable_checkpoint=True)._alf_checkpoint_enabled
+
+
+def test_wider_floats_are_cast_and_results_are_of_the_spec():
+    buffer = ReplayBuffer(SPEC, 1, 4)
+    batch = rows([MID], [1.0], [2.0])
+    buffer.add_batch(batch._replace(reward=torch.tensor([2.5], dtype=torch.float64)))
+    data, _ = buffer.get_batch(1, 1)
+    assert (data.reward.dtype, data.reward.tolist()) == (torch.float32, [[2.5]])
 
 
 def test_errors_are_also_the_projects_own():
