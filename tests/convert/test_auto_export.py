@@ -77,7 +77,7 @@ def test_every_row_is_in_exactly_one_file(tmp_path, engine):
 
 
 @pytest.mark.parametrize("every", [None, 20])
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_it_holds_for_blocks_and_environments_that_run_apart(
     tmp_path, engine, seed, every
 ):
@@ -87,7 +87,7 @@ def test_it_holds_for_blocks_and_environments_that_run_apart(
         create(tmp_path, 40, 3, engine) as buffer,
         mr.AutoExport(buffer, tmp_path / "files", every=every) as auto,
     ):
-        for number in range(0, 6000, 20):
+        for number in range(0, 3000, 20):
             steps = int(rng.integers(1, 20))
             ids = np.sort(rng.choice(3, int(rng.integers(1, 4)), replace=False))
             given = {k: v[:, ids] for k, v in step(number, 3, (steps,)).items()}
