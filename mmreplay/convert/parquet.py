@@ -110,6 +110,11 @@ def open_reader(path: Path, *, allow_expansion: bool = False) -> Reader:
     paths = _parts(path)
     with closing(Part(paths[0])) as part:
         told = part.metadata.get(KEY.encode())
+    if told is None and {SUMS.encode(), FIRST_ROW.encode()} & part.metadata.keys():
+        raise CorruptError(
+            f"{paths[0]} has checksums of mmreplay's in its metadata, expected "
+            f"{KEY!r} beside them; the file was damaged: restore it from a copy"
+        )
     if told is None:
         return open_plain(path, paths, allow_expansion)
     description = Description.from_bytes(told, f"{paths[0]}: {KEY!r} in its metadata")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mmreplay.convert.arrays import refuse_wide
 from mmreplay.convert.base import Block, Columns, Notes, Reader, default_rows
-from mmreplay.convert.description import Description
+from mmreplay.convert.description import RESERVED, Description
 from mmreplay.convert.ends import Marks
 from mmreplay.convert.plain import Plain
 from mmreplay.errors import FormatError
@@ -45,6 +45,11 @@ class TableReader(Reader):
         self.report = notes
         self._rows, self._batches = rows, batches
         self._episodes = _episodes(kinds)
+        if kinds.keys() >= RESERVED.keys():
+            notes.doubt(
+                f"columns {', '.join(RESERVED)} tell of a buffer whose description is "
+                "lost: they were left out"
+            )
         self._plain = Plain(kinds, notes)
         if self._episodes:
             self._tell_episodes()

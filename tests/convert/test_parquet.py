@@ -231,6 +231,18 @@ def test_a_file_that_was_edited_is_refused(source, tmp_path):
         load(rewritten(again(), lambda t: changed(t, "single/int32", None)))
 
 
+def test_a_file_that_lost_its_description_is_refused_or_doubted(source, tmp_path):
+    mr.export(source, tmp_path / "a.parquet")
+    metadata = told(tmp_path / "a.parquet")
+    del metadata[b"mmreplay"]
+    rewritten(tmp_path / "a.parquet", lambda t: t, metadata)
+    with pytest.raises(CorruptError, match="expected 'mmreplay' beside them; the file"):
+        load(tmp_path / "a.parquet")
+    rewritten(tmp_path / "a.parquet", lambda t: t, {b"mine": b"1"})
+    report = load(tmp_path / "a.parquet")
+    assert "tell of a buffer whose description is lost" in " ".join(report.doubts)
+
+
 def cast(table, name, kind):
     number = table.schema.get_field_index(name)
     return table.set_column(number, name, table[name].cast(kind, safe=False))

@@ -196,9 +196,7 @@ def bases(format: str) -> list[Base]:
             mr.export(place / "buffer", target, **options)
             held = {each.name: each.read_bytes() for each in target.parent.iterdir()}
             whole = {target.name: held.pop(target.name), **held}
-            # A safetensors file has no checksum of its header.
-            known = None if format == "safetensors" else rows
-            made.append(Base(f"ours {options}", whole, known))
+            made.append(Base(f"ours {options}", whole, rows))
         theirs = layouts(format, place / "buffer", place).items()
         made += [Base(name, held) for name, held in theirs]
     plain = PLAIN[format]()
@@ -371,7 +369,7 @@ def _try(folder: Path, base: Base, found: Files, report: Report) -> list[str]:
 def _load(source: Path, target: Path, base: Base, report: Report) -> list[str]:
     try:
         with bounded():
-            mr.load(source, target)
+            loaded = mr.load(source, target)
     except NAMED as error:
         report.seen[type(error).__name__] += 1
         told = "\n".join([str(error), *getattr(error, "__notes__", ())])
@@ -381,8 +379,10 @@ def _load(source: Path, target: Path, base: Base, report: Report) -> list[str]:
         return [f"unexpected {type(error).__name__}: {error}"]
     except (Exception, Late) as error:
         return [f"escaped {type(error).__name__}: {' '.join(str(error).split())[:200]}"]
-    report.seen["loaded"] += 1
-    return [] if base.rows is None else _differences(target, base.rows)
+    report.seen["doubted" if loaded.doubts else "loaded"] += 1
+    # A file that lost its description is a plain one, which its doubts tell of.
+    unsure = base.rows is None or loaded.doubts
+    return [] if unsure else _differences(target, base.rows or {})
 
 
 def _differences(target: Path, rows: Columns) -> list[str]:
