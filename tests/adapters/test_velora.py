@@ -1,6 +1,8 @@
 """velora's buffer on disk does what velora's does, by its golden values."""
 
 import json
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -291,4 +293,28 @@ def test_random_calls_give_what_a_list_of_steps_gives(tmp_path):
         made += len(values)
         assert buffer.position == made % 7
         assert buffer.rewards[:, 0].tolist() == [value or 0 for value in rows]
+    buffer.close()
+
+
+KILLED = """
+import os, sys
+import torch
+from mmreplay.adapters.velora import ReplayBuffer
+buffer = ReplayBuffer(40, 2, 1, 3, path=sys.argv[1], resume=True)
+for value in range(len(buffer), len(buffer) + 30):
+    row = torch.full((2,), float(value))
+    buffer.add(row, row[:1], value, row + 0.5, False, torch.zeros(3))
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.crash
+def test_steps_of_killed_processes_are_there_and_the_ring_goes_on(tmp_path):
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", KILLED, tmp_path / "ring"])
+        assert done.returncode == -9
+    buffer = ReplayBuffer(40, 2, 1, 3, path=tmp_path / "ring", resume=True)
+    assert (buffer.size, buffer.position) == (40, 20)
+    assert buffer.rewards[:, 0].tolist() == [*range(40, 60), *range(20, 40)]
     buffer.close()
