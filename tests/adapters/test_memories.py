@@ -1,5 +1,9 @@
 """skrl's and rofunc's memories on disk, beside a list of dicts."""
 
+import signal
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -47,6 +51,33 @@ def test_what_was_added_is_there_again(tmp_path):
     oracle.add(15, 1)
     assert_same(again, oracle)
     again.home.close()
+
+
+KILLED = """
+import os, sys
+from mmreplay.adapters import skrl
+from tests.adapters.memory_oracle import declared, samples
+
+memory = declared(skrl.Memory(5, 3, device="cpu", path=sys.argv[1]))
+for first in range(0, 24, 3):
+    memory.add_samples(**samples(first, 3))
+memory.add_samples(**samples(24, 2))  # and two of a row
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_loses_no_sample(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path / "ring")],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    oracle = Oracle(5, 3)
+    oracle.add(0, 26)
+    memory = skrl.Memory(5, 3, device="cpu", path=tmp_path / "ring", resume=True)
+    assert_same(declared(memory), oracle)
+    memory.home.close()
 
 
 def test_a_tensor_that_comes_late_leaves_the_others_as_they_are(tmp_path):
