@@ -59,8 +59,8 @@ OURS = (
         (".safetensors", ".safetensors.index.json"),
     ),
     Format(
-        "safetensors-folder", "mmreplay.convert.safetensors", "a folder of its parts, or velora's pair",
-        writes=False, asks=True,
+        "safetensors-folder", "mmreplay.convert.safetensors",
+        "a folder of its parts, or velora's pair", writes=False, asks=True,
     ),
     Format("csv", "mmreplay.convert.csv", "a table of text", (".csv", ".csv.gz")),
     Format(

@@ -27,6 +27,7 @@ from mmreplay.convert.description import PRIORITY, Description, part
 from mmreplay.convert.priorities import StoredPriorities
 from mmreplay.convert.rows_writer import BufferWriter
 from mmreplay.convert.select import mask_of, paths_of
+from mmreplay.episodes import CUT, TRUNCATED
 from mmreplay.errors import SchemaError, StaleError
 from mmreplay.format.metadata import Engine, Metadata
 from mmreplay.ring import Layout, Span
@@ -125,6 +126,8 @@ class BufferReader(Reader):
             if self._priorities is not None and paths:
                 columns[PRIORITY] = self._priorities.read(env_ids, positions)
             flags = view.flags(env_ids, positions)
+            if stop == self._span.stop[env_id] < self._description.stop[env_id]:
+                flags[-1] |= self._truncated(env_id, stop)
             if view.stale(env_ids, positions, moment) is not None:
                 view.check(env_ids, positions)
         except StaleError as error:
@@ -134,6 +137,11 @@ class BufferReader(Reader):
                 "export a copy"
             ) from error
         return Block(columns, env_ids, positions, flags)
+
+    def _truncated(self, env_id: int, position: int) -> int:
+        """TRUNCATED where a row that is left out is what says it of the one before."""
+        flags = self._buffer.view.flags(np.array([env_id]), np.array([position]))
+        return TRUNCATED if flags[0] & CUT else 0
 
     def close(self) -> None:
         """See `Reader.close`."""

@@ -123,6 +123,27 @@ def test_environments_and_fields_come_first(source, tmp_path):
             assert rows["observation/o"].tobytes() == want.tobytes()
 
 
+@pytest.mark.parametrize("fields", [["a"], ["a", "truncated"]])
+def test_a_step_truncated_by_a_resume_alone_stays_so(tmp_path, fields):
+    schema = mr.Schema(
+        {name: mr.Field((), kind) for name, kind in
+         {"a": "int8", "terminated": "bool", "truncated": "bool"}.items()}
+    )  # fmt: skip
+    step = {"terminated": False, "truncated": False}
+    with mr.ReplayBuffer.create(tmp_path / "b", schema, 9) as buffer:
+        buffer.add(a=1, **step)
+        buffer.add(a=2, **step)
+    with mr.ReplayBuffer.open(tmp_path / "b", "r+", on_resume="truncate") as buffer:
+        buffer.add(a=3, **step)
+        mr.export(buffer, tmp_path / "a.npz", fields=fields, episodes=slice(0, 1))
+        mr.export(buffer, tmp_path / "all.npz")
+    mr.load(tmp_path / "all.npz", tmp_path / "c", rows=slice(0, 2))
+    with np.load(tmp_path / "a.npz") as found:
+        assert found["_flags"].tolist() == [START, TRUNCATED]
+    with mr.ReplayBuffer.open(tmp_path / "c") as loaded:
+        assert loaded.flags(0, [0, 1]).tolist() == [START, TRUNCATED]
+
+
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
