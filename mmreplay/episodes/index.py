@@ -162,6 +162,11 @@ class EpisodeIndex:
     def _take(self, env_id: int, first: int, flags: NDArray[np.uint8]) -> None:
         if len(flags) == 0:
             return
+        if not np.bitwise_or.reduce(flags) & (START | FINAL):
+            # What an add of a step or two brings nearly always: nothing begins.
+            self._last[env_id] = last = flags[-1]
+            self.bare |= bool(last & TERMINATED) and not self._final_follows
+            return
         starts, finals = _where(flags, START, first), _where(flags, FINAL, first)
         chain = np.concatenate([self._last[env_id : env_id + 1], flags])
         # The rows before those that begin an episode: the last ones of others.
