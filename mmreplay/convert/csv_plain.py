@@ -88,8 +88,19 @@ def _batches(
     """Record batches of a file's rows; see `csv_reader.batches`."""
     text = Text(file, allowed)
     read_header(text, file)
-    done = 0
-    found = None
+    yield from _rows(file, text, types, wanted, allowed)
+    if text.quotes % 2:
+        # Arrow takes all that follows such a quote for one cell.
+        raise FormatError(
+            f"{file.path}: got {text.quotes} quotes, of which one is never closed, "
+            "expected pairs of them; correct it there"
+        )
+
+
+def _rows(
+    file: File, text: Text, types: dict[str, Any], wanted: list[str], allowed: bool
+) -> Iterator[Any]:
+    done, found = 0, None
     while True:
         try:
             found = found or batches(text, types, wanted, ours=False)
@@ -99,15 +110,9 @@ def _batches(
         except (pa.ArrowException, OSError, ValueError) as error:
             raise unreadable(file, types, done, error, allowed) from error
         if batch is None:
-            break
+            return
         done += batch.num_rows
         yield batch
-    if text.quotes % 2:
-        # Arrow takes all that follows such a quote for one cell.
-        raise FormatError(
-            f"{file.path}: got {text.quotes} quotes, of which one is never closed, "
-            "expected pairs of them; correct it there"
-        )
 
 
 class _Survey:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ BOM = b"\xef\xbb\xbf"
 GZIP = b"\x1f\x8b"
 
 
-class Text(io.RawIOBase):
+class Text:
     """The bytes of a file from its first on, unpacked if it is gzipped.
 
     Attributes:
@@ -40,19 +39,12 @@ class Text(io.RawIOBase):
         gzipped = file.nbytes >= 2 and file.pread(2, 0) == GZIP
         self._inflate = zlib.decompressobj(31) if gzipped else None
 
-    def readable(self) -> bool:
-        """Yes."""
-        return True
-
     def unread(self, data: bytes) -> None:
         """Give bytes back, to be read again."""
         self._rest = data + self._rest
 
     def read(self, size: int = -1) -> bytes:
-        """The next bytes: size of them, fewer only at the end.
-
-        Whoever reads takes what comes for a block, in which a line has to fit.
-        """
+        """The next bytes: size of them, fewer only at the end."""
         size = READ_NBYTES if size < 0 else size
         data, self._rest = self._rest[:size], self._rest[size:]
         found, room = [data], size - len(data)
@@ -99,10 +91,40 @@ class Text(io.RawIOBase):
             "gzipped file; it was cut or damaged: restore it from a copy"
         )
 
+    def lines(self, size: int) -> Iterator[bytes]:
+        """Whole lines, about size bytes of them at a time.
+
+        Raises:
+            ValueError: One does not end within twice as many.
+        """
+        rest = b""
+        while data := self.read(size):
+            rest += data
+            stop = _ended(rest)
+            if not stop and len(rest) >= 2 * size:
+                raise ValueError("a line that does not end")
+            if stop:
+                yield rest[:stop]
+            rest = rest[stop:]
+        if rest:
+            yield rest
+
     def drain(self) -> None:
         """Read what is left, so that the checksum is of all bytes."""
         while self.read(READ_NBYTES):
             pass
+
+
+def _ended(data: bytes) -> int:
+    """Bytes up to the last end of a line that is not within quotes."""
+    stop = data.rfind(b"\n") + 1
+    within = data.count(b'"', 0, stop) % 2
+    while within and stop:
+        quote = data.rfind(b'"', 0, stop)
+        before = data.rfind(b"\n", 0, quote) + 1
+        within = (within + data.count(b'"', before, stop)) % 2
+        stop = before
+    return stop
 
 
 @dataclass(frozen=True, slots=True)

@@ -216,7 +216,8 @@ def table(tmp_path, data):
         (b"a,b\nx,y\n", "has no column of numbers"),
         (b"a,b\n1,2\n\n3\n", "line 4: got 1 cells, expected 2; the file was edited"),
         (b"a,b\n1,2\n\n3,4,5\n", "line 4: got 3 cells, expected 2"),
-        (b'a,b\n1,2\n3,"4\n5,6\n', "got 1 quotes, of which one is never closed"),
+        (b'a,b\n1,2\n3,"4\n5,6\n', "line 3: got .*, expected a row"),
+        (b'a,b\n1,x\n3,"y\n5,6\n', "got 1 quotes, of which one is never closed"),
         (b"a,b\n1,\xff\n", "line 2: got .*, expected a row"),
         (b"a,b\n1,2\n1e999,3\n", "line 3, column 'a': got '1e999', expected one"),
         (
@@ -335,10 +336,22 @@ def test_what_arrow_finds_and_we_do_not_is_still_an_error(file, monkeypatch):
 def test_text_is_given_back_whole(tmp_path):
     path = table(tmp_path, bytes(range(256)) * 9000)
     file = files.File.open(path, None)
-    with csv_text.Text(file, False) as text:
-        first = text.read(10)
-        text.unread(first)
-        sizes = [1, 70_000, 1 << 20, 1 << 22, 5]
-        assert b"".join(text.read(size) for size in sizes) == path.read_bytes()
-        assert text.read(1) == b""
+    text = csv_text.Text(file, False)
+    first = text.read(10)
+    text.unread(first)
+    sizes = [1, 70_000, 1 << 20, 1 << 22, 5]
+    assert b"".join(text.read(size) for size in sizes) == path.read_bytes()
+    assert text.read(1) == b""
     file.close()
+
+
+@pytest.mark.parametrize("size", [8, 13, 64])
+def test_lines_are_cut_where_no_quote_is_open(tmp_path, size):
+    data = b'a,"b\n\n""c\n",d\n1,2\n"\n",4\n5,6\n7,8'
+    path = table(tmp_path, data)
+    with closing(files.File.open(path, None)) as file:
+        pieces = list(csv_text.Text(file, False).lines(size))
+    assert b"".join(pieces) == data
+    for piece in pieces[:-1]:
+        assert piece.endswith(b"\n")
+        assert piece.count(b'"') % 2 == 0
