@@ -3,10 +3,9 @@
 A buffer of vectors and one of pixels go to each format (`export`), are read from it
 block by block (`read`), and become a new buffer (`load`). Beside each stands what
 people use: the library's own call on arrays that are in memory already, its file
-synced as ours is, its floats read to the last bit. Every call runs in a process of its
-own, in turns, after a small one that pays for imports; its memory is the most of the
-process's own (RssAnon) beyond what it had before. Ratios are taken turn by turn: above
-1, ours takes less time.
+synced as ours is. Every call runs in a process of its own, in turns, after a small one
+that pays for imports; its memory is the most of the process's own (RssAnon) beyond
+what it had before. Ratios are taken turn by turn: above 1, ours takes less time.
 """
 
 from __future__ import annotations
@@ -183,7 +182,7 @@ def _load_file(path: Path) -> object:
 def _read_csv(path: Path) -> object:
     import pandas
 
-    return pandas.read_csv(path, float_precision="round_trip")
+    return pandas.read_csv(path)
 
 
 def _read_parquet(path: Path) -> object:
