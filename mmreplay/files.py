@@ -7,6 +7,7 @@ this module is built on it, and everything else in mmreplay is built on that.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import mmap
@@ -16,17 +17,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from mmreplay.errors import (
-    CorruptError,
-    FormatError,
-    system_error,
-    system_failure,
-)
+from mmreplay.errors import CorruptError, FormatError, system_error, system_failure
 
 # Space is reserved in pieces of this many bytes, so that it costs one call a MiB.
 ALLOCATION_NBYTES = 1 << 20
+FICLONE = 0x40049409
 
 Data = bytes | bytearray | memoryview
+PUNCH_HOLE = 3  # keeps the size
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Disk:
@@ -58,6 +57,15 @@ class Disk:
     def allocate(self, fd: int, offset: int, nbytes: int) -> None:
         """Reserve space inside the file."""
         os.posix_fallocate(fd, offset, nbytes)
+
+    def punch(self, fd: int, offset: int, nbytes: int) -> None:
+        """Give space inside the file back; its bytes are zeros from then on."""
+        if _libc.fallocate(fd, PUNCH_HOLE, *map(ctypes.c_long, (offset, nbytes))):
+            raise OSError(ctypes.get_errno(), "cannot punch a hole")
+
+    def clone(self, fd: int, source: int) -> None:
+        """Share every block of another file as it is now, where that is possible."""
+        fcntl.ioctl(fd, FICLONE, source)
 
     def datasync(self, fd: int) -> None:
         """Wait until the file's data is on the device."""
@@ -150,7 +158,10 @@ class File:
                 raise _irregular(path) from error
             raise system_error("open", path, error) from error
         try:
-            size = file.nbytes = _regular_size(file.fd, path)
+            status = os.fstat(file.fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise _irregular(path)
+            size = file.nbytes = status.st_size
             if nbytes is not None and size != nbytes:
                 raise CorruptError(
                     f"{path} has {size} bytes, expected {nbytes} from metadata.json; "
@@ -254,6 +265,14 @@ class File:
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
                 raise system_error("reserve space in", self.path, error) from error
 
+    def punch(self, offset: int, nbytes: int) -> None:
+        """Give space back; on a file system that cannot, the bytes stay as they are."""
+        try:
+            disk.punch(self.fd, offset, nbytes)
+        except OSError as error:
+            if error.errno != errno.EOPNOTSUPP:
+                raise system_error("free space in", self.path, error) from error
+
     def will_need(self, offset: int, nbytes: int) -> None:
         """Ask the system to read a range ahead, without waiting for it."""
         try:
@@ -300,13 +319,6 @@ def _irregular(path: Path) -> FormatError:
         f"{path} is not a regular file, expected one; links, folders, pipes and "
         "devices are refused: put the file itself there"
     )
-
-
-def _regular_size(fd: int, path: Path) -> int:
-    status = os.fstat(fd)
-    if not stat.S_ISREG(status.st_mode):
-        raise _irregular(path)
-    return status.st_size
 
 
 def read_bytes(path: Path, max_nbytes: int) -> bytes:
@@ -382,19 +394,3 @@ def remove_tree(path: Path) -> None:
         return
     with _told("remove", path), suppress(FileNotFoundError):
         disk.unlink(path)
-
-
-def boot_id() -> bytes:
-    """Return 16 bytes that change at each boot; live slots of another are void.
-
-    Where the system has none (not Linux), 16 zero bytes: never trusted. To take a
-    passing lack of descriptors for that would cut what was published.
-    """
-    path = Path("/proc/sys/kernel/random/boot_id")
-    try:
-        text = path.read_text("ascii")
-    except (FileNotFoundError, PermissionError):
-        return bytes(16)
-    except OSError as error:
-        raise system_error("read", path, error) from error
-    return bytes.fromhex(text.strip().replace("-", ""))

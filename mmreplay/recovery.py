@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay import files
+from mmreplay import boot, files
 from mmreplay.errors import FailedError, ReplayError
 from mmreplay.files import File
 from mmreplay.format import commit
@@ -65,7 +65,7 @@ class Recovery:
 def identify(file: File, metadata: Metadata) -> Identity:
     """Say what a trusted record of this COMMIT file must name."""
     device, inode = file.identity()
-    return Identity(metadata.uuid, metadata.generation, files.boot_id(), device, inode)
+    return Identity(metadata.uuid, metadata.generation, boot.boot_id(), device, inode)
 
 
 def create(

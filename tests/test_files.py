@@ -9,7 +9,7 @@ import socket
 import numpy as np
 import pytest
 
-from mmreplay import files
+from mmreplay import boot, files
 from mmreplay.errors import CorruptError, FailedError, FormatError, FullError
 from mmreplay.files import File
 from tools.torture.disks import FaultyDisk, WatchedDisk, using
@@ -354,8 +354,8 @@ def test_removing_a_tree_follows_no_link_out_of_it(tmp_path):
 
 
 def test_a_boot_has_one_name_and_none_is_zeros(monkeypatch):
-    assert files.boot_id() == files.boot_id()
-    assert len(files.boot_id()) == 16
-    assert any(files.boot_id())
+    assert boot.boot_id() == boot.boot_id()
+    assert len(boot.boot_id()) == 16
+    assert any(boot.boot_id())
     monkeypatch.setattr(files.Path, "read_text", lambda *_: files.os.stat("/nowhere"))
-    assert files.boot_id() == bytes(16)
+    assert boot.boot_id() == bytes(16)

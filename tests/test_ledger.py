@@ -19,7 +19,7 @@ LIVE, DURABLE = commit.LIVE_SLOTS, commit.DURABLE_SLOTS
 
 @pytest.fixture(autouse=True)
 def boot(monkeypatch):
-    monkeypatch.setattr(files, "boot_id", lambda: BOOT)
+    monkeypatch.setattr(boot, "boot_id", lambda: BOOT)
 
 
 @pytest.fixture

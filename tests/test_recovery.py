@@ -17,7 +17,7 @@ OTHER = bytes(reversed(BOOT))
 
 @pytest.fixture(autouse=True)
 def boot(monkeypatch):
-    monkeypatch.setattr(files, "boot_id", lambda: BOOT)
+    monkeypatch.setattr(boot, "boot_id", lambda: BOOT)
 
 
 class Place:
@@ -126,7 +126,7 @@ def test_live_records_of_another_boot_or_file_are_no_truth(place, foreign):
 def test_a_system_without_a_boot_id_trusts_no_live_record(place, monkeypatch):
     live = place.record([40, 40], boot_id=bytes(16))
     place.write(place.record([30, 30]), None, live, None)
-    monkeypatch.setattr(files, "boot_id", lambda: bytes(16))
+    monkeypatch.setattr(boot, "boot_id", lambda: bytes(16))
     assert place.reader()[0][0] == [30, 30]
 
 
@@ -236,7 +236,7 @@ def test_opening_twice_decides_the_same(place):
 
 def test_opening_after_a_power_cut_twice_decides_the_same(place, monkeypatch):
     crafted(place)
-    monkeypatch.setattr(files, "boot_id", lambda: OTHER)
+    monkeypatch.setattr(boot, "boot_id", lambda: OTHER)
     cut = ([70, 60], [74, 66], [74 - SLOTS, 12], [70, 60])
     assert [place.writer()[0] for _ in range(2)] == [cut] * 2
 
@@ -264,10 +264,10 @@ def test_a_power_cut_at_any_call_of_a_writable_open_loses_no_commit(place, monke
         crafted(place)
         with using(FaultyDisk(KeyboardInterrupt(), at)), pytest.raises(BaseException):  # noqa: B017, PT011
             place.writer()
-        monkeypatch.setattr(files, "boot_id", lambda: OTHER)
+        monkeypatch.setattr(boot, "boot_id", lambda: OTHER)
         heads, limits, tails = place.reader()[0]
         assert (heads, limits, tails) == ([70, 60], [74, 66], [74 - SLOTS, 12]), at
-        monkeypatch.setattr(files, "boot_id", lambda: BOOT)
+        monkeypatch.setattr(boot, "boot_id", lambda: BOOT)
 
 
 @pytest.mark.parametrize("newest", [0, 1])

@@ -57,7 +57,7 @@ def fixed(number: int) -> Iterator[None]:
             ("secrets.token_bytes", uuid),
             ("time.gmtime", CREATED),
             ("time.time_ns", TIME_NS),
-            ("mmreplay.files.boot_id", BOOT),
+            ("mmreplay.boot.boot_id", BOOT),
         ):
             stack.enter_context(mock.patch(name, return_value=value))
         identity = mock.patch.object(File, "identity", return_value=IDENTITY)

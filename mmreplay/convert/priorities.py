@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay import files
+from mmreplay import boot
 from mmreplay.convert.base import Notes
 from mmreplay.errors import FailedError, SchemaError
 from mmreplay.files import File
@@ -64,7 +64,7 @@ class StoredPriorities:
             identity = file.identity()
         finally:
             file.close()
-        if found is None or not states.trusted(found[1], files.boot_id(), identity):
+        if found is None or not states.trusted(found[1], boot.boot_id(), identity):
             notes.note(
                 f"the priorities in {place} were not closed before a copy or a power "
                 "cut, and are not trusted: rows go without"

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay import files
+from mmreplay import boot, files
 from mmreplay.errors import (
     CorruptError,
     FailedError,
@@ -151,7 +151,7 @@ class _Held:
         self.folder = folder
         self.pid = os.getpid()
         self.mapped = file_system(folder) not in COPY_ON_WRITE
-        self._boot_id = files.boot_id()
+        self._boot_id = boot.boot_id()
         self.home = home
         self.files = [lock]
         self._sequence = self._slot = 0

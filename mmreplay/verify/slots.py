@@ -9,7 +9,7 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay import files
+from mmreplay import boot
 from mmreplay.files import File
 from mmreplay.format import commit
 from mmreplay.format.commit import Identity, Record, Slots
@@ -81,7 +81,7 @@ class CommitFile:
         data, slots = self.read()
         device, inode = self._file.identity()
         identity = Identity(
-            self._metadata.uuid, self._metadata.generation, files.boot_id(), device,
+            self._metadata.uuid, self._metadata.generation, boot.boot_id(), device,
             inode,
         )  # fmt: skip
         durable = commit.newest_durable(slots)

@@ -32,7 +32,7 @@ MEMORY_NBYTES = 64 << 20
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A small buffer that was killed after its last commit."""
-    monkeypatch.setattr(files, "boot_id", lambda: BOOT)
+    monkeypatch.setattr(boot, "boot_id", lambda: BOOT)
     with mr.ReplayBuffer.create(tmp_path / "b", schema_of(), 12, 2) as buffer:
         fill(buffer, 0, 30)
     return tmp_path / "b"

@@ -7,7 +7,7 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from mmreplay import files
+from mmreplay import boot
 from mmreplay.errors import FormatError
 from mmreplay.samplers import seen
 from tests.samplers.priority_columns import folder, make, mark, more, own
@@ -87,7 +87,7 @@ class TestDamage:
         else:
             sampler._work._priorities.column._finalizer.detach()
             sampler._work._priorities.column._held.give_back()
-        monkeypatch.setattr(files, "boot_id", lambda: b"another boot id!")
+        monkeypatch.setattr(boot, "boot_id", lambda: b"another boot id!")
         found = self.opened(ring)
         expected = {p: 1.0 + p for p in range(22, 70)}
         assert found == (expected if closed else dict.fromkeys(expected, 1.0))
@@ -119,7 +119,7 @@ def test_the_state_is_as_the_format_says(ring):
     assert struct.unpack_from("<II", newest, 8) == (1, 2)
     sequence, generation = struct.unpack_from("<QQ", newest, 16)
     assert (sequence, generation) == (3, 1)
-    assert newest[32:48] == files.boot_id()
+    assert newest[32:48] == boot.boot_id()
     assert newest[48:64] == ring.metadata.uuid
     assert struct.unpack_from("<QQ", newest, 64) == (status.st_dev, status.st_ino)
     assert newest[80:128] == bytes(48)

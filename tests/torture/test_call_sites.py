@@ -10,7 +10,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from mmreplay import files
+from mmreplay import boot
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import FormatError, ReplayError
 from mmreplay.files import Disk
@@ -157,13 +157,13 @@ def test_a_power_cut_or_kill_at_any_call_leaves_a_whole_buffer(
             disk = SimulatedDisk(work, calls_left=at)
             with using(disk), suppress(PowerCut):
                 OPERATIONS[name](work / "buffer")
-            boot = files.boot_id()
+            known = boot.boot_id()
             if seed < IMAGES:
                 disk.crash(work, np.random.default_rng(100 * at + seed))
-                boot = b"another boot...."
+                known = b"another boot...."
             else:
                 disk.cut()
-            boots = mock.patch.object(files, "boot_id", return_value=boot)
+            boots = mock.patch.object(boot, "boot_id", return_value=known)
             with boots, using(Unsynced()):
                 check(work / "buffer", name)
 
@@ -188,7 +188,7 @@ def test_what_goes_on_after_a_kill_survives_a_power_cut(name, prepared, tmp_path
                 buffer.commit()
                 abandon(buffer)
             disk.crash(work, np.random.default_rng(100 * at + seed))
-            boots = mock.patch.object(files, "boot_id", return_value=bytes(16))
+            boots = mock.patch.object(boot, "boot_id", return_value=bytes(16))
             with boots, using(Unsynced()):
                 buffer = reopen(again)
                 assert (buffer.heads == heads).all()

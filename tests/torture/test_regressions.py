@@ -8,7 +8,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from mmreplay import files
+from mmreplay import boot
 from mmreplay.buffer import lifecycle
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.episodes import BREAK, START
@@ -62,7 +62,7 @@ def test_live_slots_torn_by_a_power_cut_do_not_starve_a_reader(tmp_path, monkeyp
             # Past the sequence number, which stays higher than any whole slot's.
             file.seek(size * slot + 64)
             file.write(os.urandom(64))
-    monkeypatch.setattr(files, "boot_id", lambda: b"another boot....")
+    monkeypatch.setattr(boot, "boot_id", lambda: b"another boot....")
     with ReplayBuffer.open(tmp_path / "a") as reader:
         assert (reader.heads == heads).all()
 

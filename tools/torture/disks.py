@@ -27,6 +27,7 @@ PRIMITIVES = (
     "store",
     "truncate",
     "allocate",
+    "clone",
     "datasync",
     "sync_folder",
     "rename",
@@ -86,6 +87,16 @@ class WatchedDisk(Disk):
         """Watch, then reserve."""
         self.watch("allocate")
         super().allocate(fd, offset, nbytes)
+
+    def clone(self, fd: int, source: int) -> None:
+        """Watch, then share blocks."""
+        self.watch("clone")
+        super().clone(fd, source)
+
+    def punch(self, fd: int, offset: int, nbytes: int) -> None:
+        """Watch, then give space back."""
+        self.watch("punch")
+        super().punch(fd, offset, nbytes)
 
     def datasync(self, fd: int) -> None:
         """Watch, then sync."""

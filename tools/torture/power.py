@@ -152,6 +152,12 @@ class SimulatedDisk(WatchedDisk):
             if offset + nbytes > before:
                 self._file(fd).ops.append((offset + nbytes, None))
 
+    def punch(self, fd: int, offset: int, nbytes: int) -> None:
+        """Give space back; no more durable than a write of zeros."""
+        with self._lock:
+            super().punch(fd, offset, nbytes)
+            self._file(fd).ops.append((offset, bytes(nbytes)))
+
     def datasync(self, fd: int) -> None:
         """Make one file's content and size durable."""
         with self._lock:

@@ -17,7 +17,7 @@ from unittest import mock
 
 import numpy as np
 
-from mmreplay import files
+from mmreplay import boot
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import ReplayError
 from tools.torture.disks import using
@@ -114,7 +114,7 @@ class Trial:
         self.scribe = None
         with ExitStack() as stack:
             stack.enter_context(
-                mock.patch.object(files, "boot_id", return_value=self.boot)
+                mock.patch.object(boot, "boot_id", return_value=self.boot)
             )
             stack.enter_context(using(self.disk))
             try:
