@@ -155,7 +155,11 @@ class PartWriter:
         """
         self.rows = 0
         self._file = file
-        dictionaries = [n for n in SCALARS_ONCE if n in schema.names]
+        dictionaries = [
+            field.name
+            for field in schema
+            if field.name in SCALARS_ONCE and pa.types.is_integer(field.type)
+        ]
         self._writer = pq.ParquetWriter(
             pa.PythonFile(Sink(file), mode="w"),
             schema,
@@ -196,9 +200,11 @@ def _encodings(schema: Any) -> dict[str, str]:
     found = {}
     for field in schema:
         kind, leaf = field.type, field.name
+        # A field may have the name of a column of ours, and any type.
+        counts = leaf in COUNTED and pa.types.is_int64(kind)
         if pa.types.is_fixed_size_list(kind):
             kind, leaf = kind.value_type, f"{field.name}.list.{ITEM}"
-        if field.name in COUNTED:
+        if counts:
             found[leaf] = "DELTA_BINARY_PACKED"
         elif pa.types.is_floating(kind):
             # Bytes of equal weight beside each other pack better, and faster.

@@ -105,16 +105,23 @@ def test_an_environment_of_which_only_a_final_row_is_left_has_no_episode(tmp_pat
     assert [each.tolist() for each in more] == [[1, 2], [2, 0]]
 
 
-def test_a_field_of_the_name_of_a_derived_column_keeps_it(tmp_path):
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((), "int64"), ((), "uint8"), ((), "float32"), ((2,), "int64"), ((2, 3), "uint8")],
+)
+def test_a_field_of_the_name_of_a_derived_column_keeps_it(tmp_path, shape, dtype):
     with mr.ReplayBuffer.create(
-        tmp_path / "s", mr.Schema({"episode_index": mr.Field((), "int64")}), 8
+        tmp_path / "s",
+        mr.Schema({n: mr.Field(shape, dtype) for n in ("episode_index", "step_index")}),
+        8,
     ) as buffer:
-        buffer.extend(episode_index=np.full((5, 1), 7))
+        values = np.full((5, 1, *shape), 7, dtype)
+        buffer.extend(episode_index=values, step_index=values)
         report = mr.export(buffer, tmp_path / "a.parquet")
         assert "is called '_episode_index', as a field has" in report.notes[0]
         same_as(buffer, tmp_path / "a.parquet")
     names = pq.read_schema(tmp_path / "a.parquet").names
-    assert {"episode_index", "_episode_index", "step_index"} < set(names)
+    assert {"episode_index", "_episode_index", "step_index", "_step_index"} < set(names)
 
 
 @pytest.mark.parametrize(
