@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay import files, recovery
+from mmreplay import boot, recovery
 from mmreplay.errors import FullError, StarvedError
 from mmreplay.format import commit
 from mmreplay.storage import ledger
@@ -18,7 +18,7 @@ LIVE, DURABLE = commit.LIVE_SLOTS, commit.DURABLE_SLOTS
 
 
 @pytest.fixture(autouse=True)
-def boot(monkeypatch):
+def this_boot(monkeypatch):
     monkeypatch.setattr(boot, "boot_id", lambda: BOOT)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mmreplay import files, recovery
+from mmreplay import boot, files, recovery
 from mmreplay.errors import CorruptError, StarvedError
 from mmreplay.format import commit
 from mmreplay.storage import ledger
@@ -16,7 +16,7 @@ OTHER = bytes(reversed(BOOT))
 
 
 @pytest.fixture(autouse=True)
-def boot(monkeypatch):
+def this_boot(monkeypatch):
     monkeypatch.setattr(boot, "boot_id", lambda: BOOT)
 
 

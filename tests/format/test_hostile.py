@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay import episodes, files
+from mmreplay import boot, episodes, files
 from mmreplay.errors import (
     CorruptError,
     EmptyError,
