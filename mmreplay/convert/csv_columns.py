@@ -38,11 +38,17 @@ class Cells:
         """Name the columns.
 
         Raises:
-            SchemaError: Two of them have one name.
+            SchemaError: Two of them have one name, or a name has several lines.
         """
         self.kinds = dict(kinds)
         self._of = {field: _names(field, shape) for field, (_, shape) in kinds.items()}
         self.names = [name for names in self._of.values() for name in names]
+        for name in self.names:
+            if "\n" in name or "\r" in name:
+                raise SchemaError(
+                    f"column {name!r}: got a name of several lines, expected a header "
+                    "of one; leave the field out with fields=, or choose another format"
+                )
         if len(set(self.names)) != len(self.names):
             twice = next(n for n in self.names if self.names.count(n) > 1)
             raise SchemaError(

@@ -20,10 +20,11 @@ from mmreplay.convert.arrays import ArrayReader
 from mmreplay.convert.base import Notes, Reader, Writer
 from mmreplay.convert.description import KEY, Description
 from mmreplay.convert.plain import PlainReader
-from mmreplay.convert.safetensors_file import SafetensorsPlan
+from mmreplay.convert.safetensors_file import METADATA, SafetensorsPlan
 from mmreplay.convert.safetensors_parts import INDEX, PartsReader, PartsWriter
 from mmreplay.convert.skrl import check_layout
 from mmreplay.convert.velora import VeloraWriter
+from mmreplay.errors import SchemaError
 from mmreplay.files import File
 
 LAYOUT = "velora"
@@ -62,6 +63,11 @@ def open_writer(
 
 
 def _plan(description: Description) -> SafetensorsPlan:
+    if METADATA in description.columns:
+        raise SchemaError(
+            f"field {METADATA!r}: got a name that safetensors keeps for itself, "
+            "expected another; leave it out with fields=, or choose another format"
+        )
     told = {KEY: description.to_bytes().decode()}
     return SafetensorsPlan(description.columns, description.rows, told)
 

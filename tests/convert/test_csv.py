@@ -145,6 +145,8 @@ def empty(path, fields):
             "column 'a.0': two fields need it",
         ),
         ({"x": mr.Field((), "int8")}, {"compression_level": 11}, "got 11, expected 0"),
+        ({"x\ny": mr.Field((2,), "int8")}, {}, "'x.ny.0': got a name of several lines"),
+        ({"x\ry": mr.Field((), "int8")}, {}, "'x.ry': got a name of several lines"),
     ],
 )  # fmt: skip
 def test_what_text_cannot_hold_is_refused(tmp_path, fields, options, message):

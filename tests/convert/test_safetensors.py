@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 
 import mmreplay as mr
 from mmreplay.convert import safetensors
-from mmreplay.errors import CorruptError, FormatError
+from mmreplay.errors import CorruptError, FormatError, SchemaError
 from tests.convert.contract import FormatContract
 from tests.convert.support import every_kind
 
@@ -108,6 +108,20 @@ def test_lying_headers_are_refused(tmp_path, header, nbytes, message):
     with pytest.raises((FormatError, CorruptError), match=message) as caught:
         load(path)
     assert str(path) in str(caught.value)
+
+
+def test_a_field_of_the_name_of_the_metadata_is_refused(tmp_path):
+    schema = mr.Schema({"__metadata__": mr.Field((), "float32")})
+    with mr.ReplayBuffer.create(tmp_path / "s", schema, 8) as buffer:
+        buffer.add({"__metadata__": 1.5})
+        with pytest.raises(SchemaError, match="safetensors keeps for itself"):
+            mr.export(buffer, tmp_path / "a.safetensors")
+        assert not (tmp_path / "a.safetensors").exists()
+        # The names of parts have a number behind.
+        mr.export(buffer, tmp_path / "parts.safetensors", part_bytes=1e6)
+    mr.load(tmp_path / "parts.safetensors", tmp_path / "back")
+    with mr.ReplayBuffer.open(tmp_path / "back") as buffer:
+        assert buffer.gather_all()["__metadata__"].tolist() == [1.5]
 
 
 @pytest.mark.parametrize("size", [1 << 40, (16 << 20) + 1, 200])

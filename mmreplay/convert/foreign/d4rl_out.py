@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mmreplay.convert.base import Block, Notes, Writer
 from mmreplay.convert.description import Description
-from mmreplay.convert.foreign.hdf5_out import Hdf5Output, refuse_unknown_dtypes
+from mmreplay.convert.foreign.hdf5_out import Hdf5Output, refuse_unfit
 from mmreplay.convert.foreign.outgoing import TransitionMaker, Transitions
 from mmreplay.convert.foreign.regroup import quartered
 from mmreplay.convert.staging import Staging
@@ -27,7 +27,7 @@ class D4rlWriter(Writer):
         self.nbytes = 0
         self.notes = Notes()
         schema = description.schema
-        refuse_unknown_dtypes(schema, WHAT)
+        refuse_unfit(schema, WHAT)
         self._maker = TransitionMaker(description, WHAT)
         self._tops = {
             schema.role(role) or "": name for role, name in ROLE_NAMES.items()

@@ -61,13 +61,18 @@ class Hdf5Output:
                 self._h5.close()
 
 
-def refuse_unknown_dtypes(schema: Schema, target: str) -> None:
-    """Refuse fields that HDF5 has no type for.
+def refuse_unfit(schema: Schema, target: str) -> None:
+    """Refuse fields that HDF5 has no type or no name for.
 
     Raises:
         SchemaError: There is one.
     """
     for path, each in schema.fields.items():
+        if "." in path.split("/"):
+            raise SchemaError(
+                f"field {path!r}: got the name '.', which stands for its own group in "
+                f"{target}'s HDF5, expected another; leave it out with fields="
+            )
         if each.dtype == "bfloat16":
             raise SchemaError(
                 f"field {path!r}: got bfloat16, which {target} lacks, expected another "

@@ -14,7 +14,7 @@ from mmreplay.convert.base import Block, Notes, Writer
 from mmreplay.convert.description import Description
 from mmreplay.convert.foreign import spaces
 from mmreplay.convert.foreign.columns import Array
-from mmreplay.convert.foreign.hdf5_out import Hdf5Output, refuse_unknown_dtypes
+from mmreplay.convert.foreign.hdf5_out import Hdf5Output, refuse_unfit
 from mmreplay.convert.foreign.outgoing import TransitionMaker, Transitions
 from mmreplay.convert.foreign.regroup import quartered
 from mmreplay.convert.staging import Staging
@@ -69,7 +69,7 @@ class MinariWriter(Writer):
         self.nbytes = 0
         self.notes = Notes()
         self._id = _checked_id(dataset_id, target)
-        refuse_unknown_dtypes(description.schema, WHAT)
+        refuse_unfit(description.schema, WHAT)
         self._maker = TransitionMaker(description, WHAT)
         self._kept = _kept(description)
         self._fields = description.schema.fields

@@ -196,6 +196,20 @@ def test_a_schema_without_what_d4rl_keeps_is_refused(tmp_path):
     assert not (tmp_path / "a.hdf5").exists()
 
 
+@pytest.mark.parametrize("name", [".", "a/./b"])
+@pytest.mark.parametrize("target", ["a.hdf5", "a-v0"])
+def test_names_that_hdf5_does_not_take_are_refused(tmp_path, name, target):
+    fields = {n: mr.Field((), "float32") for n in ("observation", "action", "reward")}
+    schema = mr.Schema.from_flat({**fields, name: mr.Field((), "int8")})
+    form = "minari" if target == "a-v0" else "d4rl"
+    with (
+        mr.ReplayBuffer.create(tmp_path / "buffer", schema, 10) as buffer,
+        pytest.raises(SchemaError, match=r"got the name '\.', which stands for its own"),
+    ):
+        mr.export(buffer, tmp_path / target, format=form)
+    assert not (tmp_path / target).exists()
+
+
 def test_a_cut_column_is_an_error_that_names_it(tmp_path, rng):
     write(tmp_path / "a.hdf5", episodes(rng), leave=["actions"])
     with h5py.File(tmp_path / "a.hdf5", "a") as file:
