@@ -204,7 +204,7 @@ def test_names_that_hdf5_does_not_take_are_refused(tmp_path, name, target):
     form = "minari" if target == "a-v0" else "d4rl"
     with (
         mr.ReplayBuffer.create(tmp_path / "buffer", schema, 10) as buffer,
-        pytest.raises(SchemaError, match=r"got the name '\.', which stands for its own"),
+        pytest.raises(SchemaError, match=r"got the name '\.'"),
     ):
         mr.export(buffer, tmp_path / target, format=form)
     assert not (tmp_path / target).exists()
