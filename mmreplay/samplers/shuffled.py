@@ -14,7 +14,7 @@ from mmreplay.samplers.frozen import Frozen
 from mmreplay.samplers.permutation import Permutation
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.ranks import nothing_to_draw
-from mmreplay.samplers.states import check_kind, integer, same
+from mmreplay.samplers.states import LIMIT, check_kind, integer, same
 
 Ids = NDArray[np.int64]
 CHUNK = 8192
@@ -44,7 +44,8 @@ class ShuffledSampler:
     Attributes:
         rank: This process's, in ``[0, num_ranks)``.
         num_ranks: Processes that share an epoch.
-        skipped: Steps of this epoch's that were given up before they were drawn.
+        skipped: Steps that were given up before they were drawn, of the epoch that
+            the last draw is of; so it can be read when that one has ended.
     """
 
     def __init__(
@@ -118,6 +119,8 @@ class ShuffledSampler:
             self._end_epoch()
             found = self._next(view, batch_size)
         frozen, (env_ids, positions, done) = self._begun(view), found
+        if self._done == 0:
+            self.skipped = 0
         self.skipped += done - self._done - len(positions)
         self._done = done
         key = self._random.key(self._step * self.num_ranks + self.rank)
@@ -159,7 +162,7 @@ class ShuffledSampler:
 
     def _end_epoch(self) -> None:
         self._frozen = None
-        self._done = self.skipped = 0
+        self._done = 0
         self._epoch += 1
         self._forget()
 
@@ -180,11 +183,17 @@ class ShuffledSampler:
 
     def _next(self, view: View, batch_size: int) -> tuple[Ids, Ids, int] | None:
         """Find the next batch: env_ids, positions, and how far the epoch is then."""
+        running = self._frozen is not None
         frozen = self._begun(view)
         size, done = self._size(frozen), self._done
         if size < self._least(batch_size):
-            # Not begun after all: the next draw may find more.
-            self._frozen = None
+            # Only an epoch that has as many can give a batch: where a new one would
+            # not have them either, one that runs goes on with smaller batches.
+            size = self._size(Frozen.of(view)) if running else size
+            if running and size >= self._least(batch_size):
+                return None
+            if not running:
+                self._frozen = None
             raise self._too_few(batch_size, size)
         envs, places, have = [], [], 0
         while done < size:
@@ -280,7 +289,8 @@ class ShuffledSampler:
             same(state, name, own)
         seed, step = integer(state, "seed"), integer(state, "step")
         epoch, done = integer(state, "epoch"), integer(state, "done")
-        skipped = integer(state, "skipped", done + 1)
+        # Before the first draw of an epoch it is of the one before.
+        skipped = integer(state, "skipped", done + 1 if done else LIMIT)
         began = state.get("began")
         frozen = None if began is None else Frozen.from_state(began)
         size = 0 if frozen is None else self._size(frozen)

@@ -283,3 +283,42 @@ def test_orders_do_not_depend_on_batch_sizes(tmp_path):
         drawn = [places(sampler.draw(view, size)) for size in sizes]
         assert flat(drawn) == whole
     assert all(a != b for a, b in pairwise(whole))
+
+
+def test_a_batch_larger_than_the_epoch_leaves_it_running():
+    view, sampler = ListedView(["sssssss-"]), ShuffledSampler(1, drop_last=True)
+    drawn = [places(sampler.draw(view, 1))[0] for _ in range(5)]
+    before = sampler.state_dict()
+    for ask in (sampler.draw, sampler.more):
+        with pytest.raises(EmptyError, match=r"got 7 for rank 0 of 1, expected at le"):
+            ask(view, 8)
+        assert sampler.state_dict() == before
+    ShuffledSampler(1, drop_last=True).load_state_dict(before)
+    drawn += places(sampler.draw(view, 2))
+    assert sorted(drawn) == view.places()
+    assert sampler.epoch == 1
+
+
+def test_a_batch_larger_than_the_epoch_begins_the_next_where_that_has_as_many():
+    view, sampler = MovingView(1), ShuffledSampler(1, drop_last=True)
+    view.add(0, "sssssss")
+    sampler.draw(view, 5)
+    view.add(0, "ssssssssss")
+    drawn = places(sampler.draw(view, 8)) + places(sampler.draw(view, 8))
+    assert len(set(drawn)) == 16
+    assert sampler.epoch == 2
+
+
+def test_what_the_last_batch_skipped_can_be_read_until_the_next_draw():
+    view, sampler = MovingView(1), ShuffledSampler(0, shuffle=False)
+    view.add(0, "sssss")
+    sampler.draw(view, 1)
+    view.give_up(0, 3)
+    assert places(sampler.draw(view, 3)) == [(0, 3)]
+    assert (sampler.epoch, sampler.skipped) == (1, 2)
+    other = ShuffledSampler(0, shuffle=False)
+    other.load_state_dict(sampler.state_dict())
+    assert other.skipped == 2
+    view.add(0, "s")
+    other.draw(view, 1)
+    assert other.skipped == 0
