@@ -6,7 +6,7 @@ import argparse
 import sys
 import time
 
-from tools.torture import forged, kills, mutants, powerloss
+from tools.torture import forged, kills, mutants, mutate, powerloss
 from tools.torture.powerloss import Report
 
 
@@ -39,12 +39,20 @@ def main() -> int:
     tampered.add_argument("--first", type=int, default=0, help="number of the first")
     tampered.add_argument("--seed", type=int, default=1)
     tampered.add_argument("--tell", action="store_true", help="print each try")
+    harmed = commands.add_parser("mutate", help="buffers whose files were damaged")
+    harmed.add_argument("--count", type=int, default=10_000)
+    harmed.add_argument("--first", type=int, default=0, help="number of the first")
+    harmed.add_argument("--seed", type=int, default=1)
+    harmed.add_argument("--tell", action="store_true", help="print each try")
     arguments = parser.parse_args()
     started = time.monotonic()
     if arguments.command == "forged":
         return _forged(arguments, started)
     if arguments.command == "mutants":
         return 1 if mutants.hunt(arguments.states, arguments.seed) else 0
+    if arguments.command == "mutate":
+        options = arguments.count, arguments.seed, arguments.first, arguments.tell
+        return show("mutate", mutate.attack(*options), started)
     if arguments.command == "kills":
         return show("kills", kills.attack(arguments.points, arguments.seed), started)
     report = powerloss.attack(arguments.states, arguments.seed)

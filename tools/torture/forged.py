@@ -296,7 +296,7 @@ def tampered(base: Base, rng: Rng) -> tuple[str, Files]:
 
 
 @contextmanager
-def bounded() -> Iterator[None]:
+def bounded(room_nbytes: int = ROOM_NBYTES) -> Iterator[None]:
     """Bound what the block may allocate, and how long it may take."""
 
     def late(number: int, frame: FrameType | None) -> None:
@@ -304,7 +304,7 @@ def bounded() -> Iterator[None]:
 
     pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
     before = resource.getrlimit(resource.RLIMIT_AS)
-    room = pages * resource.getpagesize() + ROOM_NBYTES
+    room = pages * resource.getpagesize() + room_nbytes
     handler = signal.signal(signal.SIGALRM, late)
     resource.setrlimit(resource.RLIMIT_AS, (room, before[1]))
     signal.setitimer(signal.ITIMER_REAL, TRY_S, 1)

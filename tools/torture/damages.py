@@ -1,0 +1,242 @@
+"""What can happen to the files of a buffer, by accident or by an adversary.
+
+Accidents change bytes, lose sectors, put back what was there before and put files in
+each other's place. An adversary also makes checksums anew over lies, and puts links,
+pipes, folders and files of a terabyte where files are expected.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+
+from mmreplay.format import commit, metadata
+from mmreplay.samplers import seen
+from tools.torture import forged
+from tools.torture.forged import Rng
+from tools.torture.specimens import Contents, Specimen
+
+SPARSE_NBYTES = 1 << 40
+OUTSIDE = "outside"
+SECTOR = 512
+JSON_FILES = ("metadata.json", "statistics.json", "LOCK")
+KEPT_SIZE = (forged._flip, forged._flip, forged._scrawl, forged._lie)
+IN_FORCE = ("flags.bin", "records.bin", "sums.bin")
+
+Odd = Callable[[Path], None]
+"""Puts something in the place of a file that is no file of bytes."""
+
+
+@dataclass(slots=True)
+class Damage:
+    """What is done to a specimen.
+
+    Attributes:
+        files: What is written.
+        odd: What is done after that, by path.
+        told: In words.
+        lawful: Whether an accident could have done it: no checksum was made anew.
+        older: Whether a whole file of before was put back, checksums and all.
+    """
+
+    files: Contents
+    odd: dict[str, Odd]
+    told: list[str]
+    lawful: bool = True
+    older: bool = False
+
+
+def damaged(specimen: Specimen, rng: Rng) -> Damage:
+    """Damage that depends on the generator alone."""
+    damage = Damage(dict(specimen.files), {}, [specimen.name])
+    for _ in range(int(rng.choice([1, 1, 1, 2, 3]))):
+        way = WAYS[int(rng.integers(len(WAYS)))]
+        name = _name(damage.files, rng)
+        damage.told.append(f"{way.__name__.strip('_')} {name}")
+        way(damage, name, specimen, rng)
+    return damage
+
+
+def _name(files: Contents, rng: Rng) -> str:
+    """A file, most often of those that are in force and hold what is checked."""
+    which = rng.random()
+    if which < 0.25:
+        return str(rng.choice(["metadata.json", _last(files, "COMMIT")]))
+    if which < 0.6:
+        return _last(files, str(rng.choice(IN_FORCE)))
+    return str(rng.choice(list(files)))
+
+
+def _last(files: Contents, name: str) -> str:
+    """The path of a data file in the generation in force."""
+    return max(path for path in files if path.endswith(f"/{name}"))
+
+
+def _bytes(damage: Damage, name: str, specimen: Specimen, rng: Rng) -> None:
+    """Change bytes; where a size is known beforehand, mostly without changing it."""
+    data = bytearray(damage.files[name])
+    ways: Sequence[Callable[[bytearray, Rng], bytearray]] = forged.WAYS
+    if name not in JSON_FILES and rng.random() < 0.8:
+        ways = KEPT_SIZE
+    way = ways[int(rng.integers(len(ways)))]
+    damage.files[name] = bytes(way(data, rng) if data else data)
+
+
+def _sector(damage: Damage, name: str, specimen: Specimen, rng: Rng) -> None:
+    """Lose a sector, or the write that changed it last."""
+    data, old = bytearray(damage.files[name]), specimen.older.get(name, b"")
+    at = SECTOR * int(rng.integers(1 + len(data) // SECTOR))
+    piece = old[at : at + SECTOR] if rng.random() < 0.7 else b""
+    piece = piece or bytes(len(data[at : at + SECTOR]))
+    data[at : at + len(piece)] = piece
+    damage.files[name] = bytes(data)
+
+
+def _older(damage: Damage, name: str, specimen: Specimen, rng: Rng) -> None:
+    """Put a whole file of before in its place."""
+    if name in specimen.older:
+        damage.files[name] = specimen.older[name]
+        damage.older = True
+
+
+def _swap(damage: Damage, name: str, specimen: Specimen, rng: Rng) -> None:
+    """Let two files take each other's place."""
+    other = str(rng.choice(list(damage.files)))
+    files = damage.files
+    files[name], files[other] = files[other], files[name]
+    damage.told.append(f"with {other}")
+    damage.older = True
+
+
+def _swap_slots(damage: Damage, name: str, specimen: Specimen, rng: Rng) -> None:
+    """Let two slots of a record take each other's place, or hold the same."""
+    name = _last(damage.files, "COMMIT")
+    data = bytearray(damage.files[name])
+    size = len(data) // commit.NUM_SLOTS
+    a, b = (size * int(slot) for slot in rng.integers(commit.NUM_SLOTS, size=2))
+    one, two = bytes(data[a : a + size]), bytes(data[b : b + size])
+    data[b : b + size] = one
+    if rng.random() < 0.5:
+        data[a : a + size] = two
+    damage.files[name] = bytes(data)
+    damage.older = True
+
+
+def _sealed_commit(damage: Damage, name: str, specimen: Specimen, rng: Rng) -> None:
+    """Let a record lie under a right checksum."""
+    name = _last(damage.files, "COMMIT")
+    data = bytearray(damage.files[name])
+    size = len(data) // commit.NUM_SLOTS
+    for slot in rng.integers(commit.NUM_SLOTS, size=rng.integers(1, 5)).tolist():
+        part = bytearray(data[size * slot : size * (slot + 1)])
+        if len(part) > 2 * SECTOR:
+            _number(part, rng, [8, 16, 24, 64, 88, *range(128, 256, 8)])
+            commit.seal(part)
+            data[size * slot : size * (slot + 1)] = part
+    damage.files[name] = bytes(data)
+    damage.lawful = False
+
+
+def _sealed_state(damage: Damage, name: str, specimen: Specimen, rng: Rng) -> None:
+    """The same for the record of the priorities."""
+    name = "samplers/prioritized/STATE"
+    data = bytearray(damage.files[name])
+    size = len(data) // seen.NUM_SLOTS
+    for slot in range(seen.NUM_SLOTS):
+        part = bytearray(data[size * slot : size * (slot + 1)])
+        if len(part) > 2 * SECTOR:
+            _number(part, rng, [8, 16, 24, 64, *range(128, 256, 8)])
+            commit.seal(part)
+            data[size * slot : size * (slot + 1)] = part
+    damage.files[name] = bytes(data)
+
+
+def _number(part: bytearray, rng: Rng, places: list[int]) -> None:
+    at = int(rng.choice(places))
+    number = int.from_bytes(rng.bytes(8), "little") >> int(rng.integers(64))
+    if rng.random() < 0.5:
+        near = struct.unpack_from("<Q", part, at)[0]
+        number = (near + int(rng.integers(-40, 40))) % (1 << 64)
+    struct.pack_into("<Q", part, at, number)
+
+
+def _sealed_metadata(damage: Damage, name: str, specimen: Specimen, rng: Rng) -> None:
+    """Let metadata lie under a right checksum."""
+    name = metadata.FILE_NAME
+    body = bytearray(damage.files[name][: -metadata._TAIL_NBYTES])
+    for _ in range(int(rng.integers(1, 3))):
+        way = (forged._lie_in_text, forged._flip, forged._splice)
+        body = way[int(rng.integers(3))](body, rng) if body else body
+    checksum = google_crc32c.value(bytes(body))
+    damage.files[name] = bytes(body) + b'"crc32c": "%08x"\n}\n' % checksum
+    damage.lawful = False
+
+
+def _numbers(damage: Damage, name: str, specimen: Specimen, rng: Rng) -> None:
+    """Give priorities that no sampler would."""
+    name = "samplers/prioritized/priorities.bin"
+    data = damage.files[name]
+    values = np.frombuffer(data, "<f4", len(data) // 4).copy()
+    odd = np.array([np.nan, np.inf, -np.inf, -1, 0, 3e38, 1e-45], np.float32)
+    if len(values):
+        at = rng.integers(len(values), size=rng.integers(1, len(values) + 1))
+        values[at] = rng.choice(odd, len(at))
+    damage.files[name] = values.tobytes()
+
+
+def _odd(damage: Damage, name: str, specimen: Specimen, rng: Rng) -> None:
+    """Put something that is no file of bytes in its place."""
+    odd = ODDS[int(rng.integers(len(ODDS)))]
+    damage.told.append(odd.__name__.strip("_"))
+    damage.odd[name] = odd
+
+
+def _gone(path: Path) -> None:
+    path.unlink()
+
+
+def _link(path: Path) -> None:
+    data = path.read_bytes()
+    path.unlink()
+    outside = path.with_name(OUTSIDE)
+    outside.write_bytes(data)
+    path.symlink_to(outside)
+
+
+def _link_to_itself(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.name)
+
+
+def _link_to_device(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def _pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _terabyte(path: Path) -> None:
+    os.truncate(path, SPARSE_NBYTES)
+
+
+WAYS = (
+    *(_bytes, _bytes, _bytes, _bytes, _sector, _sector, _older, _swap, _swap_slots),
+    *(_sealed_commit, _sealed_state, _sealed_metadata, _numbers, _odd),
+)
+ODDS: tuple[Odd, ...] = (
+    *(_gone, _link, _link_to_itself, _link_to_device, _pipe, _folder, _terabyte),
+)
