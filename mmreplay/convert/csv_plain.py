@@ -50,6 +50,11 @@ def open_plain(
             f"{path} has no column of numbers among {survey.names[:20]}, expected at "
             "least one and a row; name the format with format= (--from)"
         )
+    if all(_is_number(name) for name in survey.names):
+        notes.doubt(
+            f"all columns have numbers as names ({', '.join(survey.names[:5])}): the "
+            "first line may be a row, and was taken for the header"
+        )
     fields = group(survey.names, guessed)
     kinds = {name: (_chosen(name, found, dtypes), shape) for name, (found, shape)
              in fields.items()}  # fmt: skip
@@ -70,6 +75,14 @@ def open_plain(
                     yield cells.decode(batch.slice(first, rows), names)
 
     return TableReader(path, kinds, survey.rows, give, notes)
+
+
+def _is_number(name: str) -> bool:
+    try:
+        float(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _chosen(name: str, guessed: str, dtypes: Mapping[str, str]) -> str:

@@ -106,12 +106,14 @@ class Plain:
     def _make_schema(self, kept: dict[str, Field], roles: dict[str, str]) -> Schema:
         sure = {r: p for r, p in roles.items() if r not in ENDS} | self.ends
         unfit = set(roles) - set(sure)
+        refused: SchemaError | None = None
         for dropped in ((), ("next_observation",), tuple(sure)):
             playing = {r: p for r, p in sure.items() if r not in dropped}
             try:
                 schema = Schema.from_flat(kept, playing)
             except SchemaError as error:
                 self._notes.doubt(f"roles were not all found: {error}")
+                refused = error
                 continue
             told = ", ".join(f"{r} is {p!r}" for r, p in playing.items())
             self._notes.note(f"roles by name: {told or 'none'}")
@@ -122,9 +124,9 @@ class Plain:
                 )
             return schema
         raise SourceError(
-            f"got columns {list(kept)[:20]} that make no schema, expected fields of "
-            "legal names; rename them"
-        )
+            f"got columns {list(kept)[:20]} that make no schema ({refused}), expected "
+            "fields that do; rename them"
+        ) from refused
 
     def _tell_ends(self) -> None:
         if not self.ends:
@@ -143,6 +145,12 @@ class Plain:
                 )
             else:
                 self._notes.note("no column tells truncations")
+            for other in UNSURE:
+                if other in self.schema and other != path:
+                    self._notes.doubt(
+                        f"column {other!r} may tell ends by time limits as well: only "
+                        f"those of {path!r} were taken"
+                    )
 
     def take(self, found: Columns) -> tuple[Columns, NDArray[np.bool_], Ends]:
         """Columns as the schema wants them, and both ends of each row.
@@ -226,9 +234,11 @@ def _common_rows(columns: Mapping[str, Column], notes: Notes, file: File) -> int
     """How many rows most arrays have; others can be no fields, which is noted."""
     lengths = Counter(column.shape[0] for column in columns.values() if column.shape)
     if not lengths:
+        told = "; ".join(notes.notes)[:300]
         raise SourceError(
-            f"{file.path} holds no array of one row a step, expected at least one; "
-            "name another file, or its format with format= (--from)"
+            f"{file.path} holds no array of one row a step{told and f' ({told})'}, "
+            "expected at least one; name another file, or its format with format= "
+            "(--from)"
         )
     rows, votes = lengths.most_common(1)[0]
     for name, column in columns.items():

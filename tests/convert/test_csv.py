@@ -258,6 +258,14 @@ def test_empty_cells_become_nan_and_make_whole_numbers_a_doubt(tmp_path):
     assert report.doubts == ("column 'x' of int64 has empty cells, and became float64",)
 
 
+def test_a_header_of_numbers_is_a_doubt(tmp_path):
+    (tmp_path / "a.csv").write_text("1,2.5\n3,4\n")
+    report = mr.load(tmp_path / "a.csv", tmp_path / "t")
+    assert "the first line may be a row" in report.doubts[0]
+    with pytest.raises(SourceError, match=r"as names \(1, 2.5\)"):
+        mr.load(tmp_path / "a.csv", tmp_path / "u", strict=True)
+
+
 def test_dtypes_may_be_told(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("obs.0,obs.1,n\n1.5,2.5,7\n")

@@ -104,6 +104,21 @@ def test_no_ends_and_odd_members_are_told(tmp_path):
     assert any("'gamma' of shape [] was left out" in n for n in report.notes)
 
 
+def test_a_second_column_that_may_tell_ends_is_a_doubt(tmp_path):
+    terminals, dones = np.zeros((2, 9), bool)
+    path = plain(tmp_path / "a.npz", obs=np.zeros(9), terminals=terminals, dones=dones)
+    assert "'dones' may tell ends by time limits as well" in load(path).doubts[0]
+
+
+def test_a_file_that_gives_nothing_says_why(tmp_path):
+    path = plain(tmp_path / "a.npz", x=np.zeros(4, complex))
+    with pytest.raises(SourceError, match=r"'x\.npy' of complex128 can be no field"):
+        load(path)
+    path = plain(tmp_path / "b.npz", obs=np.zeros(4), terminated=np.zeros((4, 2)))
+    with pytest.raises(SourceError, match=r"no schema \(.*'terminated'.* expected"):
+        load(path)
+
+
 def test_a_pickle_in_disguise_is_refused(tmp_path):
     path = tmp_path / "a.npz"
     np.savez(path, obs=np.array([print, 1], object), allow_pickle=True)
