@@ -110,6 +110,7 @@ class Drawing:
         """One draw, its data, and which of it was being overwritten, if any was."""
         view = self._view
         with view.lock:
+            view.check_in_force()
             moment = view.moment
             draw = sampler.draw(view, count)
         fields = self.fields(draw)
@@ -119,6 +120,7 @@ class Drawing:
         """Draw, and copy later, by `finish`."""
         view = self._view
         with view.lock:
+            view.check_in_force()
             moment = view.moment
             return Drawn(sampler.draw(view, count), count, moment, view)
 

@@ -99,6 +99,12 @@ class Parts:
                     if self.lock is not None:
                         self.lock.release()
 
+    def retire(self) -> None:
+        """Close the files of a generation that was replaced; the lock is the next's."""
+        self.closed = True
+        self.ledger.close()
+        self.store.close()
+
     def _settle(self) -> None:
         """Commit, with no thread left that writes, whatever Ctrl-C cuts short."""
         if self.committer is None:
@@ -213,10 +219,7 @@ def create(
     return parts
 
 
-def build(
-    path: Path,
-    metadata: Metadata,
-) -> MemmapStore:
+def build(path: Path, metadata: Metadata) -> MemmapStore:
     """Create the data folder and files of a generation, synced, with COMMIT."""
     folder = path / metadata.folder
     files.remove_tree(folder)
@@ -250,7 +253,7 @@ def _make_place(path: Path) -> None:
             for entry in path.iterdir()
             if entry.name != "LOCK" and not entry.name.startswith(("data-", "tmp-"))
         ]
-        if strangers:
+        if strangers and not half:
             raise FormatError(
                 f"{path} is a folder with other files ({sorted(strangers)[0]!r}, ...), "
                 "expected a new or empty one; choose another path"

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import threading
-import weakref
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,83 +19,13 @@ from mmreplay.format.metadata import Autoreset, Metadata
 from mmreplay.recovery import Recovery
 from mmreplay.ring import Layout, Span
 from mmreplay.samplers.base import Draw
-from mmreplay.samplers.columns import close_columns
 from mmreplay.schema import Schema
 from mmreplay.storage.policy import ReadPolicy
 from mmreplay.storage.residency import Memory, measure
 
-if TYPE_CHECKING:
-    from mmreplay.transforms.base import Transform
 
-
-class OpenBuffer:
-    """The parts of an open buffer, followed through resizes; see `ReplayBuffer`.
-
-    Attributes:
-        path: The folder, or None for a buffer in RAM.
-        transforms: What draws make of stored steps, in order.
-    """
-
-    def __init__(
-        self, parts: lifecycle.Parts, transforms: Sequence[Transform] = ()
-    ) -> None:
-        self.path = parts.path
-        self._switching = threading.Lock()
-        try:
-            self.transforms = tuple(transforms)
-            self._use(parts)
-        except BaseException:
-            # Transforms that do not fit leave nothing open.
-            parts.close()
-            raise
-
-    def _use(self, parts: lifecycle.Parts) -> None:
-        self._parts = parts
-        self._reading = Reading(parts, fold_of(self.transforms, parts.metadata))
-        # A buffer that was dropped or left open at exit is closed all the same.
-        self._finalizer = weakref.finalize(self, _close_in_owner, parts, os.getpid())
-
-    def _give_back(self) -> None:
-        """Close everything, what samplers keep beside the data included."""
-        self._finalizer.detach()
-        try:
-            self._parts.close()
-            self._parts.store.unmap()
-        finally:
-            close_columns(self._reading.view.home)
-
-    @property
-    def _name(self) -> str:
-        return "this buffer" if self.path is None else str(self.path)
-
-    def _read(self) -> Reading:
-        if self._parts.closed:
-            raise FailedError(
-                f"{self._name} is closed, expected it open; use ReplayBuffer.open"
-            )
-        reading = self._reading
-        reading.refresh()
-        if self._parts.ledger.moved:
-            self._follow()
-            reading = self._reading
-        return reading
-
-    def _follow(self) -> None:
-        """Open what the writer put in place of this generation, once for all threads.
-
-        The same steps live in another folder then.
-        """
-        with self._switching:
-            parts = self._parts
-            if parts.ledger.moved and not parts.closed:
-                assert self.path is not None
-                fresh = lifecycle.open_reader(self.path, parts.policy)
-                self._finalizer.detach()
-                self._use(fresh)
-                parts.close()
-
-    def _writer(self) -> Writer:
-        return self._parts.writing(self._name)
+class OpenBuffer(Generations):
+    """An open buffer as it is now; see `ReplayBuffer`."""
 
     def __len__(self) -> int:
         """Steps alive, of all environments; final rows are not counted."""
@@ -339,8 +265,3 @@ class OpenBuffer:
         """
         self._writer().check_owner()
         write_statistics(self.path, statistics)
-
-
-def _close_in_owner(parts: lifecycle.Parts, pid: int) -> None:
-    if os.getpid() == pid:
-        parts.close()

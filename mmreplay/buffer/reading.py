@@ -32,15 +32,25 @@ Ids = NDArray[np.int64]
 class Reading:
     """Reads one open generation of a buffer."""
 
-    def __init__(self, parts: Parts, fold: Fold | None = None) -> None:
+    def __init__(
+        self, parts: Parts, fold: Fold | None = None, former: Reading | None = None
+    ) -> None:
+        """Make one.
+
+        Args:
+            parts: The generation.
+            fold: What makes a batch of stored rows.
+            former: What read the generation before this one.
+        """
         self._store = parts.store
         self._schema = parts.metadata.schema
         metadata = parts.metadata
         self._ring = metadata.ring
         home = Home(metadata.ring, parts.path, metadata.uuid, metadata.generation)
-        self.view = LiveView(
-            parts.store, parts.ledger, self._schema, metadata.autoreset, home, fold
-        )
+        self.view: LiveView = LiveView(
+            parts.store, parts.ledger, self._schema, metadata.autoreset, home, fold,
+            None if former is None else former.view,
+        )  # fmt: skip
         self.drawing = Drawing(self.view, self._schema, fold)
         reach = plain_reach(self._schema, self.view.next_paths)
         reach = reach if fold is None else fold.reach
@@ -110,6 +120,7 @@ class Reading:
         mask = None if batch.mask is None else _array(batch.mask)
         env_ids, positions = _array(batch.env_ids), _array(batch.positions)
         with self.view.lock:
+            self.view.check_in_force()
             return int(update(self.view, env_ids, positions, _array(values), mask))
 
     def _plain(self, fields: Fields, env_ids: Ids, positions: Ids) -> Batch:

@@ -73,17 +73,24 @@ def swap(
     fill: Fill,
     commit_every: float | None,
 ) -> Parts:
-    """Put another generation of a buffer in force and return it open for writing."""
+    """Put another generation of a buffer in force and return it open for writing.
+
+    The present one stays open to read, for threads that draw; `Parts.retire` it.
+    """
     if parts.path is None:
         return in_memory(parts, reading, ring, schema, fill)
     on_disk(parts, reading, ring, schema, fill)
-    return lifecycle.reopen(parts, commit_every)
+    try:
+        return lifecycle.reopen(parts, commit_every)
+    except BaseException:
+        parts.retire()
+        raise
 
 
 def on_disk(
     parts: Parts, reading: Reading, ring: Ring, schema: Schema, fill: Fill
 ) -> None:
-    """Build the next generation and put it in force; closes the present one's files.
+    """Build the next generation and put it in force; the present one takes no more.
 
     Adding waits meanwhile. Until the switch a failure leaves the buffer as it was.
     """
@@ -120,9 +127,8 @@ def on_disk(
         why = str(error) or type(error).__name__
         parts.committer.poison(f"the switch to {metadata.folder} failed: {why}")
         raise
-    parts.closed = True
-    parts.ledger.close()
-    parts.store.close()
+    # What is cut short from here on must not add to what is not in force.
+    parts.committer.poison(f"the switch to {metadata.folder} was cut short")
 
 
 def in_memory(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from mmreplay.batch import Batch
 from mmreplay.buffer import lifecycle, rebuild
@@ -16,7 +14,7 @@ from mmreplay.buffer.open_buffer import OpenBuffer
 from mmreplay.buffer.reading import fold_of
 from mmreplay.errors import SchemaError
 from mmreplay.format.metadata import Autoreset, Engine
-from mmreplay.ring import Layout, Ring
+from mmreplay.ring import Layout
 from mmreplay.samplers.base import Sampler
 from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.schema import Field, Schema
@@ -50,10 +48,7 @@ class ReplayBuffer(OpenBuffer):
         transforms: Sequence[Transform] = (),
     ) -> None:
         """Wrap open parts; use `create` or `open`."""
-        super().__init__(parts, transforms)
-        # Whoever changes the buffer takes turns, whichever generation is in force.
-        self._turn = threading.RLock()
-        self._commit_every = commit_every
+        super().__init__(parts, transforms, commit_every)
         self.sampler = UniformSampler() if sampler is None else sampler
 
     @classmethod
@@ -250,7 +245,9 @@ class ReplayBuffer(OpenBuffer):
             EmptyError: No step can be drawn yet.
             StarvedError: The writer overwrote every row before it could be read.
         """
-        return self._read().drawing.sample(self.sampler, batch_size, contiguous)
+        return self._in_force(
+            lambda r: r.drawing.sample(self.sampler, batch_size, contiguous)
+        )
 
     def update_priorities(self, batch: Batch, values: ArrayLike) -> int:
         """Give the steps, or windows, of a batch new priorities.
@@ -267,7 +264,9 @@ class ReplayBuffer(OpenBuffer):
             SchemaError: The sampler keeps no priorities, or values do not fit.
             StaleError: A position was never written.
         """
-        return self._read().update_priorities(self.sampler, batch, values)
+        return self._in_force(
+            lambda r: r.update_priorities(self.sampler, batch, values)
+        )
 
     def set(
         self, path: str, env_ids: ArrayLike, positions: ArrayLike, values: object
@@ -361,24 +360,13 @@ class ReplayBuffer(OpenBuffer):
             rebuild.refuse_role(self.schema, schema, column)
             self._rebuild(self.metadata.ring, schema, {path: column})
 
-    def _rebuild(
-        self, ring: Ring, schema: Schema, fill: dict[str, NDArray[np.generic]] | None
-    ) -> None:
-        fresh = rebuild.swap(
-            self._parts, self._reading, ring, schema, fill, self._commit_every
-        )
-        self._finalizer.detach()
-        self._use(fresh)
-
     def commit(self) -> None:
         """Make everything added so far survive a power cut.
 
         Raises:
             FailedError: The disk refused; the buffer takes nothing more.
         """
-        self._writer().check()
-        if self._parts.committer is not None:
-            self._parts.committer.commit()
+        self._commit()
 
     def close(self) -> None:
         """Commit and give everything back; a second call does nothing."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mmreplay.buffer.steps import Fields, Ids, StepReader
 from mmreplay.episodes import EpisodeIndex
-from mmreplay.errors import SchemaError, StaleError
+from mmreplay.errors import FailedError, SchemaError, StaleError
 from mmreplay.kernels.steps import Judge
 from mmreplay.ring import Span
 from mmreplay.samplers.base import Home
@@ -40,11 +40,20 @@ Moment = tuple[Ids, Ids]
 """Limits and tails before rows were copied."""
 
 
+class ReplacedError(FailedError):
+    """Another generation took this one's place: draw from that one."""
+
+
 class LiveView:
     """One open buffer as samplers and gathers see it.
 
     A draw looks at `starts` first and keeps to that moment. Threads: hold `lock`
     from there to the end of the draw; copying rows needs none.
+
+    Attributes:
+        lock: One for all generations of an open buffer, which samplers go through
+            with it.
+        replaced: Whether another generation is in force.
     """
 
     def __init__(
@@ -55,8 +64,12 @@ class LiveView:
         autoreset: str,
         home: Home,
         window: Window | None = None,
+        former: LiveView | None = None,
     ) -> None:
-        self.lock = threading.RLock()
+        self.lock: threading.RLock = threading.RLock()
+        if former is not None:
+            self.lock = former.lock
+        self.replaced = False
         self.home = home
         self._window = window
         self._before = 0 if window is None else window.before
@@ -142,6 +155,18 @@ class LiveView:
     def legal_before(self, env_ids: Ids, positions: Ids) -> Ids:
         """Ranks of positions; see `samplers.ranks.legal_before`."""
         return self._index.legal_before(env_ids, positions)
+
+    def check_in_force(self) -> None:
+        """Refuse a draw that samplers would go back to a former generation for.
+
+        Raises:
+            ReplacedError: A thread put another one in force since this was asked for.
+        """
+        if self.replaced:
+            raise ReplacedError(
+                "this view is of a generation that was replaced, expected the one in "
+                "force; ask the buffer for its view again"
+            )
 
     def refresh(self) -> None:
         """Look at what the writer published since."""

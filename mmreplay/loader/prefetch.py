@@ -22,6 +22,7 @@ from typing import Any
 from mmreplay.batch import Batch
 from mmreplay.buffer.drawing import Drawing, Drawn
 from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.buffer.view import ReplacedError
 from mmreplay.errors import FailedError
 from mmreplay.samplers.base import Sampler, State, View
 from mmreplay.samplers.epochs import EpochSampler, epochs_of
@@ -276,6 +277,9 @@ class Prefetcher:
                 entry.drawn = entry.drawing.ahead(self.sampler, self._batch_size)
             self._pending.append(entry)
             self._entries.append(entry)
+        except ReplacedError:
+            # By a thread that resized it meanwhile.
+            self._draw()
         except BaseException as error:
             if not isinstance(error, Exception) and entry.state is not None:
                 # Ctrl-C: what it struck is drawn when the learner asks again.
