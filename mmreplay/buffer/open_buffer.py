@@ -9,10 +9,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from mmreplay.batch import Batch
 from mmreplay.buffer import lifecycle
-from mmreplay.buffer.reading import Reading, fold_of
+from mmreplay.buffer.generations import Generations
+from mmreplay.buffer.reading import Reading
 from mmreplay.buffer.state import read_statistics, write_statistics
 from mmreplay.buffer.view import LiveView
-from mmreplay.buffer.writer import Hold, Writer
+from mmreplay.buffer.writer import Hold
 from mmreplay.episodes import EpisodeIndex
 from mmreplay.errors import FailedError
 from mmreplay.format.metadata import Autoreset, Metadata
