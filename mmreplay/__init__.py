@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mmreplay.batch import Batch as Batch
     from mmreplay.buffer.replay_buffer import ReplayBuffer as ReplayBuffer
+    from mmreplay.buffer.snapshot import Snapshot as Snapshot
     from mmreplay.collect import Recorded as Recorded
     from mmreplay.collect import record as record
     from mmreplay.concatenation import Concat as Concat
@@ -114,6 +115,7 @@ _HOMES = {
     "SequenceSampler": "mmreplay.samplers.sequence",
     "ShrinkingSampler": "mmreplay.samplers.recent",
     "ShuffledSampler": "mmreplay.samplers.shuffled",
+    "Snapshot": "mmreplay.buffer.snapshot",
     "Span": "mmreplay.ring",
     "StratifiedSampler": "mmreplay.samplers.stratified",
     "SumTree": "mmreplay.sumtree",

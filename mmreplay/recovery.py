@@ -22,7 +22,7 @@ from mmreplay.errors import FailedError, ReplayError
 from mmreplay.files import File
 from mmreplay.format import commit
 from mmreplay.format.commit import Identity, Record, Slots
-from mmreplay.format.metadata import FILE_NAME, Metadata
+from mmreplay.format.metadata import Metadata
 from mmreplay.mounts import COPY_ON_WRITE, file_system
 from mmreplay.storage import ledger
 from mmreplay.storage.ledger import (
@@ -32,10 +32,12 @@ from mmreplay.storage.ledger import (
     no_durable,
     open_commit,
 )
+from mmreplay.storage.lock import FILE_NAME as LOCK
 
 How = Literal["new", "clean", "live", "killed", "power_cut"]
 GENERATION = re.compile("data-([0-9]{6})")
-KNOWN = {FILE_NAME, "LOCK", "statistics.json", "samplers", "limiter"}
+HALF = "tmp-snapshot"
+"""Marks a folder that a snapshot or a repair fills, and owns, until it is whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +233,26 @@ def _oldest_first(slots: Slots, which: tuple[int, int]) -> list[int]:
         record = slots[slot]
         ages[slot] = (0, 0) if record is None else (record.epoch, record.sequence)
     return sorted(which, key=lambda slot: ages[slot])
+
+
+def mark_half(folder: Path) -> None:
+    """Mark a new folder as one that is being filled."""
+    File.create(folder / HALF, 0).close()
+    files.sync_folder(folder)
+
+
+def clear_half(folder: Path) -> None:
+    """Empty a folder that was being filled when its process was stopped.
+
+    Only whoever holds the folder's lock calls it, which is left in place.
+    """
+    if not (folder / HALF).exists():
+        return
+    for path in sorted(folder.iterdir()):
+        if path.name not in (LOCK, HALF):
+            files.remove_tree(path)
+    files.sync_folder(folder)
+    files.remove_tree(folder / HALF)
 
 
 def sweep(folder: Path, metadata: Metadata) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import contextlib
 import queue
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from mmreplay.errors import FailedError, FullError
 from mmreplay.storage.base import CheckedStore
 from mmreplay.storage.ledger import CommitWriter
+from mmreplay.storage.pause import await_release
 
 Array = NDArray[np.int64]
 
@@ -34,7 +36,10 @@ class Committer:
         touched: Rows that were there before have changed since the last commit.
     """
 
-    def __init__(self, store: CheckedStore, ledger: CommitWriter) -> None:
+    def __init__(
+        self, store: CheckedStore, ledger: CommitWriter, folder: Path | None = None
+    ) -> None:
+        self._folder = folder
         self._store = store
         self._ledger = ledger
         self._slot_lock = threading.Lock()
@@ -69,7 +74,12 @@ class Committer:
         return self._ledger.committed.tails // self._store.ring.block_rows
 
     def given_up(self, needed: Array, target: Array) -> Array:
-        """Durable limits of at least needed; raised to target where they are not."""
+        """Durable limits of at least needed; raised to target where they are not.
+
+        Waits while somebody pauses the ring, to copy rows that would go.
+        """
+        if self._folder is not None:
+            await_release(self._folder)
         if (self._ledger.committed.limits < needed).any():
             self._give_up(target)
         return self._ledger.committed.limits

@@ -201,12 +201,13 @@ def create(
     """Make a buffer's folder and open it for writing."""
     check_interval(commit_every)
     encoded = metadata_file.encode(metadata)
-    _make_place(path)
+    make_place(path)
     refuse_network(path, allow_network)
     lock = WriterLock(path)
     parts = None
     try:
         # metadata.json appears last: without it the folder is no buffer yet.
+        recovery.clear_half(path)
         recovery.sweep(path, metadata)
         build(path, metadata).close()
         files.replace_bytes(path / metadata_file.FILE_NAME, encoded)
@@ -236,8 +237,8 @@ def build(path: Path, metadata: Metadata) -> MemmapStore:
     return store
 
 
-def _make_place(path: Path) -> None:
-    """Make the buffer's folder, or accept an empty one or a creation cut short."""
+def make_place(path: Path) -> None:
+    """Make a buffer's folder, or accept an empty one or a creation cut short."""
     if path.exists() and not path.is_dir():
         raise FormatError(
             f"{path} is a file, expected a folder to create; choose another path"
@@ -248,6 +249,7 @@ def _make_place(path: Path) -> None:
             "ReplayBuffer.open(path, 'r+'), or choose another path"
         )
     if path.is_dir():
+        half = (path / recovery.HALF).exists()
         strangers = [
             entry.name
             for entry in path.iterdir()
@@ -367,7 +369,7 @@ def _open_locked(
     except BaseException:
         store.close()
         raise
-    committer = Committer(store, ledger)
+    committer = Committer(store, ledger, path)
     writer = Writer(
         store, ledger, committer, metadata.schema, metadata.autoreset,
         metadata.schema.row_nbytes,

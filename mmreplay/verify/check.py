@@ -14,6 +14,7 @@ from mmreplay.format.metadata import Metadata
 from mmreplay.storage.ledger import FILE_NAME as COMMIT
 from mmreplay.storage.lock import FILE_NAME as LOCK
 from mmreplay.storage.memmap import file_sizes
+from mmreplay.storage.pause import FILE_NAME as PAUSE
 from mmreplay.storage.placement import FLAGS, place
 from mmreplay.verify.boundaries import FlagCheck
 from mmreplay.verify.report import Notebook, Progress, VerifyReport
@@ -22,7 +23,7 @@ from mmreplay.verify.sums import SumCheck
 
 STATISTICS = "statistics.json"
 STATISTICS_NBYTES = 16 << 20
-KNOWN = {metadata_file.FILE_NAME, LOCK, STATISTICS, "samplers", "limiter"}
+KNOWN = {metadata_file.FILE_NAME, LOCK, PAUSE, STATISTICS, "samplers", "limiter"}
 TRIES = 3
 
 

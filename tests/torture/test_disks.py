@@ -3,6 +3,7 @@
 import errno
 import os
 import signal
+from contextlib import suppress
 
 import pytest
 
@@ -20,6 +21,8 @@ def everything(folder):
     file.pwrite(b"data", 8)
     file.sync()
     files.disk.lock(file.fd)
+    with suppress(OSError):
+        files.disk.clone(file.fd, file.fd)
     file.close()
     files.rename(folder / "inner" / "a", folder / "inner" / "b")
     files.remove_tree(folder / "inner")

@@ -8,6 +8,7 @@ entries as of the last sync of the folder, and everything that was done since.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import shutil
@@ -50,6 +51,7 @@ class SimulatedDisk(WatchedDisk):
 
     Attributes:
         part: How much of a write in flight is made when the power goes, in [0, 1].
+        shares: Files can share blocks.
     """
 
     closes_all = True
@@ -65,6 +67,7 @@ class SimulatedDisk(WatchedDisk):
         self.calls_left = calls_left
         self.dead = False
         self.part = 0.5
+        self.shares = False
         self.on_call = on_call
         self._fds: dict[int, Node] = {}
         self._lock = threading.RLock()
@@ -157,6 +160,16 @@ class SimulatedDisk(WatchedDisk):
         with self._lock:
             super().punch(fd, offset, nbytes)
             self._file(fd).ops.append((offset, bytes(nbytes)))
+
+    def clone(self, fd: int, source: int) -> None:
+        """Share blocks, which takes what the page cache holds, and owe it."""
+        with self._lock:
+            self.watch("clone")
+            if not self.shares:
+                raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+            whole = os.pread(source, os.fstat(source).st_size, 0)
+            os.pwrite(fd, whole, 0)
+            self._file(fd).ops.append((0, whole))
 
     def datasync(self, fd: int) -> None:
         """Make one file's content and size durable."""

@@ -1,0 +1,53 @@
+"""``mmreplay snapshot``: a whole buffer elsewhere, taken while writing goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mmreplay.cli import show
+from mmreplay.cli.options import BufferPath, Json
+
+
+def snapshot(
+    path: BufferPath,
+    target: Annotated[
+        Path,
+        typer.Argument(
+            metavar="TARGET", help="The new buffer's folder.", show_default=False
+        ),
+    ],
+    pause: Annotated[
+        bool,
+        typer.Option("--pause", help="Let the writer wait rather than give up rows."),
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Copy a buffer as it is now, also while it is written; shares blocks if it can."""
+    from mmreplay.buffer.lifecycle import absolute
+    from mmreplay.buffer.snapshot import snapshot as take
+
+    with show.waiting("copying") as progress:
+        made = take(absolute(path), absolute(target), pause=pause, progress=progress)
+    if json:
+        show.print_json(
+            {
+                "path": str(path),
+                "target": str(target),
+                "how": made.how,
+                "rows": made.rows,
+                "cut_rows": made.cut_rows,
+                "firsts": made.firsts,
+                "heads": made.heads,
+                "nbytes": made.nbytes,
+            }
+        )
+        return
+    shared = "shared" if made.how == "reflink" else "copied"
+    typer.echo(
+        f"{target}: {show.plural(made.rows, 'row')}, {show.size(made.nbytes)} "
+        f"{shared}, {show.plural(made.cut_rows, 'row')} cut that the writer gave up "
+        "meanwhile"
+    )
