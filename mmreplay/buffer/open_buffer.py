@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mmreplay.batch import Batch
-from mmreplay.buffer import lifecycle
 from mmreplay.buffer.generations import Generations
 from mmreplay.buffer.reading import Reading
 from mmreplay.buffer.state import read_statistics, write_statistics
