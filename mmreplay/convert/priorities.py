@@ -60,17 +60,18 @@ class StoredPriorities:
         file = File.open(place / STATE, None)
         try:
             data = file.pread(min(file.nbytes, most), 0)
-            found = states.newest(data, metadata.uuid, num_envs)
-            identity = file.identity()
+            found = states.trusted(
+                data, metadata.uuid, num_envs, boot.boot_id(), file.identity()
+            )
         finally:
             file.close()
-        if found is None or not states.trusted(found[1], boot.boot_id(), identity):
+        if found is None:
             notes.note(
                 f"the priorities in {place} were not closed before a copy or a power "
                 "cut, and are not trusted: rows go without"
             )
             return np.zeros(num_envs, np.int64)
-        return found[1].seen
+        return found.seen
 
     def read(self, env_ids: Ids, positions: Ids) -> Numbers:
         """Priorities of rows that are alive, float32 ``[N]``."""

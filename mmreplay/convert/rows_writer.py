@@ -242,12 +242,13 @@ class BufferWriter(Writer):
                 f"expected them up to {stop[which]}; the source was cut"
             )
         assert self._store is not None
-        if self._priorities is not None:
-            self._priorities.finish()
         self._store.sync()
         self._store.sync_sums()
         recovery.create(self._folder, self._metadata, stop, self._kept)
         files.sync_folder(self._folder)
+        if self._priorities is not None:
+            # Closed, they speak of durable rows alone, which these now are.
+            self._priorities.finish()
         folder = self._staging.path
         if self._description.statistics:
             write_statistics(folder, self._description.statistics)

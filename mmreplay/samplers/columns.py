@@ -29,10 +29,11 @@ from mmreplay.errors import (
     SchemaError,
 )
 from mmreplay.files import File, rename
-from mmreplay.mounts import COPY_ON_WRITE, NETWORK, file_system
+from mmreplay.mounts import COPY_ON_WRITE, NETWORK, file_system, refuse_link
 from mmreplay.ring import Ring, runs
 from mmreplay.samplers import seen as states
 from mmreplay.samplers.base import Home
+from mmreplay.samplers.durable import durable_heads
 from mmreplay.samplers.seen import Record
 
 COLUMN = "priorities.bin"
@@ -192,8 +193,10 @@ class _Held:
             return state, None
         slot, record = found
         self._slot, self._sequence = 1 - slot, record.sequence
-        known = states.trusted(record, self._boot_id, state.identity())
-        return state, record if known else None
+        uuid, num_envs = home.uuid, home.ring.num_envs
+        return state, states.trusted(
+            data, uuid, num_envs, self._boot_id, state.identity()
+        )
 
     def _map(self) -> Numbers:
         if not self.mapped:
@@ -233,8 +236,12 @@ class _Held:
             return
         try:
             if self._said is not None:
+                seen, generation = self._said
                 self._file.sync()
-                self.say(*self._said, states.CLEAN)
+                # Rows above are cut after a power cut, and others written in their
+                # place; the record before this one says what is seen until then.
+                kept = np.minimum(seen, durable_heads(self.home))
+                self.say(kept, generation, states.CLEAN)
                 self._state.sync()
                 # What follows may be cut short, and then called for again.
                 self._said = None
@@ -299,6 +306,7 @@ def open_column(home: Home, name: str | None) -> Column:
 
 def _make_folders(folder: Path) -> None:
     for each in (folder.parent, folder):
+        refuse_link(each)
         try:
             files.make_folder(each, exist_ok=True)
         except FailedError as error:

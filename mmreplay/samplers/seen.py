@@ -1,8 +1,8 @@
 """The STATE file of a sampler's column as values: two slots, each a record or void.
 
 Slots are stored in turn, without any sync, so a record speaks of the page cache: it
-is trusted within the boot that wrote it, or where it was synced at a close.
-docs/format.md has the byte offsets.
+is trusted within the boot that wrote it. What a close syncs holds beyond that, and
+speaks only of rows that outlive a power cut. docs/format.md has the byte offsets.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ NUM_SLOTS = 2
 MAX_COUNT = 1 << 62
 
 CLEAN = 1
-"""The column was synced before this record was, and nothing was stored since."""
+"""The column was synced before this record was, nothing was stored since, and the
+rows that it speaks of were durable."""
 
 
 def slot_nbytes(num_envs: int) -> int:
@@ -90,26 +91,47 @@ def decode(data: bytes, uuid: bytes, num_envs: int) -> Record | None:
 
 def newest(data: bytes, uuid: bytes, num_envs: int) -> tuple[int, Record] | None:
     """The slot and record of the highest sequence, or None where both are void."""
-    size = slot_nbytes(num_envs)
-    if len(data) != NUM_SLOTS * size:
-        return None
-    found = [
-        (slot, record)
-        for slot in range(NUM_SLOTS)
-        if (record := decode(data[slot * size : (slot + 1) * size], uuid, num_envs))
-    ]
+    slots = _records(data, uuid, num_envs)
+    found = [(slot, record) for slot, record in enumerate(slots) if record is not None]
     return max(found, key=lambda item: item[1].sequence, default=None)
 
 
-def trusted(record: Record, boot_id: bytes, identity: tuple[int, int]) -> bool:
-    """Tell whether what a record speaks of is still there.
+def trusted(
+    data: bytes, uuid: bytes, num_envs: int, boot_id: bytes, identity: tuple[int, int]
+) -> Record | None:
+    """The record that says what is there, or None where nothing is known.
+
+    A CLEAN one speaks of durable rows alone. Where it is the newest, the one before
+    it says more, as long as the rows above are sure to be the same: within the boot.
 
     Args:
-        record: The newest one.
+        data: The STATE file's.
+        uuid: 16 bytes, the buffer's.
+        num_envs: Environments.
         boot_id: 16 bytes, the running boot's.
         identity: st_dev and st_ino of the open STATE file.
     """
-    if record.flags & CLEAN:
-        return True
+    found = [record for record in _records(data, uuid, num_envs) if record is not None]
+    found.sort(key=lambda record: record.sequence)
+    last = found.pop() if found else None
+    clean = last is not None and bool(last.flags & CLEAN)
+    before = found.pop() if found and clean else None
+    for record in (before, last):
+        if record is not None and _is_here(record, boot_id, identity):
+            return record
+    return last if clean else None
+
+
+def _is_here(record: Record, boot_id: bytes, identity: tuple[int, int]) -> bool:
     here = any(boot_id) and record.boot_id == boot_id
     return here and (record.device, record.inode) == identity
+
+
+def _records(data: bytes, uuid: bytes, num_envs: int) -> list[Record | None]:
+    size = slot_nbytes(num_envs)
+    if len(data) != NUM_SLOTS * size:
+        return []
+    return [
+        decode(data[slot * size : (slot + 1) * size], uuid, num_envs)
+        for slot in range(NUM_SLOTS)
+    ]

@@ -53,6 +53,44 @@ class TestReopening:
             assert own(copy, again) == kept | dict.fromkeys(range(20, 50), 20.0)
             again.close()
 
+    @pytest.mark.parametrize("laps", [0, 3])
+    def test_rows_written_anew_before_anybody_drew_are_new(self, tmp_path, laps):
+        """Of a copy, the head has long passed what the column knew."""
+        twin = Twin(tmp_path / "ring", 96, 2, stored=True, commit_every=None)
+        more(twin.buffer, 20 + 96 * laps)
+        twin.buffer.commit()
+        more(twin.buffer, 20)
+        first, head = 96 * laps, 96 * laps + 20
+        sampler = make()
+        mark(twin.buffer, sampler, range(first, head + 20))
+        sampler.close()
+        shutil.copytree(tmp_path / "ring", tmp_path / "copy")
+        twin.buffer.close()
+        with mr.ReplayBuffer.open(tmp_path / "copy", mode="r+") as copy:
+            assert copy.heads.tolist() == [head, head]
+            more(copy, 30)
+            again = make()
+            found = own(copy, again)
+            assert [found[p] for p in range(first, head)] == [
+                1.0 + p for p in range(first, head)
+            ]
+            # The highest of the rows that were seen is what new ones enter at.
+            assert {found[p] for p in range(head, head + 30)} == {float(head)}
+            again.close()
+
+    def test_within_the_boot_what_was_not_committed_comes_back(self, tmp_path):
+        twin = Twin(tmp_path / "ring", 96, 2, stored=True, commit_every=None)
+        more(twin.buffer, 20)
+        twin.buffer.commit()
+        more(twin.buffer, 20)
+        sampler = make()
+        mark(twin.buffer, sampler, range(40))
+        sampler.close()
+        again = make()
+        assert own(twin.buffer, again) == {p: 1.0 + p for p in range(40)}
+        again.close()
+        twin.buffer.close()
+
     def test_priorities_come_back_to_a_reader_of_another_time(self, ring):
         sampler = make()
         mark(ring, sampler, range(22, 70))

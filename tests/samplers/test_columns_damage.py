@@ -9,7 +9,7 @@ import pytest
 
 from mmreplay import boot
 from mmreplay.errors import FormatError
-from mmreplay.samplers import seen
+from mmreplay.samplers import durable, seen
 from tests.samplers.priority_columns import folder, make, mark, more, own
 
 
@@ -81,6 +81,7 @@ class TestDamage:
         self, ring, closed, monkeypatch
     ):
         sampler = make()
+        ring.commit()
         mark(ring, sampler, range(22, 70))
         if closed:
             sampler.close()
@@ -91,6 +92,37 @@ class TestDamage:
         found = self.opened(ring)
         expected = {p: 1.0 + p for p in range(22, 70)}
         assert found == (expected if closed else dict.fromkeys(expected, 1.0))
+
+    def test_a_record_closed_without_a_look_at_the_commit_is_read(self, ring):
+        """As they were written before: CLEAN, and the one before it says the same."""
+        path = self.left(ring) / "STATE"
+        uuid, size = ring.metadata.uuid, seen.slot_nbytes(2)
+        here = os.stat(path)
+        records = [
+            seen.Record(
+                8 + flags, 1, flags, b"another boot id!", uuid, here.st_dev,
+                here.st_ino, np.array([70, 60]),
+            ) for flags in (0, seen.CLEAN)
+        ]  # fmt: skip
+        path.write_bytes(b"".join(record.encode() for record in records))
+        assert len(path.read_bytes()) == 2 * size
+        sampler = make()
+        assert own(ring, sampler) == {p: 1.0 + p for p in range(22, 70)}
+        sampler.close()
+
+    def test_a_commit_that_cannot_be_read_leaves_nothing_beyond_the_boot(
+        self, ring, monkeypatch
+    ):
+        ring.commit()
+        monkeypatch.setattr(durable.commit, "newest_durable", lambda slots: None)
+        self.left(ring)
+        monkeypatch.undo()
+        assert self.opened(ring) == {p: 1.0 + p for p in range(22, 70)}
+        monkeypatch.setattr(durable.commit, "newest_durable", lambda slots: None)
+        self.left(ring)
+        monkeypatch.undo()
+        monkeypatch.setattr(boot, "boot_id", lambda: b"another boot id!")
+        assert set(self.opened(ring).values()) == {1.0}
 
     def test_a_head_below_what_was_seen_gives_up_what_is_above(self, ring, tmp_path):
         sampler = make()
@@ -108,13 +140,15 @@ class TestDamage:
 
 def test_the_state_is_as_the_format_says(ring):
     sampler = make()
+    ring.commit()
+    more(ring, 5)
     mark(ring, sampler, [30])
     sampler.close()
     data = (folder(ring) / "STATE").read_bytes()
     assert len(data) == 2 * 4096
     status = os.stat(folder(ring) / "STATE")
     slots = [data[:4096], data[4096:]]
-    newest = max(slots, key=lambda slot: struct.unpack_from("<Q", slot, 16))
+    before, newest = sorted(slots, key=lambda slot: struct.unpack_from("<Q", slot, 16))
     assert newest[:8] == b"MMRSMP01"
     assert struct.unpack_from("<II", newest, 8) == (1, 2)
     sequence, generation = struct.unpack_from("<QQ", newest, 16)
@@ -123,7 +157,10 @@ def test_the_state_is_as_the_format_says(ring):
     assert newest[48:64] == ring.metadata.uuid
     assert struct.unpack_from("<QQ", newest, 64) == (status.st_dev, status.st_ino)
     assert newest[80:128] == bytes(48)
+    # CLEAN, and of durable rows alone; the record before it knows all.
     assert struct.unpack_from("<2q", newest, 128) == (70, 70)
+    assert struct.unpack_from("<I", before, 8) == (0,)
+    assert struct.unpack_from("<2q", before, 128) == (75, 75)
     assert newest[144:4092] == bytes(4096 - 4 - 144)
     (crc,) = struct.unpack_from("<I", newest, 4092)
     assert crc == google_crc32c.value(newest[:4092])
