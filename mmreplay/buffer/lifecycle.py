@@ -255,7 +255,7 @@ def make_place(path: Path) -> None:
             for entry in path.iterdir()
             if entry.name != "LOCK" and not entry.name.startswith(("data-", "tmp-"))
         ]
-        if strangers:
+        if strangers and not half:
             raise FormatError(
                 f"{path} is a folder with other files ({sorted(strangers)[0]!r}, ...), "
                 "expected a new or empty one; choose another path"

@@ -8,8 +8,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mmreplay.batch import Batch
+from mmreplay.buffer import lifecycle
 from mmreplay.buffer.generations import Generations
 from mmreplay.buffer.reading import Reading
+from mmreplay.buffer.snapshot import Snapshot, snapshot
 from mmreplay.buffer.state import read_statistics, write_statistics
 from mmreplay.buffer.view import LiveView
 from mmreplay.buffer.writer import Hold
@@ -226,6 +228,43 @@ class OpenBuffer(Generations):
             StaleError: A position is not in the buffer.
         """
         return self._read().get_field(path, env_ids, positions)
+
+    def snapshot(
+        self,
+        path: lifecycle.StrPath,
+        *,
+        pause: bool = False,
+        allow_network: bool = False,
+    ) -> Snapshot:
+        """Make a whole buffer elsewhere that holds what this one holds now.
+
+        Writing may go on, here and in other processes, and any process may ask for it
+        that has the buffer open. Where the file system shares blocks (btrfs, XFS) it
+        takes milliseconds and no space; elsewhere the rows alive are copied, oldest
+        first. Rows that the writer gives up before they are taken are cut, and
+        counted. The snapshot has the uuid, generation, positions and statistics of
+        the original, so that samplers' states and parts fit both.
+
+        Args:
+            path: A new or empty folder, which is a buffer only once it is whole.
+            pause: Have the writer wait, whatever process it is in, rather than give
+                up a row meanwhile; it goes on within its reserve.
+            allow_network: Write to a network file system all the same.
+
+        Raises:
+            FormatError: The path holds something already.
+            LockedError: Another snapshot pauses the writer, or fills the path.
+            FailedError: The buffer is closed, or in RAM.
+            FullError: No space is left.
+        """
+        self._read()
+        if self.path is None:
+            raise FailedError(
+                "this buffer is in RAM, expected one with a folder; write it to a file "
+                "with mmreplay.export, or create it with a path"
+            )
+        where = lifecycle.absolute(path)
+        return snapshot(self.path, where, pause=pause, allow_network=allow_network)
 
     def hold_rows(self, hold: Hold | None) -> None:
         """Have somebody asked before rows are given up, or nobody any more.
