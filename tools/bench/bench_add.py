@@ -37,8 +37,6 @@ from tools.bench.turns import (
     speedups,
 )
 
-ROW_NBYTES = 168
-
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
@@ -63,7 +61,7 @@ QUICK = Sizes(blocks=40, steady_turns=40, add_turns=10, calls=20)
 def measure(folder: Path, sizes: Sizes, names: list[str]) -> dict[str, object]:
     """Run all parts and return what is printed."""
     capacity = sizes.blocks * BLOCK
-    cold.touch_memory(folder, (len(names) + 1) * capacity * ROW_NBYTES)
+    cold.touch_memory(folder, (len(names) + 1) * capacity * transitions.ROW_NBYTES)
     ours = transitions.make(folder / "blocks", capacity)
     with ours:
         others = {name: peers.build(name, capacity, BLOCK) for name in names}

@@ -68,9 +68,14 @@ def candidates(name: str) -> Iterator[Group]:
 
 
 @contextmanager
-def limited(nbytes: int) -> Iterator[Group | None]:
-    """Make a cgroup of so much memory, or tell that none can be made."""
-    for group in candidates(f"mmreplay-bench-{os.getpid()}"):
+def limited(nbytes: int, name: str = "") -> Iterator[Group | None]:
+    """Make a cgroup of so much memory, or tell that none can be made.
+
+    Args:
+        nbytes: Of memory.
+        name: Tells several of one process apart.
+    """
+    for group in candidates(f"mmreplay-bench-{os.getpid()}{name}"):
         if not group.folder.parent.is_dir():
             continue
         try:

@@ -126,22 +126,23 @@ class LazyMemmap:
         return np.asarray(drawn["pixels"])
 
 
-def block(first: int, count: int) -> NDArray[np.uint8]:
+def block(first: int, count: int, shape: tuple[int, ...] = SHAPE) -> NDArray[np.uint8]:
     """Rows that begin with their number, and are noise that no disk can shrink."""
     rng = np.random.default_rng(first)
-    noise = rng.integers(0, 256, (64, ROW), np.uint8)
-    rows = np.resize(noise, (count, ROW))
+    nbytes = int(np.prod(shape))
+    noise = rng.integers(0, 256, (64, nbytes), np.uint8)
+    rows = np.resize(noise, (count, nbytes))
     rows[:, :8] = np.arange(first, first + count)[:, None].view(np.uint8)
-    return rows.reshape(count, *SHAPE)
+    return rows.reshape(count, *shape)
 
 
 def check(rows: NDArray[np.uint8], side: str, size: int) -> None:
     """Refuse a batch whose rows are not those of the numbers they begin with."""
-    flat = rows.reshape(len(rows), ROW)
+    flat = rows.reshape(len(rows), -1)
     for row in flat[:8]:
         number = int(row[:8].view(np.int64)[0])
         first = number // size * size
-        expected = block(first, size)[number - first].reshape(-1)
+        expected = block(first, size, rows.shape[1:])[number - first].reshape(-1)
         if not np.array_equal(row, expected):
             raise AssertionError(f"{side}: a drawn row is not row {number}")
 
@@ -266,25 +267,33 @@ def cold_draws(sides: dict[str, Pixels | LazyMemmap], sizes: Sizes) -> Times:
 
 
 class Preadv:
-    """Threads that each read rows of one file, a system call a row."""
+    """Threads that each read pieces of one file, a system call a piece."""
 
-    def __init__(self, path: Path, batch: int) -> None:
+    def __init__(self, path: Path, batch: int, shape: tuple[int, ...] = SHAPE) -> None:
+        """Make some.
+
+        Args:
+            path: The file.
+            batch: Pieces a batch.
+            shape: Of a piece, in bytes.
+        """
         self._fd = os.open(path, os.O_RDONLY)
         # As for a mapping that is read at random: no read-ahead of the kernel's.
         os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_RANDOM)
         self._pool = ThreadPoolExecutor(THREADS)
-        self._out = np.zeros((batch, *SHAPE), np.uint8)
+        self._out = np.zeros((batch, *shape), np.uint8)
         list(self._pool.map(len, [b""] * THREADS))
 
-    def read(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Read rows, the rows of a thread one after the other."""
+    def read(self, rows: NDArray[np.int64], row_nbytes: int = ROW) -> NDArray[np.uint8]:
+        """Read the pieces that begin at rows, those of a thread one by one."""
         shares = np.array_split(np.arange(len(rows)), THREADS)
-        list(self._pool.map(lambda share: self._some(rows, share), shares))
+        begins = row_nbytes * rows
+        list(self._pool.map(lambda share: self._some(begins, share), shares))
         return self._out
 
-    def _some(self, rows: NDArray[np.int64], share: NDArray[np.int64]) -> None:
+    def _some(self, begins: NDArray[np.int64], share: NDArray[np.int64]) -> None:
         for which in share.tolist():
-            os.preadv(self._fd, [self._out[which].data], int(rows[which]) * ROW)
+            os.preadv(self._fd, [self._out[which].data], int(begins[which]))
 
     def __enter__(self) -> Preadv:
         return self

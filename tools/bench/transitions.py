@@ -20,6 +20,8 @@ Columns = dict[str, NDArray[Any]]
 TABLE = 4096
 EPISODE = 100
 BLOCK = 1024
+ROW_NBYTES = 168
+"""Of a stored row with its next observation, as the record file aligns it."""
 FILL_BLOCKS = 8
 CAPACITY = 977 * BLOCK
 """A million rows, in whole blocks: the rings of some peers are of environments."""

@@ -1,0 +1,160 @@
+"""All benchmarks are run by one command, which writes the docs' tables and plots."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools.bench import all as every
+from tools.bench import bench_limits, held_to, make_peers, plots, tables
+from tools.bench.tables import Target
+from tools.bench.turns import OURS
+
+RESULT = {
+    "rows": 40_960,
+    "speedup": {"add_1_full_ring": {"cpprb": 3.25, "skrl": 1.5}},
+    "median_us": {"add_1_full_ring": {OURS: 10.0, "cpprb": 32.5}},
+    "fill_mb_per_s": {OURS: 1530.4, "cpprb": 386.0},
+}
+LIMITS = {"memory_mb_per_s": {"memcpy": 4000.0}, "disk_mb_per_s": {"a": 700.0}}
+
+
+def record(result):
+    return {
+        "result": result, "day": "2031-02-03", "seconds": 4.0, "load_before": 0.1,
+        "machine": "2 cores", "versions": "Python 3.11",
+    }  # fmt: skip
+
+
+@pytest.fixture
+def results():
+    return {"bench_add": record(RESULT), "bench_limits": record(LIMITS)}
+
+
+def test_figures_stand_in_the_table_with_their_names():
+    lines = tables.table(record(RESULT))
+    assert "| in all | rows **40,960** |" in lines
+    assert "| speedup, add 1 full ring | cpprb **3.25**, skrl **1.5** |" in lines
+    assert "| fill MB/s | mmreplay **1,530**, cpprb **386** |" in lines
+
+
+@pytest.mark.parametrize(
+    ("path", "bound", "least", "told"),
+    [
+        ("speedup add_1_full_ring cpprb", 3, True, "3.25 | at least 3 | met"),
+        ("speedup add_1_full_ring *", 3, True, "1.5 | at least 3 | **missed**"),
+        ("speedup add_1_full_ring *", 3, False, "3.25 | at most 3 | **missed**"),
+        ("speedup add_1_full_ring", 3, True, "not measured | at least 3 | "),
+        ("speedup nothing cpprb", 3, True, "not measured | at least 3 | "),
+        ("rows more", 3, True, "not measured | at least 3 | "),
+    ],
+)
+def test_a_target_is_met_by_the_worst_of_its_figures(results, path, bound, least, told):
+    target = Target("how", "bench_add", tuple(path.split()), bound, least)
+    assert target.row(results) == f"| how | `bench_add` | {told} |".replace("  |", " |")
+
+
+def test_targets_are_of_scripts_that_there_are():
+    assert {target.script for target in held_to.TARGETS} <= set(every.SCRIPTS)
+    assert set(every.BESIDE) <= set(every.SCRIPTS)
+
+
+def test_what_stands_outside_the_markers_stays():
+    text = "a\n<!-- bench:x -->old<!-- /bench:x -->\nb\n"
+    new = tables.between(text, "x", ["new"])
+    assert new == "a\n<!-- bench:x -->\n\nnew\n\n<!-- /bench:x -->\nb\n"
+    assert tables.between(new, "x", ["new"]) == new
+    assert tables.between("a\n", "x", ["new"]).startswith("a\n\n<!-- bench:x -->")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<!-- bench:x -->",
+        "<!-- /bench:x --> <!-- bench:x -->",
+        "<!-- bench:x --> <!-- bench:x --> <!-- /bench:x -->",
+    ],
+)
+def test_markers_that_do_not_match_are_refused(text):
+    with pytest.raises(ValueError, match=r"markers of 'x': got \d and \d, expected"):
+        tables.between(text, "x", [])
+
+
+def test_plots_have_the_limits_and_logarithmic_axes(results, tmp_path):
+    limits = plots.limits_of(results)
+    assert limits == {"memcpy": 4000.0, "disk": 700.0}
+    (line,) = plots.lines(results, plots.TIMES, limits)
+    assert line[:2] == ("add: add 1 full ring", {OURS: 10.0, "cpprb": 32.5})
+    # 168 bytes at 4,000 bytes a microsecond.
+    assert line[2] == pytest.approx(0.042)
+    drawn = plots.draw_all(results, tmp_path)
+    assert [path.suffix for path in drawn] == [".svg", ".svg"]
+    # Powers of ten at the ticks, and names in the legend, are drawn as shapes.
+    assert all("<!-- memcpy" in path.read_text() for path in drawn)
+    assert "10^{2}" in drawn[0].read_text()
+
+
+def test_all_is_written_by_one_command(results, tmp_path, monkeypatch, capsys):
+    (tmp_path / "benchmarks.md").write_text("# By hand\n")
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / every.RAW).write_text(json.dumps(results))
+    monkeypatch.setattr(sys, "argv", ["all", "--redraw", "--docs", str(tmp_path)])
+    assert every.main() == 0
+    text = (tmp_path / "benchmarks.md").read_text()
+    assert text.startswith("# By hand\n")
+    assert "| add 1, over cpprb | `bench_add` | 3.25 | at least 3 | met |" in text
+    for path in re.findall(r"!\[.*\]\((.*)\)", text):
+        assert (tmp_path / path).exists()
+    assert capsys.readouterr().out.endswith("benchmarks.md\n")
+
+
+def test_a_script_runs_in_the_interpreter_that_is_named(tmp_path, monkeypatch):
+    options = ["bench_tree", "--quick", "--peers", "", "--docs", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["all", *options, "--python", sys.executable])
+    assert every.main() == 0
+    kept = json.loads((tmp_path / "figures" / every.RAW).read_text())
+    assert kept["bench_tree"]["result"]["median_us"]
+    assert "numpy" in kept["bench_tree"]["versions"]
+
+
+def test_a_script_that_fails_leaves_the_others_results(
+    results, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / every.RAW).write_text(json.dumps(results))
+    options = ["bench_add", "--docs", str(tmp_path), "--folder", "/nowhere/at/all"]
+    monkeypatch.setattr(sys, "argv", ["all", *options, "--python", sys.executable])
+    assert every.main() == 1
+    assert "bench_add: ended with 1" in capsys.readouterr().err
+    kept = json.loads((tmp_path / "figures" / every.RAW).read_text())
+    assert kept == results
+
+
+def test_peers_are_named_to_the_scripts_that_know_them(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["all", "--peers", "cpprb,cpprb_mmap"])
+    options = every._options()
+    assert every._passed("bench_add", options) == ["--peers", "cpprb"]
+    assert every._passed("bench_cold", options) == ["--peers", "cpprb_mmap"]
+    assert every._passed("bench_pixels", options) == ["--peers", ""]
+    assert every._passed("bench_memory", options) == []
+
+
+def test_every_peer_is_pinned():
+    lines = make_peers.PINS.read_text().splitlines()
+    named = [line for line in lines if line and not line.startswith("#")]
+    assert all(re.fullmatch(r"[a-z0-9-]+==[0-9.]+", line) for line in named)
+    commands = make_peers.steps(Path("/e"))
+    assert all(command[0] == "/e/bin/python" for command in commands)
+
+
+@pytest.mark.slow
+def test_limits_are_measured(tmp_path):
+    from tests.bench.test_disk_benchmarks import leaves_the_cache
+
+    if not leaves_the_cache(tmp_path):
+        pytest.skip("files here live in memory alone, so none can be made cold")
+    sizes = bench_limits.Sizes(1 << 20, 2 * bench_limits.BLOCK, 1)
+    found = bench_limits.measure(tmp_path, sizes)
+    assert all(rate > 0 for group in found.values() for rate in group.values())

@@ -1,0 +1,99 @@
+"""What the benchmarks' figures are held to."""
+
+from __future__ import annotations
+
+from tools.bench.tables import Target
+
+OURS = "mmreplay"
+LOADER = "mmreplay_loader"
+MAPPED = "torchrl_lazy_memmap"
+KINDS = {
+    "uniform_256_x_28_kb": "cold 256 rows of 28 KB",
+    "runs_32_x_50_x_7_kb": "cold 32 runs of 50 rows of 7 KB",
+}
+
+
+def least(
+    question: str, script: str, path: tuple[str, ...] | str, bound: float
+) -> Target:
+    """A figure that is to be at least so much; the path by keys, or in one word."""
+    return Target(question, script, _keys(path), bound)
+
+
+def most(
+    question: str, script: str, path: tuple[str, ...] | str, bound: float
+) -> Target:
+    """A figure that is to be at most so much."""
+    return Target(question, script, _keys(path), bound, least=False)
+
+
+def _keys(path: tuple[str, ...] | str) -> tuple[str, ...]:
+    return tuple(path.split()) if isinstance(path, str) else path
+
+
+COLD = tuple(
+    target
+    for kind, words in KINDS.items()
+    for target in (
+        *(
+            least(f"{words}, over {name}", "bench_cold", f"{kind} speedup {name}", 30)
+            for name in (MAPPED, "cpprb_mmap", "np_memmap")
+        ),
+        most(
+            f"{words}, time over that of the best 32 threads", "bench_cold",
+            f"{kind} over_the_best_threads", 1.2,
+        ),
+    )
+)  # fmt: skip
+
+BEYOND = tuple(
+    target
+    for way in (OURS, LOADER)
+    for target in (
+        least(f"ring beyond memory, {way}, draws over {MAPPED}", "bench_beyond",
+              f"draw_speedup_of_{way} {MAPPED}", 100),
+        least(f"ring beyond memory, {way}, draws over cpprb_mmap", "bench_beyond",
+              f"draw_speedup_of_{way} cpprb_mmap", 100),
+        most(f"ring beyond memory, {way}, memory over the limit", "bench_beyond",
+             f"memory {way} peak_over_limit", 1),
+        most(f"ring beyond memory, {way}, MiB in swap", "bench_beyond",
+             f"memory {way} swapped_mib", 0),
+        most(f"ring beyond memory, {way}, last turns over the first", "bench_beyond",
+             f"memory {way} last_quarter_takes_times_the_first", 1.2),
+    )
+)  # fmt: skip
+
+TARGETS: tuple[Target, ...] = (
+    least("add 1, over cpprb", "bench_add", "speedup add_1_full_ring cpprb", 3),
+    least("add 1, over Stable-Baselines3", "bench_add",
+          "speedup add_1_full_ring stable_baselines3", 0.5),
+    least("add 1,024, over the fastest", "bench_add", "speedup add_1024_full_ring *",
+          1),
+    least("uniform 256, over the fastest", "bench_sample",
+          "sample_256 speedup_of_mmreplay fastest", 3),
+    least("uniform 4,096, over the fastest", "bench_sample",
+          "sample_4096 speedup_of_mmreplay fastest", 3),
+    least("prioritized 256 with its update, over the fastest", "bench_prioritized",
+          "turn_256 speedup_of_mmreplay fastest", 3),
+    least("prioritized 4,096 with its update, over the fastest", "bench_prioritized",
+          "turn_4096 speedup_of_mmreplay fastest", 2.5),
+    least("sequences, over TorchRL", "bench_sequences", "speedup torchrl", 4),
+    least("sequences, over skrl", "bench_sequences", "speedup skrl", 1),
+    least("filling pixels, over TorchRL", "bench_pixels", "fill_speedup total", 2),
+    most("warm pixels, time over that of a bare take", "bench_pixels",
+         "warm_over_take", 1.3),
+    *COLD,
+    *BEYOND,
+    least("ring beyond memory, adds over np.memmap's", "bench_beyond",
+          "add_speedup np_memmap", 1),
+    least("loader, pixels, over the bare gather", "bench_loader",
+          "pixels_256 over_the_bare_gather loader", 0.9),
+    least("loader, 256 vectors, batches a second", "bench_loader",
+          "vectors_256 batches_a_second", 20_000),
+    least("loader, 4,096 vectors, over the bare gather", "bench_loader",
+          "vectors_4096 over_the_bare_gather loader", 0.5),
+    most("share that a learner of 5 ms waits, vectors", "bench_loader",
+         "learner_waits vectors_256 *", 0.05),
+    most("share that a learner of 5 ms waits, pixels", "bench_loader",
+         "learner_waits pixels_256 *", 0.05),
+)  # fmt: skip
