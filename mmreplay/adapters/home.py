@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from mmreplay import files
 from mmreplay.buffer.replay_buffer import ReplayBuffer
@@ -60,6 +60,7 @@ class Home:
         Raises:
             FormatError: A buffer is there, and resume is False.
         """
+        self._system = system
         folder = os.environ.get(FOLDER)
         self.temporary = path is None and not folder
         self.path = Path(os.path.abspath(_place(system, path, folder)))
@@ -85,6 +86,9 @@ class Home:
         Raises:
             FormatError: The folder goes with this process.
         """
+        made = (self.path / FILE_NAME).exists()
+        if self.temporary and not made:
+            return Home, (self._system,)
         if self.temporary:
             raise FormatError(
                 f"pickling a buffer in the temporary folder {self.path}: got a folder "
@@ -93,7 +97,7 @@ class Home:
             )
         if self.buffer is not None and not self.buffer.closed:
             self.buffer.commit()
-        return Home, ("", str(self.path), True)
+        return _again, (self._system, str(self.path), made)
 
     def ring(
         self,
@@ -194,6 +198,45 @@ class Home:
                 f"{_told(num_envs, capacity, schema)}; give the arguments that it was "
                 "made with, or another path"
             )
+
+
+class Kept:
+    """What has a `home` and a ring, and pickles as the way to it."""
+
+    home: Home
+    held: ClassVar[str] = "_ring"
+    """The attribute that the ring is, or None before it is made."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but the ring, with what draws from it.
+
+        Raises:
+            FormatError: The ring is in a temporary folder.
+        """
+        state = dict(self.__dict__)
+        ring = state.pop(self.held)
+        return state | {"sampler": None if ring is None else ring.sampler}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Open the ring that the path leads to; it may have grown since."""
+        sampler = state.pop("sampler")
+        self.__dict__ |= state
+        setattr(self, self.held, None)
+        self._open_again(sampler)
+
+    def _open_again(self, sampler: Sampler | None) -> None:
+        """Open the ring, if it is there."""
+        raise NotImplementedError
+
+
+def _again(system: str, path: str, made: bool) -> Home:
+    """The home that was pickled."""
+    if made and not (Path(path) / FILE_NAME).exists():
+        raise FormatError(
+            f"{path}: got no buffer there any more, expected the one that was pickled "
+            "by its path; move it back"
+        )
+    return Home(system, path, True)
 
 
 def _place(system: str, path: StrPath | None, folder: str | None) -> StrPath:

@@ -24,7 +24,7 @@ from mmreplay.convert import registry
 from mmreplay.convert.base import Block
 from mmreplay.convert.between import open_source
 from mmreplay.convert.export import export
-from mmreplay.errors import EmptyError, SourceError, StaleError
+from mmreplay.errors import EmptyError, SchemaError, SourceError, StaleError
 from mmreplay.samplers.base import Sampler
 from mmreplay.samplers.distinct import DistinctSampler
 from mmreplay.samplers.sequence import SequenceSampler
@@ -58,8 +58,9 @@ class Memory(Rows):
 
     def __getattr__(self, name: str) -> torch.Tensor:
         """Whole tensors as ``_tensor_<name>``."""
-        if name.startswith("_tensor_"):
-            return self.get_tensor_by_name(name.removeprefix("_tensor_"))
+        tensor = name.removeprefix("_tensor_")
+        if tensor != name and tensor in self._declared:
+            return self.get_tensor_by_name(tensor)
         raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
 
     def _known(self, name: str) -> Tensor:
@@ -155,7 +156,8 @@ class Memory(Rows):
 
         Args:
             names: Of tensors.
-            indexes: Integers ``[n]``; negative ones count from the last cell.
+            indexes: Integers ``[n]``; negative ones count from the last cell. Or a
+                mask of all cells, bool ``[memory_size * num_envs]``.
             mini_batches: Parts of the result.
 
         Raises:
@@ -164,7 +166,14 @@ class Memory(Rows):
         if isinstance(indexes, torch.Tensor):
             indexes = indexes.cpu()
         cells, total = np.asarray(indexes), self.memory_size * self.num_envs
-        if cells.size == 0:
+        if cells.dtype == bool:
+            if cells.shape != (total,):
+                raise StaleError(
+                    f"indexes: got a mask of shape {list(cells.shape)}, expected "
+                    f"[{total}], one of all cells; give the numbers of cells"
+                )
+            cells = np.flatnonzero(cells)
+        elif cells.size == 0:
             cells = cells.astype(np.int64)
         outside = (cells < -total) | (cells >= total)
         if self.ring is None or outside.any():
@@ -347,6 +356,11 @@ class RandomMemory(Memory):
         return self._parted(batch, names, mini_batches)
 
     def _sampler(self, length: int) -> Sampler:
+        if length < 1:
+            raise SchemaError(
+                f"sequence_length: got {length}, expected at least 1; leave it out for "
+                "single steps"
+            )
         if length not in self._samplers:
             seed = (self._seed + length) % (1 << 63)
             sampler: Sampler = (

@@ -14,10 +14,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mmreplay.adapters.home import Home, StrPath
+from mmreplay.adapters.home import Home, Kept, StrPath
 from mmreplay.adapters.tensors import Tensor, found_roles, space_size
+from mmreplay.adapters.values import check_counts
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import SchemaError
+from mmreplay.samplers.base import Sampler
 from mmreplay.schema import Schema
 
 FORMATS = ("pt", "npz", "csv")
@@ -31,7 +33,7 @@ Ids = NDArray[np.int64]
 Columns = dict[str, NDArray[Any]]
 
 
-class Rows:
+class Rows(Kept):
     """Named tensors ``[memory_size, num_envs, *size]`` in files.
 
     Attributes:
@@ -47,6 +49,7 @@ class Rows:
     """
 
     system: ClassVar[str] = "memory"
+    held = "ring"
 
     def __init__(
         self,
@@ -78,13 +81,14 @@ class Rows:
             seed: Of the draws; by default torch's own.
 
         Raises:
-            SchemaError: The format is unknown, or the buffer that is there has another
-                size.
+            SchemaError: The format is unknown, a number is not at least 1, or the
+                buffer that is there has another size.
             FormatError: The path holds a buffer, and resume is False.
         """
         check_format(export_format)
+        check_counts(memory_size=memory_size, num_envs=num_envs)
         default = "cuda:0" if torch.cuda.is_available() else "cpu"
-        self.memory_size, self.num_envs = memory_size, num_envs
+        self.memory_size, self.num_envs = int(memory_size), int(num_envs)
         self.device = torch.device(default if device is None else device)
         self._on_cpu = self.device.type == "cpu"
         self.export, self.export_format = export, export_format
@@ -107,6 +111,11 @@ class Rows:
                     f"{got}, got {(memory_size, num_envs)}, expected the same; give "
                     "another path"
                 )
+            self._follow(self.ring)
+
+    def _open_again(self, sampler: Sampler | None) -> None:
+        self.ring = self.home.reopen(sampler)
+        if self.ring is not None:
             self._follow(self.ring)
 
     def _follow(self, ring: ReplayBuffer) -> None:

@@ -29,7 +29,7 @@ from mmreplay.adapters.pytorchrl_data import (
 )
 from mmreplay.adapters.pytorchrl_ring import RingStorage
 from mmreplay.adapters.pytorchrl_sequences import SequenceStorage
-from mmreplay.adapters.values import array_of
+from mmreplay.adapters.values import array_of, check_counts
 from mmreplay.batch import Batch
 from mmreplay.errors import EmptyError, SchemaError
 from mmreplay.samplers.base import Sampler
@@ -80,7 +80,9 @@ class MBReplayBuffer(RingStorage):
 
         Raises:
             EmptyError: There is no row.
+            SchemaError: The size is not positive.
         """
+        check_counts(mini_batch_size=mini_batch_size)
         inputs, targets = self._examples()
         self.scaler.fit(inputs=inputs, targets=targets)
         inputs, targets = self.scaler.transform(inputs=inputs, targets=targets)
@@ -218,6 +220,7 @@ class NStepReplayBuffer(ReplayBuffer):
                 "memory; use ReplayBuffer, or draw sequences from the ring's folder "
                 "with mmreplay.SequenceSampler"
             )
+        check_counts(n_step=n_step)
         self.n_step, self.gamma = n_step, algorithm.gamma
         super().__init__(size, device, actor, algorithm, envs, path=path, resume=resume)
 

@@ -26,7 +26,7 @@ from mmreplay.adapters.pytorchrl_data import (
     put,
     zeros_like,
 )
-from mmreplay.adapters.values import array_of
+from mmreplay.adapters.values import array_of, check_counts
 from mmreplay.buffer.replay_buffer import ReplayBuffer as Ring
 from mmreplay.errors import SchemaError
 from mmreplay.nesting import unflatten
@@ -72,7 +72,9 @@ class RingStorage:
 
         Raises:
             FormatError: A ring is there, and resume is False.
+            SchemaError: The size is not positive.
         """
+        check_counts(size=size)
         self.actor, self.algo, self.device, self.envs = actor, algorithm, device, envs
         self.home = Home("pytorchrl", path, resume)
         self._max_size = int(size)

@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmreplay.adapters.home import Home, StrPath
+from mmreplay.adapters.home import Home, Kept, StrPath
 from mmreplay.adapters.tmrl_nests import check_crcs, collate_torch, crcs_of
 from mmreplay.adapters.tmrl_rows import Rows
+from mmreplay.adapters.values import check_counts
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.convert.foreign import pickles
 from mmreplay.errors import EmptyError, FormatError, SchemaError
+from mmreplay.samplers.base import Sampler
 from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.schema import Schema
 
@@ -176,7 +178,7 @@ class TorchMemory(Memory, ABC):
         return collate_torch(batch, device)
 
 
-class GenericTorchMemory(TorchMemory):
+class GenericTorchMemory(Kept, TorchMemory):
     """Samples of any kind in a ring on disk, one row each.
 
     Histories of images and actions are made from single rows when they are drawn:
@@ -224,9 +226,12 @@ class GenericTorchMemory(TorchMemory):
 
         Raises:
             FormatError: As in `Memory`; or the pickle is another memory's.
-            SchemaError: The memory that is there is of another size, or there is a
-                pickle that is not allowed.
+            SchemaError: A number is not legal, the memory that is there is of another
+                size, or there is a pickle that is not allowed.
         """
+        check_counts(memory_size=memory_size, batch_size=batch_size)
+        check_counts(imgs_obs=1 if imgs_obs is None else imgs_obs)
+        check_counts(0, nb_steps=nb_steps, act_buf_len=act_buf_len)
         super().__init__(
             device, nb_steps, sample_preprocessor, memory_size, batch_size,
             dataset_path, crc_debug, path=path, resume=resume,
@@ -242,22 +247,31 @@ class GenericTorchMemory(TorchMemory):
         if str(dataset_path) and pickled.is_file() and not self.home.resumed:
             self._append(_unpickled(pickled, allow_pickle))
 
-    def _reopen(self) -> None:
+    def _reopen(self, sampler: Sampler | None = None) -> None:
         with ReplayBuffer.open(self.home.path) as found:
             self._rows.load(found)
             schema = found.schema
-        self._open(schema)
+        self._open(schema, sampler)
         assert self._ring is not None
         stats = self._ring.statistics.get("tmrl", {})
         for name in STATS:
             setattr(self, name, stats.get(name, getattr(self, name)))
 
-    def _open(self, schema: Schema) -> None:
+    def __getstate__(self) -> dict[str, Any]:
+        """See `Kept`; the folder then has the statistics of now."""
+        self._note()
+        return super().__getstate__()
+
+    def _open_again(self, sampler: Sampler | None) -> None:
+        if self.home.resumed:
+            self._reopen(sampler)
+
+    def _open(self, schema: Schema, sampler: Sampler | None = None) -> None:
         self._ring = self.home.ring(
             schema,
             # A transition needs two rows.
             int(self.memory_size) + 1,
-            sampler=UniformSampler(self._seed),
+            sampler=sampler or UniformSampler(self._seed),
             transforms=self._rows.transforms,
             user=self._rows.user,
         )

@@ -30,9 +30,15 @@ def rows_of(name: str, value: object, shape: tuple[int, ...]) -> NDArray[np.floa
         shape: What is wanted.
 
     Raises:
-        SchemaError: The shape is another one: values are not repeated.
+        SchemaError: It is no numbers, or the shape is another one: values are not
+            repeated.
     """
     array = array_of(value)
+    if array.dtype.kind not in "biuf":
+        raise SchemaError(
+            f"{name}: got {array.dtype}, such as {value!r:.60}, expected numbers; None "
+            "and text are none"
+        )
     if array.shape == shape:
         return array.astype(np.float32, copy=False)
     if [n for n in array.shape if n != 1] != [n for n in shape if n != 1]:
@@ -41,3 +47,18 @@ def rows_of(name: str, value: object, shape: tuple[int, ...]) -> NDArray[np.floa
             "are not repeated to fit"
         )
     return array.reshape(shape).astype(np.float32, copy=False)
+
+
+def check_counts(least: int = 1, **counts: object) -> None:
+    """Refuse arguments that are no whole numbers, or too small, by name.
+
+    Raises:
+        SchemaError: One is.
+    """
+    for name, value in counts.items():
+        whole = isinstance(value, int | float | np.integer) and value == value // 1
+        if not whole or isinstance(value, bool) or value < least:  # type: ignore[operator]  # a number
+            raise SchemaError(
+                f"{name}: got {value!r}, expected a whole number of at least {least}; "
+                "give another"
+            )

@@ -20,13 +20,14 @@ from numpy.typing import NDArray
 
 from mmreplay import files
 from mmreplay.adapters import velora_files as saved
-from mmreplay.adapters.home import Home, StrPath
+from mmreplay.adapters.home import Home, Kept, StrPath
 from mmreplay.adapters.values import rows_of
-from mmreplay.adapters.velora_files import METADATA
+from mmreplay.adapters.velora_files import METADATA, BufferConfig
 from mmreplay.adapters.velora_play import played
 from mmreplay.buffer.replay_buffer import ReplayBuffer as Ring
 from mmreplay.convert.tensors import TensorFile, block_rows, write_tensors
 from mmreplay.errors import SchemaError
+from mmreplay.samplers.base import Sampler
 from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.schema import Field, Schema
 
@@ -59,17 +60,6 @@ class BatchExperience:
     hiddens: torch.Tensor
 
 
-@dataclass(frozen=True)
-class BufferConfig:
-    """What `ReplayBuffer.config` gives where velora is not installed."""
-
-    type: str
-    capacity: int
-    state_dim: int
-    action_dim: int
-    hidden_dim: int
-
-
 def _stored(name: str) -> Any:
     def read(self: BufferBase) -> torch.Tensor:
         return self._tensors((name,))[name]
@@ -79,7 +69,7 @@ def _stored(name: str) -> Any:
     )
 
 
-class BufferBase:
+class BufferBase(Kept):
     """Experience in a ring on disk; see `ReplayBuffer`."""
 
     states = _stored("states")
@@ -142,6 +132,11 @@ class BufferBase:
         )
         # velora's row of position 0: a ring that was loaded begins where it did.
         self._oldest = int(self._ring.metadata.user.get(METADATA, {}).get("oldest", 0))
+
+    def _open_again(self, sampler: Sampler | None) -> None:
+        ring = self.home.reopen(sampler)
+        assert ring is not None
+        self._ring = ring
 
     @property
     def _dims(self) -> dict[str, int]:

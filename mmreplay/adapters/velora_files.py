@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,26 @@ METADATA = "velora"
 """Key of the metadata in the tensors' file, which tells files of two saves apart."""
 
 
+@dataclass(frozen=True)
+class BufferConfig:
+    """What `ReplayBuffer.config` gives where velora is not installed."""
+
+    type: str
+    capacity: int
+    state_dim: int
+    action_dim: int
+    hidden_dim: int
+
+
 def checked(metadata: Mapping[str, Any], source: Path) -> dict[str, int]:
     """The numbers of a metadata, or FormatError."""
     names = ("capacity", "state_dim", "action_dim", "hidden_dim", "position", "size")
-    told = {name: metadata.get(name) for name in names}
+    known = metadata if isinstance(metadata, Mapping) else {}
+    told = {name: known.get(name) for name in names}
     numbers = {name: n for name, n in told.items() if type(n) is int and n >= 0}
-    if len(numbers) < len(names) or "device" not in metadata:
+    if len(numbers) < len(names) or "device" not in known:
         raise FormatError(
-            f"metadata of {source}: got {dict(metadata)}, expected numbers as "
+            f"metadata of {source}: got {metadata!r}, expected numbers as "
             f"{', '.join(names)}, and a device; give what metadata() returned"
         )
     if numbers["capacity"] < max(1, numbers["size"], numbers["position"] + 1):

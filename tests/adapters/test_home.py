@@ -7,9 +7,11 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
 from mmreplay import Field, NStep, Schema
 from mmreplay.adapters import home as homes
+from mmreplay.adapters import skrl, tmrl, velora
 from mmreplay.adapters.home import Home
 from mmreplay.errors import FormatError, SchemaError
 
@@ -118,5 +120,70 @@ def test_an_open_buffer_is_not_shared_under_other_transforms(tmp_path):
 def test_a_buffer_in_a_temporary_folder_is_not_pickled(tmp_path, monkeypatch):
     monkeypatch.delenv("MMREPLAY_DIR", raising=False)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
+    home = Home("any")
+    # Nothing is lost of one that holds nothing.
+    assert pickle.loads(pickle.dumps(home)).path != home.path
+    filled(home)
     with pytest.raises(FormatError, match=r"removed at exit, expected.*give path="):
-        pickle.dumps(Home("any"))
+        pickle.dumps(home)
+    home.close()
+
+
+def test_a_pickle_of_a_folder_that_was_moved_is_refused(tmp_path):
+    home = Home("any", tmp_path / "ring")
+    filled(home)
+    data = pickle.dumps(home)
+    home.close()
+    (tmp_path / "ring").rename(tmp_path / "elsewhere")
+    with pytest.raises(FormatError, match="got no buffer there any more"):
+        pickle.loads(data)
+
+
+def of_skrl(path):
+    memory = skrl.RandomMemory(8, device="cpu", path=path)
+    memory.create_tensor("x", 1)
+    for number in range(11):
+        memory.add_samples(x=torch.tensor([[float(number)]]))
+    return memory
+
+
+def of_velora(path):
+    buffer = velora.ReplayBuffer(8, 1, 1, 1, path=path)
+    one = torch.arange(11.0)[:, None]
+    buffer.add_multi(one, one, one, one, one > 99, one)
+    return buffer
+
+
+def of_tmrl(path):
+    memory = tmrl.GenericTorchMemory(8, 4, path=path, act_buf_len=1)
+    rows = [
+        (np.float32([n]), np.float32([n]), float(n), n == 5, False, {})
+        for n in range(11)
+    ]
+    stats = dict.fromkeys(tmrl.STATS, 7.0)
+    memory.append(
+        type("Buffer", (), {"__len__": lambda _: 11, "memory": rows} | stats)()
+    )
+    return memory
+
+
+DRAWS = {
+    of_skrl: lambda memory: memory.sample(["x"], 5)[0][0].tolist(),
+    of_velora: lambda buffer: buffer.sample(5).states.tolist(),
+    of_tmrl: lambda memory: (memory.sample()[2].tolist(), memory.stat_test_return),
+}
+
+
+@pytest.mark.parametrize("make", DRAWS)
+def test_adapters_pickle_as_a_path_and_go_on_drawing(tmp_path, make):
+    draw, memory = DRAWS[make], make(tmp_path / "ring")
+    draw(memory)
+    data = pickle.dumps(memory)
+    assert len(data) < 10_000
+    length = len(memory)
+    assert len(pickle.loads(data)) == length
+    drawn = draw(memory)
+    memory.home.close()
+    again = pickle.loads(data)
+    assert (len(again), draw(again)) == (length, drawn)
+    again.home.close()

@@ -218,9 +218,17 @@ def test_attributes_are_the_tensors(tmp_path):
     assert memory.all_sequence_indexes.tolist() == [0, 2, 4, 1, 3, 5]
     with pytest.raises(AttributeError, match="no attribute 'tensor'"):
         memory.tensor  # noqa: B018
+    assert not hasattr(memory, "_tensor_nothing")
     memory.share_memory()
     assert str(tmp_path / "ring") in repr(memory)
     memory.home.close()
+
+
+@pytest.mark.parametrize("counts", [(0, 1), (-3, 1), (2.5, 1), ("9", 1), (9, 0)])
+def test_counts_are_looked_at_before_the_first_sample(counts):
+    with pytest.raises(SchemaError, match="expected a whole number of at least 1"):
+        skrl.RandomMemory(*counts)
+    assert rofunc.RandomMemory(1e3).memory_size == 1000
 
 
 def test_a_reset_gives_samples_up_and_keeps_tensors(tmp_path):

@@ -46,6 +46,8 @@ def test_sequences_never_go_from_the_newest_to_the_oldest(tmp_path):
     assert memory.sampling_indexes.tolist() == [n % 6 for n in numbers.flatten().int()]
     with pytest.raises(EmptyError):
         memory.sample(["observations"], 1, sequence_length=7)
+    with pytest.raises(ValueError, match="sequence_length: got 0, expected at least 1"):
+        memory.sample(["observations"], 1, sequence_length=0)
     memory.home.close()
 
 
@@ -96,6 +98,13 @@ def test_samples_are_had_by_any_kind_of_index(tmp_path):
     for indexes in ([1, 5], (1, 5), np.array([1, 5]), torch.tensor([1, -7])):
         (found,) = memory.sample_by_index(["observations"], indexes)
         assert found[0][:, 0].tolist() == [1, 5]
+    mask = np.zeros(12, bool)
+    mask[[1, 5]] = True
+    for indexes in (mask, torch.from_numpy(mask)):
+        (found,) = memory.sample_by_index(["observations"], indexes)
+        assert found[0][:, 0].tolist() == [1, 5]
+    with pytest.raises(IndexError, match=r"a mask of shape \[2\], expected \[12\]"):
+        memory.sample_by_index(["observations"], [True, False])
     for indexes in ([8], [-1], [12]):
         with pytest.raises(StaleError):
             memory.sample_by_index(["observations"], indexes)

@@ -260,6 +260,19 @@ def test_model_based_batches_hold_every_row_once(make, count):
     assert torch.allclose(labels[:, 1], inputs[:, 0], atol=1e-5)
 
 
+def test_numbers_that_make_no_sense_are_refused_at_once(make):
+    for size in (0, 1.5):
+        with pytest.raises(SchemaError, match=r"^size: got .* a whole number"):
+            make(size=size)
+    with pytest.raises(SchemaError, match=r"^n_step: got 0"):
+        make(PERBuffer, 10, 0)
+    storage = make(MBReplayBuffer)
+    storage.insert_transition(transition(0))
+    for size in (0, -1):
+        with pytest.raises(SchemaError, match=r"^mini_batch_size: got"):
+            list(storage.generate_batches(1, size))
+
+
 def test_model_based_actions_are_one_hot_whichever_occurred(make):
     storage = make(MBReplayBuffer, 20, with_=actor(actions=4, reward_function=max))
     for number in range(6):

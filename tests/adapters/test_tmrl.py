@@ -216,6 +216,18 @@ def test_another_size_or_crc_than_that_on_disk_is_refused(make):
         make(crc_debug=True, resume=True)
 
 
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"memory_size": 0}, {"memory_size": None}, {"batch_size": 0}, {"imgs_obs": 0},
+        {"act_buf_len": -1}, {"nb_steps": 1.5},
+    ],
+)  # fmt: skip
+def test_numbers_that_make_no_sense_are_refused_at_once(make, bad):
+    with pytest.raises(SchemaError, match=f"{next(iter(bad))}: got .* a whole number"):
+        make(**bad)
+
+
 def test_actions_that_are_none_after_a_reset_are_zero(make):
     memory = make(act_buf_len=2)
     memory.append(Buffer([sample(0, act=None)]))

@@ -136,6 +136,9 @@ def test_a_scalar_is_not_repeated_over_a_state_and_nothing_is_added(buffer):
     wide = steps(range(3))
     with pytest.raises(SchemaError, match=r"next_states: got shape \[2, 2\]"):
         buffer.add_multi(*wide[:3], wide[3][:2], *wide[4:])
+    for nothing in (None, "1"):
+        with pytest.raises(SchemaError, match=r"rewards: got .* expected numbers"):
+            buffer.add(*step(1)[:2], nothing, *step(1)[3:])
     assert len(buffer) == 0
 
 
@@ -208,6 +211,8 @@ def test_metadata_of_other_tensors_is_refused(buffer, tmp_path, change, message)
     told = buffer.metadata() | change
     with pytest.raises(FormatError, match=message):
         ReplayBuffer.load(tmp_path / "buffer_state", told)
+    with pytest.raises(FormatError, match="expected numbers as capacity"):
+        ReplayBuffer.load(tmp_path / "buffer_state", [told])
 
 
 def test_tensors_of_other_shapes_are_refused(tmp_path):

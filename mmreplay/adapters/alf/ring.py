@@ -308,6 +308,11 @@ class DataBuffer:
         return self._ring.total_size
 
     @property
+    def current_pos(self) -> torch.Tensor:
+        """int64, rows that were ever added, modulo the capacity."""
+        return self._ring.get_current_position()[0] % self._ring._max_length
+
+    @property
     def is_full(self) -> bool:
         """Whether the next row takes another's place."""
         return not self._ring.has_space()
