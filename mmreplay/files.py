@@ -386,11 +386,14 @@ def rename(source: Path, target: Path) -> None:
 
 def remove_tree(path: Path) -> None:
     """Remove a file, or a folder of ours with what is in it; absent is fine."""
-    if path.is_dir() and not path.is_symlink():
-        for child in sorted(path.iterdir()):
-            remove_tree(child)
-        with _told("remove", path):
-            disk.rmdir(path)
-        return
-    with _told("remove", path), suppress(FileNotFoundError):
-        disk.unlink(path)
+    # Not by recursion: who made the folder may have made it deep.
+    left = [path]
+    while left:
+        each = left.pop()
+        with _told("remove", each), suppress(FileNotFoundError):
+            if not each.is_dir() or each.is_symlink():
+                disk.unlink(each)
+            elif inside := sorted(each.iterdir()):
+                left += [each, *inside]
+            else:
+                disk.rmdir(each)

@@ -1,9 +1,11 @@
-"""What kind of file system a path is on: what its locks and stores are worth."""
+"""What kind of place a path is: what locks and stores are worth there, and a link."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+
+from mmreplay.errors import FormatError
 
 # Several hosts may write these: locks and mappings do not meet.
 NETWORK = {
@@ -28,3 +30,17 @@ def file_system(path: Path) -> str:
         if line.split()[2] == number and " - " in line
     ]
     return kinds[-1] if kinds else "?"
+
+
+def refuse_link(folder: Path) -> None:
+    """Refuse a folder of a buffer's own that leads out of the buffer.
+
+    Raises:
+        FormatError: It is a link, as somebody else may have made it.
+    """
+    if folder.is_symlink():
+        raise FormatError(
+            f"{folder} is a link, expected a folder: through a link, files outside "
+            "the buffer would be read and written; put the folder itself there, or "
+            "link to the whole buffer"
+        )

@@ -19,6 +19,7 @@ from mmreplay.errors import CorruptError, FormatError, SchemaError, VersionError
 from mmreplay.files import read_bytes
 from mmreplay.format import strict_json
 from mmreplay.format.strict_json import Json
+from mmreplay.mounts import refuse_link
 from mmreplay.ring import LAYOUTS, Ring
 from mmreplay.schema import Schema
 
@@ -169,7 +170,9 @@ def load(folder: Path) -> Metadata:
             f"{folder} is no replay buffer: it has no {FILE_NAME}; pass the folder "
             "that ReplayBuffer.create made"
         )
-    return decode(read_bytes(path, MAX_NBYTES), path)
+    metadata = decode(read_bytes(path, MAX_NBYTES), path)
+    refuse_link(folder / metadata.folder)
+    return metadata
 
 
 def _check_version(value: Json, name: str) -> None:

@@ -81,10 +81,11 @@ class MemmapStore:
         self._mappings: list[mmap.mmap] = []
         self._pages: dict[str, Pages] = {}
         self._pages_of: dict[tuple[str, ...], list[Pages]] = {}
-        self._flags: FlagReader = ReadFlags(self._flags_file)
         if self.maps:
             self._mappings.append(self._flags_file.map_readonly())
-            self._flags = MappedFlags(self._mappings[0])
+        self._flags: FlagReader = (
+            MappedFlags(self._mappings[0]) if self.maps else ReadFlags(self._flags_file)
+        )
         if self._records_file is not None:
             # Padding between fields is never written, and must read as zeros.
             room = max(1, STAGE_NBYTES // self._placement.stride)
