@@ -14,7 +14,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from mmreplay.adapters.home import Home, StrPath
-from mmreplay.adapters.sb3_steps import Steps
+from mmreplay.adapters.sb3_steps import Steps, fitted
+from mmreplay.adapters.values import check_counts
 from mmreplay.batch import Batch
 from mmreplay.buffer.replay_buffer import ReplayBuffer as Ring
 from mmreplay.errors import EmptyError, SchemaError
@@ -71,6 +72,8 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         ring: The `mmreplay.ReplayBuffer`, from the first `add` on, else None.
     """
 
+    _expected = "no Dict; use DictReplayBuffer"
+
     def __init__(
         self,
         buffer_size: int,
@@ -108,7 +111,9 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
 
         Raises:
             FormatError: The path holds a buffer, and resume is False.
+            SchemaError: An argument is not legal, or it needs `DictReplayBuffer`.
         """
+        check_counts(n_envs=n_envs)
         # Not the base's own __init__: it fills the RAM.
         self.buffer_size = max(buffer_size // n_envs, 1)
         self.observation_space, self.action_space = observation_space, action_space
@@ -129,6 +134,11 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
 
     def _declare(self) -> None:
         """Lay out the fields of a step."""
+        if isinstance(self.obs_shape, dict) != isinstance(self, DictReplayBuffer):
+            raise SchemaError(
+                f"{type(self).__name__}: got the observation space "
+                f"{self.observation_space}, expected {self._expected}"
+            )
         dtype = self._maybe_cast_dtype(self.action_space.dtype)
         self._steps = Steps(
             self.observation_space, self.obs_shape, Field((self.action_dim,), dtype),
@@ -198,7 +208,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         apart = steps.apart(now)
         if len(apart):
             ring.cut(apart)
-        ended = np.asarray(done, bool).reshape(self.n_envs)
+        ended = fitted("done", np.asarray(done, bool), (self.n_envs,))
         timeouts = np.zeros(self.n_envs, bool)
         if self.handle_timeout_termination and ended.any():
             timeouts[:] = [info.get("TimeLimit.truncated", False) for info in infos]
@@ -269,7 +279,11 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         """
         if not isinstance(priorities, torch.Tensor):
             priorities = np.asarray(priorities)
-        assert self.ring is not None
+        if self.ring is None:
+            raise EmptyError(
+                "cannot update priorities: got a buffer without a transition, expected "
+                "samples that it drew; draw them first"
+            )
         return self.ring.update_priorities(samples.batch, priorities.reshape(-1))
 
     def reset(self) -> None:
@@ -307,13 +321,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
 class DictReplayBuffer(ReplayBuffer):
     """`stable_baselines3.common.buffers.DictReplayBuffer` in files."""
 
-    def _declare(self) -> None:
-        if not isinstance(self.obs_shape, dict):
-            raise SchemaError(
-                f"DictReplayBuffer: got the observation space {self.observation_space},"
-                " expected a Dict; use ReplayBuffer"
-            )
-        super()._declare()
+    _expected = "a Dict; use ReplayBuffer"
 
 
 class _Cuts:

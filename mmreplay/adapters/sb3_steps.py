@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.errors import SchemaError
 from mmreplay.nesting import unflatten
 from mmreplay.schema import Field, Schema
 
@@ -62,7 +63,8 @@ class Steps:
         found = {}
         for key, path, field in self._kinds:
             array = np.array(given if key is None else given[key], field.numpy)
-            found[path] = array.reshape(self._num_envs, *field.shape)
+            name = "observation" if key is None else f"observation {key!r}"
+            found[path] = fitted(name, array, (self._num_envs, *field.shape))
         return found
 
     def shown(self, fields: Arrays, role: str) -> Any:
@@ -85,10 +87,14 @@ class Steps:
             ended: bool ``[E]``.
             timeouts: bool ``[E]``.
         """
+        done = np.asarray(action, self._action.numpy)
         shape = (self._num_envs, *self._action.shape)
+        if len(np.atleast_1d(done)) == self._num_envs and done.size == np.prod(shape):
+            done = done.reshape(shape)  # of any axes, as the space has them
         step: dict[str, Any] = {f"observation{path}": now[path] for path in now}
-        step["action"] = np.asarray(action, self._action.numpy).reshape(shape)
-        step["reward"] = np.asarray(reward, np.float32).reshape(self._num_envs)
+        step["action"] = fitted("action", done, shape)
+        rewards = np.asarray(reward, np.float32)
+        step["reward"] = fitted("reward", rewards, (self._num_envs,))
         step["terminated"] = ended & ~timeouts
         step["truncated"] = ended & timeouts
         final = None
@@ -116,6 +122,22 @@ class Steps:
     def lead_to(self, then: Arrays, ended: NDArray[np.bool_]) -> None:
         """Remember what steps led to, and whose episode is over; nothing for `{}`."""
         self._led_to, self._over = then, ended
+
+
+def fitted(name: str, array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """Values of one step of each environment, in the shape that is stored.
+
+    Raises:
+        SchemaError: They have another one, but for axes of length 1.
+    """
+    if array.shape == shape:
+        return array
+    if [n for n in array.shape if n != 1] != [n for n in shape if n != 1]:
+        raise SchemaError(
+            f"{name}: got shape {list(array.shape)}, expected {list(shape)}, a value "
+            "of each environment; values are neither repeated nor moved to fit"
+        )
+    return array.reshape(shape)
 
 
 def _bits(array: NDArray[Any]) -> NDArray[np.uint8]:

@@ -1,0 +1,77 @@
+"""What Stable-Baselines3's buffers on disk refuse, before anything is stored."""
+
+import numpy as np
+import pytest
+
+from mmreplay.errors import EmptyError, SchemaError
+
+pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore")]
+pytest.importorskip("stable_baselines3", reason="stable-baselines3 is not installed")
+spaces = pytest.importorskip("gymnasium").spaces
+adapter = pytest.importorskip("mmreplay.adapters.sb3")
+
+BOX = spaces.Box(-1, 1, (3,), np.float32)
+ACTION = spaces.Box(-1, 1, (2,), np.float32)
+WHOLE = {"obs": (2, 3), "next_obs": (2, 3), "action": (2, 2), "reward": 2, "done": 2}
+
+
+@pytest.fixture
+def buffer(tmp_path):
+    buffer = adapter.ReplayBuffer(8, BOX, ACTION, "cpu", 2, path=tmp_path / "ring")
+    yield buffer
+    buffer.close()
+
+
+def give(buffer, **shapes):
+    made = {name: np.zeros(shape) for name, shape in (WHOLE | shapes).items()}
+    buffer.add(**made, infos=[{}] * buffer.n_envs)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("obs", (3, 2)), ("obs", 3), ("next_obs", (2, 4)), ("action", (4,)),
+        ("action", (1, 4)), ("action", (2, 3)), ("reward", 3), ("reward", (2, 2)),
+        ("done", (1,)),
+    ],
+)  # fmt: skip
+def test_values_of_another_shape_are_neither_repeated_nor_moved(buffer, name, shape):
+    give(buffer)
+    told = name.removeprefix("next_").replace("obs", "observation")
+    with pytest.raises(SchemaError, match=rf"^{told}: got shape \[.*neither repeated"):
+        give(buffer, **{name: shape})
+    assert buffer.size() == 1
+
+
+def test_axes_of_one_and_those_of_the_action_are_no_matter(tmp_path, buffer):
+    give(buffer, obs=(2, 1, 3), action=(2, 2, 1), reward=(2, 1), done=(2, 1))
+    assert buffer.size() == 1
+    one = adapter.ReplayBuffer(
+        8, spaces.Discrete(4), spaces.Box(-1, 1, (2, 2)), path=tmp_path / "one"
+    )
+    give(one, obs=(), next_obs=1, action=(1, 2, 2), reward=(), done=1)
+    give(one, obs=1, next_obs=(1, 1), action=(1, 4), reward=1, done=(1, 1))
+    assert one.size() == 2
+    one.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "space", "message"),
+    [
+        ("ReplayBuffer", spaces.Dict({"a": BOX}), "expected no Dict; use DictReplay"),
+        ("DictReplayBuffer", BOX, "expected a Dict; use ReplayBuffer"),
+    ],
+)
+def test_each_space_has_its_buffer(kind, space, message):
+    with pytest.raises(SchemaError, match=message):
+        getattr(adapter, kind)(8, space, ACTION)
+
+
+def test_no_environments_are_refused():
+    with pytest.raises(SchemaError, match="n_envs: got 0, expected a whole number"):
+        adapter.ReplayBuffer(8, BOX, ACTION, n_envs=0)
+
+
+def test_priorities_of_nothing_are_refused(buffer):
+    with pytest.raises(EmptyError, match="expected samples that it drew"):
+        buffer.update_priorities(None, [1.0])
