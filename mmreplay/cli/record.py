@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import wraps
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,6 +21,7 @@ from mmreplay.cli.options import (
     parse_integer,
     usage_error,
 )
+from mmreplay.errors import FailedError
 
 RESUMES = ("break", "truncate", "continue")
 
@@ -117,10 +119,30 @@ def load_policy(name: str) -> Callable[[Any], Any]:
     sys.path.insert(0, str(Path.cwd()))
     try:
         function = getattr(import_module(module), attribute)
-    except (ModuleNotFoundError, AttributeError) as error:
-        raise usage_error(f"--policy {name!r}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise usage_error(f"--policy {name!r}: {_what(error)}") from error
     finally:
         sys.path.pop(0)
     if not callable(function):
         raise usage_error(f"--policy {name!r}: it is not callable")
-    return function  # type: ignore[no-any-return]  # whatever the user's module has
+    return _guarded(name, function)
+
+
+def _guarded(name: str, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Make what a user's function raises one line; SystemExit would say nothing."""
+
+    @wraps(function)
+    def act(observation: Any) -> Any:
+        try:
+            return function(observation)
+        except (Exception, SystemExit) as error:
+            raise FailedError(
+                f"--policy {name!r}: got {_what(error)}, expected an action for each "
+                "observation; call it with one in Python to see where"
+            ) from error
+
+    return act
+
+
+def _what(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.collect.environments import check_number, make_vector
 from mmreplay.collect.meter import Meter
+from mmreplay.collect.policies import Actor, Policy
 from mmreplay.collect.sources import Leaves, Source, open_source
 from mmreplay.errors import SchemaError
 from mmreplay.format.metadata import FILE_NAME, Autoreset
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from gymnasium import Env
     from gymnasium.vector import VectorEnv
 
-Policy = Callable[[Any], Any]
 Resume = Literal["break", "truncate", "continue"]
 
 
@@ -77,7 +77,7 @@ def record(
         path: The buffer's folder; resumed where there is one.
         policy: Takes the observation as the environment gives it (``[E, *shape]``
             from a vector environment) and returns the action that it takes; None
-            for random actions.
+            for random actions. What it raises goes on up with a note.
         steps: Steps to add, of all environments, at least 1.
         num_envs: With an id: environments to make; 1 by default.
         capacity: Rows kept per environment; by default all that is recorded fits.
@@ -92,7 +92,8 @@ def record(
 
     Raises:
         SchemaError: The environment is unknown, has a space that cannot be stored,
-            or differs from the buffer.
+            or differs from the buffer; or the policy cannot be called with an
+            observation, or gives an action that fails and is none of the space's.
         ModuleNotFoundError: gymnasium, or ale-py for Atari, is not installed.
         LockedError: Somebody else is writing the buffer.
     """
@@ -105,6 +106,9 @@ def record(
     )
     try:
         source = open_source(played, autoreset, num_envs)
+        actor = Actor(
+            _random(played, seed) if policy is None else policy, played.action_space
+        )
         # Every second row of an environment is a final one at most.
         most = 2 * -(-steps // source.num_envs) + 2
         started = perf_counter()
@@ -113,9 +117,8 @@ def record(
             on_resume, commit_every,
         )  # fmt: skip
         with buffer, Meter(steps, _row_nbytes(buffer.schema), progress) as meter:
-            act = policy or _random(played, seed)
             source.reset(seed)
-            episodes = _play(source, buffer, act, steps, meter)
+            episodes = _play(source, buffer, actor, steps, meter)
         seconds = perf_counter() - started
     finally:
         if made:
@@ -124,7 +127,7 @@ def record(
 
 
 def _play(
-    source: Source, buffer: ReplayBuffer, policy: Policy, steps: int, meter: Meter
+    source: Source, buffer: ReplayBuffer, actor: Actor, steps: int, meter: Meter
 ) -> int:
     """Add exactly steps steps, and return how many episodes ended."""
     none = np.zeros(source.num_envs, bool)
@@ -133,14 +136,16 @@ def _play(
     done = episodes = 0
     try:
         while done < steps:
-            action = policy(source.observation)
-            row = seen | source.leaves("action", action)
-            turn = source.step(action)
+            action = actor.act(source.observation)
+            with actor.taking(action):
+                row = seen | source.leaves("action", action)
+                turn = source.step(action)
             row |= turn.leaves()
             # From here on an interruption may find the final rows written.
             due, waiting = waiting, none
             kept = _kept(due, steps - done, buffer)
-            _add(buffer, row, turn.final, kept)
+            with actor.taking(action):
+                _add(buffer, row, turn.final, kept)
             stepped = kept & ~due
             ended = stepped & (turn.terminated | turn.truncated)
             done += int(stepped.sum())

@@ -1,0 +1,105 @@
+"""Policies as messages name them: what one did wrong is told as its doing."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mmreplay.errors import SchemaError
+
+Policy = Callable[[Any], Any]
+MAX_SHOWN = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """A policy and what it is asked for.
+
+    Attributes:
+        policy: Takes an observation and returns an action.
+        space: The environment's action space.
+    """
+
+    policy: Policy
+    space: Any
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be called with an observation.
+
+        Raises:
+            SchemaError: It cannot.
+        """
+        expected = "expected a function of one observation that returns an action"
+        if not callable(self.policy):
+            raise SchemaError(
+                f"policy: got {_short(self.policy)}, {expected}; leave it out for "
+                "random actions"
+            )
+        try:
+            signature = inspect.signature(self.policy)
+        except ValueError:
+            return  # of what is not written in Python
+        try:
+            signature.bind(None)
+        except TypeError as error:
+            raise SchemaError(
+                f"policy: got {self.name}{signature}, {expected}; bind what else it "
+                "takes with functools.partial"
+            ) from error
+
+    @property
+    def name(self) -> str:
+        """The policy's, as its author knows it."""
+        return getattr(self.policy, "__qualname__", type(self.policy).__qualname__)
+
+    def act(self, observation: Any) -> Any:
+        """The policy's action; what it raises is its own, and told to be."""
+        try:
+            return self.policy(observation)
+        except Exception as error:
+            error.add_note(f"raised by the policy {self.name}")
+            raise
+
+    @contextmanager
+    def taking(self, action: Any) -> Iterator[None]:
+        """Tell apart what fails because of an action, and what fails by itself.
+
+        Raises:
+            SchemaError: It failed, and the action is none of the space's.
+        """
+        try:
+            yield
+        except Exception as error:
+            if _fits(self.space, action):
+                raise
+            raise SchemaError(
+                f"policy {self.name}: got the action {_short(action)}, expected one of "
+                f"{self.space}; return what the environment's action_space.contains "
+                f"takes ({type(error).__name__}: {_line(str(error))})"
+            ) from error
+
+
+def _fits(space: Any, action: Any) -> bool:
+    """Whether a space contains an action, in whatever width its numbers come."""
+    kind = getattr(getattr(space, "dtype", None), "kind", "")
+    with warnings.catch_warnings(), suppress(Exception):
+        warnings.simplefilter("ignore")
+        if kind == "f" and np.asarray(action).dtype.kind == "f":
+            action = np.asarray(action).astype(space.dtype)
+        return bool(space.contains(action))
+    return False
+
+
+def _short(value: object) -> str:
+    text = _line(repr(value))
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,126 @@
+"""Policies: what one does wrong names it, and what was expected of it."""
+
+import functools
+import sys
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay.cli.exits import run
+from mmreplay.errors import SchemaError
+from tests.test_collect import Told, vector
+
+POLICIES = {
+    "text": (lambda _: "a", r"the action 'a', expected one of .*Discrete\(\[2\]\)"),
+    "shape": (lambda _: np.zeros(3), r"the action array\(\[0., 0., 0.\]\), expected"),
+    "range": (lambda _: np.array([99]), r"the action array\(\[99\]\), expected one of"),
+    "nothing": (lambda _: None, "the action None, expected one of"),
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("single", [False, True])
+def test_an_action_that_fails_names_policy_action_and_space(tmp_path, name, single):
+    policy, told = POLICIES[name]
+    env = "CartPole-v1"
+    if single:
+        env = gym.make(env)
+        told = told.replace(r"Multi", "").replace(r"\(\[2\]\)", r"\(2\)")
+    with pytest.raises(SchemaError, match=f"policy .*lambda.*: got {told}") as caught:
+        mr.record(env, tmp_path / "b", policy, steps=5)
+    assert "return what the environment's action_space.contains" in str(caught.value)
+    with mr.ReplayBuffer.open(tmp_path / "b") as buffer:
+        assert len(buffer) == 0
+
+
+def test_an_action_that_no_field_takes_names_the_policy(tmp_path):
+    with pytest.raises(SchemaError, match=r"got the action 1.5, expected one of Discr"):
+        mr.record(Told(), tmp_path / "b", lambda _: 1.5, steps=5)
+
+
+def test_numbers_of_another_width_are_taken(tmp_path):
+    env = gym.make("Pendulum-v1")
+    recorded = mr.record(env, tmp_path / "b", lambda _: np.zeros(1), steps=5)
+    assert recorded.steps == 5
+
+
+def test_what_an_environment_raises_by_itself_goes_on_up(tmp_path):
+    class Broken(Told):
+        def step(self, action):
+            raise ZeroDivisionError("by itself")
+
+    with pytest.raises(ZeroDivisionError, match="by itself"):
+        mr.record(Broken(), tmp_path / "b", lambda _: 1, steps=5)
+
+
+def test_what_a_policy_raises_goes_on_up_with_its_name(tmp_path):
+    def policy(observation):
+        raise ZeroDivisionError("boom")
+
+    with pytest.raises(ZeroDivisionError, match="boom") as caught:
+        mr.record(Told(), tmp_path / "b", policy, steps=5)
+    assert "raised by the policy" in caught.value.__notes__[0]
+    assert ".policy" in caught.value.__notes__[0]
+
+
+def test_what_takes_no_observation_is_refused_before_there_is_a_folder(tmp_path):
+    def policy(observation, state):
+        return 1
+
+    told = r"policy: got .*policy\(observation, state\), expected a function of one"
+    with pytest.raises(SchemaError, match=told):
+        mr.record(Told(), tmp_path / "b", policy, steps=5)
+    with pytest.raises(SchemaError, match="policy: got 3, expected a function of one"):
+        mr.record(Told(), tmp_path / "b", 3, steps=5)
+    assert not (tmp_path / "b").exists()
+    bound = functools.partial(policy, state=None)
+    assert mr.record(Told(), tmp_path / "b", bound, steps=5).steps == 5
+
+
+SOURCE = """
+def text(observation): return "a"
+def fails(observation): raise ValueError("boom")
+def leaves(observation): raise SystemExit(0)
+def two(a, b): return 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "told"),
+    [
+        ("text", 3, "policy text: got the action 'a', expected one of MultiDiscrete"),
+        ("fails", 1, "--policy 'acting:fails': got ValueError: boom, expected an act"),
+        ("leaves", 1, "--policy 'acting:leaves': got SystemExit: 0, expected an act"),
+        ("two", 3, "policy: got two(a, b), expected a function of one observation"),
+    ],
+)
+def test_a_wrong_policy_is_one_line(tmp_path, monkeypatch, capsys, name, code, told):
+    (tmp_path / "acting.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "acting", raising=False)
+    words = ["record", "CartPole-v1", "b", "--steps", "9", "--policy", f"acting:{name}"]
+    assert run(words) == code
+    err = capsys.readouterr().err
+    assert told in err
+    assert (err.count("\n"), err.startswith("mmreplay: ")) == (1, True)
+
+
+@pytest.mark.parametrize("source", ["def f(:", "raise SystemExit(0)", "1 / 0"])
+def test_a_module_that_cannot_be_imported_is_a_usage_error(
+    tmp_path, monkeypatch, capsys, source
+):
+    (tmp_path / "acting.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "acting", raising=False)
+    words = ["record", "CartPole-v1", "b", "--steps", "9", "--policy", "acting:f"]
+    assert run(words) == 2
+    assert "mmreplay: --policy 'acting:f': " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step", "disabled"])
+def test_a_vector_environment_is_told_of_likewise(tmp_path, mode):
+    env = vector(mode)
+    with pytest.raises(SchemaError, match="got the action 'aaa', expected one of"):
+        mr.record(env, tmp_path / "b", lambda _: "aaa", steps=5)
