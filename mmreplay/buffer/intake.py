@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from mmreplay.errors import SchemaError
 from mmreplay.nesting import flatten, meant
 from mmreplay.schema import Field, Schema
+from mmreplay.schema.convert import array_of, shape_of
 
 Columns = dict[str, NDArray[np.generic]]
 
@@ -126,8 +127,9 @@ class Intake:
     def _convert(self, path: str, value: object, count: int) -> NDArray[np.generic]:
         field = self._schema.fields[path]
         lead: tuple[int, ...] = (count,)
-        if self._num_envs == 1 and np.ndim(value) == len(field.shape):  # type: ignore[arg-type]  # any array-like
-            lead = ()
+        if self._num_envs == 1:
+            given = shape_of(value, f"field {path!r}")
+            lead = () if len(given) == len(field.shape) else lead
         return field.convert(value, path, lead)
 
     def block(self, given: Mapping[str, object], count: int) -> tuple[Columns, int]:
@@ -145,7 +147,7 @@ class Intake:
                 if self._num_envs == 1 and got == (steps, *field.shape):
                     columns[path] = value[:, None]
                     continue
-            shape = np.shape(value)  # type: ignore[call-overload]  # any array-like
+            shape = shape_of(value, f"field {path!r}")
             lead = shape[: len(shape) - len(field.shape)]
             if self._num_envs == 1 and len(lead) == 1:
                 column = field.convert(value, path, (lead[0],))[:, None]
@@ -201,9 +203,10 @@ class Intake:
         for path, value in given.items():
             field = self._schema[path]
             axes = len(lead) + len(field.shape)
-            alone = self._num_envs == 1 and np.ndim(value) == axes - 1  # type: ignore[arg-type]  # any array-like
-            shape = lead[:-1] if alone else lead
-            column = field.convert(value, f"final_observation/{path}", shape)
+            name = f"final_observation/{path}"
+            given_axes = len(shape_of(value, f"field {name!r}"))
+            alone = self._num_envs == 1 and given_axes == axes - 1
+            column = field.convert(value, name, lead[:-1] if alone else lead)
             found[path] = column.reshape(*lead, *field.shape)
         return found
 
@@ -215,7 +218,7 @@ class Intake:
         """
         if env_ids is None:
             return None
-        ids = np.atleast_1d(np.asarray(env_ids))
+        ids = np.atleast_1d(array_of(env_ids, "env_ids"))
         if ids.ndim != 1 or ids.dtype.kind not in "iu" or len(ids) == 0:
             raise SchemaError(
                 f"env_ids: got {ids.dtype}{list(ids.shape)}, expected one or more "

@@ -20,11 +20,13 @@ from mmreplay.files import File
 from mmreplay.format.metadata import Metadata
 from mmreplay.ring import Span
 from mmreplay.samplers.base import Draw, Home, Sampler
+from mmreplay.schema.convert import array_of
 
 if TYPE_CHECKING:
     from mmreplay.transforms.base import Transform
 
 SCAN_ROWS = 8192
+MAX_INT64 = 2**63 - 1
 
 Ids = NDArray[np.int64]
 
@@ -77,12 +79,7 @@ class Reading:
 
     def _ids(self, env_ids: ArrayLike, positions: ArrayLike) -> tuple[Ids, Ids]:
         """Broadcast and check what a user names rows with."""
-        ids, places = np.asarray(env_ids), np.asarray(positions)
-        for name, array in (("env_ids", ids), ("positions", places)):
-            if array.size and array.dtype.kind not in "iu":
-                raise SchemaError(
-                    f"{name}: got {array.dtype}, expected integers; cast them first"
-                )
+        ids, places = _integers("env_ids", env_ids), _integers("positions", positions)
         try:
             ids, places = np.broadcast_arrays(ids, places)
         except ValueError:
@@ -91,7 +88,6 @@ class Reading:
                 f"{list(places.shape)}, expected shapes that broadcast; give one "
                 "environment a position"
             ) from None
-        ids, places = ids.astype(np.int64), places.astype(np.int64)
         self.view.check(ids.ravel(), places.ravel())
         return ids, places
 
@@ -119,9 +115,10 @@ class Reading:
             )
         mask = None if batch.mask is None else _array(batch.mask)
         env_ids, positions = _array(batch.env_ids), _array(batch.positions)
+        numbers = _array(values)
         with self.view.lock:
             self.view.check_in_force()
-            return int(update(self.view, env_ids, positions, _array(values), mask))
+            return int(update(self.view, env_ids, positions, numbers, mask))
 
     def _plain(self, fields: Fields, env_ids: Ids, positions: Ids) -> Batch:
         return self.drawing.batch(_given(env_ids, positions), fields)
@@ -212,6 +209,21 @@ class Reading:
             self._store.set(path, rows, column.reshape(-1, *field.shape))
 
 
+def _integers(name: str, values: ArrayLike) -> Ids:
+    array = array_of(values, name)
+    kind = array.dtype.kind
+    if array.size and kind not in "iu":
+        raise SchemaError(
+            f"{name}: got {array.dtype}, expected integers; cast them first"
+        )
+    if array.size and kind == "u" and int(array.max()) > MAX_INT64:
+        raise SchemaError(
+            f"{name}: got {array.max()}, expected at most {MAX_INT64}; no row has such "
+            "a number, look at buffer.span"
+        )
+    return array.astype(np.int64)
+
+
 def _given(env_ids: Ids, positions: Ids, key: int = 0) -> Draw:
     """Named steps as a draw, each as likely."""
     count = len(positions)
@@ -223,7 +235,7 @@ def _array(values: Any) -> NDArray[Any]:
     """An array of what may be a tensor, of any device, with a gradient or without."""
     if hasattr(values, "detach"):
         values = values.detach().cpu()
-    return np.asarray(values)
+    return array_of(values, "values")
 
 
 def fold_of(transforms: Sequence[Transform], metadata: Metadata) -> Fold | None:

@@ -18,6 +18,7 @@ from mmreplay.errors import SchemaError
 from mmreplay.format import metadata as metadata_file
 from mmreplay.ring import Ring, runs
 from mmreplay.schema import Field, Schema
+from mmreplay.schema.convert import shape_of
 from mmreplay.storage.base import Store
 from mmreplay.storage.ledger import CommitWriter
 from mmreplay.storage.memmap import MemmapStore
@@ -37,7 +38,7 @@ def resized(ring: Ring, capacity: int, row_nbytes: int) -> Ring:
 
 def filling(path: str, field: Field, fill: object) -> NDArray[np.generic]:
     """Check what rows before a new field read as."""
-    scalar = np.ndim(fill) == 0  # type: ignore[arg-type]  # any array-like
+    scalar = not shape_of(fill, f"field {path!r}")
     single = Field((), field.dtype) if scalar else field
     value = single.convert(fill, path, ())
     return np.broadcast_to(value, field.shape)

@@ -77,16 +77,42 @@ def as_numpy(value: object, path: str) -> tuple[NDArray[np.generic], bool]:
     try:
         if not isinstance(value, _NUMPY) and hasattr(value, "detach"):
             return _from_tensor(cast("_Tensor", value))
-        array: NDArray[np.generic] = np.asarray(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise SchemaError(
-            f"field {path!r}: got {type(value).__name__} that makes no array, expected "
-            "numbers of one shape; pad what is ragged, and pass arrays"
-        ) from error
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise _no_array(value, f"field {path!r}") from error
+    array = array_of(value, f"field {path!r}")
     # What jax gives: ml_dtypes' bfloat16, void to numpy itself.
     if array.dtype.kind == "V" and array.dtype.name == "bfloat16":
         return array.view(np.uint16), True
     return array, False
+
+
+def array_of(value: object, name: str) -> NDArray[np.generic]:
+    """What numpy makes of a value.
+
+    Args:
+        value: Any array-like.
+        name: What it is, as messages name it.
+
+    Raises:
+        SchemaError: It cannot be an array, as a ragged list cannot.
+    """
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise _no_array(value, name) from error
+
+
+def shape_of(value: object, name: str) -> tuple[int, ...]:
+    """Shape of what need not be an array yet; see `array_of`."""
+    shape = getattr(value, "shape", None)
+    return array_of(value, name).shape if shape is None else tuple(shape)
+
+
+def _no_array(value: object, name: str) -> SchemaError:
+    return SchemaError(
+        f"{name}: got {type(value).__name__} that makes no array, expected numbers of "
+        "one shape; pad what is ragged, and pass arrays"
+    )
 
 
 # Rewards come as float64 with every step: the same few questions each time.
