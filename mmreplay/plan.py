@@ -7,7 +7,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmreplay.buffer import lifecycle
+from mmreplay.buffer import arguments
 from mmreplay.format import commit
 from mmreplay.ring import Layout, Ring
 from mmreplay.schema import Field, Schema
@@ -82,7 +82,7 @@ def plan_buffer(
         SchemaError: A number is not legal.
     """
     # The very reckoning of `create`, so that the two cannot come apart.
-    ring = lifecycle.describe(
+    ring = arguments.describe(
         schema, capacity, num_envs, "memmap", layout, "disabled", None
     ).ring
     placement = place(schema)

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import secrets
+import time
+
 import numpy as np
 
 from mmreplay.errors import SchemaError
+from mmreplay.format import metadata as metadata_file
+from mmreplay.format.metadata import AUTORESETS, ENGINES, Autoreset, Engine, Metadata
+from mmreplay.format.sharding import Codec, Sharding
+from mmreplay.format.strict_json import Json
+from mmreplay.ring import LAYOUTS, Layout, Ring
+from mmreplay.schema import Schema
 
 ROWS_EACH = "give the rows to keep of each environment, int(1e6) for a million"
 
@@ -46,4 +55,75 @@ def check_interval(commit_every: float | None) -> None:
         raise SchemaError(
             f"commit_every: got {commit_every!r}, expected seconds above 0, or None "
             "to commit only by commit() and close()"
+        )
+
+
+def describe(
+    schema: Schema,
+    capacity: int,
+    num_envs: int,
+    engine: Engine,
+    layout: Layout | None,
+    autoreset: Autoreset,
+    user: Json | None,
+    codec: Codec | None = None,
+) -> Metadata:
+    """Check what a user asks for and make its metadata.
+
+    Raises:
+        SchemaError: A number or choice is not legal.
+    """
+    check_count("capacity", capacity, metadata_file.MAX_CAPACITY, ROWS_EACH)
+    envs = "give the number of environments that each call of add has a step of"
+    check_count("num_envs", num_envs, metadata_file.MAX_NUM_ENVS, envs)
+    _check_choices(engine, layout, autoreset)
+    if user is not None and not isinstance(user, dict):
+        raise SchemaError(
+            f"user: got {type(user).__name__}, expected a dict of JSON values; put it "
+            "into one"
+        )
+    if not isinstance(schema, Schema):
+        raise SchemaError(
+            f"schema: got {type(schema).__name__}, expected a Schema; wrap the fields "
+            "in mmreplay.Schema(...), or use Schema.from_env or Schema.from_example"
+        )
+    if codec is not None and engine != "zarr":
+        raise SchemaError(
+            f"codec: got {codec!r} with engine={engine!r}, expected one with "
+            "engine='zarr' only; leave it out, or name that engine"
+        )
+    ring = Ring.sized(int(capacity), int(num_envs), layout, schema.row_nbytes)
+    sharding = None
+    if engine == "zarr":
+        sharding = Sharding.sized(codec or "blosc-lz4", ring, schema.row_nbytes)
+        ring = sharding.fit(ring)
+    return Metadata(
+        uuid=secrets.token_bytes(16),
+        created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        generation=1,
+        engine=engine,
+        autoreset=autoreset,
+        ring=ring,
+        schema=schema,
+        user=user or {},
+        sharding=sharding,
+    )
+
+
+def _check_choices(engine: str, layout: str | None, autoreset: str) -> None:
+    if engine not in ENGINES:
+        raise SchemaError(
+            f"engine: got {engine!r}, expected one of {list(ENGINES)}; leave it out "
+            "for files that are mapped"
+        )
+    if layout is not None and layout not in LAYOUTS:
+        raise SchemaError(
+            f"layout: got {layout!r}, expected one of {LAYOUTS} or None; leave it out "
+            "to have it chosen by num_envs"
+        )
+    if autoreset not in AUTORESETS:
+        raise SchemaError(
+            f"autoreset: got {autoreset!r}, expected one of {AUTORESETS}; name what "
+            "your environments do after an end: 'next_step' is Gymnasium's vector "
+            "default, 'disabled' where you call reset yourself"
         )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import secrets
-import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
+
 from mmreplay import files, recovery
-from mmreplay.buffer.arguments import ROWS_EACH, check_count, check_interval
+from mmreplay.buffer.arguments import check_interval
 from mmreplay.buffer.committer import Committer
 from mmreplay.buffer.writer import Writer
 from mmreplay.errors import (
@@ -21,17 +21,16 @@ from mmreplay.errors import (
 )
 from mmreplay.format import commit as records
 from mmreplay.format import metadata as metadata_file
-from mmreplay.format.metadata import AUTORESETS, Autoreset, Engine, Metadata
-from mmreplay.format.strict_json import Json
+from mmreplay.format.metadata import Metadata
 from mmreplay.recovery import Recovery
-from mmreplay.ring import LAYOUTS, Layout, Ring
-from mmreplay.schema import Schema
-from mmreplay.storage.base import Store
+from mmreplay.storage.base import CheckedStore, Store
+from mmreplay.storage.engines import ON_DISK, create_store, open_store
 from mmreplay.storage.ledger import CommitReader, CommitWriter, MemoryLedger
 from mmreplay.storage.lock import WriterLock, locked, refuse_network
-from mmreplay.storage.memmap import POLICY, MemmapStore
+from mmreplay.storage.memmap import POLICY
 from mmreplay.storage.memory import MemoryStore
 from mmreplay.storage.policy import ReadPolicy
+from mmreplay.storage.zarr import ZarrStore
 
 RESUMES = ("break", "truncate", "continue")
 OPEN_TRIES = 3
@@ -111,6 +110,10 @@ class Parts:
             return
         try:
             self.committer.stop()
+            if isinstance(self.store, ZarrStore):
+                heads, tails = self.ledger.heads, self.ledger.tails
+                oldest = np.maximum(tails, heads - self.metadata.ring.capacity)
+                self.store.seal_all(oldest, heads)
             self.committer.commit(records.CLEAN)
         finally:
             # A thread that outlived the files would write into whichever are opened
@@ -121,65 +124,6 @@ class Parts:
         """Close what an interrupted call opened and gave to nobody."""
         if self.pid == os.getpid():
             self.close()
-
-
-def describe(
-    schema: Schema,
-    capacity: int,
-    num_envs: int,
-    engine: Engine,
-    layout: Layout | None,
-    autoreset: Autoreset,
-    user: Json | None,
-) -> Metadata:
-    """Check what a user asks for and make its metadata.
-
-    Raises:
-        SchemaError: A number or choice is not legal.
-    """
-    check_count("capacity", capacity, metadata_file.MAX_CAPACITY, ROWS_EACH)
-    envs = "give the number of environments that each call of add has a step of"
-    check_count("num_envs", num_envs, metadata_file.MAX_NUM_ENVS, envs)
-    _check_choices(engine, layout, autoreset)
-    if user is not None and not isinstance(user, dict):
-        raise SchemaError(
-            f"user: got {type(user).__name__}, expected a dict of JSON values; put it "
-            "into one"
-        )
-    if not isinstance(schema, Schema):
-        raise SchemaError(
-            f"schema: got {type(schema).__name__}, expected a Schema; wrap the fields "
-            "in mmreplay.Schema(...), or use Schema.from_env or Schema.from_example"
-        )
-    return Metadata(
-        uuid=secrets.token_bytes(16),
-        created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        generation=1,
-        engine=engine,
-        autoreset=autoreset,
-        ring=Ring.sized(int(capacity), int(num_envs), layout, schema.row_nbytes),
-        schema=schema,
-        user=user or {},
-    )
-
-
-def _check_choices(engine: str, layout: str | None, autoreset: str) -> None:
-    if engine not in ("memmap", "memory"):
-        raise SchemaError(
-            f"engine: got {engine!r}, expected 'memmap' or 'memory'; leave it out for "
-            "files that are mapped"
-        )
-    if layout is not None and layout not in LAYOUTS:
-        raise SchemaError(
-            f"layout: got {layout!r}, expected one of {LAYOUTS} or None; leave it out "
-            "to have it chosen by num_envs"
-        )
-    if autoreset not in AUTORESETS:
-        raise SchemaError(
-            f"autoreset: got {autoreset!r}, expected one of {AUTORESETS}; name what "
-            "your environments do after an end: 'next_step' is Gymnasium's vector "
-            "default, 'disabled' where you call reset yourself"
-        )
 
 
 def create_memory(metadata: Metadata) -> Parts:
@@ -220,12 +164,12 @@ def create(
     return parts
 
 
-def build(path: Path, metadata: Metadata) -> MemmapStore:
+def build(path: Path, metadata: Metadata) -> CheckedStore:
     """Create the data folder and files of a generation, synced, with COMMIT."""
     folder = path / metadata.folder
     files.remove_tree(folder)
     files.make_folder(folder)
-    store = MemmapStore.create(folder, metadata.ring, metadata.schema)
+    store = create_store(folder, metadata)
     try:
         store.sync()
         store.sync_sums()
@@ -287,9 +231,7 @@ def _open_generation(path: Path, metadata: Metadata, policy: ReadPolicy) -> Part
     _refuse_engine(path, metadata)
     ledger, found = recovery.open_reader(folder, metadata)
     try:
-        store = MemmapStore.open(
-            folder, metadata.ring, metadata.schema, writable=False, policy=policy
-        )
+        store = open_store(folder, metadata, writable=False, policy=policy)
     except BaseException:
         ledger.close()
         raise
@@ -299,10 +241,10 @@ def _open_generation(path: Path, metadata: Metadata, policy: ReadPolicy) -> Part
 
 
 def _refuse_engine(path: Path, metadata: Metadata) -> None:
-    if metadata.engine != "memmap":
+    if metadata.engine not in ON_DISK:
         raise VersionError(
             f"{path} was written with engine {metadata.engine!r}, this mmreplay opens "
-            "'memmap'; install a newer mmreplay"
+            f"{list(ON_DISK)}; install a newer mmreplay"
         )
 
 
@@ -361,9 +303,7 @@ def _open_locked(
 ) -> Parts:
     """Open a generation for writing, the lock being held."""
     folder = path / metadata.folder
-    store = MemmapStore.open(
-        folder, metadata.ring, metadata.schema, writable=True, policy=policy
-    )
+    store = open_store(folder, metadata, writable=True, policy=policy)
     try:
         ledger, found = recovery.open_writer(folder, metadata)
     except BaseException:

@@ -19,9 +19,9 @@ from mmreplay.format import metadata as metadata_file
 from mmreplay.ring import Ring, runs
 from mmreplay.schema import Field, Schema
 from mmreplay.schema.convert import shape_of
-from mmreplay.storage.base import Store
+from mmreplay.storage.base import CheckedStore, Store
+from mmreplay.storage.engines import create_store
 from mmreplay.storage.ledger import CommitWriter
-from mmreplay.storage.memmap import MemmapStore
 
 Fill = dict[str, NDArray[np.generic]] | None
 
@@ -104,7 +104,7 @@ def on_disk(
     folder = parts.path / metadata.folder
     files.remove_tree(folder)
     files.make_folder(folder)
-    store = MemmapStore.create(folder, ring, schema)
+    store = create_store(folder, metadata)
     try:
         firsts = _copy(reading, store, fill)
         heads = reading.span.stop
@@ -171,7 +171,7 @@ def _copy(reading: Reading, store: Store, fill: Fill) -> NDArray[np.int64]:
 
 
 def _sum(
-    store: MemmapStore, firsts: NDArray[np.int64], heads: NDArray[np.int64]
+    store: CheckedStore, firsts: NDArray[np.int64], heads: NDArray[np.int64]
 ) -> None:
     """Write the checksums of every whole block that holds a row."""
     size = store.ring.block_rows

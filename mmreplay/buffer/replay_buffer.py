@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from numpy.typing import ArrayLike
 
 from mmreplay.batch import Batch
-from mmreplay.buffer import lifecycle, rebuild
+from mmreplay.buffer import arguments, lifecycle, rebuild
 from mmreplay.buffer.arguments import check_mode
 from mmreplay.buffer.open_buffer import OpenBuffer
 from mmreplay.buffer.reading import fold_of
 from mmreplay.errors import SchemaError
 from mmreplay.format.metadata import Autoreset, Engine
+from mmreplay.format.sharding import Codec
 from mmreplay.ring import Layout
 from mmreplay.samplers.base import Sampler
 from mmreplay.samplers.uniform import UniformSampler
@@ -61,6 +62,7 @@ class ReplayBuffer(OpenBuffer):
         *,
         engine: Engine = "memmap",
         layout: Layout | None = None,
+        codec: Codec | None = None,
         autoreset: Autoreset = "disabled",
         sampler: Sampler | None = None,
         transforms: Sequence[Transform] = (),
@@ -77,8 +79,10 @@ class ReplayBuffer(OpenBuffer):
             schema: The fields of one step.
             capacity: Rows kept per environment, at least 1.
             num_envs: Environments, at least 1.
-            engine: ``"memmap"`` or ``"memory"``.
+            engine: ``"memmap"``, ``"zarr"`` (compressed) or ``"memory"``.
             layout: ``"env_major"`` or ``"time_major"``; None chooses by num_envs.
+            codec: Of the Zarr engine: ``"blosc-lz4"`` (by default), ``"zstd"`` or
+                ``"none"``; see docs/zarr.md.
             autoreset: What the row after an episode's end is: ``"next_step"``
                 (Gymnasium's vector default): the final row; ``"same_step"`` or
                 ``"disabled"``: the first row of the next episode.
@@ -96,10 +100,10 @@ class ReplayBuffer(OpenBuffer):
         if (path is None) != (engine == "memory"):
             raise SchemaError(
                 f"path: got {path!r} with engine={engine!r}, expected a folder for "
-                "'memmap' and None for 'memory'; give a path, or engine='memory'"
+                "all but 'memory', and None for that; give a path, or engine='memory'"
             )
-        metadata = lifecycle.describe(
-            schema, capacity, num_envs, engine, layout, autoreset, user
+        metadata = arguments.describe(
+            schema, capacity, num_envs, engine, layout, autoreset, user, codec
         )
         fold_of(transforms, metadata)  # refused before there is a folder
         if path is None:

@@ -88,6 +88,12 @@ def snapshot(
         parts = lifecycle.open_reader(source)
         stack.callback(parts.store.unmap)
         stack.callback(parts.close)
+        if parts.metadata.engine != "memmap":
+            raise VersionError(
+                f"{source} was written with engine {parts.metadata.engine!r}, expected "
+                "'memmap', whose files a snapshot takes; close the buffer and copy its "
+                "folder"
+            )
         metadata = parts.metadata
         if metadata.unknown_features:
             raise VersionError(

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
-from mmreplay.buffer import lifecycle
+from mmreplay.buffer import arguments, lifecycle
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.convert.base import (
     BLOCK_NBYTES,
@@ -241,7 +241,7 @@ def _metadata(
             f"engine: got {engine!r}, expected 'memmap', the one that lives in a "
             "folder and that mmreplay makes so far; leave it out"
         )
-    return lifecycle.describe(
+    return arguments.describe(
         description.schema,
         description.capacity if capacity is None else capacity,
         description.num_envs,

@@ -18,6 +18,7 @@ import google_crc32c
 from mmreplay.errors import CorruptError, FormatError, SchemaError, VersionError
 from mmreplay.files import read_bytes
 from mmreplay.format import strict_json
+from mmreplay.format.sharding import Sharding
 from mmreplay.format.strict_json import Json
 from mmreplay.mounts import refuse_link
 from mmreplay.ring import LAYOUTS, Ring
@@ -63,6 +64,7 @@ class Metadata:
         schema: The fields.
         user: The user's own JSON.
         ro_compat: Features that a reader may ignore and a writer must know.
+        sharding: Of the Zarr engine; None with another.
     """
 
     uuid: bytes
@@ -74,6 +76,7 @@ class Metadata:
     schema: Schema
     user: Json
     ro_compat: tuple[str, ...] = ()
+    sharding: Sharding | None = None
 
     @property
     def folder(self) -> str:
@@ -87,7 +90,14 @@ class Metadata:
 
     def next_generation(self, ring: Ring, schema: Schema) -> Metadata:
         """Return the metadata of the folder that takes this one's place."""
-        return replace(self, generation=self.generation + 1, ring=ring, schema=schema)
+        sharding = self.sharding
+        if sharding is not None:
+            sharding = Sharding.sized(sharding.codec, ring, schema.row_nbytes)
+            ring = sharding.fit(ring)
+        return replace(
+            self, generation=self.generation + 1, ring=ring, schema=schema,
+            sharding=sharding,
+        )  # fmt: skip
 
 
 def encode(metadata: Metadata) -> bytes:
@@ -115,6 +125,8 @@ def encode(metadata: Metadata) -> bytes:
         "roles": dict(metadata.schema.roles),
         "user": metadata.user,
     }  # fmt: skip
+    if metadata.sharding is not None:
+        value["zarr"] = metadata.sharding.to_json()
     body = strict_json.dump(value, "metadata")[: -len("\n}")] + b",\n "
     checksum = google_crc32c.value(body)
     data = body + b'"crc32c": "%08x"\n}\n' % checksum
@@ -243,16 +255,20 @@ def _from_json(value: Json, name: str) -> Metadata:
         raise FormatError(f"{name}: 'user' and 'roles' must be objects")
     schema = Schema.from_json(value["schema"], roles)
     _check_size(ring, schema)
+    engine = _choice(value, "engine", name, ENGINES)
+    zarr = engine == "zarr"
+    sharding = Sharding.from_json(value.get("zarr"), ring) if zarr else None
     return Metadata(
         uuid=bytes.fromhex(uuid),
         created=created,
         generation=_number(value, "generation", name, 1, 999_999),
-        engine=_choice(value, "engine", name, ENGINES),
+        engine=engine,
         autoreset=_choice(value, "autoreset", name, AUTORESETS),
         ring=ring,
         schema=schema,
         user=user,
         ro_compat=tuple(_names(value["features"], "ro_compat", name)),
+        sharding=sharding,
     )
 
 

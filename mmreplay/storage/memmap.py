@@ -63,7 +63,7 @@ class MemmapStore:
         self._placement = placement
         self._files = files
         self._recycler = Recycler()
-        self._reserved: dict[str, NDArray[np.bool_]] = {}
+        self.reserved: dict[str, NDArray[np.bool_]] = {}
         self._flags_file = files[FLAGS]
         self._sums_file = files[SUMS]
         self._data_files = [f for name, f in files.items() if name != SUMS]
@@ -237,15 +237,15 @@ class MemmapStore:
     def _reserve(self, name: str, file: File, row: int, last: int) -> None:
         """Reserve the pieces that hold rows ``[row, last)``, each once an opening."""
         size, row_nbytes = ALLOCATION_NBYTES, file.nbytes // self.ring.num_rows
-        if name not in self._reserved:
-            self._reserved[name] = np.zeros(-(-file.nbytes // size), bool)
+        if name not in self.reserved:
+            self.reserved[name] = np.zeros(-(-file.nbytes // size), bool)
         first, stop = row * row_nbytes // size, -(-last * row_nbytes // size)
-        left = np.flatnonzero(~self._reserved[name][first:stop])
+        left = np.flatnonzero(~self.reserved[name][first:stop])
         if len(left):
             offset = (first + int(left[0])) * size
             until = min(file.nbytes, (first + int(left[-1]) + 1) * size)
             file.allocate(offset, until - offset)
-            self._reserved[name][first:stop] = True
+            self.reserved[name][first:stop] = True
 
     def gather(
         self, rows: NDArray[np.int64], paths: Sequence[str]

@@ -53,11 +53,11 @@ CREATES = {
     "no environment": ({"num_envs": 0}, ("num_envs", "got 0", "integer in [1,")),
     "unknown engine": (
         {"engine": "sqlite"},
-        ("engine", "got 'sqlite'", "expected 'memmap' or 'memory'"),
+        ("engine", "got 'sqlite'", "expected one of ['memmap', 'zarr', 'memory']"),
     ),
     "memory with a path": (
         {"engine": "memory"},
-        ("path", "engine='memory'", "expected a folder for 'memmap' and None"),
+        ("path", "engine='memory'", "expected a folder for all but"),
     ),
     "unknown layout": (
         {"layout": "row"},

@@ -1,0 +1,145 @@
+"""What chunks are packed with: numcodecs, loaded when the first chunk is."""
+
+from __future__ import annotations
+
+import importlib
+import struct
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.errors import FailedError
+from mmreplay.format.sharding import Sharding
+
+Bytes = NDArray[np.uint8]
+BLOSC_SIZES = struct.Struct("<I4xI")
+
+
+class ChunkCodec(Protocol):
+    """Packs one chunk's bytes and back."""
+
+    def pack(self, data: Bytes) -> Any:
+        """Return the packed bytes, as a buffer."""
+
+    def unpack(self, data: memoryview, out: Bytes) -> None:
+        """Fill out, uint8 ``[N]``.
+
+        Raises:
+            ValueError: The bytes are no chunk of N bytes.
+            RuntimeError: The library cannot read them.
+        """
+
+
+class Plain:
+    """No packing; see `ChunkCodec`."""
+
+    def pack(self, data: Bytes) -> Any:
+        """See `ChunkCodec.pack`."""
+        return data.data
+
+    def unpack(self, data: memoryview, out: Bytes) -> None:
+        """See `ChunkCodec.unpack`."""
+        out[:] = np.frombuffer(data, np.uint8)
+
+
+class Blosc:
+    """Blosc with lz4; see `ChunkCodec`."""
+
+    def __init__(self, level: int, itemsize: int) -> None:
+        """Make one; bytes of an item's like places lie together before packing."""
+        self._blosc: Any = _numcodecs("blosc")
+        # Its own threads are neither ours to stop nor alive after a fork.
+        self._blosc.use_threads = False
+        self._codec = self._blosc.Blosc("lz4", level, shuffle_of(itemsize), 0)
+        self._typed = np.dtype(f"V{itemsize}")
+
+    def pack(self, data: Bytes) -> Any:
+        """See `ChunkCodec.pack`."""
+        return self._codec.encode(data.view(self._typed))
+
+    def unpack(self, data: memoryview, out: Bytes) -> None:
+        """See `ChunkCodec.unpack`."""
+        # The library trusts what the header says of either length.
+        nbytes, packed = BLOSC_SIZES.unpack_from(data, 4)
+        if (nbytes, packed) != (len(out), len(data)):
+            raise ValueError(f"a chunk that says {nbytes} bytes in {packed}")
+        self._blosc.decompress(data, out)
+
+
+class Zstd:
+    """Zstandard; see `ChunkCodec`."""
+
+    def __init__(self, level: int) -> None:
+        """Make one."""
+        self._zstd: Any = _numcodecs("zstd")
+        self._level = level
+
+    def pack(self, data: Bytes) -> Any:
+        """See `ChunkCodec.pack`."""
+        return self._zstd.compress(data, self._level)
+
+    def unpack(self, data: memoryview, out: Bytes) -> None:
+        """See `ChunkCodec.unpack`."""
+        if zstd_nbytes(data) != len(out):
+            raise ValueError(f"a chunk that says {zstd_nbytes(data)} bytes")
+        self._zstd.decompress(data, out)
+
+
+def zstd_nbytes(data: memoryview) -> int:
+    """Bytes that a Zstandard frame says it holds; -1 where it does not say.
+
+    RFC 8878, section 3.1.1.1.
+    """
+    if len(data) < 18:
+        data = memoryview(bytes(data) + bytes(18))
+    descriptor = data[4]
+    single, kind = descriptor >> 5 & 1, descriptor >> 6
+    size = (single, 2, 4, 8)[kind]
+    at = 6 - single + (0, 1, 2, 4)[descriptor & 3]
+    number = int.from_bytes(data[at : at + size], "little")
+    return -1 if size == 0 else number + (256 if kind == 1 else 0)
+
+
+def shuffle_of(itemsize: int) -> int:
+    """Blosc's shuffle of items of so many bytes: none of single ones."""
+    return 1 if itemsize > 1 else 0
+
+
+def codec_of(sharding: Sharding, itemsize: int) -> ChunkCodec:
+    """The codec of a field's chunks."""
+    if sharding.codec == "blosc-lz4":
+        return Blosc(sharding.level, itemsize)
+    if sharding.codec == "zstd":
+        return Zstd(sharding.level)
+    return Plain()
+
+
+def as_json(sharding: Sharding, itemsize: int) -> list[dict[str, Any]]:
+    """The inner codecs as a Zarr array's metadata names them."""
+    found: list[dict[str, Any]] = [
+        {"name": "bytes", "configuration": {"endian": "little"}}
+        if itemsize > 1
+        else {"name": "bytes"}
+    ]
+    if sharding.codec == "blosc-lz4":
+        options = {
+            "cname": "lz4", "clevel": sharding.level, "blocksize": 0,
+            "shuffle": ("noshuffle", "shuffle")[shuffle_of(itemsize)],
+            "typesize": itemsize,
+        }  # fmt: skip
+        found.append({"name": "blosc", "configuration": options})
+    elif sharding.codec == "zstd":
+        options = {"level": sharding.level, "checksum": False}
+        found.append({"name": "zstd", "configuration": options})
+    return found
+
+
+def _numcodecs(name: str) -> Any:
+    try:
+        return importlib.import_module(f"numcodecs.{name}")
+    except ImportError as error:
+        raise FailedError(
+            f"numcodecs: got {error}, expected the library that unpacks Zarr chunks; "
+            "pip install numcodecs"
+        ) from error

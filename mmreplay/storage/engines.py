@@ -1,0 +1,30 @@
+"""The engine that a buffer's metadata names, for those that live in a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mmreplay.format.metadata import Metadata
+from mmreplay.storage.memmap import POLICY, MemmapStore
+from mmreplay.storage.policy import ReadPolicy
+from mmreplay.storage.zarr import ZarrStore
+
+ON_DISK = ("memmap", "zarr")
+
+
+def create_store(folder: Path, metadata: Metadata) -> MemmapStore | ZarrStore:
+    """Create the files of a new generation in an existing folder."""
+    if metadata.engine == "zarr":
+        return ZarrStore.create(folder, metadata)
+    return MemmapStore.create(folder, metadata.ring, metadata.schema)
+
+
+def open_store(
+    folder: Path, metadata: Metadata, *, writable: bool, policy: ReadPolicy = POLICY
+) -> MemmapStore | ZarrStore:
+    """Open the files of a generation, after checking type and size of each."""
+    if metadata.engine == "zarr":
+        return ZarrStore.open(folder, metadata, writable=writable, policy=policy)
+    return MemmapStore.open(
+        folder, metadata.ring, metadata.schema, writable=writable, policy=policy
+    )

@@ -1,0 +1,113 @@
+"""Makes the shards of one place out of the tail's rows, under temporary names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay import files
+from mmreplay.episodes import TERMINATED, TRUNCATED
+from mmreplay.files import File, rename
+from mmreplay.format.metadata import Metadata
+from mmreplay.storage import shards, zarr_group
+from mmreplay.storage.memmap import MemmapStore
+from mmreplay.storage.zarr_group import ShardedArray
+
+ROLE_BITS = {"terminated": TERMINATED, "truncated": TRUNCATED}
+PIECE_NBYTES = 1 << 20
+
+
+class ShardMaker:
+    """Writes and removes shard files; memory: one shard of one field."""
+
+    def __init__(self, root: Path, metadata: Metadata, tail: MemmapStore) -> None:
+        self._root = root
+        self._ring = metadata.ring
+        self._arrays = zarr_group.arrays_of(metadata)
+        self._served = zarr_group.served(metadata)
+        self._tail = tail
+
+    @contextmanager
+    def made(self, place: int) -> Iterator[list[tuple[Path, Path]]]:
+        """Write and sync a place's shards; those not renamed go at the end.
+
+        Yields:
+            Temporary and final path of each.
+        """
+        made: list[tuple[Path, Path]] = []
+        try:
+            for number, array in enumerate(self._arrays.values()):
+                temporary = self._root / f"tmp-{number}"
+                made.append((temporary, self._path(array, place)))
+                self._write(temporary, array, place)
+            yield made
+        finally:
+            for temporary, _ in made:
+                files.remove_tree(temporary)
+
+    def publish(self, made: list[tuple[Path, Path]]) -> None:
+        """Put shards under their names, durably."""
+        for temporary, target in made:
+            rename(temporary, target)
+
+    def remove(self, place: int) -> None:
+        """Remove a place's shards."""
+        for array in self._arrays.values():
+            files.remove_tree(self._path(array, place))
+
+    def compression(self, places: NDArray[np.int64]) -> dict[str, tuple[int, int]]:
+        """Per path, (bytes of its shards, bytes of the rows in them)."""
+        found = {}
+        for path, array in self._arrays.items():
+            if path != zarr_group.FLAGS_NAME:
+                rows = array.shard[0] * array.shard[1] * len(places)
+                packed = [self._path(array, place) for place in places.tolist()]
+                nbytes = sum(each.stat().st_size for each in packed if each.exists())
+                found[path] = nbytes, rows * array.row_nbytes
+        return found
+
+    def _path(self, array: ShardedArray, place: int) -> Path:
+        return self._root / zarr_group.shard_name(array, self._ring, place)
+
+    def _write(self, path: Path, array: ShardedArray, place: int) -> None:
+        size = array.shard[0] * array.shard[1]
+        rows = np.arange(size) + place * size
+        parts = shards.encode(array, self._values(array.path, rows), self._ring)
+        files.remove_tree(path)
+        file = File.create(path, sum(len(part) for part in parts))
+        try:
+            offset = 0
+            for data in _pieces(parts):
+                file.pwrite(data, offset)
+                offset += len(data)
+            file.sync()
+        finally:
+            file.close()
+
+    def _values(self, path: str, rows: NDArray[np.int64]) -> NDArray[np.generic]:
+        """What an array says of rows that are in the tail."""
+        if path == zarr_group.FLAGS_NAME:
+            return self._tail.flags(rows)
+        role = self._served.get(path)
+        if role is not None:
+            flags: NDArray[np.bool_] = (self._tail.flags(rows) & ROLE_BITS[role]) != 0
+            return flags
+        return np.ascontiguousarray(self._tail.gather(rows, [path])[path])
+
+
+def _pieces(parts: list[Any]) -> Iterator[bytes]:
+    """Put a shard's parts together, a MiB or so at a time."""
+    held: list[Any] = []
+    nbytes = 0
+    for part in parts:
+        held.append(part)
+        nbytes += len(part)
+        if nbytes >= PIECE_NBYTES:
+            yield b"".join(held)
+            held, nbytes = [], 0
+    yield b"".join(held)

@@ -1,0 +1,60 @@
+"""What the Zarr engine asks of the memmap engine's files beyond rows."""
+
+from __future__ import annotations
+
+import struct
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.files import ALLOCATION_NBYTES
+from mmreplay.storage.base import Store
+from mmreplay.storage.memmap import MemmapStore
+from mmreplay.storage.placement import RECORDS, place
+
+
+def free(tail: MemmapStore, row: int, count: int) -> None:
+    """Give back the space of rows, but for flags and mutable fields."""
+    placement = place(tail.schema)
+    names = {
+        name
+        for path, name in placement.large.items()
+        if not tail.schema.fields[path].mutable
+    }
+    for file in tail.files:
+        if file.path.name not in names | {RECORDS}:
+            continue
+        nbytes = file.nbytes // tail.ring.num_rows
+        file.punch(row * nbytes, count * nbytes)
+        pieces = tail.reserved.get(file.path.name)
+        if pieces is not None:
+            first = row * nbytes // ALLOCATION_NBYTES
+            stop = -(-(row + count) * nbytes // ALLOCATION_NBYTES)
+            pieces[first:stop] = False
+
+
+def checksum(store: Store, position: int, rows: NDArray[np.int64]) -> int:
+    """CRC32C of a block's rows, as the memmap engine makes it of its files.
+
+    Args:
+        store: Where the rows are.
+        position: The block's first.
+        rows: int64 ``[block_rows]``.
+    """
+    placement, schema = place(store.schema), store.schema
+    crc = google_crc32c.value(struct.pack("<Q", position))
+    crc = google_crc32c.extend(crc, store.flags(rows).tobytes())
+    if placement.record is not None:
+        names = placement.record.names or ()
+        # Padding between fields is zeros.
+        raw = np.zeros((len(rows), placement.stride), np.uint8)
+        packed = raw.reshape(-1).view(placement.record)
+        for path, column in store.gather(rows, names).items():
+            packed[path] = column
+        crc = google_crc32c.extend(crc, raw.tobytes())
+    for path in placement.large:
+        if not schema.fields[path].mutable:
+            column = store.gather(rows, [path])[path]
+            crc = google_crc32c.extend(crc, np.ascontiguousarray(column).tobytes())
+    return int(crc)

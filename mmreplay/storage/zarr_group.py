@@ -1,0 +1,190 @@
+"""The Zarr v3 hierarchy that a data folder holds: its arrays, and their metadata.
+
+Written by hand: a few JSON files. An array a field, ``[E, slots, *shape]``, and one
+more of the rows' flags.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+
+from mmreplay import files
+from mmreplay.format.metadata import Metadata
+from mmreplay.format.sharding import Sharding
+from mmreplay.ring import Ring
+from mmreplay.schema import Field
+from mmreplay.storage import codecs
+from mmreplay.storage.placement import SERVED_ROLES
+
+FOLDER = "zarr"
+FLAGS_NAME = "%flags"
+"""No field's name: a percent sign in one is written as %25."""
+JSON_NAME = "zarr.json"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedArray:
+    """One array of the hierarchy.
+
+    Attributes:
+        path: The field's; ``"%flags"`` for the flags.
+        name: Its folder, below the group's.
+        dtype: Of its items.
+        shape: Of one row.
+        shard: Environments and steps of a shard.
+        chunk: Environments and steps of an inner chunk.
+        codec: The inner codec.
+    """
+
+    path: str
+    name: str
+    dtype: np.dtype[np.generic]
+    shape: tuple[int, ...]
+    shard: tuple[int, int]
+    chunk: tuple[int, int]
+    codec: codecs.ChunkCodec
+
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of one row."""
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows of one inner chunk."""
+        return self.chunk[0] * self.chunk[1]
+
+    @property
+    def num_chunks(self) -> int:
+        """Inner chunks of a shard."""
+        return self.shard[0] * self.shard[1] // self.chunk_rows
+
+
+def arrays_of(metadata: Metadata) -> dict[str, ShardedArray]:
+    """The arrays of a buffer, by path; mutable fields have none."""
+    assert metadata.sharding is not None
+    ring, sharding = metadata.ring, metadata.sharding
+    fields = {
+        path: field
+        for path, field in metadata.schema.fields.items()
+        if not field.mutable
+    }
+    found = {
+        path: _array(path, field, ring, sharding) for path, field in fields.items()
+    }
+    found[FLAGS_NAME] = _array(FLAGS_NAME, Field((), "uint8"), ring, sharding)
+    return found
+
+
+def served(metadata: Metadata) -> dict[str, str]:
+    """Paths whose values are made of the flags, and their roles."""
+    schema = metadata.schema
+    paths = {schema.role(role): role for role in SERVED_ROLES}
+    return {path: role for path, role in paths.items() if path is not None}
+
+
+def _array(path: str, field: Field, ring: Ring, sharding: Sharding) -> ShardedArray:
+    wide = ring.num_envs if ring.layout == "time_major" else 1
+    codec = codecs.codec_of(sharding, field.numpy.itemsize)
+    return ShardedArray(
+        path, path if path == FLAGS_NAME else folder_name(path), field.numpy,
+        field.shape, (wide, sharding.shard_rows), sharding.chunk(field.nbytes, ring),
+        codec,
+    )  # fmt: skip
+
+
+def folder_name(path: str) -> str:
+    """A field's folder: each segment percent-encoded, dots and leading ``__`` too."""
+    return "/".join(
+        quote(part, safe="").replace(".", "%2E").replace("__", "%5F%5F")
+        for part in path.split("/")
+    )
+
+
+def create(folder: Path, metadata: Metadata) -> None:
+    """Write the hierarchy of a new generation into its folder, without a shard."""
+    assert metadata.sharding is not None
+    root = folder / FOLDER
+    files.make_folder(root)
+    for array in arrays_of(metadata).values():
+        where = root
+        for part in array.name.split("/"):
+            where = where / part
+            if not where.is_dir():
+                files.make_folder(where)
+                if where != root / array.name:
+                    _write(where, _group({}))
+        _write(where, _array_json(array, metadata.ring, metadata.sharding))
+    write_group(folder, metadata, {})
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a writer that was stopped left half done."""
+    for path in sorted((folder / FOLDER).glob("tmp-*")):
+        files.remove_tree(path)
+
+
+def write_group(folder: Path, metadata: Metadata, state: dict[str, Any]) -> None:
+    """Write the group's own metadata, with what is known of its rows."""
+    ring, schema = metadata.ring, metadata.schema
+    about: dict[str, Any] = {
+        "uuid": metadata.uuid.hex(), "generation": metadata.generation,
+        "capacity": ring.capacity, "num_envs": ring.num_envs, "slots": ring.slots,
+        "layout": ring.layout, "autoreset": metadata.autoreset,
+        "schema": schema.to_json(), "roles": dict(schema.roles),
+        "user": metadata.user, **state,
+    }  # fmt: skip
+    _write(folder / FOLDER, _group({"mmreplay": about}))
+
+
+def _group(attributes: dict[str, Any]) -> dict[str, Any]:
+    return {"zarr_format": 3, "node_type": "group", "attributes": attributes}
+
+
+def _array_json(array: ShardedArray, ring: Ring, sharding: Sharding) -> dict[str, Any]:
+    axes = [f"{array.path.rpartition('/')[2]}_{n}" for n in range(len(array.shape))]
+    inner = {
+        "chunk_shape": [*array.chunk, *array.shape],
+        "codecs": codecs.as_json(sharding, array.dtype.itemsize),
+        "index_codecs": [
+            {"name": "bytes", "configuration": {"endian": "little"}},
+            {"name": "crc32c"},
+        ],
+        "index_location": "end",
+    }
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": [ring.num_envs, ring.slots, *array.shape],
+        "data_type": array.dtype.name,
+        "chunk_grid": {
+            "name": "regular",
+            "configuration": {"chunk_shape": [*array.shard, *array.shape]},
+        },
+        # Shards lie side by side in the array's folder, and one sync is all theirs.
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
+        "fill_value": False if array.dtype.kind == "b" else 0,
+        "codecs": [{"name": "sharding_indexed", "configuration": inner}],
+        "attributes": {"mmreplay": {"path": array.path}},
+        "dimension_names": ["environment", "slot", *axes],
+        "storage_transformers": [],
+    }
+
+
+def shard_name(array: ShardedArray, ring: Ring, place: int) -> str:
+    """File of one place's shard, below the group's folder."""
+    per_env = ring.slots // array.shard[1]
+    env_id, step = (0, place) if array.shard[0] > 1 else divmod(place, per_env)
+    tail = ".0" * len(array.shape)
+    return f"{array.name}/c.{env_id}.{step}{tail}"
+
+
+def _write(folder: Path, value: dict[str, Any]) -> None:
+    data = json.dumps(value, indent=1, allow_nan=False).encode()
+    files.replace_bytes(folder / JSON_NAME, data)

@@ -1,0 +1,45 @@
+"""Rows in Zarr shards keep the contract of every engine, and are read by zarr alone."""
+
+import numpy as np
+import pytest
+
+from mmreplay.format.metadata import Metadata
+from mmreplay.format.sharding import Sharding
+from mmreplay.storage.zarr import ZarrStore
+from tests.contracts.store import StoreContract
+
+
+def describe(ring, schema, codec="blosc-lz4"):
+    """Metadata of a Zarr buffer."""
+    sharding = Sharding.sized(codec, ring, schema.row_nbytes)
+    return Metadata(
+        bytes(16), "", 1, "zarr", "disabled", sharding.fit(ring), schema, {},
+        sharding=sharding,
+    )  # fmt: skip
+
+
+class TestZarrStore(StoreContract):
+    codec = "blosc-lz4"
+
+    def make(self, ring, schema, tmp_path):
+        return ZarrStore.create(tmp_path, describe(ring, schema, self.codec))
+
+
+@pytest.mark.slow
+class TestSealedEverywhere(TestZarrStore):
+    """Every place is sealed before it is read."""
+
+    codec = "zstd"
+
+    def make(self, ring, schema, tmp_path):
+        store = super().make(ring, schema, tmp_path)
+        gather = store.gather
+
+        def sealed(rows, paths):
+            for place in np.unique(rows[:1] // store._place_rows).tolist():
+                store._seal(place)
+                assert store._places.get(place) & 1
+            return gather(rows, paths)
+
+        store.gather = sealed
+        return store
