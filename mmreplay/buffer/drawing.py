@@ -138,7 +138,7 @@ class Drawing:
             fallen = _oldest(draw) < self._view.span.first[draw.env_ids]
             gone = fallen if gone is None else gone | fallen
         if gone is not None and gone.any():
-            places, left = _left(draw, ~gone)
+            places, left = left_of(draw, ~gone)
             if draws_once(sampler) and len(places):
                 draw = left
             else:
@@ -197,7 +197,7 @@ class Drawing:
         once = draws_once(sampler)
         for _ in range(MAX_REDRAWS):
             if once:
-                places, left = _left(draw, ~stale)
+                places, left = left_of(draw, ~stale)
                 if len(places):
                     return left, {path: a[places] for path, a in fields.items()}
             draw, fields, gone = self._draw(sampler, count)
@@ -290,8 +290,13 @@ def _oldest(draw: Draw) -> Ids:
     return draw.positions if draw.windows is None else draw.windows.positions[:, 0]
 
 
-def _left(draw: Draw, good: NDArray[np.bool_]) -> tuple[Ids, Draw]:
-    """Places of the good steps or windows of a draw, and a draw of those alone."""
+def left_of(draw: Draw, good: NDArray[np.bool_]) -> tuple[Ids, Draw]:
+    """Return places of the good steps or windows of a draw, and a draw of those alone.
+
+    Args:
+        draw: Steps, windows or whole episodes, of which those are left that are good.
+        good: bool ``[B]``.
+    """
     offsets = draw.offsets
     if offsets is not None:
         # Episodes are whole, or they are not drawn.

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from mmreplay.batch import Batch
+from mmreplay.buffer.drawing import left_of
 from mmreplay.buffer.lifecycle import StrPath
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.buffer.view import LiveView
@@ -21,7 +22,6 @@ from mmreplay.loader import forks
 from mmreplay.loader.draws import Draws
 from mmreplay.nesting import unflatten
 from mmreplay.samplers.base import Draw, Sampler
-from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.storage.lock import locked
 from mmreplay.transforms.base import Transform
 
@@ -47,11 +47,13 @@ class ReplayDataset(Dataset[Any]):
     Draws give a `Batch` of tensors, single steps nested dicts of tensors, both made
     by the buffer's transforms. Workers get the path and open the buffer themselves,
     read-only, by fork or spawn. A buffer that is being written is followed. What its
-    writer overwrites between a draw and its gathering is replaced: steps by other
-    legal starts, uniformly, windows by others of their draw.
+    writer overwrites between a draw and its gathering is left out, and the batch is
+    shorter by it: the rest is what the sampler draws of the steps that are alive, by
+    their probabilities and weights, and of epochs each step once. Whoever gathers has
+    not the sampler, so that none could be put in their place which were so.
 
     Attributes:
-        redrawn: Steps replaced so, in this process.
+        left_out: Steps, or windows, left out so, in this process.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class ReplayDataset(Dataset[Any]):
         self._transforms = buffer.transforms
         self._policy = buffer.read_policy
         self._pid = os.getpid()
-        self.redrawn = 0
+        self.left_out = 0
 
     @property
     def buffer(self) -> ReplayBuffer:
@@ -126,7 +128,7 @@ class ReplayDataset(Dataset[Any]):
         self._policy = state["policy"]
         self._buffer = None
         self._pid = os.getpid()
-        self.redrawn = 0
+        self.left_out = 0
 
     def __len__(self) -> int:
         """Legal starts now."""
@@ -214,44 +216,30 @@ class ReplayDataset(Dataset[Any]):
         return buffer.writable or (buffer.path is not None and locked(buffer.path))
 
     def _gather(self, draw: Draw) -> Batch:
-        """The data of a draw, with others for what is gone of it."""
-        # A function of the draw alone, so that it is the same in every worker.
-        again = UniformSampler(seed=zlib.crc32(draw.positions.tobytes()))
+        """The data of a draw, without what is gone of it."""
         left = [draw]
 
         def alive() -> Draw:
-            left[0] = self._replaced(left[0], again)
+            left[0] = self._left(left[0])
             return left[0]
 
-        return self._take(alive).torch()
+        batch = self._take(alive).torch()
+        self.left_out += len(draw) - len(batch)
+        return batch
 
-    def _replaced(self, draw: Draw, again: UniformSampler) -> Draw:
-        """The draw, with others for the steps, or windows, that were given up."""
-        view = self.buffer.view
-        gone = _gone(view, draw)
-        places, there = np.flatnonzero(gone), np.flatnonzero(~gone)
-        if len(places) == 0:
+    def _left(self, draw: Draw) -> Draw:
+        """What was not given up of a draw."""
+        gone = _gone(self.buffer.view, draw)
+        if not gone.any():
             return draw
-        if draw.offsets is not None:
+        places, left = left_of(draw, ~gone)
+        if len(places) == 0:
             raise StaleError(
-                f"a draw of {len(draw.offsets) - 1} whole episodes: got {len(places)} "
-                "of their steps given up since, expected all of them; draw fewer "
-                "batches ahead, or enlarge the capacity"
+                f"a draw of {len(draw)} steps or windows: got every one given up "
+                "since, expected one to be left; draw fewer batches ahead, or enlarge "
+                f"the capacity ({self.buffer.capacity})"
             )
-        self.redrawn += len(places)
-        if draw.windows is None:
-            fresh = again.draw(view, len(places))
-            weights = draw.weights[places]
-            probabilities = draw.probabilities[places]
-            fresh = replace(fresh, weights=weights, probabilities=probabilities)
-            return draw.replaced(places, fresh)
-        if len(there) == 0:
-            raise StaleError(
-                f"a draw of {len(draw)} windows: got every one given up since, "
-                "expected one to be left; draw fewer batches ahead, or enlarge the "
-                f"capacity ({self.buffer.capacity})"
-            )
-        return draw.replaced(places, draw.taken(np.resize(there, len(places))))
+        return left
 
     def _take(self, draws: Callable[[], Draw]) -> Batch:
         """Gather a draw, which is asked for anew when the writer was faster.

@@ -81,7 +81,10 @@ class ConcatDataset(Dataset[Any]):
                 "batch_size=None"
             )
         found = [self._datasets[part.number][part.draw] for part in index.parts]
-        buffer_ids = torch.from_numpy(index.buffer_ids)
+        # Of what was gathered: steps that a writer overwrote since are left out.
+        numbers = torch.tensor([part.number for part in index.parts])
+        counts = torch.tensor([len(batch) for batch in found])
+        buffer_ids = torch.repeat_interleave(numbers, counts)
         return replace(joined(found, torch.cat), buffer_ids=buffer_ids)
 
     def __getitems__(self, indices: ConcatDraw) -> Batch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from mmreplay.episodes import EpisodeIndex
 from mmreplay.ring import Ring, Span
 
-T = TypeVar("T", bound=np.generic)
 State = dict[str, Any]
 """JSON values and arrays."""
 
@@ -44,18 +43,6 @@ class Windows:
             self.positions[places],
             self.mask[places],
             None if firsts is None else firsts[places],
-            self.first_only,
-        )
-
-    def replaced(self, places: NDArray[np.int64], other: Windows) -> Windows:
-        """Return these windows with others in some places; see `Draw.replaced`."""
-        firsts = self.is_first
-        if firsts is not None and other.is_first is not None:
-            firsts = _with(firsts, places, other.is_first)
-        return Windows(
-            _with(self.positions, places, other.positions),
-            _with(self.mask, places, other.mask),
-            firsts,
             self.first_only,
         )
 
@@ -127,31 +114,6 @@ class Draw:
             self.env_ids, self.positions, self.probabilities, self.weights, self.key,
             windows,
         )  # fmt: skip
-
-    def replaced(self, places: NDArray[np.int64], other: Draw) -> Draw:
-        """Return this draw with another's steps, or windows, in some places.
-
-        Args:
-            places: int64 ``[N]``, in ``[0, B)``, each once.
-            other: N steps, or windows as long as these; none of whole episodes.
-        """
-        windows = self.windows
-        if windows is not None and other.windows is not None:
-            windows = windows.replaced(places, other.windows)
-        return Draw(
-            _with(self.env_ids, places, other.env_ids),
-            _with(self.positions, places, other.positions),
-            _with(self.probabilities, places, other.probabilities),
-            _with(self.weights, places, other.weights),
-            self.key,
-            windows,
-        )
-
-
-def _with(array: NDArray[T], places: NDArray[np.int64], more: NDArray[T]) -> NDArray[T]:
-    copy = array.copy()
-    copy[places] = more
-    return copy
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 
 import mmreplay as mr
 from mmreplay.errors import SchemaError
-from tests.loader.support import fill
+from tests.loader.support import fill, steps
 from tests.loader.test_workers import WORKERS, options
 
 
@@ -71,6 +71,22 @@ def test_a_run_goes_on_from_what_was_taken_and_not_from_what_was_prefetched(path
     assert len(taken) + len(rest) == 8
     with pytest.raises(SchemaError, match="num_batches: got 9, expected the batches"):
         draws.state_after(9)
+
+
+def test_steps_that_died_since_the_draw_are_left_out_of_their_buffer(tmp_path):
+    one, two = fill(tmp_path / "a", close=False), fill(tmp_path / "b", close=False)
+    dataset = mr.ConcatDataset(mr.concat([one, two], [0.5, 0.5], seed=0))
+    draw = next(iter(dataset.draws(40)))
+    one.extend(steps(200, 40))
+    part = draw.parts[0].draw
+    alive = part.positions >= one.span.first[part.env_ids]
+    assert 0 < alive.sum() < 20
+    batch = dataset[draw]
+    assert batch.buffer_ids.tolist() == [0] * int(alive.sum()) + [1] * 20
+    expected = part.positions[alive].tolist() + draw.parts[1].draw.positions.tolist()
+    assert batch.positions.tolist() == expected
+    one.close()
+    two.close()
 
 
 def test_what_makes_no_sense_is_refused(paths):
