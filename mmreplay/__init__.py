@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from mmreplay.loader import collate as collate
     from mmreplay.plan import Plan as Plan
     from mmreplay.plan import plan_buffer as plan_buffer
+    from mmreplay.repairing import Cut as Cut
+    from mmreplay.repairing import Repaired as Repaired
+    from mmreplay.repairing import repair as repair
     from mmreplay.ring import Span as Span
     from mmreplay.samplers.base import Draw as Draw
     from mmreplay.samplers.distinct import DistinctSampler as DistinctSampler
@@ -82,6 +85,7 @@ _HOMES = {
     "Cast": "mmreplay.transforms.elementwise",
     "Concat": "mmreplay.concatenation",
     "ConcatDataset": "mmreplay.loader",
+    "Cut": "mmreplay.repairing",
     "Delta": "mmreplay.transforms.delta",
     "DiscountedReturn": "mmreplay.transforms.returns",
     "DistinctSampler": "mmreplay.samplers.distinct",
@@ -105,6 +109,7 @@ _HOMES = {
     "RankPrioritizedSampler": "mmreplay.samplers.rank_prioritized",
     "RecentSampler": "mmreplay.samplers.recent",
     "Recorded": "mmreplay.collect",
+    "Repaired": "mmreplay.repairing",
     "ReplayBuffer": "mmreplay.buffer.replay_buffer",
     "ReplayDataset": "mmreplay.loader",
     "ReplayLoader": "mmreplay.loader",
@@ -131,6 +136,7 @@ _HOMES = {
     "load": "mmreplay.convert.load",
     "plan_buffer": "mmreplay.plan",
     "record": "mmreplay.collect",
+    "repair": "mmreplay.repairing",
     "return_within": "mmreplay.samplers.episode",
     "split": "mmreplay.splitting",
     "verify_buffer": "mmreplay.verify",

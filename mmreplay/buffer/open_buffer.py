@@ -254,7 +254,7 @@ class OpenBuffer(Generations):
         Raises:
             FormatError: The path holds something already.
             LockedError: Another snapshot pauses the writer, or fills the path.
-            FailedError: The buffer is closed, or in RAM.
+            FailedError: The buffer is closed, in RAM, or in Zarr shards.
             FullError: No space is left.
         """
         self._read()

@@ -24,7 +24,7 @@ from mmreplay.buffer import lifecycle
 from mmreplay.buffer.lifecycle import Parts
 from mmreplay.buffer.state import FILE_NAME as STATISTICS
 from mmreplay.buffer.state import MAX_NBYTES as STATISTICS_NBYTES
-from mmreplay.errors import FormatError, VersionError, system_error
+from mmreplay.errors import FailedError, FormatError, VersionError, system_error
 from mmreplay.files import File
 from mmreplay.format import metadata as metadata_file
 from mmreplay.storage.lock import WriterLock, refuse_network
@@ -95,6 +95,11 @@ def snapshot(
                 "folder"
             )
         metadata = parts.metadata
+        if metadata.engine != "memmap":
+            raise FailedError(
+                f"{source} has engine {metadata.engine!r}, expected 'memmap' for a "
+                "snapshot; close it and copy the folder, or use mmreplay.export"
+            )
         if metadata.unknown_features:
             raise VersionError(
                 f"{source} uses the features {list(metadata.unknown_features)}, which "

@@ -16,6 +16,7 @@ from mmreplay.cli.options import usage_error
 from mmreplay.cli.plan import plan
 from mmreplay.cli.plot import plot
 from mmreplay.cli.record import record
+from mmreplay.cli.repair import repair
 from mmreplay.cli.snapshot import snapshot
 from mmreplay.cli.stats import stats
 from mmreplay.cli.verify import verify
@@ -55,6 +56,6 @@ def _common(
 
 for command in (
     record, info, head, plan, stats, plot, convert, verify, bench, clear, resize,
-    snapshot,
+    snapshot, repair,
 ):  # fmt: skip
     app.command(command.__name__)(command)

@@ -83,7 +83,7 @@ class SumCheck:
         notes.unsummed_rows += int((claim.heads - claim.firsts - summed).sum())
         for stripe in stripes(ring, firsts, stops):
             try:
-                sums = self._compute(stripe, notes)
+                sums = self.compute(stripe, notes)
                 for (_, env_id, block), computed in zip(
                     stripe.blocks, sums, strict=True
                 ):
@@ -91,7 +91,7 @@ class SumCheck:
             except (CorruptError, FailedError) as error:
                 notes.note("file", self._folder, None, str(error))
 
-    def _compute(self, stripe: Stripe, notes: Notebook | None) -> list[int]:
+    def compute(self, stripe: Stripe, notes: Notebook | None) -> list[int]:
         """CRC32C of each block of a stripe: position, flags, records, large fields."""
         size, width = self._ring.block_rows, stripe.width
         crcs = [
@@ -112,7 +112,7 @@ class SumCheck:
                     notes.read(count * len(stripe.blocks) * row_nbytes)
         return crcs
 
-    def _entry(self, env_id: int, block: int) -> tuple[int, int, int]:
+    def entry(self, env_id: int, block: int) -> tuple[int, int, int]:
         """Offset, checksum and lap of a block's entry."""
         ring = self._ring
         index = env_id * ring.num_blocks + block % ring.num_blocks
@@ -124,7 +124,7 @@ class SumCheck:
         self, stripe: Stripe, env_id: int, block: int, computed: int, notes: Notebook
     ) -> None:
         ring = self._ring
-        offset, crc, lap = self._entry(env_id, block)
+        offset, crc, lap = self.entry(env_id, block)
         expected_lap = (block // ring.num_blocks) & 0xFFFFFFFF
         if (crc, lap) != (computed, expected_lap):
             first = block * ring.block_rows

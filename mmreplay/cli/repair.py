@@ -1,0 +1,62 @@
+"""``mmreplay repair``: what is proven of a damaged buffer, in a new folder."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mmreplay.cli import show
+from mmreplay.cli.options import BufferPath, Json
+
+LISTED = 50
+
+
+def repair(
+    path: BufferPath,
+    target: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[TARGET]", show_default=False,
+            help="The new buffer's folder; PATH-repaired by default.",
+        ),
+    ] = None,
+    keep_unproven: Annotated[
+        bool,
+        typer.Option("--keep-unproven", help="Keep rows whose checksum is lost."),
+    ] = False,
+    like: Annotated[
+        Path | None,
+        typer.Option(
+            "--like", metavar="PATH", show_default=False,
+            help="A snapshot or copy whose metadata.json is to be believed.",
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:  # fmt: skip
+    """Restore the newest consistent state into a new folder, and say what was cut."""
+    from mmreplay.repairing import repair as restore
+
+    with show.waiting("repairing") as progress:
+        made = restore(
+            path, target, keep_unproven=keep_unproven, like=like, progress=progress
+        )
+    if json:
+        facts = {"path": str(made.path), "target": str(made.target)}
+        cuts = [asdict(cut) for cut in made.cuts]
+        counts = {"rows": made.rows, "cut_rows": made.cut_rows}
+        show.print_json({**facts, **counts, "cuts": cuts, "restored": made.restored})
+        return
+    for fact in made.restored:
+        typer.echo(f"restored {fact}")
+    for cut in made.cuts[:LISTED]:
+        span = f"[{show.count(cut.first)}, {show.count(cut.stop)})"
+        typer.echo(f"cut {cut.why}: environment {cut.env_id}, positions {span}")
+    if len(made.cuts) > LISTED:
+        typer.echo(f"... and {show.count(len(made.cuts) - LISTED)} more")
+    typer.echo(
+        f"{made.target}: {show.plural(made.rows, 'row')} kept, "
+        f"{show.count(made.cut_rows)} cut"
+    )

@@ -1,0 +1,5 @@
+"""The newest consistent state of a damaged buffer, in a new folder."""
+
+from mmreplay.repairing.mending import Cut, Repaired, repair
+
+__all__ = ["Cut", "Repaired", "repair"]

@@ -1,0 +1,238 @@
+"""What is still known of a damaged buffer: its metadata, its heads, its bad blocks.
+
+Nothing is believed but what a checksum or a second fact bears out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay import files, recovery
+from mmreplay.errors import CorruptError, FailedError, FormatError, VersionError
+from mmreplay.files import File
+from mmreplay.format import commit
+from mmreplay.format import metadata as metadata_file
+from mmreplay.format.metadata import Metadata
+from mmreplay.storage.ledger import FILE_NAME as COMMIT
+from mmreplay.storage.memmap import file_sizes
+from mmreplay.storage.placement import SUMS, place
+from mmreplay.verify.slots import CommitFile
+from mmreplay.verify.sums import SumCheck, stripes
+
+Array = NDArray[np.int64]
+# Every bit of a file this long is tried in less than a second.
+FLIP_NBYTES = 1 << 14
+
+
+@dataclass(slots=True)
+class Evidence:
+    """What is known of a buffer.
+
+    Attributes:
+        metadata: What it is.
+        opened: Its data files by name, as long as they are.
+        firsts: int64 ``[E]``, the oldest position alive.
+        heads: int64 ``[E]``, the heads to go on from.
+        summed: int64 ``[E]``, the blocks below must have a checksum that fits.
+        unsummed: int64 ``[E]``, so must none of the blocks that begin below.
+        restored: What was found out from other facts than the damaged ones.
+    """
+
+    metadata: Metadata
+    opened: dict[str, File]
+    firsts: Array
+    heads: Array
+    summed: Array
+    unsummed: Array
+    restored: list[str] = field(default_factory=list)
+
+    def bad_blocks(self) -> Iterator[tuple[int, int, str]]:
+        """(environment, block, why) of each that no checksum bears out."""
+        ring = self.metadata.ring
+        size = ring.block_rows
+        begins = np.maximum(self.firsts // size, -(-self.unsummed // size))
+        ends = np.maximum(self.summed // size, begins)
+        check = sum_check(self.metadata, self.opened)
+        for stripe in stripes(ring, begins, ends):
+            sums: list[int] | None = None
+            with suppress(CorruptError, FailedError):
+                sums = check.compute(stripe, None)
+            for index, (_, env_id, block) in enumerate(stripe.blocks):
+                if sums is None:
+                    yield env_id, block, "missing"
+                elif not _proven(check, self.metadata, env_id, block, sums[index]):
+                    known = _lap_fits(check, self.metadata, env_id, block)
+                    yield env_id, block, "checksum" if known else "unproven"
+
+    def close(self) -> None:
+        """Give the files back."""
+        for file in self.opened.values():
+            file.close()
+
+
+def sum_check(metadata: Metadata, opened: dict[str, File]) -> SumCheck:
+    """What computes checksums as `verify` does."""
+    commit_file = CommitFile(opened[COMMIT], COMMIT, metadata)
+    return SumCheck(opened, metadata.folder, metadata, commit_file)
+
+
+def _proven(
+    check: SumCheck, metadata: Metadata, env_id: int, block: int, computed: int
+) -> bool:
+    lap = (block // metadata.ring.num_blocks) & 0xFFFFFFFF
+    with suppress(CorruptError, FailedError):
+        return check.entry(env_id, block)[1:] == (computed, lap)
+    return False
+
+
+def _lap_fits(check: SumCheck, metadata: Metadata, env_id: int, block: int) -> bool:
+    with suppress(CorruptError, FailedError):
+        lap = (block // metadata.ring.num_blocks) & 0xFFFFFFFF
+        return check.entry(env_id, block)[2] == lap
+    return False
+
+
+def gather(folder: Path, like: Path | None) -> Evidence:
+    """Look at everything; see `repair`.
+
+    Raises:
+        CorruptError: What is left says too little.
+    """
+    metadata, restored = _metadata(folder, like)
+    if metadata.engine != "memmap" or metadata.unknown_features:
+        raise VersionError(
+            f"{folder} was written with engine {metadata.engine!r} and the features "
+            f"{list(metadata.unknown_features)}, this mmreplay repairs 'memmap' "
+            "without any; install a newer mmreplay"
+        )
+    opened = _opened(folder, metadata, restored)
+    try:
+        found = _settled(folder, metadata, opened[COMMIT])
+        if found is None:
+            restored.append("heads, from the checksums of whole blocks")
+            found = _scanned(metadata, opened)
+    except BaseException:
+        for file in opened.values():
+            file.close()
+        raise
+    return Evidence(metadata, opened, *found, restored)
+
+
+def _metadata(folder: Path, like: Path | None) -> tuple[Metadata, list[str]]:
+    """The metadata, and how it was found where that was not the plain way."""
+    if like is not None:
+        return metadata_file.load(like), [f"metadata, from {like}"]
+    try:
+        return metadata_file.load(folder), []
+    except VersionError:
+        raise
+    except FormatError as error:
+        path, damage = folder / metadata_file.FILE_NAME, error
+        if not folder.is_dir():
+            raise
+    with suppress(FormatError, FailedError):
+        data = files.read_bytes(path, FLIP_NBYTES)
+        return _unflipped(data, path), ["metadata, by turning one bit back"]
+    spare = path.with_name(f"tmp-{path.name}")
+    with suppress(FormatError, FailedError):
+        data = files.read_bytes(spare, metadata_file.MAX_NBYTES)
+        return metadata_file.decode(data, spare), [f"metadata, from {spare.name}"]
+    raise CorruptError(
+        f"{damage}; got no second copy of it either, expected one to repair by: name "
+        "a snapshot or copy of the buffer with like= (--like)"
+    ) from damage
+
+
+def _unflipped(data: bytes, path: Path) -> Metadata:
+    """Turn each bit over in turn, until the checksum fits again.
+
+    Three bits at least tell two texts of one checksum apart, at any length of ours:
+    what is one bit away from fitting is what was written.
+    """
+    size = len(_tail(b""))
+    body, rest = bytearray(data[:-size]), data[-size:]
+    own = _tail(bytes(body))
+    if (int.from_bytes(own) ^ int.from_bytes(rest)).bit_count() == 1:
+        return metadata_file.decode(bytes(body) + own, path)
+    for bit in range(8 * len(body)):
+        body[bit // 8] ^= 1 << bit % 8
+        if _tail(bytes(body)) == rest:
+            return metadata_file.decode(bytes(body) + rest, path)
+        body[bit // 8] ^= 1 << bit % 8
+    told = "is not one bit away from what its checksum says"
+    raise CorruptError(f"{path} {told}")
+
+
+def _tail(body: bytes) -> bytes:
+    return b'"crc32c": "%08x"\n}\n' % google_crc32c.value(body)
+
+
+def _opened(folder: Path, metadata: Metadata, restored: list[str]) -> dict[str, File]:
+    """Open what is there; a file of another size is read as far as it goes."""
+    where = folder / metadata.folder
+    sizes = file_sizes(metadata.ring, metadata.schema, place(metadata.schema))
+    sizes[COMMIT] = commit.NUM_SLOTS * commit.slot_nbytes(metadata.ring.num_envs)
+    opened: dict[str, File] = {}
+    try:
+        for name, nbytes in sizes.items():
+            file = opened[name] = File.open(where / name, None)
+            if file.nbytes != nbytes:
+                told = f"{name} has {file.nbytes} bytes of {nbytes}"
+                restored.append(f"what is in a file of a wrong size: {told}")
+    except BaseException:
+        for file in opened.values():
+            file.close()
+        raise
+    return opened
+
+
+def _settled(
+    folder: Path, metadata: Metadata, file: File
+) -> tuple[Array, Array, Array, Array] | None:
+    """Oldest, heads, committed heads and given up, as opening decides; or None."""
+    nbytes = commit.NUM_SLOTS * commit.slot_nbytes(metadata.ring.num_envs)
+    data = file.pread(min(nbytes, file.nbytes), 0).ljust(nbytes, b"\0")
+    ring = metadata.ring
+    slots = commit.split(data, metadata.uuid, metadata.generation, ring.num_envs)
+    if commit.newest_durable(slots) is None:
+        return None
+    identity = recovery.identify(file, metadata)
+    live, durable, _ = recovery.settle(slots, identity, metadata, folder)
+    firsts = np.maximum(live.tails, live.heads - ring.capacity)
+    return firsts, live.heads, durable.heads, live.limits - ring.slots
+
+
+def _scanned(
+    metadata: Metadata, opened: dict[str, File]
+) -> tuple[Array, Array, Array, Array]:
+    """The same from the checksums alone: a block whose sum fits was committed."""
+    ring = metadata.ring
+    check = sum_check(metadata, opened)
+    heads = np.zeros(ring.num_envs, np.int64)
+    for place_ in range(ring.num_blocks):
+        for env_id in range(ring.num_envs):
+            with suppress(CorruptError, FailedError):
+                lap = check.entry(env_id, place_)[2]
+                block = lap * ring.num_blocks + place_
+                one = np.zeros(ring.num_envs, np.int64)
+                one[env_id] = block
+                stripe = next(stripes(ring, one, one + (np.arange(len(one)) == env_id)))
+                [computed] = check.compute(stripe, None)
+                if _proven(check, metadata, env_id, block, computed):
+                    stop = (block + 1) * ring.block_rows
+                    heads[env_id] = max(heads[env_id], stop)
+    if not heads.any():
+        raise CorruptError(
+            f"{opened[SUMS].path.parent}: got no whole record in COMMIT and no block "
+            "with a checksum that fits, expected one of both; nothing can be restored: "
+            "take a copy"
+        )
+    zeros = np.zeros(ring.num_envs, np.int64)
+    return np.maximum(heads - ring.capacity, 0), heads, heads, zeros

@@ -1,0 +1,311 @@
+"""Repair: what is proven of a damaged buffer, in a new folder, and what was cut."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay import files, recovery
+from mmreplay.buffer import lifecycle
+from mmreplay.errors import FormatError, LockedError
+from mmreplay.files import File
+from mmreplay.format import metadata as metadata_file
+from mmreplay.format.metadata import Metadata
+from mmreplay.repairing.evidence import Evidence, gather
+from mmreplay.repairing.kept import Flags, Kept, Sorter
+from mmreplay.ring import runs
+from mmreplay.storage.lock import WriterLock, holder, locked, refuse_network
+from mmreplay.storage.memmap import MemmapStore, file_sizes
+from mmreplay.storage.placement import FLAGS, SUMS, place
+
+Array = NDArray[np.int64]
+Progress = Callable[[int, int], None]
+CHUNK_NBYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Rows that were alive and are not in the repaired buffer.
+
+    Attributes:
+        env_id: Their environment.
+        first: The first position, in the damaged buffer.
+        stop: The position after the last one.
+        why: ``"checksum"`` (the data does not fit it), ``"unproven"`` (the checksum
+            itself is lost), ``"missing"`` (the file ends before, or cannot be read),
+            ``"flags"`` (no episode has them so).
+    """
+
+    env_id: int
+    first: int
+    stop: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """What `repair` made.
+
+    Attributes:
+        path: The damaged buffer.
+        target: The new one.
+        rows: Rows in it.
+        cuts: What is not in it, by environment and position.
+        restored: Facts that were found out in another way than the plain one.
+    """
+
+    path: Path
+    target: Path
+    rows: int
+    cuts: tuple[Cut, ...]
+    restored: tuple[str, ...]
+
+    @property
+    def cut_rows(self) -> int:
+        """Rows that were cut."""
+        return sum(cut.stop - cut.first for cut in self.cuts)
+
+
+def repair(
+    path: str | os.PathLike[str],
+    target: str | os.PathLike[str] | None = None,
+    *,
+    keep_unproven: bool = False,
+    like: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> Repaired:
+    """Restore the newest consistent state of a damaged buffer into a new folder.
+
+    Rows are kept if the checksum of their block fits, or if they never had one (those
+    of the newest block, and after the last commit). Where rows are cut between others,
+    those after begin an episode (flags START and BREAK), and those before move up to
+    them: heads stay as they are, and the newest rows keep their positions. So the new
+    buffer has a uuid of its own, and samplers' states of the old one do not fit it.
+
+    Without a whole record in COMMIT the heads are found from the checksums. One bit
+    of metadata.json is turned back; more takes another copy. The damaged buffer is not
+    changed. Memory: a few MiB, and 1 byte a row of the ring's flags.
+
+    Args:
+        path: The damaged buffer's folder.
+        target: A new or empty folder; ``<path>-repaired`` by default.
+        keep_unproven: Keep rows whose checksum itself is lost.
+        like: A snapshot or copy whose metadata.json is to be believed.
+        progress: Called with (rows written, rows to write).
+
+    Raises:
+        FormatError: There is no buffer, or the target holds something.
+        CorruptError: Too little is left.
+        LockedError: Somebody is writing it.
+    """
+    source = lifecycle.absolute(path)
+    where = source.with_name(f"{source.name}-repaired")
+    where = where if target is None else lifecycle.absolute(target)
+    if where.is_relative_to(source):
+        raise FormatError(
+            f"{where} is inside the buffer {source}, expected a folder elsewhere; "
+            "choose a path beside it"
+        )
+    if locked(source):
+        raise LockedError(
+            f"{source} is being written by {holder(source)}, expected no writer; wait "
+            "until it closes, or take a snapshot"
+        )
+    evidence = gather(source, None if like is None else lifecycle.absolute(like))
+    try:
+        kept, cuts = _choose(evidence, keep_unproven)
+        lifecycle.make_place(where)
+        refuse_network(where, False)
+        lock = WriterLock(where)
+        try:
+            recovery.clear_half(where)
+            rows = _build(evidence, kept, where, progress)
+        finally:
+            lock.release()
+    finally:
+        evidence.close()
+    return Repaired(source, where, rows, tuple(cuts), tuple(evidence.restored))
+
+
+def _choose(evidence: Evidence, keep_unproven: bool) -> tuple[list[Kept], list[Cut]]:
+    """What stays of each environment, and what does not."""
+    ring = evidence.metadata.ring
+    bad: dict[int, list[tuple[int, int, str]]] = defaultdict(list)
+    for env_id, block, why in evidence.bad_blocks():
+        if why != "unproven" or not keep_unproven:
+            first = block * ring.block_rows
+            bad[env_id].append((first, first + ring.block_rows, why))
+    sorter = Sorter(evidence.metadata.autoreset == "next_step")
+    kept, cuts = [], []
+    for env_id in range(ring.num_envs):
+        first, head = int(evidence.firsts[env_id]), int(evidence.heads[env_id])
+        lost = sorted([*bad[env_id], *_missing(evidence, env_id)])
+        good, gone = _rest(first, head, lost)
+        found = sorter.sort(good, _reader(evidence, env_id))
+        gone += _flagged(good, found)
+        kept.append(found)
+        cuts += [Cut(env_id, a, b, why) for a, b, why in sorted(gone)]
+    return kept, cuts
+
+
+def _missing(evidence: Evidence, env_id: int) -> list[tuple[int, int, str]]:
+    """Stretches of positions that a file which ends too early does not hold."""
+    ring, metadata = evidence.metadata.ring, evidence.metadata
+    held = min(_held(metadata, evidence.opened).values())
+    first, head = int(evidence.firsts[env_id]), int(evidence.heads[env_id])
+    found = []
+    at = first
+    for row, step, count in ring.stretch(env_id, first, head):
+        whole = min(count, max(0, -(-(held - row) // step)))
+        if whole < count:
+            found.append((at + whole, at + count, "missing"))
+        at += count
+    return found
+
+
+def _held(metadata: Metadata, opened: dict[str, File]) -> dict[str, int]:
+    """Whole rows that each data file holds."""
+    return {
+        name: opened[name].nbytes // nbytes
+        for name, nbytes in metadata_rows(metadata).items()
+    }
+
+
+def metadata_rows(metadata: Metadata) -> dict[str, int]:
+    """Bytes of a row in each file that has rows."""
+    sizes = file_sizes(metadata.ring, metadata.schema, place(metadata.schema))
+    rows = metadata.ring.num_rows
+    return {name: size // rows for name, size in sizes.items() if name != SUMS}
+
+
+def _rest(
+    first: int, head: int, lost: list[tuple[int, int, str]]
+) -> tuple[list[tuple[int, int]], list[tuple[int, int, str]]]:
+    """Divide ``[first, head)`` into what is not lost, and what is and why."""
+    good, gone = [], []
+    for begin, end, why in lost:
+        begin, end = max(begin, first), min(end, head)
+        if begin > first:
+            good.append((first, begin))
+        if end > begin:
+            gone.append((begin, end, why))
+        first = max(first, end)
+    if head > first:
+        good.append((first, head))
+    return good, gone
+
+
+def _flagged(good: list[tuple[int, int]], found: Kept) -> list[tuple[int, int, str]]:
+    """Rows of good stretches that were not kept all the same."""
+    gone = []
+    kept = list(zip(found.firsts, found.counts, strict=True))
+    for first, stop in good:
+        inside = [(a, a + n, "flags") for a, n in kept if a < stop and a + n > first]
+        gone += [(a, b, "flags") for a, b in _rest(first, stop, inside)[0]]
+    return gone
+
+
+def _reader(evidence: Evidence, env_id: int) -> Callable[[int, int], Flags]:
+    ring, file = evidence.metadata.ring, evidence.opened[FLAGS]
+
+    def read(first: int, stop: int) -> Flags:
+        parts = []
+        for row, step, count in ring.stretch(env_id, first, stop):
+            data = file.pread((count - 1) * step + 1, row)
+            parts.append(np.frombuffer(data, np.uint8)[::step])
+        return np.concatenate(parts)
+
+    return read
+
+
+def _build(
+    evidence: Evidence, kept: list[Kept], target: Path, progress: Progress | None
+) -> int:
+    """Fill the target's folder; metadata.json is the last file to appear in it."""
+    old = evidence.metadata
+    metadata = replace(old, uuid=secrets.token_bytes(16), generation=1)
+    folder = target / metadata.folder
+    recovery.mark_half(target)
+    files.make_folder(folder)
+    totals = np.array([each.total for each in kept])
+    tails = evidence.heads - totals
+    store = MemmapStore.create(folder, metadata.ring, metadata.schema)
+    try:
+        _write(evidence, kept, store, tails, progress)
+        store.sync()
+        _sum(store, tails, evidence.heads)
+        store.sync_sums()
+    finally:
+        store.close()
+        store.unmap()
+    recovery.create(folder, metadata, evidence.heads, tails)
+    files.sync_folder(folder)
+    encoded = metadata_file.encode(metadata)
+    files.replace_bytes(target / metadata_file.FILE_NAME, encoded)
+    files.remove_tree(target / recovery.HALF)
+    return int(totals.sum())
+
+
+def _write(
+    evidence: Evidence,
+    kept: list[Kept],
+    store: MemmapStore,
+    tails: Array,
+    progress: Progress | None,
+) -> None:
+    """Copy the rows that stay to their new positions, environment by environment."""
+    ring = store.ring
+    nbytes = metadata_rows(evidence.metadata)
+    size = max(1, CHUNK_NBYTES // sum(nbytes.values()))
+    done, total = 0, int((evidence.heads - tails).sum())
+    maps = {
+        name: np.frombuffer(evidence.opened[name].map_readonly(), np.uint8)
+        for name in nbytes
+    }
+    for env_id in range(ring.num_envs):
+        tail, head = int(tails[env_id]), int(evidence.heads[env_id])
+        for first in range(tail, head, size):
+            positions = np.arange(first, min(first + size, head))
+            sources = kept[env_id].sources(head, positions)
+            ids = np.full(len(positions), env_id)
+            rows, to = ring.rows(ids, sources), runs(ring.rows(ids, positions))
+            for file in store.files:
+                if file.path.name != SUMS:
+                    width = nbytes[file.path.name]
+                    every = maps[file.path.name]
+                    table = every[: len(every) // width * width].reshape(-1, width)
+                    data = table[rows]
+                    if file.path.name == FLAGS:
+                        _mark(data, sources, kept[env_id].marks)
+                    for row, begin, end in to:
+                        part = data[begin:end].reshape(-1)
+                        file.pwrite(part.data, row * width)
+            done += len(positions)
+            if progress is not None:
+                progress(done, total)
+
+
+def _sum(store: MemmapStore, tails: Array, heads: Array) -> None:
+    """Write the checksums of every whole block that holds a row."""
+    size = store.ring.block_rows
+    for env_id, (tail, head) in enumerate(
+        zip(tails.tolist(), heads.tolist(), strict=True)
+    ):
+        for block in range(tail // size, head // size):
+            one = np.array([store.checksum(env_id, block)], np.uint32)
+            store.write_sums(env_id, block, one)
+
+
+def _mark(flags: Flags, sources: Array, marks: dict[int, int]) -> None:
+    """Put the flags of seams in place."""
+    first, last = int(sources[0]), int(sources[-1])
+    for position, value in marks.items():
+        if first <= position <= last:
+            flags[np.searchsorted(sources, position)] = value

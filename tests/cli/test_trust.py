@@ -1,0 +1,54 @@
+"""``mmreplay snapshot`` and ``mmreplay repair`` at the command line."""
+
+import json
+
+import pytest
+
+from mmreplay.cli.exits import run
+from mmreplay.verify import verify_buffer
+from tests.buffer.test_snapshots import create, extend
+
+
+@pytest.fixture
+def path(tmp_path):
+    with create(tmp_path / "b") as buffer:
+        extend(buffer, 30)
+    return tmp_path / "b"
+
+
+def test_snapshot_makes_a_whole_buffer_and_says_what_it_holds(path, tmp_path, capsys):
+    assert run(["snapshot", str(path), str(tmp_path / "c"), "--pause"]) == 0
+    assert "60 rows" in capsys.readouterr().out
+    assert run(["snapshot", str(path), str(tmp_path / "d"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["rows"], told["cut_rows"], told["heads"]) == (60, 0, [30, 30])
+    assert verify_buffer(tmp_path / "d").findings == ()
+
+
+def test_a_snapshot_over_something_is_refused(path, capsys):
+    assert run(["snapshot", str(path), str(path.parent)]) == 3
+    assert "expected a new or empty one" in capsys.readouterr().err
+
+
+def test_repair_says_what_was_cut(path, tmp_path, capsys):
+    with (path / "data-000001" / "f000.bin").open("r+b") as file:
+        file.seek(4800 * 5)
+        file.write(b"x")
+    assert run(["verify", str(path)]) == 1
+    capsys.readouterr()
+    assert run(["repair", str(path)]) == 0
+    told = capsys.readouterr().out
+    assert "cut checksum: environment 0, positions [4, 6)" in told
+    assert "58 rows kept, 2 cut" in told
+    assert run(["verify", f"{path}-repaired"]) == 0
+    capsys.readouterr()
+    assert run(["repair", str(path), str(tmp_path / "e"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["cuts"] == [{"env_id": 0, "first": 4, "stop": 6, "why": "checksum"}]
+    assert (told["rows"], told["cut_rows"], told["restored"]) == (58, 2, [])
+
+
+def test_what_cannot_be_repaired_exits_1(path, capsys):
+    (path / "metadata.json").write_bytes(b"{")
+    assert run(["repair", str(path)]) == 1
+    assert "--like" in capsys.readouterr().err
