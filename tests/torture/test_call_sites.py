@@ -202,9 +202,9 @@ def test_what_goes_on_after_a_kill_survives_a_power_cut(name, prepared, tmp_path
     [
         KeyboardInterrupt(),
         OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
-        OSError(errno.EIO, os.strerror(errno.EIO)),
+        *(OSError(n, os.strerror(n)) for n in (errno.EIO, errno.EDQUOT, errno.EINTR)),
     ],
-    ids=["interrupt", "full", "failing"],
+    ids=["interrupt", "full", "failing", "quota", "interrupted call"],
 )
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_fault_at_any_call_is_told_and_gives_everything_back(
@@ -227,5 +227,18 @@ def test_a_fault_at_any_call_is_told_and_gives_everything_back(
         assert disk.struck == 1
         del again, disk
         assert num_descriptors() == before
+        with using(Unsynced()):
+            check(work / "buffer", name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_short_write_at_any_call_is_carried_on(name, prepared, tmp_path):
+    for at in range(num_calls(name, prepared, tmp_path, ("pwrite",))):
+        work = fresh(prepared, tmp_path, name)
+        disk = FaultyDisk("short", at, names=("pwrite",))
+        with using(disk):
+            OPERATIONS[name](work / "buffer")
+        assert disk.struck == 1
         with using(Unsynced()):
             check(work / "buffer", name)

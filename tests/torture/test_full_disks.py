@@ -1,0 +1,189 @@
+"""A disk that is full at each page of a script: an error, and a whole buffer."""
+
+import os
+import shutil
+import subprocess
+from contextlib import suppress
+from unittest import mock
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.errors import FormatError, FullError
+from mmreplay.files import Disk
+from mmreplay.verify import verify_buffer
+from tools.torture.powerloss import abandon
+from tools.torture.rows import Geometry, content, faults
+
+GEOMETRY = Geometry("two", 16, 2, "env_major", large=True)
+STARTS = [(1, np.zeros(2, np.int64))]
+PAGE = 4096
+SIZE = 2 << 20
+
+
+@pytest.fixture(params=["tmpfs", "ext4"])
+def disk(request, tmp_path):
+    """A small file system of its own."""
+    if os.geteuid() != 0:
+        pytest.skip("a small disk is mounted by root only")
+    path, image = tmp_path / "disk", tmp_path / "image"
+    path.mkdir()
+    if request.param == "tmpfs":
+        commands = [["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", str(path)]]
+    else:
+        image.write_bytes(b"")
+        os.truncate(image, SIZE)
+        commands = [
+            ["mkfs.ext4", "-q", "-F", "-O", "^has_journal", "-m", "0", str(image)],
+            ["mount", "-o", "loop", str(image), str(path)],
+        ]
+    for command in commands:
+        if shutil.which(command[0]) is None:
+            pytest.skip(f"{command[0]} is not here")
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"a small disk cannot be mounted: {done.stderr.strip()}")
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def leave(path, num_pages):
+    """Fill the disk but for so many pages."""
+    filler = os.open(path / "filler", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    free = os.statvfs(path).f_bavail * os.statvfs(path).f_frsize // PAGE
+    os.posix_fallocate(filler, 0, PAGE * max(1, free - num_pages))
+    os.close(filler)
+
+
+class Script:
+    """What a run does, a step at a time, and what it was told."""
+
+    def __init__(self, folder):
+        self.path = folder / "buffer"
+        self.target = folder / "out.npz"
+        self.buffer = None
+        self.exported = False
+        self.acked = np.zeros(2, np.int64)
+
+    def run(self):
+        """Do all of it, until something is refused."""
+        for do in (
+            *(self.create, self.add, self.extend, self.commit, self.statistics),
+            *(self.grow, self.extend, self.export, self.shrink, self.add, self.close),
+        ):
+            do()
+            if self.buffer is not None and not self.buffer.closed:
+                self.acked = self.buffer.heads
+
+    def create(self):
+        self.buffer = ReplayBuffer.create(
+            self.path,
+            GEOMETRY.schema,
+            GEOMETRY.capacity,
+            GEOMETRY.num_envs,
+            autoreset="same_step",
+            commit_every=None,
+        )
+
+    def add(self):
+        heads, ones = self.buffer.heads, np.ones(2, np.int64)
+        self.buffer.add(content(GEOMETRY, np.arange(2), heads, ones))
+
+    def extend(self):
+        numbers = self.buffer.heads[0] + np.repeat(np.arange(20), 2)
+        env_ids, ones = np.tile([0, 1], 20), np.ones(40, np.int64)
+        found = content(GEOMETRY, env_ids, numbers, ones)
+        self.buffer.extend(
+            {p: c.reshape(20, 2, *c.shape[1:]) for p, c in found.items()}
+        )
+
+    def commit(self):
+        self.buffer.commit()
+
+    def statistics(self):
+        self.buffer.set_statistics({"mean": list(range(2000))})
+
+    def grow(self):
+        self.buffer.resize(40)
+
+    def shrink(self):
+        self.buffer.resize(12)
+
+    def export(self):
+        mr.export(self.path, self.target)
+        self.exported = True
+
+    def close(self):
+        self.buffer.close()
+
+
+def whole(script):
+    """Check what is there, and that it goes on where there is space again."""
+    try:
+        buffer = ReplayBuffer.open(script.path, "r+", commit_every=None)
+    except FormatError:
+        assert script.buffer is None
+        return
+    with buffer:
+        assert (buffer.heads >= script.acked).all()
+        assert faults(buffer, GEOMETRY, STARTS) == []
+        script.buffer = buffer
+        script.extend()
+        assert faults(buffer, GEOMETRY, STARTS) == []
+    assert verify_buffer(script.path).ok
+
+
+class Unsynced(Disk):
+    """A disk for the runs that nothing will crash."""
+
+    def datasync(self, fd):
+        pass
+
+    def sync_folder(self, fd):
+        pass
+
+
+def until_it_fits(disk, first, step):
+    """Run the script with more and more pages; how often it was refused."""
+    refused, pages = 0, first
+    while True:
+        leave(disk, pages)
+        script = Script(disk)
+        try:
+            script.run()
+            fits = True
+        except FullError:
+            fits = False
+            refused += 1
+            # No file, or the whole one.
+            assert script.target.exists() == script.exported
+        buffer = script.buffer
+        if buffer is not None and not buffer.closed:
+            # What was published stays readable on the full disk.
+            assert faults(buffer, GEOMETRY, STARTS) == []
+            script.acked = buffer.heads
+            with suppress(FullError):
+                buffer.close()
+            if not buffer.closed:
+                abandon(buffer)
+        (disk / "filler").unlink()
+        whole(script)
+        for path in disk.iterdir():
+            if path.name != "lost+found":
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if fits:
+            return refused
+        pages += step
+
+
+def test_a_disk_that_is_full_at_some_pages_of_a_script_loses_nothing(disk):
+    with mock.patch("mmreplay.files.disk", Unsynced()):
+        assert until_it_fits(disk, 3, 13) > 10
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_at_any_page_of_a_script_loses_nothing(disk):
+    refused = until_it_fits(disk, 0, 1)
+    assert refused > 150
