@@ -262,3 +262,37 @@ def test_batches_that_do_not_fit_together_are_refused():
     both = mr.concat([made(None, 9), made(None, 9, sampler=windows)], [1, 1])
     with pytest.raises(SchemaError, match=r"concat: got fields .* from a buffer, exp"):
         both.sample(4)
+
+
+def test_a_failed_batch_counts_for_no_buffer():
+    windows = mr.SequenceSampler(2, mr.UniformSampler(0))
+    both = mr.concat([made(None, 9), made(None, 9, sampler=windows)], [1, 1])
+    before = both.state_dict()
+    with pytest.raises(SchemaError, match=r"concat: got fields"):
+        both.sample(4)
+    assert both.state_dict() == before
+
+
+def test_episodes_are_padded_to_the_longest_of_all_buffers():
+    buffers = []
+    for length in (3, 5):
+        sampler = mr.EpisodeSampler(mr.UniformSampler(length))
+        buffers.append(made(None, 0, sampler=sampler))
+        for number in range(3 * length):
+            end = "t" if number % length == length - 1 else ""
+            buffers[-1].add(step(number, end))
+    both = mr.concat(buffers, [1, 1], seed=0)
+    state = both.state_dict()
+    batch = both.sample(4)
+    assert batch.mask.sum(1).tolist() == [3, 3, 5, 5]
+    assert batch["is_first"].sum(1).tolist() == [1, 1, 1, 1]
+    rows = batch["observation"]
+    assert (rows[:2, 3:] == rows[:2, 2:3]).all()
+    assert batch.window_positions[:2, 2:].tolist() == [
+        [p + 2] * 3 for p in batch.positions[:2].tolist()
+    ]
+    both.load_state_dict(state)
+    again = mr.ConcatDataset(both)[both.draw(4)]
+    assert again.mask.tolist() == batch.mask.tolist()
+    for path in batch.fields:
+        assert again[path].tolist() == batch[path].tolist()

@@ -16,17 +16,24 @@ Ids = NDArray[np.int64]
 
 
 def joined(
-    batches: Sequence[Batch], cat: Callable[[list[Any]], Any] = np.concatenate
+    batches: Sequence[Batch],
+    cat: Callable[..., Any] = np.concatenate,
+    *,
+    pad: bool = False,
 ) -> Batch:
     """Put batches of several buffers one after the other.
 
     Args:
         batches: At least one, all numpy arrays or all tensors.
-        cat: Joins arrays of their kind.
+        cat: Joins arrays of their kind, along an axis.
+        pad: They are of padded episodes, and padded to the longest of all.
 
     Raises:
         SchemaError: Their fields or windows differ.
     """
+    if pad:
+        longest = max(_width(batch) for batch in batches)
+        batches = [_padded(batch, longest, cat) for batch in batches]
     first = batches[0]
     for batch in batches:
         for name, mine, other in (
@@ -52,6 +59,30 @@ def joined(
         *("window_positions", "buffer_ids"),
     )
     return replace(first, fields=fields, key=0, **{name: whole(name) for name in names})
+
+
+def _padded(batch: Batch, length: int, cat: Callable[..., Any]) -> Batch:
+    """Pad windows with their last step, as no step, up to a length."""
+    missing = length - _width(batch)
+
+    def longer(array: Any, told: bool = False) -> Any:
+        last = array[:, -1:]
+        return cat([array, *[last & ~last if told else last] * missing], 1)
+
+    return replace(
+        batch,
+        fields={
+            path: longer(array, path == "is_first" and "bool" in str(array.dtype))
+            for path, array in batch.fields.items()
+        },
+        mask=longer(batch.mask, True),
+        window_positions=longer(batch.window_positions),
+    )
+
+
+def _width(batch: Batch) -> int:
+    assert batch.mask is not None
+    return int(batch.mask.shape[1])
 
 
 def rows_of(batch: Batch, rows: Ids, probabilities: Any = None) -> Batch:

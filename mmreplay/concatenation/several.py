@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -22,8 +22,10 @@ from mmreplay.batch import Batch
 from mmreplay.buffer.lifecycle import StrPath
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.concatenation.batches import as_numpy, joined, rows_of
+from mmreplay.concatenation.draws import BufferDraw, ConcatDraw
 from mmreplay.errors import EmptyError, SchemaError
-from mmreplay.samplers.base import Draw, State
+from mmreplay.samplers.base import State
+from mmreplay.samplers.forms import PADDED, form_of
 from mmreplay.samplers.joined import check_each, keeps_priorities, state_of
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.ranks import num_legal
@@ -32,7 +34,8 @@ from mmreplay.samplers.states import check_kind, integer, parts, same
 from mmreplay.schema import Schema
 
 Ids = NDArray[np.int64]
-T = TypeVar("T", Batch, "BufferDraw")
+T = TypeVar("T", Batch, BufferDraw)
+U = TypeVar("U")
 
 
 def concat(
@@ -57,44 +60,6 @@ def concat(
         FormatError: There is no buffer at a path.
     """
     return Concat(sources, shares, seed)
-
-
-@dataclass(frozen=True, slots=True)
-class BufferDraw:
-    """What was drawn from one of several buffers.
-
-    Attributes:
-        number: Which buffer.
-        draw: Its steps, probabilities being of all buffers' steps.
-    """
-
-    number: int
-    draw: Draw
-
-    def __len__(self) -> int:
-        """Steps, or windows, drawn."""
-        return len(self.draw)
-
-
-@dataclass(frozen=True, slots=True)
-class ConcatDraw:
-    """What was drawn from several buffers, to be gathered in any process.
-
-    Attributes:
-        parts: One for each buffer that anything was drawn from, in their order.
-    """
-
-    parts: tuple[BufferDraw, ...]
-
-    def __len__(self) -> int:
-        """Steps, or windows, drawn."""
-        return sum(len(part) for part in self.parts)
-
-    @property
-    def buffer_ids(self) -> Ids:
-        """int64 ``[B]``, which buffer each step is of."""
-        numbers = [np.full(len(part), part.number) for part in self.parts]
-        return np.concatenate(numbers)
 
 
 class Concat:
@@ -157,13 +122,28 @@ class Concat:
             EmptyError: A buffer that has a share has nothing to draw.
             SchemaError: Transforms or windows of the buffers do not fit together.
         """
-        return joined(self._each(batch_size, self._sample))
+        return self._each(
+            batch_size, self._sample, lambda found: joined(found, pad=self._pads())
+        )
 
     def draw(self, batch_size: int) -> ConcatDraw:
         """Draw, without the data; see `sample`."""
-        return ConcatDraw(tuple(self._each(batch_size, self._draw)))
+        return self._each(
+            batch_size,
+            self._draw,
+            lambda found: ConcatDraw.joined(found, pad=self._pads()),
+        )
 
-    def _each(self, batch_size: int, one: Callable[[int, int, float], T]) -> list[T]:
+    def _pads(self) -> bool:
+        """Whether what is drawn are episodes, each batch padded to its longest."""
+        return all(form_of(buffer.sampler) == PADDED for buffer in self.buffers)
+
+    def _each(
+        self,
+        batch_size: int,
+        one: Callable[[int, int, float], T],
+        join: Callable[[list[T]], U],
+    ) -> U:
         """Draw from each buffer, or from none: a failed draw does not count."""
         counts, fractions = self._split(batch_size)
         drawn: list[T] = []
@@ -172,6 +152,7 @@ class Concat:
             for number, count in enumerate(counts):
                 if count:
                     drawn.append(one(number, count, fractions[number]))
+            whole = join(drawn)
         except BaseException as error:
             if isinstance(error, EmptyError):
                 error.add_note(f"buffer {number} of concat: {self.buffers[number]!r}")
@@ -182,7 +163,7 @@ class Concat:
         if self._shares is not None:
             given = iter(drawn)
             self._shares.count([len(next(given)) if count else 0 for count in counts])
-        return drawn
+        return whole
 
     def _sample(self, number: int, count: int, fraction: float) -> Batch:
         batch = self.buffers[number].sample(count, contiguous=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from mmreplay.errors import SchemaError
 from mmreplay.ring import Span
 from mmreplay.samplers.base import Sampler, State, View
+from mmreplay.samplers.checks import whole
 from mmreplay.samplers.ranks import NarrowedView, legal_before, rank_edges
 from mmreplay.samplers.restricted import RestrictedSampler
 from mmreplay.samplers.states import check_kind, same
@@ -25,14 +25,12 @@ def ignore_earliest(count: int, sampler: Sampler | None = None) -> RestrictedSam
         sampler: Draws; `UniformSampler` by default.
 
     Raises:
-        SchemaError: The count is below 1.
+        SchemaError: The count is no integer of at least 1, or the sampler is none.
     """
-    if count < 1:
-        raise SchemaError(
-            f"count: got {count}, expected at least 1; leave ignore_earliest out to "
-            "draw from every row"
-        )
-    return RestrictedSampler(_Earliest(count), sampler or UniformSampler())
+    way_out = "leave ignore_earliest out to draw from every row"
+    count = whole("count", count, 1, way_out)
+    inside = UniformSampler() if sampler is None else sampler
+    return RestrictedSampler(_Earliest(count), inside)
 
 
 class _Earliest:

@@ -24,6 +24,7 @@ from mmreplay.episodes import START, EpisodeIndex
 from mmreplay.errors import SchemaError
 from mmreplay.samplers.base import Draw, Sampler, State, View, Windows
 from mmreplay.samplers.epochs import epochs_of
+from mmreplay.samplers.forms import PADDED, RAGGED, single
 from mmreplay.samplers.joined import keeps_priorities
 from mmreplay.samplers.windows import Shape
 from mmreplay.samplers.windows_inner import Inner, WindowDrawing
@@ -203,7 +204,13 @@ class EpisodeSampler(WindowDrawing):
             "running": bool(running),
         }
         stride = FIRST_ONLY if by == "episode" else 1
-        self._inner = Inner(sampler, Shape(0, 1, stride, False), chosen)
+        inside = None if sampler is None else single(sampler, "EpisodeSampler")
+        self._inner = Inner(inside, Shape(0, 1, stride, False), chosen)
+
+    @property
+    def form(self) -> str:
+        """What it draws; see `forms`."""
+        return PADDED if self._arguments["layout"] == "padded" else RAGGED
 
     def draw(self, view: View, batch_size: int) -> Draw:
         """Draw episodes; see `Sampler.draw`."""

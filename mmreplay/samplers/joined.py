@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TypeGuard
 
 import numpy as np
@@ -18,50 +19,78 @@ from mmreplay.samplers.base import (
     View,
     Windows,
 )
+from mmreplay.samplers.forms import PADDED, form_of, padded
 
 Ids = NDArray[np.int64]
 
 
-def draw_each(
-    view: View, samplers: Sequence[Sampler], counts: Sequence[int]
-) -> list[Draw]:
-    """Draw so many with each sampler, none where the count is 0.
+def draw_joined(
+    asked: Sequence[tuple[Sampler, View, int]], key: int
+) -> tuple[Draw, list[int]]:
+    """Draw with each of several samplers, and put the draws one after the other.
 
-    Where one fails those before it are put back: a failed draw does not count.
+    Where one fails, or they do not fit together, all are put back: a failed draw
+    does not count.
+
+    Args:
+        asked: Samplers, what each is shown and how many it is to draw; at least one.
+        key: Of the whole.
+
+    Returns:
+        The draw, and how many each drew.
+
+    Raises:
+        EmptyError: One has nothing to draw.
+        SchemaError: Their windows differ.
     """
     drawn: list[Draw] = []
-    states = []
+    states: list[tuple[Sampler, State]] = []
     try:
-        for sampler, count in zip(samplers, counts, strict=True):
-            if count:
-                before = sampler.state_dict() if len(samplers) > 1 else {}
-                drawn.append(sampler.draw(view, count))
-                states.append((sampler, before))
+        for sampler, view, count in asked:
+            if len(asked) > 1:
+                states.append((sampler, sampler.state_dict()))
+            drawn.append(sampler.draw(view, count))
+        return joined(drawn, key, _padded(asked)), [len(draw) for draw in drawn]
     except BaseException:
         for sampler, state in states:
             sampler.load_state_dict(state)
         raise
-    return drawn
 
 
-def joined(draws: Sequence[Draw], key: int) -> Draw:
+def _padded(asked: Sequence[tuple[Sampler, View, int]]) -> bool:
+    return all(form_of(sampler) == PADDED for sampler, _, _ in asked)
+
+
+def joined(draws: Sequence[Draw], key: int, pad: bool = False) -> Draw:
     """Put draws one after the other.
 
     Args:
-        draws: At least one; all of single steps, or all of windows equally long.
+        draws: At least one; all of single steps, or all of windows.
         key: Of the whole.
+        pad: Windows are padded to the longest; else all are equally long.
 
     Raises:
-        SchemaError: Their windows differ.
+        SchemaError: Their windows differ, or some are ragged episodes.
     """
-    windows = [draw.windows for draw in draws]
-    found = [w for w in windows if w is not None]
-    lengths = [None if w is None else w.positions.shape[1] for w in windows]
-    if len(set(lengths)) > 1:
+    found = [draw.windows for draw in draws if draw.windows is not None]
+    if len(draws) == 1:
+        return replace(draws[0], key=key)
+    lengths = [
+        None if draw.windows is None else draw.windows.positions.shape[1]
+        for draw in draws
+    ]
+    if any(draw.offsets is not None for draw in draws):
+        raise SchemaError(
+            "samplers: got ragged episodes to put into one batch with others, expected "
+            "steps or windows; make the EpisodeSampler with layout='padded'"
+        )
+    if len(set(lengths)) > 1 and not pad:
         raise SchemaError(
             f"samplers: got windows of lengths {lengths} to put into one batch, "
             "expected them all alike; wrap the mixture in one SequenceSampler instead"
         )
+    if pad:
+        found = padded(found)
     return Draw(
         np.concatenate([draw.env_ids for draw in draws]),
         np.concatenate([draw.positions for draw in draws]),

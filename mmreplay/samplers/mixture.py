@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mmreplay.errors import SchemaError
 from mmreplay.samplers.base import Draw, Sampler, State, View
-from mmreplay.samplers.joined import draw_each, joined, state_of
+from mmreplay.samplers.forms import alike
+from mmreplay.samplers.joined import draw_joined, state_of
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.shares import Shares
 from mmreplay.samplers.states import check_kind, integer, parts
@@ -18,7 +20,8 @@ class MixtureSampler(Wrapping):
     ``MixtureSampler([(PrioritizedSampler(), 3), (UniformSampler(), 1)])`` draws 192
     and 64 of 256, in that order; see `Shares` for batches that do not divide. A part
     that draws fewer (a `ShuffledSampler` at an epoch's end) makes the batch shorter,
-    and gets what it missed later. For shares over several buffers see `concat`.
+    and gets what it missed later. Whole episodes are padded to the longest of all
+    parts. For shares over several buffers see `concat`.
 
     Probabilities and weights are of the sampler that drew the step, not of the
     mixture: samplers do not know how likely another one's steps are to them.
@@ -35,10 +38,12 @@ class MixtureSampler(Wrapping):
             seed: Of `Draw.key` alone; None takes one from the system.
 
         Raises:
-            SchemaError: A share is not above 0, or there is no sampler.
+            SchemaError: A share is not above 0, there is no sampler, or what they draw
+                does not fit one batch: windows of several lengths, ragged episodes.
         """
-        self._parts = [sampler for sampler, _ in samplers]
-        self._shares = Shares([share for _, share in samplers])
+        pairs = [_pair(given) for given in samplers]
+        self._shares = Shares([share for _, share in pairs])
+        self._parts = alike([sampler for sampler, _ in pairs])
         self._random = StepGenerator(seed)
         self._step = 0
 
@@ -50,10 +55,14 @@ class MixtureSampler(Wrapping):
             SchemaError: Some draw windows, and not all of the same length.
         """
         counts = self._shares.split(batch_size)
-        drawn = draw_each(view, self._parts, counts)
-        draw = joined(drawn, self._random.key(self._step))
+        asked = [
+            (sampler, view, count)
+            for sampler, count in zip(self._parts, counts, strict=True)
+            if count
+        ]
+        draw, drawn = draw_joined(asked, self._random.key(self._step))
         lengths = iter(drawn)
-        self._shares.count([len(next(lengths)) if count else 0 for count in counts])
+        self._shares.count([next(lengths) if count else 0 for count in counts])
         self._step += 1
         return draw
 
@@ -88,3 +97,13 @@ class MixtureSampler(Wrapping):
                 sampler.load_state_dict(mine)
             raise
         self._random, self._step = StepGenerator(seed), step
+
+
+def _pair(given: object) -> tuple[object, float]:
+    """A sampler and its share."""
+    if isinstance(given, tuple | list) and len(given) == 2:
+        return given[0], given[1]
+    raise SchemaError(
+        f"samplers: got {given!r:.80} among them, expected pairs of a sampler and its "
+        "share; such as [(mmreplay.UniformSampler(), 1)]"
+    )

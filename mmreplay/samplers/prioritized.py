@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.errors import SchemaError
+from mmreplay.samplers.checks import finite, whole
 from mmreplay.samplers.laws import MAX_ALPHA, Powers
 from mmreplay.samplers.prioritizing import (
     Normalize,
     Options,
     Prioritizing,
     PriorityDrawing,
-    finite,
 )
 from mmreplay.samplers.schedules import Schedule, Scheduled
 
@@ -75,17 +74,14 @@ class PrioritizedSampler(PriorityDrawing):
         """
         power = Scheduled("alpha", alpha, MAX_ALPHA)
         floor = finite("eps", eps)
-        if type(alpha_every) is not int or alpha_every < 1:
-            raise SchemaError(
-                f"alpha_every: got {alpha_every!r}, expected an integer of at least 1"
-            )
+        every = whole("alpha_every", alpha_every, 1, "1 looks at alpha at every draw")
         options = Options(
             Scheduled("beta", beta, 1.0), initial_priority, stratified, normalize,
             eta, name,
         )  # fmt: skip
         self._work = Prioritizing(
             "PrioritizedSampler",
-            lambda num_rows: Powers(num_rows, power, floor, alpha_every),
+            lambda num_rows: Powers(num_rows, power, floor, every),
             options,
             seed,
         )

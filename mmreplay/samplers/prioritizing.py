@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, cast, get_args
 
@@ -49,13 +48,14 @@ class Options:
         if self.normalize not in get_args(Normalize):
             raise SchemaError(
                 f"normalize: got {self.normalize!r}, expected one of "
-                f"{get_args(Normalize)}"
+                f"{get_args(Normalize)}; 'batch' divides by the greatest weight drawn"
             )
         for name, low, high in (("initial_priority", 1e-30, MOST), ("eta", 0, 1)):
             number = getattr(self, name)
             if not (isinstance(number, int | float) and low <= number <= high):
                 raise SchemaError(
-                    f"{name}: got {number!r}, expected a number in [{low:g}, {high:g}]"
+                    f"{name}: got {number!r}, expected a number in [{low:g}, "
+                    f"{high:g}]; leave it out for the default"
                 )
 
 
@@ -308,17 +308,6 @@ def _saved(state: State) -> Saved:
     except SchemaError as error:
         raise FormatError(f"sampler state: {error}") from error
     return Saved(uuid, first, seen, numbers)
-
-
-def finite(name: str, number: object) -> float:
-    """A finite number of at least 0.
-
-    Raises:
-        SchemaError: It is none.
-    """
-    if isinstance(number, int | float) and 0 <= number < math.inf:
-        return float(number)
-    raise SchemaError(f"{name}: got {number!r}, expected a finite number of at least 0")
 
 
 class PriorityDrawing(Protocol):

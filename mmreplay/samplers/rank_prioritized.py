@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.errors import SchemaError
+from mmreplay.samplers.checks import whole
 from mmreplay.samplers.laws import MAX_ALPHA
 from mmreplay.samplers.prioritizing import (
     Normalize,
@@ -67,13 +67,9 @@ class RankPrioritizedSampler(PriorityDrawing):
             SchemaError: An argument is out of range.
         """
         power = Scheduled("alpha", alpha, MAX_ALPHA)
-        if resort_every is not None and (
-            type(resort_every) is not int or resort_every < 1
-        ):
-            raise SchemaError(
-                f"resort_every: got {resort_every!r}, expected an integer of at least "
-                "1, or None"
-            )
+        if resort_every is not None:
+            way_out = "leave it out to sort at every quarter of the rows"
+            resort_every = whole("resort_every", resort_every, 1, way_out)
         options = Options(
             Scheduled("beta", beta, 1.0), initial_priority, stratified, normalize,
             eta, name,

@@ -11,9 +11,10 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.errors import SchemaError
 from mmreplay.samplers.base import Draw, Sampler, State, View
-from mmreplay.samplers.joined import draw_each, joined, state_of
+from mmreplay.samplers.checks import share, whole
+from mmreplay.samplers.forms import single
+from mmreplay.samplers.joined import draw_joined, state_of
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.ranks import newest, nothing_to_draw, num_legal, rank_edges
 from mmreplay.samplers.states import check_kind, fraction, integer, parts, same
@@ -56,17 +57,15 @@ class RecentSampler(Wrapping):
         Raises:
             SchemaError: An argument is not legal.
         """
-        if steps < 1 or not 0 < ratio <= 1:
-            raise SchemaError(
-                f"recent: got steps={steps} and ratio={ratio}, expected at least 1 "
-                "step and a ratio in (0, 1]; leave the sampler out to draw none"
-            )
-        self._steps, self._ratio = steps, float(ratio)
+        self._steps = whole("steps", steps, 1, "count newest steps")
+        self._ratio = share("ratio", ratio, "leave the sampler out to draw none")
         self._random = StepGenerator(seed)
         self._step = 0
         self._newest = StratifiedSampler(self._random.seed)
         self._parts = [
-            UniformSampler(self._random.seed) if sampler is None else sampler
+            UniformSampler(self._random.seed)
+            if sampler is None
+            else single(sampler, "RecentSampler")
         ]
 
     def draw(self, view: View, batch_size: int) -> Draw:
@@ -79,15 +78,15 @@ class RecentSampler(Wrapping):
         if counts.mean() * self._ratio > self._steps:
             # 0.1 * 10 is above 1 by rounding, and 2 are not asked for.
             recent = ceil(round(batch_size * self._ratio, 9))
-        drawn = []
-        if recent < batch_size:
-            drawn = draw_each(view, self._parts, [batch_size - recent])
+        asked: list[tuple[Sampler, View, int]] = []
         if recent:
             narrowed = newest(view, np.full(len(counts), self._steps), edges)
-            drawn.insert(0, self._newest.draw(narrowed, recent))
-        key = self._random.key(self._step)
+            asked.append((self._newest, narrowed, recent))
+        if recent < batch_size:
+            asked.append((self._parts[0], view, batch_size - recent))
+        draw, _ = draw_joined(asked, self._random.key(self._step))
         self._step += 1
-        return joined(drawn, key)
+        return draw
 
     def state_dict(self, priorities: bool = False) -> State:
         """Seed, step and the states of both samplers.
@@ -149,17 +148,12 @@ class ShrinkingSampler:
         Raises:
             SchemaError: An argument is not legal.
         """
-        self.eta = eta
-        self._smallest = smallest
+        self.eta = share("eta", eta, "eta=1 draws from everything")
+        self._smallest = whole("smallest", smallest, 1, "count steps")
         self._random = StepGenerator(seed)
         self._sampler = UniformSampler(self._random.seed)
         self._step = 0
         self.begin(num_updates)
-        if smallest < 1 or not 0 < eta <= 1:
-            raise SchemaError(
-                f"window: got eta={eta} and smallest={smallest}, expected eta in "
-                "(0, 1] and at least 1 step; eta=1 draws from everything"
-            )
 
     def begin(self, num_updates: int) -> None:
         """Begin a phase of updates with the whole buffer.
@@ -167,12 +161,8 @@ class ShrinkingSampler:
         Args:
             num_updates: K of the phase, at least 1.
         """
-        if num_updates < 1:
-            raise SchemaError(
-                f"num_updates: got {num_updates}, expected at least 1; pass how many "
-                "batches are drawn until the next phase"
-            )
-        self._num_updates = num_updates
+        way_out = "pass how many batches are drawn until the next phase"
+        self._num_updates = whole("num_updates", num_updates, 1, way_out)
         self._update = 0
 
     def window(self, num_starts: int) -> int:

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from mmreplay.ring import Span
 from mmreplay.samplers.base import Draw, Sampler, State, View
+from mmreplay.samplers.checks import checked
 from mmreplay.samplers.epochs import epochs_of
 from mmreplay.samplers.joined import state_of
 from mmreplay.samplers.states import check_kind, parts
@@ -43,9 +44,12 @@ class RestrictedSampler(Wrapping):
         Args:
             restriction: What may be drawn.
             sampler: Draws it.
+
+        Raises:
+            SchemaError: That is no sampler.
         """
         self._restriction = restriction
-        self._parts = [sampler]
+        self._parts = [checked(sampler)]
         self._last: tuple[View, Span, View] | None = None
 
     def _shown(self, view: View) -> View:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeGuard
-
-import numpy as np
 
 from mmreplay.errors import SchemaError
+from mmreplay.samplers.checks import is_number
 
 Schedule = float | Callable[[int], float]
 """A constant, or a number by step: a sampler's draws are its steps, from 0 on."""
@@ -32,9 +30,10 @@ class LinearSchedule:
     def __post_init__(self) -> None:
         for name in ("start", "stop"):
             number = getattr(self, name)
-            if not (_number(number) and math.isfinite(number)):
+            if not (is_number(number) and math.isfinite(number)):
                 raise SchemaError(
-                    f"LinearSchedule {name}: got {number!r}, expected a finite number"
+                    f"LinearSchedule {name}: got {number!r}, expected a finite number; "
+                    "such as 0.4"
                 )
         if type(self.steps) is not int or self.steps < 1:
             raise SchemaError(
@@ -83,17 +82,10 @@ class Scheduled:
         return self._checked(self.schedule(step))
 
     def _checked(self, number: object) -> float:
-        if not (_number(number) and 0 <= number <= self.most):
+        if not (is_number(number) and 0 <= number <= self.most):
             raise SchemaError(
                 f"{self.name}: got {number!r}, expected a number in [0, "
                 f"{self.most:g}], or a callable of the step that returns one, such as "
                 "mmreplay.LinearSchedule(0.4, 1.0, steps=100_000)"
             )
         return float(number)
-
-
-def _number(value: object) -> TypeGuard[float]:
-    """Whether it is a number, numpy's scalars included; NaN fails comparisons."""
-    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(
-        value, bool
-    )

@@ -41,6 +41,8 @@ from mmreplay.samplers.base import (
     View,
     Windows,
 )
+from mmreplay.samplers.checks import whole
+from mmreplay.samplers.forms import single
 from mmreplay.samplers.windows import Shape, WindowView
 from mmreplay.samplers.windows_inner import Inner, WindowDrawing
 
@@ -93,22 +95,24 @@ class SequenceSampler(WindowDrawing):
             SchemaError: A number is out of range, the boundary is unknown, or the
                 sampler draws windows itself.
         """
-        _check_at_least("length", length, 1)
-        _check_at_least("burn_in", burn_in, 0)
-        _check_at_least("stride", stride, 1)
-        _check_at_least("bootstrap", bootstrap, 0)
-        _check_kinds(sampler, boundary, first_only)
+        way_out = "windows are counted in steps"
+        length = whole("length", length, 1, way_out)
+        burn_in = whole("burn_in", burn_in, 0, way_out)
+        stride = whole("stride", stride, 1, way_out)
+        bootstrap = whole("bootstrap", bootstrap, 0, way_out)
+        _check_kinds(boundary, first_only)
         self.length, self.burn_in, self.bootstrap = length, burn_in, bootstrap
         self._arguments: State = {
-            "length": int(length),
+            "length": length,
             "boundary": boundary,
-            "burn_in": int(burn_in),
-            "stride": int(stride),
-            "bootstrap": int(bootstrap),
+            "burn_in": burn_in,
+            "stride": stride,
+            "bootstrap": bootstrap,
         }
         around = (burn_in, length + bootstrap) if boundary != "pad" else (0, 1)
         self._boundary = boundary
-        self._inner = Inner(sampler, Shape(*around, stride, boundary == "any"))
+        inside = None if sampler is None else single(sampler, "SequenceSampler")
+        self._inner = Inner(inside, Shape(*around, stride, boundary == "any"))
         self._first_only = tuple(first_only)
         self._offsets = np.arange(-burn_in, length + bootstrap)
 
@@ -116,6 +120,11 @@ class SequenceSampler(WindowDrawing):
     def window_length(self) -> int:
         """T, the columns of a window."""
         return len(self._offsets)
+
+    @property
+    def form(self) -> str:
+        """What it draws; see `forms`."""
+        return f"windows of {self.window_length} steps"
 
     def draw(self, view: View, batch_size: int) -> Draw:
         """Draw windows; see `Sampler.draw`."""
@@ -201,27 +210,14 @@ class SequenceSampler(WindowDrawing):
         return Windows(inside, mask, first, self._first_only)
 
 
-def _check_kinds(sampler: object, boundary: str, first_only: object) -> None:
+def _check_kinds(boundary: str, first_only: object) -> None:
     if boundary not in BOUNDARIES:
         raise SchemaError(
             f"boundary: got {boundary!r}, expected one of {list(BOUNDARIES)}; "
             "'episode' keeps windows within an episode"
         )
-    if isinstance(sampler, SequenceSampler):
-        raise SchemaError(
-            "sampler: got a SequenceSampler inside another, expected one that "
-            "draws single steps; give its own sampler to the outer one"
-        )
     if isinstance(first_only, str):
         raise SchemaError(
             f"first_only: got the string {first_only!r}, expected a sequence of "
             f"paths; write ({first_only!r},)"
-        )
-
-
-def _check_at_least(name: str, value: int, least: int) -> None:
-    if not isinstance(value, int | np.integer) or value < least:
-        raise SchemaError(
-            f"{name}: got {value!r}, expected an integer of at least {least}; windows "
-            "are counted in steps"
         )

@@ -9,6 +9,7 @@ import numpy as np
 
 from mmreplay.errors import FormatError, SchemaError
 from mmreplay.samplers.base import State
+from mmreplay.samplers.checks import is_number
 from mmreplay.samplers.states import integers
 
 
@@ -30,12 +31,14 @@ class Shares:
         Raises:
             SchemaError: There is none, or one is not above 0.
         """
-        total = float(sum(shares))
-        if not shares or not all(isfinite(s) and s > 0 for s in shares):
+        if not shares or not all(
+            is_number(share) and isfinite(share) and share > 0 for share in shares
+        ):
             raise SchemaError(
                 f"shares: got {list(shares)}, expected numbers above 0, one for each "
                 "part; leave a part out to draw none of it"
             )
+        total = float(sum(shares))
         self.fractions = np.array([share / total for share in shares])
         self._drawn = np.zeros(len(shares), np.int64)
 

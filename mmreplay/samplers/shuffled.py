@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from mmreplay.errors import EmptyError, FormatError, SchemaError
 from mmreplay.ring import LAYOUTS, Layout, Span
 from mmreplay.samplers.base import Draw, State, View
+from mmreplay.samplers.checks import whole
 from mmreplay.samplers.frozen import Frozen
 from mmreplay.samplers.permutation import Permutation
 from mmreplay.samplers.random import StepGenerator
@@ -309,15 +310,23 @@ def _check(
     rank: int, num_ranks: int, layout: str, batches: int | None, drop_last: bool
 ) -> None:
     """Refuse arguments that make no sense."""
-    if num_ranks < 1 or not 0 <= rank < num_ranks:
+    distributed = "pass torch.distributed's rank and world size"
+    whole("rank", rank, 0, distributed)
+    whole("num_ranks", num_ranks, 1, distributed)
+    if rank >= num_ranks:
         raise SchemaError(
             f"rank: got {rank} of {num_ranks}, expected it in [0, num_ranks) and "
             "num_ranks of at least 1; pass torch.distributed's rank and world size"
         )
     if layout not in LAYOUTS:
-        raise SchemaError(f"layout: got {layout!r}, expected one of {list(LAYOUTS)}")
-    if batches is not None and (batches < 1 or drop_last):
         raise SchemaError(
-            f"batches: got {batches} with drop_last={drop_last}, expected at least 1 "
-            "and drop_last=False; batches of an epoch leave nothing out"
+            f"layout: got {layout!r}, expected one of {list(LAYOUTS)}; the first is "
+            "the default"
         )
+    if batches is not None:
+        whole("batches", batches, 1, "leave it out to draw by batch_size")
+        if drop_last:
+            raise SchemaError(
+                f"batches: got {batches} with drop_last=True, expected "
+                "drop_last=False; batches of an epoch leave nothing out"
+            )

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from mmreplay.samplers.base import Sampler, View
 from mmreplay.samplers.epochs import draws_once
+from mmreplay.samplers.forms import common
 from mmreplay.samplers.joined import (
     check_each,
     close_each,
@@ -32,6 +33,11 @@ class Wrapping(Protocol):
     def _shown(self, view: View) -> View:
         """Return what the parts are shown of a view; all of it unless it is said."""
         return view
+
+    @property
+    def form(self) -> str | None:
+        """What the parts draw, where all say the same; see `forms`."""
+        return common(self._parts)
 
     @property
     def keeps_priorities(self) -> bool:

@@ -157,11 +157,74 @@ def test_windows_of_parts_are_put_together_if_they_are_alike(tmp_path):
     mixed = mr.MixtureSampler([(parts[0], 1), (parts[1], 1)], seed=0)
     draw = mixed.draw(buffer.view, 8)
     assert draw.windows.positions.shape == (8, 3)
-    for others in ([mr.SequenceSampler(4)], [mr.UniformSampler(0)]):
-        mixed = mr.MixtureSampler([(parts[0], 1), (others[0], 1)], seed=0)
-        with pytest.raises(SchemaError, match=r"got windows of lengths \[3, "):
-            mixed.draw(buffer.view, 8)
+    mixed = mr.MixtureSampler([(parts[0], 1), (mr.UniformSampler(0), 1)], seed=0)
+    before = mixed.state_dict()
+    with pytest.raises(SchemaError, match=r"got windows of lengths \[3, None\]"):
+        mixed.draw(buffer.view, 8)
+    assert mixed.state_dict() == before
     buffer.close()
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (
+            [mr.SequenceSampler(3), mr.SequenceSampler(4)],
+            "'windows of 4 steps'.* al",
+        ),
+        ([mr.SequenceSampler(3), mr.EpisodeSampler()], "'padded episodes'.* all alike"),
+        (
+            [mr.UniformSampler(0), mr.EpisodeSampler(layout="ragged")],
+            r"'ragged episodes'\] to put into one batch.* with layout='padded'",
+        ),
+        (["a"], "sampler: got 'a', expected an object with draw, state_dict and"),
+        ([mr.UniformSampler], "sampler: got <class .* make one, such as"),
+    ],
+)
+def test_parts_that_never_fit_one_batch_are_refused(parts, message):
+    with pytest.raises(SchemaError, match=message):
+        mr.MixtureSampler([(part, 1) for part in parts])
+
+
+def test_recent_windows_are_refused_with_the_way_out():
+    for part in (mr.SequenceSampler(3), mr.EpisodeSampler(layout="ragged")):
+        with pytest.raises(SchemaError, match=r"inside of a RecentSampler, expected"):
+            mr.RecentSampler(2, 0.5, part)
+
+
+def test_a_part_without_a_share_is_refused():
+    with pytest.raises(SchemaError, match=r"got <.*> among them, expected pairs of"):
+        mr.MixtureSampler([mr.UniformSampler(0)])
+
+
+def test_episodes_of_parts_are_padded_to_the_longest():
+    buffer = mr.ReplayBuffer.create(None, FIELDS, 100, engine="memory")
+    ends = np.zeros(60, bool)
+    ends[[2, 8, 11, 20, 40]] = True
+    buffer.extend(observation=np.arange(60), terminated=ends)
+    short = mr.EpisodeSampler(mr.UniformSampler(1), max_length=4)
+    every = mr.EpisodeSampler(mr.UniformSampler(2))
+    buffer.sampler = mr.MixtureSampler([(short, 1), (every, 1)], seed=0)
+    begins, lengths = {0: 3, 3: 6, 9: 3, 12: 9, 21: 20}, set()
+    for _ in range(20):
+        batch = buffer.sample(4)
+        rows = batch["observation"]
+        lengths.add(rows.shape[1])
+        sizes = [begins[p] for p in batch.positions.tolist()]
+        assert rows.shape[1] == max(sizes)
+        for row, mask, first, size in zip(
+            rows, batch.mask, batch["is_first"], sizes, strict=True
+        ):
+            steps = row[0] + np.minimum(np.arange(rows.shape[1]), size - 1)
+            assert row.tolist() == steps.tolist()
+            assert mask.tolist() == (np.arange(rows.shape[1]) < size).tolist()
+            assert first.tolist() == (np.arange(rows.shape[1]) == 0).tolist()
+    assert len(lengths) > 1
+
+
+FIELDS = mr.Schema(
+    {"observation": mr.Field((), "int64"), "terminated": mr.Field((), "bool")}
+)
 
 
 def filled(path):
@@ -192,7 +255,7 @@ def test_a_run_stopped_after_any_batch_goes_on(stopped):
 
 
 def test_shares_that_make_no_sense_are_refused():
-    for shares in ([], [0.0], [1, -1], [float("inf")]):
+    for shares in ([], [0.0], [1, -1], [float("inf")], ["a"], [None, 1]):
         parts = [(mr.UniformSampler(0), share) for share in shares]
         with pytest.raises(SchemaError, match=r"shares: got .* expected numbers above"):
             mr.MixtureSampler(parts)

@@ -345,12 +345,25 @@ def test_arguments_out_of_range_are_refused(arguments, message):
         SequenceSampler(**arguments)
 
 
+class Windowed(mr.UniformSampler):
+    """Somebody's own, which draws windows and does not say so."""
+
+    def draw(self, view, batch_size):
+        return SequenceSampler(2, mr.UniformSampler(0)).draw(view, batch_size)
+
+
 def test_windows_inside_windows_are_refused(tmp_path):
-    with pytest.raises(SchemaError, match=r"got a SequenceSampler inside another"):
-        SequenceSampler(3, SequenceSampler(2))
+    for inside, form in (
+        (SequenceSampler(2), "SequenceSampler, of windows of 2 steps"),
+        (mr.EpisodeSampler(), "EpisodeSampler, of padded episodes"),
+        (mr.ignore_earliest(2, SequenceSampler(2)), "RestrictedSampler, of windows"),
+    ):
+        for make in (lambda s: SequenceSampler(3, s), mr.EpisodeSampler):
+            with pytest.raises(SchemaError, match=f"sampler: got the {form}.* inside"):
+                make(inside)
     twin = filled(tmp_path / "ring")
-    sampler = SequenceSampler(3, mr.EpisodeSampler())
-    with pytest.raises(SchemaError, match=r"got windows from EpisodeSampler, expected"):
+    sampler = SequenceSampler(3, Windowed(0))
+    with pytest.raises(SchemaError, match=r"got windows from Windowed, expected"):
         sampler.draw(view_of(twin.buffer), 2)
     twin.buffer.close()
 

@@ -197,10 +197,12 @@ def test_too_few_for_a_batch_are_said_until_there_are_more():
     ("options", "message"),
     [
         ({"rank": 2, "num_ranks": 2}, "rank: got 2 of 2, expected it in"),
-        ({"rank": -1}, "rank: got -1 of 1"),
-        ({"num_ranks": 0}, "rank: got 0 of 0"),
+        ({"rank": -1}, "rank: got -1, expected an integer of at least 0; pass"),
+        ({"num_ranks": 0}, "num_ranks: got 0, expected an integer of at least 1"),
+        ({"rank": "a"}, "rank: got 'a', expected an integer of at least 0"),
+        ({"batches": 2.5}, "batches: got 2.5, expected an integer of at least 1"),
         ({"layout": "time"}, "layout: got 'time', expected one of"),
-        ({"batches": 0}, "batches: got 0 with drop_last=False, expected at least 1"),
+        ({"batches": 0}, "batches: got 0, expected an integer of at least 1; leave"),
         ({"batches": 2, "drop_last": True}, "batches: got 2 with drop_last=True"),
     ],
 )

@@ -1,0 +1,76 @@
+"""Checks of arguments that several samplers share."""
+
+from __future__ import annotations
+
+import math
+from typing import TypeGuard, cast
+
+import numpy as np
+
+from mmreplay.errors import SchemaError
+from mmreplay.samplers.base import Sampler
+
+
+def whole(name: str, value: object, least: int, way_out: str) -> int:
+    """An integer argument of at least so much.
+
+    Raises:
+        SchemaError: It is none, or less.
+    """
+    number = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not number or cast(int, value) < least:
+        raise SchemaError(
+            f"{name}: got {value!r}, expected an integer of at least {least}; {way_out}"
+        )
+    return int(cast(int, value))
+
+
+def checked(sampler: object) -> Sampler:
+    """Return what is a sampler.
+
+    Raises:
+        SchemaError: It is none.
+    """
+    needed = ("draw", "state_dict", "load_state_dict")
+    if isinstance(sampler, type) or not all(
+        callable(getattr(sampler, name, None)) for name in needed
+    ):
+        raise SchemaError(
+            f"sampler: got {sampler!r:.80}, expected an object with draw, state_dict "
+            "and load_state_dict; make one, such as mmreplay.UniformSampler(seed=0)"
+        )
+    return cast(Sampler, sampler)
+
+
+def share(name: str, value: object, way_out: str) -> float:
+    """A number in ``(0, 1]``.
+
+    Raises:
+        SchemaError: It is none.
+    """
+    if not is_number(value) or not 0 < value <= 1:
+        raise SchemaError(
+            f"{name}: got {value!r}, expected a number in (0, 1]; {way_out}"
+        )
+    return float(value)
+
+
+def finite(name: str, number: object) -> float:
+    """A finite number of at least 0.
+
+    Raises:
+        SchemaError: It is none.
+    """
+    if is_number(number) and 0 <= number < math.inf:
+        return float(number)
+    raise SchemaError(
+        f"{name}: got {number!r}, expected a finite number of at least 0; leave it out "
+        "for the default"
+    )
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether it is a number, numpy's scalars included; NaN fails comparisons."""
+    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(
+        value, bool
+    )
