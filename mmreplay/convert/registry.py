@@ -17,7 +17,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, cast
 
-from mmreplay.convert.base import Reader, Writer
+from mmreplay.convert.base import MAX_ROW_NBYTES, Reader, Writer
 from mmreplay.convert.description import Description
 from mmreplay.errors import FormatError, SchemaError
 from mmreplay.format.metadata import FILE_NAME as METADATA
@@ -264,9 +264,14 @@ def open_writer(
     overwrite: bool,
     **options: object,
 ) -> Writer:
-    """Open a target; see `open_reader`."""
+    """Open a target; see `open_reader`.
+
+    Raises:
+        SchemaError: As there; or a row is one that no file is read of.
+    """
     function = _function(found, "open_writer")
     _check_options(found, function, options)
+    _refuse_wide(found, description)
     return cast("Writer", function(target, description, overwrite=overwrite, **options))
 
 
@@ -280,10 +285,21 @@ def planned(found: Format, description: Description, **options: object) -> int |
         SchemaError: An option is not one of the format's, or it cannot hold a field.
     """
     _check_options(found, _function(found, "open_writer"), options)
+    _refuse_wide(found, description)
     function = getattr(import_module(found.home), "planned", None)
     if function is None:
         return None
     return cast("int | None", function(description, **options))
+
+
+def _refuse_wide(found: Format, description: Description) -> None:
+    """Refuse to write what would not be read; buffers take rows of any size."""
+    if found.name != BUFFER and description.row_nbytes > MAX_ROW_NBYTES:
+        raise SchemaError(
+            f"rows of {description.row_nbytes} bytes, got {found.name} as a target, "
+            f"expected at most {MAX_ROW_NBYTES}, of which files are read; leave a "
+            "field out with fields=, or split it"
+        )
 
 
 def options_of(found: Format, function: str) -> tuple[str, ...]:

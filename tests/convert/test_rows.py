@@ -292,3 +292,14 @@ def test_the_format_of_the_page_works_as_it_stands(source, tmp_path, monkeypatch
     assert report.nbytes == report.rows * (source.schema.row_nbytes - 1)
     with pytest.raises(SchemaError, match="format: got 'raw', which mmreplay does not"):
         mr.load(tmp_path / "a.raw", tmp_path / "b", format="raw")
+
+
+@pytest.mark.parametrize("name", ["a.npz", "a.pt", "a.safetensors", "a.parquet"])
+def test_rows_that_no_file_is_read_of_are_not_written(tmp_path, name):
+    schema = mr.Schema({"x": mr.Field((1 << 28,), "uint8")})
+    with mr.ReplayBuffer.create(tmp_path / "source", schema, 1) as source:
+        with pytest.raises(SchemaError, match="expected at most 268435456, of which"):
+            mr.export(source, tmp_path / name)
+        # A buffer takes them.
+        mr.load(source.path, tmp_path / "target")
+    assert not (tmp_path / name).exists()
