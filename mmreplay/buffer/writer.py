@@ -17,7 +17,7 @@ from mmreplay.errors import ForkedError, SchemaError
 from mmreplay.ring import Ring, Run, runs
 from mmreplay.schema import Schema
 from mmreplay.storage.base import Store
-from mmreplay.storage.ledger import Book
+from mmreplay.storage.ledger import Book, refuse_overflow
 
 Array = NDArray[np.int64]
 Hold = Callable[[Array, Array, Array, Array], Array]
@@ -348,6 +348,7 @@ class Writer:
 
     def _make_room(self, heads: Array) -> None:
         """Raise the limits to take in heads, before a byte below them is written."""
+        refuse_overflow(heads, self._ring.slots)
         target, free = self._targets(heads)
         if self._committer is not None and not free:
             target = np.maximum(self._limits, self._committer.given_up(heads, target))

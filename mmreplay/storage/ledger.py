@@ -6,6 +6,7 @@ page cache does. Durable slots are written and synced: they survive the power.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import struct
 import time
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay import kernels
-from mmreplay.errors import CorruptError, StarvedError
+from mmreplay.errors import CorruptError, FullError, StarvedError
 from mmreplay.files import File
 from mmreplay.format import commit
 from mmreplay.format.commit import Identity, Record
@@ -339,6 +340,25 @@ def create_commit(
         file.sync()
     finally:
         file.close()
+
+
+def refuse_overflow(heads: Array, slots: int) -> None:
+    """Refuse positions that no record holds, before a limit gets near them.
+
+    Args:
+        heads: int64 ``[E]``, to be reached.
+        slots: Of the ring; limits stay less than twice as many ahead.
+
+    Raises:
+        FullError: They are too high.
+    """
+    highest = commit.MAX_COUNT - 2 * slots
+    if heads.max() >= highest:
+        raise FullError(
+            f"cannot write position {heads.max()}, expected positions below {highest}; "
+            "export the rows, and go on in a new buffer",
+            errno_=errno.EOVERFLOW,
+        )
 
 
 def starved(path: Path) -> StarvedError:
