@@ -6,7 +6,7 @@ import argparse
 import sys
 import time
 
-from tools.torture import forged, kills, mutants, mutate, powerloss
+from tools.torture import actors, forged, kills, mutants, mutate, powerloss
 from tools.torture.powerloss import Report
 
 
@@ -44,6 +44,9 @@ def main() -> int:
     harmed.add_argument("--first", type=int, default=0, help="number of the first")
     harmed.add_argument("--seed", type=int, default=1)
     harmed.add_argument("--tell", action="store_true", help="print each try")
+    played = commands.add_parser("actors", help="eight writers and a learner")
+    played.add_argument("--kills", type=int, default=1000)
+    played.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     started = time.monotonic()
     if arguments.command == "forged":
@@ -53,6 +56,8 @@ def main() -> int:
     if arguments.command == "mutate":
         options = arguments.count, arguments.seed, arguments.first, arguments.tell
         return show("mutate", mutate.attack(*options), started)
+    if arguments.command == "actors":
+        return show("actors", actors.attack(arguments.kills, arguments.seed), started)
     if arguments.command == "kills":
         return show("kills", kills.attack(arguments.points, arguments.seed), started)
     report = powerloss.attack(arguments.states, arguments.seed)

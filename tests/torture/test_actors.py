@@ -1,0 +1,30 @@
+"""A slice of ``python -m tools.torture actors``, and that it would notice."""
+
+import pytest
+
+from mmreplay.storage.lock import WriterLock
+from tools.torture import actors
+
+
+@pytest.mark.crash
+def test_eight_writers_and_a_learner_get_along_while_writers_die():
+    report = actors.attack(6, 5)
+    assert report.findings == {}, report.examples
+    assert report.states == 6
+    assert report.seen["rows"] >= 6 * actors.BATCH
+
+
+@pytest.mark.slow
+@pytest.mark.crash
+def test_nothing_is_found_in_many_deaths():
+    report = actors.attack(100, 6)
+    assert report.findings == {}, report.examples
+
+
+@pytest.mark.crash
+def test_a_lock_that_lets_everybody_in_is_noticed(monkeypatch):
+    monkeypatch.setattr(actors, "NUM_ACTORS", 1)
+    monkeypatch.setattr(WriterLock, "_take", lambda self, folder: None)
+    monkeypatch.setattr(WriterLock, "release", lambda self: self._file.close())
+    report = actors.attack(1, 5)
+    assert "lock" in report.findings
