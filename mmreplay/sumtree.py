@@ -63,10 +63,11 @@ class SegmentTree:
             ValueError: The capacity is below 1, the op unknown, or the identity not
                 one that the op may have.
         """
-        if capacity < 1:
+        number = isinstance(capacity, int | np.integer)
+        if not number or isinstance(capacity, bool) or capacity < 1:
             raise ValueError(
-                f"tree capacity: got {capacity}, expected at least 1; a tree without "
-                "leaves has nothing to find"
+                f"tree capacity: got {capacity!r}, expected an integer of at least 1; "
+                "a tree without leaves has nothing to find"
             )
         if op not in _CODES:
             raise ValueError(f"tree op: got {op!r}, expected one of {[*_CODES]}")
@@ -113,7 +114,7 @@ class SegmentTree:
             TypeError: Indices are not whole, or values not real.
             ValueError: A value cannot be, or the lengths differ.
         """
-        where = _whole(indices)
+        where = self._whole(indices)
         what = _real("tree values", values)
         if where.shape != what.shape:
             raise ValueError(
@@ -164,7 +165,7 @@ class SegmentTree:
             IndexError: An index is outside the tree.
             TypeError: Indices are not whole.
         """
-        where = _whole(indices)
+        where = self._whole(indices)
         out = np.empty(where.shape)
         bad = self._kernel.get_leaves(self._nodes, self.capacity, where, out)
         if bad >= 0:
@@ -176,6 +177,25 @@ class SegmentTree:
         # Another process may run the other kernel; nodes follow from the leaves.
         made = (self.capacity, self.op, self.identity, self.leaves.copy())
         return _restored, made
+
+    def _whole(self, indices: ArrayLike) -> NDArray[np.int64]:
+        """Indices as int64, contiguous, at least 1-D.
+
+        Raises:
+            IndexError: One is beyond every int64.
+            TypeError: They are not whole numbers.
+        """
+        array = np.asarray(indices)
+        if array.dtype.kind not in "iu" and array.size:
+            raise TypeError(
+                f"tree indices: got {array.dtype}, expected whole numbers; cast them "
+                "if that is what they are"
+            )
+        if array.dtype == np.uint64 and array.size:
+            greatest = int(array.max())
+            if greatest >= 1 << 63:
+                self._check_index(greatest)
+        return np.ascontiguousarray(array, np.int64)
 
     def _check_index(self, index: int) -> None:
         if not 0 <= index < self.capacity:
@@ -350,21 +370,6 @@ def _aligned(count: int, value: float) -> NDArray[np.float64]:
     if value != 0:
         nodes.fill(value)
     return nodes
-
-
-def _whole(indices: ArrayLike) -> NDArray[np.int64]:
-    """Indices as int64, contiguous, at least 1-D.
-
-    Raises:
-        TypeError: They are not whole numbers.
-    """
-    array = np.asarray(indices)
-    if array.dtype.kind not in "iu" and array.size:
-        raise TypeError(
-            f"tree indices: got {array.dtype}, expected whole numbers; cast them if "
-            "that is what they are"
-        )
-    return np.ascontiguousarray(array, np.int64)
 
 
 def _real(name: str, values: ArrayLike) -> NDArray[np.float64]:

@@ -281,7 +281,7 @@ def test_what_is_no_index_or_number_is_refused():
 
 
 def test_a_tree_that_cannot_be_is_refused():
-    with pytest.raises(ValueError, match="tree capacity: got 0, expected at least 1"):
+    with pytest.raises(ValueError, match="tree capacity: got 0, expected an int"):
         SumTree(0)
     with pytest.raises(ValueError, match="tree op: got 'mean', expected one of"):
         SegmentTree(3, "mean")

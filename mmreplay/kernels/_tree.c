@@ -2,6 +2,7 @@
 
 #include <Python.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define WIDTH 16
@@ -284,13 +285,32 @@ static PyObject *py_set(PyObject *self, PyObject *const *args, Py_ssize_t count)
     if (PyErr_Occurred() || take(&a, args[0], args[1], args + 5, 2, 1) < 0)
         return refuse(&a, MISFIT);
     Py_ssize_t n = LENGTH(a), capacity = a.levels.count[a.levels.depth];
-    const int64_t *indices = a.views[1].buf;
-    const double *values = a.views[2].buf;
+    /* Another thread may change the caller's arrays at any time, the GIL being held or
+     * not: what is checked and what is written are the same copy. */
+    int64_t few_indices[LONG_BATCH], *indices = few_indices;
+    double few_values[LONG_BATCH], *values = few_values;
+    size_t size = (size_t)n * sizeof *indices;
+    if (n >= LONG_BATCH) {
+        indices = malloc(size);
+        values = malloc(size);
+        if (!indices || !values) {
+            free(indices);
+            free(values);
+            PyErr_NoMemory();
+            return refuse(&a, MISFIT);
+        }
+    }
     PyThreadState *state = n >= LONG_BATCH ? PyEval_SaveThread() : NULL;
+    memcpy(indices, a.views[1].buf, size);
+    memcpy(values, a.views[2].buf, size);
     Py_ssize_t index = stray(indices, n, capacity);
     Py_ssize_t value = improper(values, index < 0 ? n : index, low, high);
     Py_ssize_t bad = value < 0 ? index : value;
     if (bad < 0 && n > 0) set_all(a.views[0].buf, &a.levels, (int)op, indices, values, n);
+    if (n >= LONG_BATCH) {
+        free(indices);
+        free(values);
+    }
     if (state) PyEval_RestoreThread(state);
     release(&a);
     return PyLong_FromSsize_t(bad);
@@ -305,10 +325,16 @@ static PyObject *py_get(PyObject *self, PyObject *const *args, Py_ssize_t count)
     const int64_t *indices = a.views[1].buf;
     const double *leaves = (const double *)a.views[0].buf + a.levels.offset[a.levels.depth];
     double *out = a.views[2].buf;
-    Py_ssize_t bad = stray(indices, n, capacity);
+    Py_ssize_t bad = -1;
     PyThreadState *state = n >= LONG_BATCH ? PyEval_SaveThread() : NULL;
-    if (bad < 0)
-        for (Py_ssize_t i = 0; i < n; i++) out[i] = leaves[indices[i]];
+    for (Py_ssize_t i = 0; i < n && bad < 0; i++) {
+        /* Read once: another thread may change it between a check and its use. */
+        int64_t index = *(const volatile int64_t *)(indices + i);
+        if ((uint64_t)index >= (uint64_t)capacity)
+            bad = i;
+        else
+            out[i] = leaves[index];
+    }
     if (state) PyEval_RestoreThread(state);
     release(&a);
     return PyLong_FromSsize_t(bad);
