@@ -268,26 +268,6 @@ def test_a_buffer_of_other_fields_is_refused(tmp_path):
         assert len(buffer) == 3
 
 
-def test_a_buffer_of_other_num_envs_is_refused(tmp_path):
-    mr.record(vector("next_step", 2), tmp_path / "b", steps=3)
-    with pytest.raises(SchemaError, match=r"num_envs: got 3, the buffer at .* has 2"):
-        mr.record(vector("next_step", 3), tmp_path / "b", steps=3)
-
-
-def test_a_buffer_of_another_autoreset_is_refused(tmp_path):
-    mr.record(vector("next_step"), tmp_path / "b", steps=3)
-    with pytest.raises(
-        SchemaError, match=r"autoreset: got 'same_step', the buffer at .* 'next_step'"
-    ):
-        mr.record(vector("same_step"), tmp_path / "b", steps=3)
-
-
-def test_another_capacity_is_refused(tmp_path):
-    mr.record(Told(), tmp_path / "b", steps=3, capacity=10)
-    with pytest.raises(SchemaError, match=r"capacity: got 11, the buffer at .* has 10"):
-        mr.record(Told(), tmp_path / "b", steps=3, capacity=11)
-
-
 def test_a_buffer_that_is_being_written_is_refused(tmp_path):
     mr.record(Told(), tmp_path / "b", steps=3)
     with (

@@ -31,6 +31,20 @@ def check_count(name: str, number: int, most: int, way_out: str) -> None:
         )
 
 
+def check_sampler(sampler: object) -> None:
+    """Refuse what cannot draw.
+
+    Raises:
+        SchemaError: It is neither a sampler nor None.
+    """
+    made = sampler is not None and not isinstance(sampler, type)
+    if sampler is not None and not (made and callable(getattr(sampler, "draw", None))):
+        raise SchemaError(
+            f"sampler: got {sampler!r}, expected a sampler such as "
+            "UniformSampler(seed=0); make one, or leave it out"
+        )
+
+
 def check_mode(mode: str) -> None:
     """Refuse a mode that is none.
 

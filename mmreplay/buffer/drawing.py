@@ -94,10 +94,12 @@ class Drawing:
             if stale is not None:
                 draw, fields = self._redrawn(sampler, draw, fields, stale)
         except MemoryError as error:
-            nbytes = int(batch_size) * self._row_nbytes
+            length = getattr(sampler, "length", None)
+            nbytes = int(batch_size) * self._row_nbytes * (length or 1)
+            windows = "" if length is None else f" windows of {length} steps"
             raise MemoryError(
-                f"batch_size: got {batch_size}, whose stored fields alone take "
-                f"{nbytes:,} bytes, expected a batch that fits the memory; draw "
+                f"batch_size: got {batch_size}{windows}, whose stored fields alone "
+                f"take {nbytes:,} bytes, expected a batch that fits the memory; draw "
                 "several smaller ones"
             ) from error
         if contiguous:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.buffer import lifecycle, rebuild
-from mmreplay.buffer.reading import Reading, fold_of
+from mmreplay.buffer.reading import Reading, fold_of, listed
 from mmreplay.buffer.view import ReplacedError
 from mmreplay.buffer.writer import Writer
 from mmreplay.errors import FailedError
@@ -59,7 +59,7 @@ class Generations:
         self._turn = threading.RLock()
         self._switching = threading.Lock()
         try:
-            self.transforms = tuple(transforms)
+            self.transforms = listed(transforms)
             self._use(parts)
         except BaseException:
             # Transforms that do not fit leave nothing open.

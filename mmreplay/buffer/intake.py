@@ -233,8 +233,8 @@ class Intake:
             )
         if len(np.unique(ids)) != len(ids):
             raise SchemaError(
-                f"env_ids: got {ids.tolist()}, expected each environment once; write "
-                "several steps of one environment with extend"
+                f"env_ids: got {ids.tolist()}, expected each environment once; leave "
+                "repeats out, and add several steps of one with extend"
             )
         return ids
 

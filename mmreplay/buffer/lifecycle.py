@@ -183,10 +183,11 @@ def build(path: Path, metadata: Metadata) -> CheckedStore:
 
 def make_place(path: Path) -> None:
     """Make a buffer's folder, or accept an empty one or a creation cut short."""
-    if path.exists() and not path.is_dir():
-        raise FormatError(
-            f"{path} is a file, expected a folder to create; choose another path"
-        )
+    for place in (path, *path.parents):
+        if place.exists() and not place.is_dir():
+            raise FormatError(
+                f"{place} is a file, expected a folder to create; choose another path"
+            )
     if (path / metadata_file.FILE_NAME).exists():
         raise FormatError(
             f"{path} already holds a buffer, expected a new path; open it with "

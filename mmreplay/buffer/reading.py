@@ -238,14 +238,35 @@ def _array(values: Any) -> NDArray[Any]:
     return array_of(values, "values")
 
 
+def listed(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
+    """Several transforms as one value.
+
+    Raises:
+        SchemaError: They are no list.
+    """
+    if not isinstance(transforms, Sequence):
+        raise SchemaError(
+            f"transforms: got {transforms!r}, expected a list of transforms; put one "
+            "into a list of its own"
+        )
+    return tuple(transforms)
+
+
 def fold_of(transforms: Sequence[Transform], metadata: Metadata) -> Fold | None:
     """What makes a buffer's batches, or None for steps as they are.
 
     Raises:
-        SchemaError: The transforms do not fit the schema, or each other.
+        SchemaError: The transforms do not fit the schema, the ring, or each other.
     """
-    if not transforms:
+    if not listed(transforms):
         return None
     from mmreplay.transforms.pipeline import Pipeline
 
-    return Pipeline(transforms, metadata.schema)
+    fold = Pipeline(transforms, metadata.schema)
+    rows, capacity = fold.before + 1 + fold.after, metadata.ring.capacity
+    if rows > capacity:
+        raise SchemaError(
+            f"transforms: got windows of {rows} rows, expected at most the {capacity} "
+            "that the buffer keeps of each environment; take fewer steps, or resize it"
+        )
+    return fold

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from mmreplay.batch import Batch
 from mmreplay.buffer import arguments, lifecycle, rebuild
-from mmreplay.buffer.arguments import check_mode
+from mmreplay.buffer.arguments import check_mode, check_sampler
 from mmreplay.buffer.open_buffer import OpenBuffer
 from mmreplay.buffer.reading import fold_of
 from mmreplay.errors import SchemaError
@@ -93,7 +93,8 @@ class ReplayBuffer(OpenBuffer):
             user: JSON kept in the metadata.
 
         Raises:
-            SchemaError: An argument is not legal.
+            SchemaError: An argument is not legal, or transforms do not fit the schema
+                or the capacity.
             FormatError: The path holds something already.
             FullError: No space is left.
         """
@@ -105,6 +106,7 @@ class ReplayBuffer(OpenBuffer):
         metadata = arguments.describe(
             schema, capacity, num_envs, engine, layout, autoreset, user, codec
         )
+        check_sampler(sampler)
         fold_of(transforms, metadata)  # refused before there is a folder
         if path is None:
             return cls(lifecycle.create_memory(metadata), sampler, None, transforms)
@@ -151,8 +153,10 @@ class ReplayBuffer(OpenBuffer):
                 version (`VersionError`).
             LockedError: Somebody else is writing.
             FailedError: The disk cannot be written.
+            SchemaError: As in `create`.
         """
         check_mode(mode)
+        check_sampler(sampler)
         where, policy = lifecycle.absolute(path), ReadPolicy(read_mode, advise)
         if mode == "r":
             return cls(lifecycle.open_reader(where, policy), sampler, None, transforms)
@@ -317,6 +321,9 @@ class ReplayBuffer(OpenBuffer):
 
         Args:
             env_ids: int ``[N]``; all environments by default.
+
+        Raises:
+            SchemaError: An environment is unknown, or named twice.
         """
         with self._turn:
             writer = self._writer()
@@ -338,6 +345,10 @@ class ReplayBuffer(OpenBuffer):
 
         Args:
             capacity: Rows per environment, at least 1.
+
+        Raises:
+            SchemaError: It is no such number, or less than the transforms' windows.
+            FullError: No space is left; the buffer stays as it was.
         """
         with self._turn:
             self._writer().check()
@@ -354,8 +365,8 @@ class ReplayBuffer(OpenBuffer):
             fill: ``[*shape]`` or a scalar.
 
         Raises:
-            SchemaError: The path exists, fill does not fit, or it would change what
-                old rows say of their ends and next observations.
+            SchemaError: The path exists, fill or the transforms do not fit, or it
+                would change what old rows say of their ends and next observations.
         """
         with self._turn:
             self._writer().check()

@@ -18,7 +18,7 @@ from mmreplay.collect.meter import Meter
 from mmreplay.collect.policies import Actor, Policy
 from mmreplay.collect.sources import Leaves, Source, open_source
 from mmreplay.errors import SchemaError
-from mmreplay.format.metadata import FILE_NAME, Autoreset
+from mmreplay.format.metadata import FILE_NAME, Autoreset, load
 from mmreplay.nesting import unflatten
 from mmreplay.schema import Field, Schema
 
@@ -79,7 +79,8 @@ def record(
             from a vector environment) and returns the action that it takes; None
             for random actions. What it raises goes on up with a note.
         steps: Steps to add, of all environments, at least 1.
-        num_envs: With an id: environments to make; 1 by default.
+        num_envs: With an id: environments to make; by default those of the buffer
+            that is gone on with, and 1 for a new one.
         capacity: Rows kept per environment; by default all that is recorded fits.
             A buffer that exists keeps its own.
         seed: Of the environments and of random actions.
@@ -100,7 +101,7 @@ def record(
     check_number("steps", steps)
     made = isinstance(env, str)
     played = (
-        make_vector(env, 1 if num_envs is None else num_envs, env_kwargs or {})
+        make_vector(env, _num_envs(Path(path), num_envs), env_kwargs or {})
         if isinstance(env, str)
         else env
     )
@@ -204,6 +205,13 @@ def _row_nbytes(schema: Schema) -> int:
     )
 
 
+def _num_envs(path: Path, told: int | None) -> int:
+    """Environments to make: as told, or as the buffer has."""
+    if told is None and (path / FILE_NAME).exists():
+        return load(path).ring.num_envs
+    return 1 if told is None else told
+
+
 def _random(env: Any, seed: int | None) -> Policy:
     env.action_space.seed(seed)
     return lambda _: env.action_space.sample()
@@ -248,7 +256,10 @@ def _compare(
         ("capacity", capacity or buffer.capacity, buffer.capacity),
     ):
         if got != held:
-            instead = "leave it out, resize the buffer, or " * (name == "capacity")
+            instead = {
+                "capacity": "leave it out, resize the buffer, or ",
+                "num_envs": "leave it out, or ",
+            }.get(name, "")
             raise SchemaError(
                 f"{name}: got {got!r}, the buffer at {buffer.path} has {held!r}, "
                 f"expected the same; {instead}record to another path"

@@ -10,7 +10,7 @@ import json
 import math
 from typing import Any, NoReturn
 
-from mmreplay.errors import FormatError
+from mmreplay.errors import CorruptError, FormatError
 
 Json = dict[str, Any]
 MAX_DEPTH = 32
@@ -25,9 +25,10 @@ def parse(data: bytes, name: str) -> Json:
         name: What to call it in errors, such as a path.
 
     Raises:
-        FormatError: It is not JSON, not an object, nested deeper than 32, has a
-            key twice, a NaN or Infinity, an integer of more than 20 digits, or a
-            float that no float64 holds.
+        CorruptError: It is not JSON.
+        FormatError: It is not an object, nested deeper than 32, has a key twice, a
+            NaN or Infinity, an integer of more than 20 digits, or a float that no
+            float64 holds.
     """
     try:
         text = data.decode("utf-8")
@@ -40,9 +41,9 @@ def parse(data: bytes, name: str) -> Json:
             parse_float=lambda digits: _finite(digits, name),
         )
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise FormatError(
+        raise CorruptError(
             f"{name} is not JSON ({error}), expected one object; it is damaged or "
-            "not a file that mmreplay wrote"
+            "not a file that mmreplay wrote: restore it from a copy"
         ) from error
     if not isinstance(value, dict):
         raise FormatError(f"{name} holds a {type(value).__name__}, expected an object")

@@ -43,7 +43,8 @@ class Pipeline:
         """
         outline, bounds = Outline.of(schema), list[Bound]()
         for transform in transforms:
-            if not callable(getattr(transform, "bind", None)):
+            made = not isinstance(transform, type)
+            if not (made and callable(getattr(transform, "bind", None))):
                 raise SchemaError(
                     f"transforms: got {transform!r}, expected transforms such as "
                     "NStep(3, gamma=0.99); wrap a function in Apply"

@@ -83,16 +83,21 @@ class DiscountedReturn:
                     f"DiscountedReturn {option}: got {value!r}, expected one of "
                     f"{', '.join(known)}; see its documentation"
                 )
+        if self.value_fn is not None and not callable(self.value_fn):
+            raise SchemaError(
+                f"DiscountedReturn value_fn: got {self.value_fn!r}, expected a "
+                "function of the final observations; pass one, or leave it out"
+            )
         if (self.time_limit == "bootstrap") != (self.value_fn is not None):
             raise SchemaError(
                 f"DiscountedReturn: got time_limit {self.time_limit!r} with value_fn "
                 f"{self.value_fn!r}, expected a value_fn with 'bootstrap' and with "
                 "nothing else; give both or neither"
             )
-        if self.clip is not None and not self.clip[0] <= self.clip[1]:
+        if self.clip is not None and not _ordered(self.clip):
             raise SchemaError(
-                f"DiscountedReturn clip: got {self.clip}, expected (lowest, highest); "
-                "give the lower bound first"
+                f"DiscountedReturn clip: got {self.clip!r}, expected (lowest, "
+                "highest); give the lower bound first"
             )
 
     def bind(self, outline: Outline) -> Bound:
@@ -124,6 +129,15 @@ class DiscountedReturn:
             return _Returns(below, anchors, self, outline)
 
         return Bound(above, over)
+
+
+def _ordered(bounds: tuple[float, float]) -> bool:
+    """Whether they are two numbers, the lower one first."""
+    try:
+        low, high = bounds
+        return bool(low <= high)
+    except (TypeError, ValueError):
+        return False
 
 
 def _from_the_end(joined: NDArray[np.bool_]) -> Iterator[Ids]:

@@ -48,6 +48,16 @@ def test_a_damaged_buffer_fails(cli, path):
     assert "COMMIT has 0 bytes" in one_line(err)
 
 
+@pytest.mark.parametrize("command", READING)
+def test_metadata_that_is_no_json_is_damage(cli, path, command):
+    (path / "metadata.json").write_text("{no json")
+    code, out, err = cli(command, path)
+    assert code == 1
+    assert "is not JSON" in out + err
+    if command != "verify":
+        assert "restore it from a copy" in one_line(err)
+
+
 def test_a_newer_version_is_refused(cli, path):
     file = path / "metadata.json"
     file.write_text(file.read_text().replace("  1,\n  0", "  7,\n  0"))

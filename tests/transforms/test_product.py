@@ -28,7 +28,7 @@ def worlds(draw):
     transforms.insert(
         draw(st.integers(0, len(transforms))), mr.FrameStack(k, "observation/frame")
     )
-    capacity, num_envs = draw(st.integers(2, 12)), draw(st.integers(1, 3))
+    capacity, num_envs = draw(st.integers(k + n, 12)), draw(st.integers(1, 3))
     autoreset = draw(st.sampled_from(["disabled", "same_step", "next_step"]))
     stored = draw(st.booleans())
     world = World(capacity, num_envs, autoreset, stored, transforms)

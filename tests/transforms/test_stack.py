@@ -24,7 +24,8 @@ def test_action_histories_equal_slices(data):
     k, n, stored = draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.booleans())
     transforms = draw(st.permutations([mr.ActionHistory(k, fill=-3), mr.NStep(n, 0.5)]))
     autoreset = draw(st.sampled_from(["disabled", "next_step"]))
-    world = World(draw(st.integers(2, 12)), 1, autoreset, stored, transforms)
+    capacity = draw(st.integers(k + n + 1, 12))
+    world = World(capacity, 1, autoreset, stored, transforms)
     for _ in range(draw(st.integers(1, 30))):
         final = draw(st.booleans()) and autoreset != "next_step" and not stored
         world.add([draw(KINDS)], final=final)

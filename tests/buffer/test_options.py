@@ -1,0 +1,102 @@
+"""What a buffer is created and opened with, refused before anything is made."""
+
+import pytest
+
+import mmreplay as mr
+from mmreplay.errors import FormatError, SchemaError
+
+FLAG = mr.Field((), "bool")
+SCHEMA = mr.Schema(
+    {
+        "observation": mr.Field((2,), "int64"),
+        "reward": mr.Field((), "float32"),
+        "terminated": FLAG,
+        "truncated": FLAG,
+    }
+)
+
+
+def made(path=None, capacity=20, **options):
+    engine = "memory" if path is None else "memmap"
+    return mr.ReplayBuffer.create(path, SCHEMA, capacity, engine=engine, **options)
+
+
+def add(buffer, count):
+    for number in range(count):
+        buffer.add(
+            observation=[number, number], reward=1.0, terminated=False, truncated=False
+        )
+
+
+OPTIONS = {
+    "a number": ({"sampler": 3}, "sampler: got 3, expected a sampler such as Uniform"),
+    "a sampler's class": (
+        {"sampler": mr.UniformSampler},
+        "sampler: got <class .*UniformSampler'>, expected a sampler .*; make one",
+    ),
+    "one transform": (
+        {"transforms": mr.NStep(2, 0.9)},
+        r"transforms: got NStep\(.*\), expected a list of transforms; put one into",
+    ),
+    "no transforms at all": ({"transforms": 3}, "transforms: got 3, expected a list"),
+    "a transform's class": (
+        {"transforms": [mr.NStep]},
+        "transforms: got <class .*NStep'>, expected transforms such as NStep",
+    ),
+    "steps ahead": (
+        {"transforms": [mr.NStep(20, 0.9)]},
+        "transforms: got windows of 21 rows, expected at most the 20 that the buffer",
+    ),
+    "frames": (
+        {"transforms": [mr.FrameStack(20)]},
+        "transforms: got windows of 21 rows, .*; take fewer steps, or resize it",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_an_option_that_cannot_be_is_refused_before_there_is_a_folder(tmp_path, name):
+    options, told = OPTIONS[name]
+    with pytest.raises(SchemaError, match=told):
+        made(tmp_path / "b", **options)
+    assert not (tmp_path / "b").exists()
+    made(tmp_path / "b").close()
+    for mode in ("r", "r+"):
+        with pytest.raises(SchemaError, match=told):
+            mr.ReplayBuffer.open(tmp_path / "b", mode, **options)
+    mr.ReplayBuffer.open(tmp_path / "b", "r+").close()
+
+
+def test_a_buffer_is_not_made_smaller_than_its_windows():
+    with made(transforms=[mr.NStep(5, 0.9)]) as buffer:
+        add(buffer, 15)
+        with pytest.raises(
+            SchemaError, match="windows of 6 rows, expected at most the"
+        ):
+            buffer.resize(5)
+        assert buffer.capacity == 20
+        buffer.resize(6)
+        assert buffer.sample(9).positions.tolist() == [9] * 9
+
+
+def test_a_folder_below_a_file_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FormatError, match="file is a file, expected a folder to crea"):
+        made(tmp_path / "file" / "b")
+
+
+@pytest.mark.parametrize("call", ["clear", "cut", "dequeue"])
+def test_an_environment_named_twice_is_to_be_left_out(call):
+    with made() as buffer:
+        add(buffer, 3)
+        with pytest.raises(SchemaError, match=r"got \[0, 0\], .*; leave repeats out"):
+            getattr(buffer, call)(*([1] if call == "dequeue" else []), env_ids=[0, 0])
+
+
+def test_windows_that_no_memory_holds_are_told_with_their_length():
+    with made(sampler=mr.SequenceSampler(10)) as buffer:
+        add(buffer, 15)
+        nbytes = 10**13 * 10 * SCHEMA.row_nbytes
+        told = f"got {10**13} windows of 10 steps, whose stored fields alone take "
+        with pytest.raises(MemoryError, match=f"{told}{nbytes:,} bytes"):
+            buffer.sample(10**13)
