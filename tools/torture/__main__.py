@@ -6,7 +6,7 @@ import argparse
 import sys
 import time
 
-from tools.torture import actors, forged, kills, mutants, mutate, powerloss
+from tools.torture import actors, forged, kills, mutants, mutate, outages, powerloss
 from tools.torture.powerloss import Report
 
 
@@ -47,10 +47,16 @@ def main() -> int:
     played = commands.add_parser("actors", help="eight writers and a learner")
     played.add_argument("--kills", type=int, default=1000)
     played.add_argument("--seed", type=int, default=1)
+    real = commands.add_parser("outages", help="real power cuts on loop mounts; root")
+    real.add_argument("--kind", choices=outages.KINDS, default=None)
+    real.add_argument("--cuts", type=int, default=500, help="of each file system")
+    real.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     started = time.monotonic()
     if arguments.command == "forged":
         return _forged(arguments, started)
+    if arguments.command == "outages":
+        return _outages(arguments, started)
     if arguments.command == "mutants":
         return 1 if mutants.hunt(arguments.states, arguments.seed) else 0
     if arguments.command == "mutate":
@@ -62,6 +68,18 @@ def main() -> int:
         return show("kills", kills.attack(arguments.points, arguments.seed), started)
     report = powerloss.attack(arguments.states, arguments.seed)
     return show(arguments.command, report, started)
+
+
+def _outages(arguments: argparse.Namespace, started: float) -> int:
+    code = 0
+    for kind in [arguments.kind] if arguments.kind else outages.KINDS:
+        try:
+            report = outages.attack(kind, arguments.cuts, arguments.seed)
+        except outages.Unavailable as error:
+            print(f"outages {kind}: skipped, as {error}")
+            continue
+        code |= show(f"outages {kind}", report, started)
+    return code
 
 
 def _forged(arguments: argparse.Namespace, started: float) -> int:
