@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from mmreplay.samplers.base import Draw
 from mmreplay.schema import Schema
 from mmreplay.storage.policy import ReadPolicy
 from mmreplay.storage.residency import Memory, measure
+from mmreplay.storage.zarr import ZarrStore
 
 
 class OpenBuffer(Generations):
@@ -176,6 +178,22 @@ class OpenBuffer(Generations):
         """Bytes of the data files: (apparent, allocated on disk)."""
         self._read()
         return self._parts.store.disk_nbytes()
+
+    @property
+    def zarr_path(self) -> Path | None:
+        """The Zarr group of an ``engine="zarr"`` buffer, for any Zarr reader; or None.
+
+        It holds every row alive once the buffer is closed; before, the sealed ones.
+        """
+        store = self._parts.store
+        return store.path if isinstance(store, ZarrStore) else None
+
+    @property
+    def compression(self) -> dict[str, tuple[int, int]]:
+        """Per path, (bytes of its shards, bytes of the rows in them); of zarr only."""
+        self._read()
+        store = self._parts.store
+        return store.compression() if isinstance(store, ZarrStore) else {}
 
     def memory(self) -> Memory:
         """What the buffer's files and this process have in memory; see `Memory`."""

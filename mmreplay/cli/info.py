@@ -71,6 +71,8 @@ def gather(buffer: ReplayBuffer) -> dict[str, Any]:
         "uuid": metadata.uuid.hex(),
         "created": metadata.created,
         "engine": metadata.engine,
+        "codec": None if metadata.sharding is None else metadata.sharding.codec,
+        "compression": buffer.compression,
         "layout": ring.layout,
         "autoreset": metadata.autoreset,
         "generation": metadata.generation,
@@ -215,6 +217,7 @@ def _print(name: str, facts: dict[str, Any]) -> None:
             ("lengths", _summary(facts["newest_lengths"])),
             ("on disk", f"{size(on_disk['allocated'])} allocated, "
                         f"{size(on_disk['apparent'])} apparent"),
+            *_compressed(facts),
             ("last commit", _committed(facts)),
             ("opening", HOW.get(facts["recovery"]["how"], facts["recovery"]["how"])),
             ("writer", _holder(facts["writer"])),
@@ -222,6 +225,16 @@ def _print(name: str, facts: dict[str, Any]) -> None:
     )  # fmt: skip
     _print_schema(facts)
     _print_envs(facts)
+
+
+def _compressed(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """How much smaller each field's shards are than its rows."""
+    told = [
+        f"{path} {show.number(raw / packed)}x"
+        for path, (packed, raw) in facts["compression"].items()
+        if packed
+    ]
+    return [("compressed", f"{facts['codec']}: {', '.join(told)}")] if told else []
 
 
 def _summary(found: dict[str, float] | None) -> str:

@@ -41,7 +41,7 @@ TRIES = 1000
 
 
 class ZarrStore:
-    """One data folder; see `Store` for what each method owes.
+    """One data folder, its group at `path`; see `Store` for what each method owes.
 
     Threads: `_lock` is held while rows are written and while a place changes hands.
     Readers take no lock: they look at the places' numbers before and after.
@@ -55,7 +55,7 @@ class ZarrStore:
         self.packed = frozenset[str]()
         self._metadata = metadata
         self._folder = folder
-        self._root = folder / zarr_group.FOLDER
+        self.path = folder / zarr_group.FOLDER
         self._tail = tail
         self._places = places
         ring = self.ring
@@ -63,8 +63,8 @@ class ZarrStore:
         self._place_rows = metadata.sharding.shard_rows * self._wide
         self._arrays = zarr_group.arrays_of(metadata)
         self._served = zarr_group.served(metadata)
-        self._maker = ShardMaker(self._root, metadata, tail)
-        self._reader = ShardReader(self._root, ring, tail.maps)
+        self._maker = ShardMaker(self.path, metadata, tail)
+        self._reader = ShardReader(self.path, ring, tail.maps)
         self._sealer = Sealer()
         self._lock = threading.Lock()
         self._versions: dict[int, int] = {}
@@ -211,7 +211,7 @@ class ZarrStore:
             if (self._places.take(places) == numbers).all():
                 return found
         raise StarvedError(
-            f"{self._root}: got shards that changed {TRIES} times while rows were "
+            f"{self.path}: got shards that changed {TRIES} times while rows were "
             "copied, expected them to last; the files are damaged: run mmreplay verify"
         )
 
@@ -350,7 +350,7 @@ class ZarrStore:
         """
         failure = self._sealer.failure
         if isinstance(failure, OSError):
-            raise system_failure("seal", self._root, failure) from failure
+            raise system_failure("seal", self.path, failure) from failure
         if failure is not None:
             raise failure
         self._tail.sync()
@@ -368,7 +368,7 @@ class ZarrStore:
     def disk_nbytes(self) -> tuple[int, int]:
         """Return (apparent, allocated) bytes."""
         apparent, allocated = self._tail.disk_nbytes()
-        for path in self._root.rglob("c.*"):
+        for path in self.path.rglob("c.*"):
             status = path.stat()
             apparent += status.st_size
             allocated += status.st_blocks * 512

@@ -11,6 +11,7 @@ from mmreplay.files import File
 from mmreplay.format import commit, strict_json
 from mmreplay.format import metadata as metadata_file
 from mmreplay.format.metadata import Metadata
+from mmreplay.storage.engines import ON_DISK
 from mmreplay.storage.ledger import FILE_NAME as COMMIT
 from mmreplay.storage.lock import FILE_NAME as LOCK
 from mmreplay.storage.memmap import file_sizes
@@ -18,8 +19,8 @@ from mmreplay.storage.pause import FILE_NAME as PAUSE
 from mmreplay.storage.placement import FLAGS, place
 from mmreplay.verify.boundaries import FlagCheck
 from mmreplay.verify.report import Notebook, Progress, VerifyReport
+from mmreplay.verify.sealed import extra_names, sum_check
 from mmreplay.verify.slots import CommitFile
-from mmreplay.verify.sums import SumCheck
 
 STATISTICS = "statistics.json"
 STATISTICS_NBYTES = 16 << 20
@@ -71,10 +72,10 @@ def _metadata(folder: Path, notes: Notebook) -> Metadata | None:
             raise
         notes.note("metadata", metadata_file.FILE_NAME, None, str(error))
         return None
-    if metadata.engine != "memmap":
+    if metadata.engine not in ON_DISK:
         raise VersionError(
             f"{folder} was written with engine {metadata.engine!r}, this mmreplay "
-            "verifies 'memmap'; install a newer mmreplay"
+            f"verifies {list(ON_DISK)}; install a newer mmreplay"
         )
     return metadata
 
@@ -121,7 +122,7 @@ def _check_generation(folder: Path, metadata: Metadata, notes: Notebook) -> None
     sizes[COMMIT] = commit.NUM_SLOTS * commit.slot_nbytes(ring.num_envs)
     if where.is_dir():
         for entry in sorted(where.iterdir()):
-            if entry.name not in sizes:
+            if entry.name not in sizes | extra_names(metadata):
                 name = f"{metadata.folder}/{entry.name}"
                 notes.note("unknown", name, None, f"{name} is not a name of ours")
     opened: dict[str, File] = {}
@@ -164,10 +165,13 @@ def _check_data(opened: dict[str, File], metadata: Metadata, notes: Notebook) ->
     follows = metadata.autoreset == "next_step"
     name = f"{metadata.folder}/{FLAGS}"
     flags = FlagCheck(opened[FLAGS], name, metadata.ring, follows, commit_file)
-    sums = SumCheck(opened, metadata.folder, metadata, commit_file)
+    sums = sum_check(opened, metadata, commit_file)
     notes.expected_nbytes = flags.nbytes(claim) + sums.nbytes(claim)
     try:
         flags.run(claim, notes)
     except (CorruptError, FailedError) as error:
         notes.note("file", name, None, str(error))
-    sums.run(claim, notes)
+    try:
+        sums.run(claim, notes)
+    finally:
+        sums.close()

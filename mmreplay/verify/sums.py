@@ -112,6 +112,14 @@ class SumCheck:
                     notes.read(count * len(stripe.blocks) * row_nbytes)
         return crcs
 
+    def stripe_nbytes(self, stripe: Stripe) -> int:
+        """Bytes that a stripe's checksums cover."""
+        row_nbytes = sum(nbytes for _, nbytes in self._covered)
+        return self._ring.block_rows * len(stripe.blocks) * row_nbytes
+
+    def close(self) -> None:
+        """Give back what was opened for it: nothing here."""
+
     def entry(self, env_id: int, block: int) -> tuple[int, int, int]:
         """Offset, checksum and lap of a block's entry."""
         ring = self._ring

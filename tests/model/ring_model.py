@@ -37,7 +37,16 @@ def observation(numbers):
 class Driven:
     """A buffer on disk under test, beside what it must hold."""
 
-    def __init__(self, folder, capacity, num_envs, autoreset, layout, commit_every):
+    def __init__(
+        self,
+        folder,
+        capacity,
+        num_envs,
+        autoreset,
+        layout,
+        commit_every,
+        engine="memmap",
+    ):
         self.path = folder / "ring"
         self.commit_every = commit_every
         self.buffer = mr.ReplayBuffer.create(
@@ -48,6 +57,7 @@ class Driven:
             autoreset=autoreset,
             layout=layout,
             commit_every=commit_every,
+            engine=engine,
         )
         self.oracle = Oracle(capacity, num_envs, autoreset)
         self.reader = mr.ReplayBuffer.open(self.path)

@@ -37,6 +37,8 @@ EXPLORES = os.environ.get("HYPOTHESIS_PROFILE") == "explore"
 class RingMachine(RuleBasedStateMachine):
     """Everything a user may do to a buffer, in any order."""
 
+    engine = "memmap"
+
     def __init__(self, folder):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(dir=folder))
@@ -51,8 +53,9 @@ class RingMachine(RuleBasedStateMachine):
     )
     def create(self, capacity, num_envs, autoreset, layout, commit_every):
         self.driven = Driven(
-            self.folder, capacity, num_envs, autoreset, layout, commit_every
-        )
+            self.folder, capacity, num_envs, autoreset, layout, commit_every,
+            self.engine,
+        )  # fmt: skip
 
     def _made(self, data, most):
         """Steps of some environments, drawn; and whether final observations come."""
@@ -214,3 +217,19 @@ def test_the_ring_is_what_the_oracle_says(tmp_path):
     )
     with using(QuickDisk()):
         run_state_machine_as_test(lambda: RingMachine(tmp_path), settings=chosen)
+
+
+class ShardedMachine(RingMachine):
+    """The same over compressed shards."""
+
+    engine = "zarr"
+
+
+@pytest.mark.model
+def test_a_ring_in_shards_is_what_the_oracle_says(tmp_path):
+    chosen = settings(
+        max_examples=1000 if EXPLORES else 15,
+        stateful_step_count=60 if EXPLORES else 30,
+    )
+    with using(QuickDisk()):
+        run_state_machine_as_test(lambda: ShardedMachine(tmp_path), settings=chosen)

@@ -72,6 +72,7 @@ class Victim:
             geometry.schema,
             geometry.capacity,
             geometry.num_envs,
+            engine=geometry.engine,
             layout=geometry.layout,
             autoreset="same_step",
             commit_every=None,
@@ -179,7 +180,12 @@ def _smaller(geometry: Geometry, scale: int) -> Geometry:
     return replace(geometry, capacity=geometry.capacity // scale)
 
 
-def attack(points: int, seed: int, until_found: bool = False) -> Report:
+def attack(
+    points: int,
+    seed: int,
+    until_found: bool = False,
+    geometries: tuple[Geometry, ...] = GEOMETRIES,
+) -> Report:
     """Kill writers of every geometry in turn, and check what they leave.
 
     Half of the buffers lie in memory, where syncs cost nothing and laps are many,
@@ -189,6 +195,7 @@ def attack(points: int, seed: int, until_found: bool = False) -> Report:
         points: Kills.
         seed: Equal seeds write alike; when a kill strikes is up to the machine.
         until_found: Stop at the first finding.
+        geometries: Buffers to attack.
     """
     rng = np.random.default_rng(seed)
     report = Report()
@@ -202,7 +209,7 @@ def attack(points: int, seed: int, until_found: bool = False) -> Report:
         victims = [
             Victim(_smaller(geometry, scale), root / geometry.name, rng, report)
             for root, scale in zip(roots, SCALES, strict=False)
-            for geometry in GEOMETRIES
+            for geometry in geometries
         ]
         for point in range(points):
             victims[point % len(victims)].point()

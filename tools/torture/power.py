@@ -173,8 +173,9 @@ class SimulatedDisk(WatchedDisk):
 
     def datasync(self, fd: int) -> None:
         """Make one file's content and size durable."""
+        # Not under the lock: who watches may add, and wait for another thread's call.
+        self.watch("datasync")
         with self._lock:
-            self.watch("datasync")
             self._file(fd).settle()
 
     def sync_folder(self, fd: int) -> None:

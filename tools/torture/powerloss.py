@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import threading
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -98,6 +99,7 @@ class Trial:
             geometry.schema,
             geometry.capacity,
             geometry.num_envs,
+            engine=geometry.engine,
             layout=geometry.layout,
             autoreset="same_step",
             commit_every=None,
@@ -204,6 +206,8 @@ class Trial:
         """Add while a commit waits for the disk, as another thread would."""
         scribe = self.scribe
         if name != "datasync" or scribe is None or not scribe.busy:
+            return
+        if threading.get_ident() != threading.main_thread().ident:
             return
         committer = scribe.buffer._parts.committer
         assert committer is not None

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.episodes import FINAL, TERMINATED, TRUNCATED
+from mmreplay.format.metadata import Engine
 from mmreplay.ring import Layout
 from mmreplay.schema import Field, Schema
 
@@ -42,6 +43,7 @@ class Geometry:
         num_envs: Environments.
         layout: Of the ring.
         large: Whether there is a field with a file of its own.
+        engine: Of the buffer.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Geometry:
     num_envs: int
     layout: Layout
     large: bool
+    engine: Engine = "memmap"
 
     @property
     def schema(self) -> Schema:
@@ -72,6 +75,13 @@ GEOMETRIES = (
     Geometry("two across", 40, 2, "time_major", large=False),
     # A record of this many environments is two pages, and can tear between them.
     Geometry("many across", 16, 130, "time_major", large=False),
+)
+
+# Their shards are sealed, put back and retired all the time.
+SHARDED = (
+    Geometry("one in shards", 64, 1, "env_major", large=False, engine="zarr"),
+    Geometry("three in shards", 16, 3, "env_major", large=True, engine="zarr"),
+    Geometry("two across in shards", 40, 2, "time_major", large=False, engine="zarr"),
 )
 
 

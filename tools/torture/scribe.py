@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.ring import Ring
 from mmreplay.storage.memmap import MemmapStore
+from mmreplay.storage.zarr import ZarrStore
 from tools.torture.rows import (
     MUTABLE,
     VERSIONS,
@@ -305,7 +306,7 @@ def broken_promises(
 def broken_sums(buffer: ReplayBuffer, rng: np.random.Generator) -> list[str]:
     """Which whole committed blocks of some environments disagree with their sums."""
     store, ring, span = buffer._parts.store, buffer.metadata.ring, buffer.span
-    assert isinstance(store, MemmapStore)
+    assert isinstance(store, MemmapStore | ZarrStore)
     size = ring.block_rows
     committed = buffer.committed
     some = rng.permutation(ring.num_envs)[:4].tolist()

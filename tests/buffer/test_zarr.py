@@ -1,0 +1,167 @@
+"""A buffer in compressed shards is the same buffer, and zarr reads it unaided."""
+
+import numpy as np
+import pytest
+import zarr
+
+import mmreplay as mr
+from mmreplay.errors import CorruptError, SchemaError, VersionError
+from mmreplay.format.sharding import CODECS
+
+SCHEMA = mr.Schema(
+    {
+        "observation": {
+            "pixels": mr.Field((64, 80), "uint8"),
+            "v.1": mr.Field((3,), "float32"),
+        },
+        "action": mr.Field((), "int16"),
+        "weight": mr.Field((), "bfloat16"),
+        "reward": mr.Field((), "float64"),
+        "terminated": mr.Field((), "bool"),
+        "truncated": mr.Field((), "bool"),
+        "value": mr.Field((), "float32", mutable=True),
+    }
+)
+NAMES = {
+    "observation/pixels": "observation/pixels", "observation/v.1": "observation/v%2E1",
+    "action": "action", "weight": "weight", "reward": "reward",
+    "terminated": "terminated",
+}  # fmt: skip
+
+
+def steps(rng, count, num_envs):
+    lead = (count, num_envs)
+    return {
+        "observation/pixels": rng.integers(0, 4, (*lead, 64, 80), np.uint8),
+        "observation/v.1": rng.random((*lead, 3), np.float32),
+        "action": rng.integers(-9, 9, lead, np.int16),
+        "weight": rng.integers(0, 1 << 16, lead, np.uint16),
+        "reward": rng.random(lead),
+        "terminated": rng.random(lead) < 0.1,
+        "truncated": np.zeros(lead, bool),
+        "value": rng.random(lead, np.float32),
+    }
+
+
+def nested(columns):
+    found = {path: c for path, c in columns.items() if "/" not in path}
+    inner = {p.partition("/")[2]: c for p, c in columns.items() if "/" in p}
+    return found | {"observation": inner}
+
+
+def same(left, right):
+    for path in SCHEMA.paths:
+        assert (left[path] == right[path]).all(), path
+
+
+@pytest.fixture(params=["env_major", "time_major"])
+def twins(request, tmp_path):
+    """A buffer in shards and one in RAM, of the same steps; and a reader."""
+    rng = np.random.default_rng(3)
+    sharded = mr.ReplayBuffer.create(
+        tmp_path / "b", SCHEMA, 70, 2, engine="zarr", layout=request.param
+    )
+    twin = mr.ReplayBuffer.create(
+        None, SCHEMA, 70, 2, engine="memory", layout=request.param
+    )
+
+    def extend(count):
+        columns = nested(steps(rng, count, 2))
+        sharded.extend(columns)
+        twin.extend(columns)
+
+    with sharded, mr.ReplayBuffer.open(tmp_path / "b") as reader:
+        yield sharded, twin, reader, extend
+
+
+def test_what_is_read_is_what_was_added_over_several_laps(twins):
+    sharded, twin, reader, extend = twins
+    for count in (3, 40, 1, 70, 33, 60):
+        extend(count)
+        same(sharded.gather_all(), twin.gather_all())
+        same(reader.gather_all(), twin.gather_all())
+    assert (reader.sizes == 70).all()
+    sharded.set("value", [0, 1], reader.span.first, [7.0, 8.0])
+    assert reader.get_field("value", [0, 1], reader.span.first).tolist() == [7, 8]
+    sharded.close()
+    assert mr.verify_buffer(sharded.path).ok
+    got = reader.gather_all()
+    for path in NAMES:
+        assert (got[path] == twin.gather_all()[path]).all(), path
+
+
+def test_zarr_reads_every_row_of_a_closed_buffer(twins):
+    sharded, twin, _, extend = twins
+    for count in (70, 45):
+        extend(count)
+    sharded.close()
+    group = zarr.open_group(sharded.zarr_path, mode="r")
+    about = group.attrs["mmreplay"]
+    rows = twin.gather_all()
+    for path, name in NAMES.items():
+        array = group[name][:]
+        assert array.shape == (2, about["slots"], *SCHEMA[path].shape)
+        assert array.dtype == SCHEMA[path].numpy
+        found = [
+            array[env_id, np.arange(first, stop) % about["slots"]]
+            for env_id, (first, stop) in enumerate(
+                zip(about["first"], about["stop"], strict=True)
+            )
+        ]
+        assert (np.concatenate(found) == rows[path]).all(), path
+
+
+def test_a_closed_buffer_goes_on_and_is_resized(twins, tmp_path):
+    sharded, twin, _, extend = twins
+    extend(90)
+    sharded.close()
+    with mr.ReplayBuffer.open(tmp_path / "b", "r+", on_resume="continue") as again:
+        columns = nested(steps(np.random.default_rng(4), 50, 2))
+        again.extend(columns)
+        twin.extend(columns)
+        same(again.gather_all(), twin.gather_all())
+        for capacity in (30, 200):
+            again.resize(capacity)
+            twin.resize(capacity)
+            same(again.gather_all(), twin.gather_all())
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_every_codec_keeps_every_bit(tmp_path, codec, rng):
+    columns = nested(steps(rng, 60, 1))
+    path = tmp_path / "b"
+    with mr.ReplayBuffer.create(path, SCHEMA, 60, engine="zarr", codec=codec) as buffer:
+        buffer.extend(columns)
+        before = buffer.gather_all()
+    with mr.ReplayBuffer.open(path, read_mode="pread") as buffer:
+        same(buffer.gather_all(), before)
+        assert buffer._parts.store._places.sealed().size
+
+
+def test_a_damaged_shard_is_told_by_name(tmp_path, rng):
+    path = tmp_path / "b"
+    with mr.ReplayBuffer.create(path, SCHEMA, 60, engine="zarr") as buffer:
+        buffer.extend(nested(steps(rng, 60, 1)))
+    shard = sorted((buffer.zarr_path / "reward").glob("c.*"))[0]
+    data = bytearray(shard.read_bytes())
+    data[5] ^= 255
+    shard.write_bytes(data)
+    reader = mr.ReplayBuffer.open(path)
+    with reader, pytest.raises(CorruptError, match=r"reward/c.*the shard is damaged"):
+        reader.gather_all()
+    assert not mr.verify_buffer(path).ok
+    data[-1] ^= 255
+    shard.write_bytes(data)
+    reader = mr.ReplayBuffer.open(path)
+    with reader, pytest.raises(CorruptError, match="index that differs"):
+        reader.gather_all()
+
+
+def test_what_cannot_be_is_refused(tmp_path):
+    with pytest.raises(SchemaError, match="codec: got 'gzip', expected one of"):
+        mr.ReplayBuffer.create(tmp_path / "a", SCHEMA, 9, engine="zarr", codec="gzip")
+    with pytest.raises(SchemaError, match="codec: got 'zstd' with engine='memmap'"):
+        mr.ReplayBuffer.create(tmp_path / "a", SCHEMA, 9, codec="zstd")
+    buffer = mr.ReplayBuffer.create(tmp_path / "b", SCHEMA, 9, engine="zarr")
+    with buffer, pytest.raises(VersionError, match="expected 'memmap', whose files"):
+        buffer.snapshot(tmp_path / "c")

@@ -1,0 +1,30 @@
+"""Compressed shards are sealed, put back and retired without losing a row."""
+
+import pytest
+
+from tools.torture import kills, powerloss
+from tools.torture.rows import SHARDED
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("geometry", SHARDED, ids=lambda geometry: geometry.name)
+def test_no_power_cut_loses_or_invents_a_row_in_shards(geometry):
+    report = powerloss.attack(40, 21, (geometry,), None)
+    assert report.findings == {}, report.examples
+    assert report.seen["how power_cut"] > 10
+
+
+@pytest.mark.crash
+def test_no_kill_loses_a_row_in_shards():
+    report = kills.attack(12, 22, geometries=SHARDED)
+    assert report.findings == {}, report.examples
+    assert report.states == 12
+
+
+@pytest.mark.slow
+@pytest.mark.crash
+def test_nothing_is_found_in_many_power_cuts_and_kills_of_shards():
+    report = powerloss.attack(1000, 23, SHARDED, None)
+    assert report.findings == {}, report.examples
+    report = kills.attack(120, 24, geometries=SHARDED)
+    assert report.findings == {}, report.examples
