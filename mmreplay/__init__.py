@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mmreplay.convert.base import Report as Report
     from mmreplay.convert.export import export as export
     from mmreplay.convert.load import load as load
+    from mmreplay.limiter import RateLimiter as RateLimiter
     from mmreplay.loader import ConcatDataset as ConcatDataset
     from mmreplay.loader import ReplayDataset as ReplayDataset
     from mmreplay.loader import ReplayLoader as ReplayLoader
@@ -107,6 +108,7 @@ _HOMES = {
     "Plan": "mmreplay.plan",
     "PrioritizedSampler": "mmreplay.samplers.prioritized",
     "RankPrioritizedSampler": "mmreplay.samplers.rank_prioritized",
+    "RateLimiter": "mmreplay.limiter",
     "RecentSampler": "mmreplay.samplers.recent",
     "Recorded": "mmreplay.collect",
     "Repaired": "mmreplay.repairing",

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from mmreplay.batch import Batch
 from mmreplay.buffer import lifecycle
 from mmreplay.buffer.generations import Generations
+from mmreplay.buffer.limiting import Limit, Limiter
 from mmreplay.buffer.reading import Reading
 from mmreplay.buffer.snapshot import Snapshot, snapshot
 from mmreplay.buffer.state import read_statistics, write_statistics
@@ -21,7 +22,7 @@ from mmreplay.errors import FailedError
 from mmreplay.format.metadata import Autoreset, Metadata
 from mmreplay.recovery import Recovery
 from mmreplay.ring import Layout, Span
-from mmreplay.samplers.base import Draw
+from mmreplay.samplers.base import Draw, Sampler
 from mmreplay.schema import Schema
 from mmreplay.storage.policy import ReadPolicy
 from mmreplay.storage.residency import Memory, measure
@@ -29,7 +30,46 @@ from mmreplay.storage.zarr import ZarrStore
 
 
 class OpenBuffer(Generations):
-    """An open buffer as it is now; see `ReplayBuffer`."""
+    """An open buffer as it is now; see `ReplayBuffer`.
+
+    Attributes:
+        limit: This process's side of a rate limiter, if it has one.
+    """
+
+    sampler: Sampler
+    limit: Limit | None = None
+
+    def _limit_by(self, limiter: Limiter | None) -> None:
+        """Apply a limiter; one that does not fit leaves nothing open."""
+        if limiter is None:
+            return
+        ring = self._parts.metadata.ring
+        try:
+            self.limit = limiter.bind(
+                self.path, ring.capacity * ring.num_envs, self._count
+            )
+        except BaseException:
+            self._give_back()
+            raise
+
+    def _count(self) -> tuple[int, int]:
+        """Rows ever written, and rows alive."""
+        if self._parts.writer is None or self._parts.closed:
+            span = self.span
+            return int(span.stop.sum()), int(span.lengths.sum())
+        ledger, capacity = self._parts.ledger, self._parts.metadata.ring.capacity
+        heads = ledger.heads
+        firsts = np.maximum(ledger.tails, heads - capacity)
+        return int(heads.sum()), int((heads - firsts).sum())
+
+    def _give_back(self) -> None:
+        """Close everything, its place in a limiter too."""
+        limit, self.limit = self.limit, None
+        try:
+            super()._give_back()
+        finally:
+            if limit is not None:
+                limit.close()
 
     def __len__(self) -> int:
         """Steps alive, of all environments; final rows are not counted."""
@@ -216,6 +256,9 @@ class OpenBuffer(Generations):
     def gather(self, draw: Draw) -> Batch:
         """Gather a draw that a sampler made of this buffer's `view`, here or elsewhere.
 
+        Args:
+            draw: Steps or windows, which are read through the buffer's transforms.
+
         Raises:
             StaleError: A step is not in the buffer any more, or cannot be drawn.
         """
@@ -246,6 +289,25 @@ class OpenBuffer(Generations):
             StaleError: A position is not in the buffer.
         """
         return self._read().get_field(path, env_ids, positions)
+
+    def update_priorities(self, batch: Batch, values: ArrayLike) -> int:
+        """Give the steps, or windows, of a batch new priorities.
+
+        Args:
+            batch: What `sample` gave, as numpy or as tensors.
+            values: Numbers ``[B]``, at least 0, such as absolute TD errors; for
+                windows also ``[B, T]``, of which those under the mask count.
+
+        Returns:
+            How many were dropped, because they have been overwritten since.
+
+        Raises:
+            SchemaError: The sampler keeps no priorities, or values do not fit.
+            StaleError: A position was never written.
+        """
+        return self._in_force(
+            lambda r: r.update_priorities(self.sampler, batch, values)
+        )
 
     def snapshot(
         self,
@@ -316,6 +378,9 @@ class OpenBuffer(Generations):
 
     def set_statistics(self, statistics: dict[str, Any]) -> None:
         """Store free-form JSON with the data, in one step.
+
+        Args:
+            statistics: A dict of JSON values, in place of those that are there.
 
         Raises:
             FormatError: A value is no JSON.

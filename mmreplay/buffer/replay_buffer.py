@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from mmreplay.batch import Batch
 from mmreplay.buffer import arguments, lifecycle, rebuild
 from mmreplay.buffer.arguments import check_mode, check_sampler
+from mmreplay.buffer.limiting import Limiter
 from mmreplay.buffer.open_buffer import OpenBuffer
 from mmreplay.buffer.reading import fold_of
 from mmreplay.errors import SchemaError
@@ -47,10 +48,12 @@ class ReplayBuffer(OpenBuffer):
         sampler: Sampler | None,
         commit_every: float | None,
         transforms: Sequence[Transform] = (),
+        limiter: Limiter | None = None,
     ) -> None:
         """Wrap open parts; use `create` or `open`."""
         super().__init__(parts, transforms, commit_every)
         self.sampler = UniformSampler() if sampler is None else sampler
+        self._limit_by(limiter)
 
     @classmethod
     def create(
@@ -66,6 +69,7 @@ class ReplayBuffer(OpenBuffer):
         autoreset: Autoreset = "disabled",
         sampler: Sampler | None = None,
         transforms: Sequence[Transform] = (),
+        limiter: Limiter | None = None,
         commit_every: float | None = 10.0,
         allow_network: bool = False,
         user: dict[str, Any] | None = None,
@@ -88,6 +92,7 @@ class ReplayBuffer(OpenBuffer):
                 ``"disabled"``: the first row of the next episode.
             sampler: What `sample` draws with; `UniformSampler` by default.
             transforms: What `sample` and `take` make of stored steps, in order.
+            limiter: How fast it is written and drawn from; `mmreplay.RateLimiter`.
             commit_every: Seconds between commits by a thread; None for none.
             allow_network: Write to a network file system all the same.
             user: JSON kept in the metadata.
@@ -109,11 +114,12 @@ class ReplayBuffer(OpenBuffer):
         check_sampler(sampler)
         fold_of(transforms, metadata)  # refused before there is a folder
         if path is None:
-            return cls(lifecycle.create_memory(metadata), sampler, None, transforms)
+            parts = lifecycle.create_memory(metadata)
+            return cls(parts, sampler, None, transforms, limiter)
         parts = lifecycle.create(
             lifecycle.absolute(path), metadata, commit_every, allow_network
         )
-        return cls(parts, sampler, commit_every, transforms)
+        return cls(parts, sampler, commit_every, transforms, limiter)
 
     @classmethod
     def open(
@@ -123,6 +129,7 @@ class ReplayBuffer(OpenBuffer):
         *,
         sampler: Sampler | None = None,
         transforms: Sequence[Transform] = (),
+        limiter: Limiter | None = None,
         on_resume: Literal["break", "truncate", "continue"] = "break",
         commit_every: float | None = 10.0,
         allow_network: bool = False,
@@ -137,6 +144,7 @@ class ReplayBuffer(OpenBuffer):
                 ``"r+"`` adds as well, and needs the writer's lock.
             sampler: What `sample` draws with; `UniformSampler` by default.
             transforms: What `sample` and `take` make of stored steps, in order.
+            limiter: How fast it is written and drawn from; `mmreplay.RateLimiter`.
             on_resume: What the first row added by this writer is to the last one:
                 ``"break"`` (an unrelated row follows), ``"truncate"`` (the same,
                 and the last step is reported as truncated) or ``"continue"``.
@@ -159,11 +167,12 @@ class ReplayBuffer(OpenBuffer):
         check_sampler(sampler)
         where, policy = lifecycle.absolute(path), ReadPolicy(read_mode, advise)
         if mode == "r":
-            return cls(lifecycle.open_reader(where, policy), sampler, None, transforms)
+            parts = lifecycle.open_reader(where, policy)
+            return cls(parts, sampler, None, transforms, limiter)
         parts = lifecycle.open_writer(
             where, on_resume, commit_every, allow_network, policy
         )
-        return cls(parts, sampler, commit_every, transforms)
+        return cls(parts, sampler, commit_every, transforms, limiter)
 
     def add(
         self,
@@ -190,6 +199,8 @@ class ReplayBuffer(OpenBuffer):
             FullError: No space is left; nothing of the step is visible.
             FailedError: The buffer is read-only, closed, or its device failed.
         """
+        if self.limit is not None:
+            self.limit.await_insert()
         with self._turn:
             writer = self._writer()
             plain = final_observation is None and env_ids is None
@@ -227,6 +238,8 @@ class ReplayBuffer(OpenBuffer):
                 error says how many steps.
             FailedError: As in `add`.
         """
+        if self.limit is not None:
+            self.limit.await_insert()
         with self._turn:
             writer = self._writer()
             plain = final_observation is None and env_ids is None
@@ -253,28 +266,14 @@ class ReplayBuffer(OpenBuffer):
             EmptyError: No step can be drawn yet.
             StarvedError: The writer overwrote every row before it could be read.
         """
-        return self._in_force(
+        if self.limit is not None:
+            self.limit.await_sample()
+        batch = self._in_force(
             lambda r: r.drawing.sample(self.sampler, batch_size, contiguous)
         )
-
-    def update_priorities(self, batch: Batch, values: ArrayLike) -> int:
-        """Give the steps, or windows, of a batch new priorities.
-
-        Args:
-            batch: What `sample` gave, as numpy or as tensors.
-            values: Numbers ``[B]``, at least 0, such as absolute TD errors; for
-                windows also ``[B, T]``, of which those under the mask count.
-
-        Returns:
-            How many were dropped, because they have been overwritten since.
-
-        Raises:
-            SchemaError: The sampler keeps no priorities, or values do not fit.
-            StaleError: A position was never written.
-        """
-        return self._in_force(
-            lambda r: r.update_priorities(self.sampler, batch, values)
-        )
+        if self.limit is not None:
+            self.limit.count(len(batch.env_ids))
+        return batch
 
     def set(
         self, path: str, env_ids: ArrayLike, positions: ArrayLike, values: object

@@ -116,8 +116,12 @@ class ReplayLoader:
         )
 
     def __iter__(self) -> Iterator[Batch]:
-        """Go on with the batches; start the threads if they do not run."""
-        self._start()
+        """Go on with the batches; start the threads if they do not run.
+
+        Under a limiter they start with the first batch that it allows.
+        """
+        if self._buffer.limit is None:
+            self._start()
         return self
 
     def __next__(self) -> Batch:
@@ -128,6 +132,8 @@ class ReplayLoader:
             FailedError: The loader is closed.
             ForkedError: This process was forked from the one that made it.
         """
+        if self._buffer.limit is not None:
+            self._buffer.limit.await_sample()
         if not self._threads:
             self._start()
         elif self._pid != os.getpid():
@@ -136,6 +142,8 @@ class ReplayLoader:
         if found is None:
             self._check()
             raise StopIteration
+        if self._buffer.limit is not None:
+            self._buffer.limit.count(self._batch_size)
         return self._sender.receive(found)
 
     def _start(self) -> None:
@@ -209,6 +217,9 @@ class ReplayLoader:
 
     def load_state_dict(self, state: State) -> None:
         """Go on from a state; what was drawn ahead is dropped.
+
+        Args:
+            state: What `state_dict` returned.
 
         Raises:
             FormatError: It is no loader's, or its sampler's does not fit.

@@ -40,7 +40,7 @@ class Pause:
         self._file = File.open(path, None)
         deadline = time.monotonic() + PATIENCE_S
         try:
-            while not _taken(self._file):
+            while not taken(self._file):
                 if time.monotonic() > deadline:
                     raise LockedError(
                         f"{folder} is paused by another snapshot already, expected "
@@ -65,13 +65,14 @@ def await_release(folder: Path) -> None:
         return
     file = File.open(path, None)
     try:
-        while not _taken(file):
+        while not taken(file):
             time.sleep(ASK_EVERY_S)
     finally:
         file.close()
 
 
-def _taken(file: File) -> bool:
+def taken(file: File) -> bool:
+    """Take the lock of a file until it is closed; False where another has it."""
     try:
         files.disk.lock(file.fd)
     except BlockingIOError:

@@ -1,0 +1,313 @@
+"""The law between writer and learner holds, and nobody waits for the dead."""
+
+import itertools
+import json
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay.errors import FailedError, ForkedError, SchemaError, StarvedError
+
+SCHEMA = mr.Schema({"number": mr.Field((), "int64")})
+LAW = {"samples_per_insert": 4.0, "min_size": 10, "error_buffer": 20.0}
+
+
+def law(**options):
+    return mr.RateLimiter(**{**LAW, "patience": 0.05, **options})
+
+
+def create(path, limiter, num_envs=1):
+    return mr.ReplayBuffer.create(
+        path, SCHEMA, 100, num_envs, limiter=limiter, commit_every=None
+    )
+
+
+def reader(path, limiter):
+    return mr.ReplayBuffer.open(path, limiter=limiter)
+
+
+def add(buffer, count=1):
+    for _ in range(count):
+        buffer.add(number=int(buffer.heads.sum()))
+
+
+def until_starved(call, match="waited for"):
+    """How often a call goes through until nobody helps."""
+    calls = itertools.count()
+
+    def go_on():
+        while True:
+            call()
+            next(calls)
+
+    with pytest.raises(StarvedError, match=match):
+        go_on()
+    return next(calls)
+
+
+@pytest.mark.parametrize("ratio", [0.25, 1.0, 4.0, 32.0])
+@pytest.mark.parametrize("least", [1, 7, 50])
+@pytest.mark.parametrize("slack", [1, 3.5])
+def test_bounds_are_reverbs_and_one_side_may_always_go_on(rng, ratio, least, slack):
+    """Against the formula, step by step, each side at random or as far as it can."""
+    error = slack * max(1.0, ratio)
+    limiter = mr.RateLimiter(ratio, least, error)
+    inserts = samples = 0
+    for _ in range(400):
+        may_insert = limiter.allows_insert(inserts, samples, inserts)
+        may_sample = limiter.allows_sample(inserts, samples, inserts)
+        assert may_insert or may_sample
+        low, high = ratio * least - error, ratio * least + error
+        assert may_insert == (
+            inserts + 1 <= least or (inserts + 1) * ratio - samples <= high
+        )
+        assert may_sample == (inserts >= least and inserts * ratio - samples - 1 >= low)
+        if may_insert and (not may_sample or rng.random() < 0.5):
+            inserts += 1
+        else:
+            samples += 1
+        if inserts > least:
+            assert low <= inserts * ratio - samples <= max(high, ratio * least)
+
+
+def test_a_writer_alone_stops_at_the_upper_bound(tmp_path):
+    with create(tmp_path / "b", law()) as buffer:
+        # 4 * inserts <= 4 * 10 + 20.
+        assert until_starved(lambda: add(buffer)) == 15
+        assert len(buffer) == 15
+
+
+def test_a_learner_alone_stops_at_the_lower_bound(tmp_path):
+    with create(tmp_path / "b", law()) as buffer, reader(tmp_path / "b", law()) as r:
+        assert until_starved(lambda: r.sample(1)) == 0
+        add(buffer, 12)
+        # 4 * 12 - samples >= 4 * 10 - 20.
+        assert until_starved(lambda: r.sample(1)) == 28
+        add(buffer)
+        assert until_starved(lambda: r.sample(1)) == 4
+
+
+def test_a_call_passes_the_bound_by_less_than_itself(tmp_path):
+    with create(tmp_path / "b", law(), num_envs=3) as buffer:
+        numbers = np.arange(3)
+        # Inserts 3, 6, ... go through while 4 * (inserts + 1) <= 60.
+        assert until_starved(lambda: buffer.add(number=numbers)) == 5
+        assert until_starved(lambda: buffer.sample(16)) == 3
+
+
+def test_a_refused_draw_is_not_counted(tmp_path):
+    with create(tmp_path / "b", law(min_size=1, error_buffer=4)) as buffer:
+        add(buffer, 2)
+        with pytest.raises(SchemaError):
+            buffer.sample(0)
+        assert until_starved(lambda: buffer.sample(1)) == 8
+
+
+def test_counts_outlive_the_processes(tmp_path):
+    with create(tmp_path / "b", law()) as buffer:
+        add(buffer, 12)
+        for _ in range(20):
+            buffer.sample(1)
+    with mr.ReplayBuffer.open(tmp_path / "b", "r+", limiter=law()) as buffer:
+        assert until_starved(lambda: buffer.sample(1)) == 8
+
+
+def test_learners_share_the_law(tmp_path):
+    with create(tmp_path / "b", law()) as buffer:
+        add(buffer, 12)
+        with reader(tmp_path / "b", law()) as one, reader(tmp_path / "b", law()) as two:
+            for _ in range(10):
+                one.sample(1)
+                two.sample(1)
+            assert until_starved(lambda: two.sample(1)) == 8
+            assert until_starved(lambda: one.sample(1)) == 0
+        # Who comes later takes the places and the counts over.
+        with reader(tmp_path / "b", law()) as one:
+            assert until_starved(lambda: one.sample(1)) == 0
+        assert len(list((tmp_path / "b" / "limiter").glob("learner-*"))) == 2
+
+
+def test_a_buffer_that_was_there_before_counts_what_it_holds(tmp_path):
+    with create(tmp_path / "b", None) as buffer:
+        add(buffer, 150)
+    with mr.ReplayBuffer.open(tmp_path / "b", "r+", limiter=law()) as buffer:
+        # 4 * 100 - samples >= 20.
+        assert until_starved(lambda: buffer.sample(1)) == 380
+
+
+def test_a_cleared_buffer_is_filled_again_first(tmp_path):
+    with create(tmp_path / "b", law()) as buffer:
+        add(buffer, 15)
+        buffer.clear()
+        assert until_starved(lambda: buffer.sample(1)) == 0
+        assert until_starved(lambda: add(buffer)) == 10
+
+
+def child(work):
+    """Run in a process of its own until killed."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        finally:
+            os._exit(3)
+    return pid
+
+
+@pytest.mark.crash
+def test_a_writer_goes_at_the_pace_of_a_learner_in_another_process(tmp_path):
+    with create(tmp_path / "b", law()) as buffer:
+        add(buffer, 10)
+
+    def draw():
+        with reader(tmp_path / "b", law(patience=20)) as r:
+            for _ in range(50):
+                r.sample(4)
+        os._exit(0)
+
+    pid = child(draw)
+    with mr.ReplayBuffer.open(
+        tmp_path / "b", "r+", limiter=law(patience=20), commit_every=None
+    ) as buffer:
+        while os.waitpid(pid, os.WNOHANG) == (0, 0):
+            if buffer.heads[0] < 61:
+                add(buffer)
+        heads = int(buffer.heads[0])
+        # 200 drawn: within the bounds, to a batch of four.
+        assert 20 - 3 <= 4 * heads - 200 <= 60
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("side", ["insert", "sample"])
+def test_a_peer_that_is_killed_ends_the_wait(tmp_path, side):
+    create(tmp_path / "b", law()).close()
+    told, tell = os.pipe()
+
+    def live():
+        limiter = law()
+        mode = "r" if side == "insert" else "r+"
+        peer = mr.ReplayBuffer.open(tmp_path / "b", mode, limiter=limiter)
+        if side == "insert":
+            peer.limit.count(0)
+        else:
+            add(peer)
+        os.write(tell, b".")
+        time.sleep(60)
+
+    pid = child(live)
+    assert os.read(told, 1) == b"."
+    mode = "r+" if side == "insert" else "r"
+    with mr.ReplayBuffer.open(tmp_path / "b", mode, limiter=law(timeout=0.3)) as buffer:
+        step = (lambda: add(buffer)) if side == "insert" else lambda: buffer.sample(1)
+        # Patience is over long before: it lives, so that the timeout decides.
+        began = time.monotonic()
+        until_starved(step, r"0\.3 s are over")
+        assert time.monotonic() - began >= 0.3
+    threading.Timer(0.2, os.kill, (pid, signal.SIGKILL)).start()
+    with mr.ReplayBuffer.open(tmp_path / "b", mode, limiter=law()) as buffer:
+        step = (lambda: add(buffer)) if side == "insert" else lambda: buffer.sample(1)
+        until_starved(step, "it is alone")
+    os.waitpid(pid, 0)
+
+
+def test_then_go_on_returns(tmp_path):
+    with create(tmp_path / "b", law(patience=0, then="go_on")) as buffer:
+        add(buffer, 30)
+        assert len(buffer) == 30
+
+
+def test_another_law_is_refused_with_both(tmp_path):
+    create(tmp_path / "b", law()).close()
+    with pytest.raises(
+        SchemaError, match=r"\[5.0, 10, 20.0\], expected \[4.0, 10, 20.0\]"
+    ):
+        reader(tmp_path / "b", law(samples_per_insert=5))
+    # What does not bind both sides may differ.
+    reader(tmp_path / "b", law(patience=1, timeout=3)).close()
+
+
+def test_a_refused_limiter_leaves_nothing_open(tmp_path):
+    create(tmp_path / "b", None).close()
+    with pytest.raises(SchemaError, match=r"min_size: got 101 rows.*at most 100"):
+        mr.ReplayBuffer.open(tmp_path / "b", "r+", limiter=law(min_size=101))
+    mr.ReplayBuffer.open(tmp_path / "b", "r+").close()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"samples_per_insert": 0}, "samples_per_insert: got 0.*above 0"),
+        ({"samples_per_insert": float("nan")}, "samples_per_insert: got nan"),
+        ({"min_size": 0}, "min_size: got 0, expected at least 1"),
+        ({"error_buffer": 3.9}, r"error_buffer: got 3\.9, expected at least 4"),
+        ({"then": "wait"}, "then: got 'wait', expected 'raise' or 'go_on'"),
+    ],
+)
+def test_a_law_that_blocks_is_refused(options, message):
+    with pytest.raises(SchemaError, match=message):
+        law(**options)
+
+
+def test_a_buffer_in_ram_is_refused():
+    with pytest.raises(SchemaError, match="limiter: got one for a buffer in RAM"):
+        mr.ReplayBuffer.create(None, SCHEMA, 100, engine="memory", limiter=law())
+
+
+def test_a_damaged_count_counts_as_none(tmp_path):
+    with create(tmp_path / "b", law()) as buffer:
+        add(buffer, 12)
+        for _ in range(20):
+            buffer.sample(1)
+    (tmp_path / "b" / "limiter" / "learner-000").write_bytes(b"\7" * 16)
+    with reader(tmp_path / "b", law()) as buffer:
+        assert until_starved(lambda: buffer.sample(1)) == 28
+
+
+def test_a_forked_child_is_refused(tmp_path):
+    with create(tmp_path / "b", law()) as buffer:
+        add(buffer)
+
+        def use():
+            try:
+                buffer.sample(1)
+            except ForkedError:
+                os._exit(0)
+
+        assert os.waitstatus_to_exitcode(os.waitpid(child(use), 0)[1]) == 0
+
+
+def test_too_many_learners_are_told(tmp_path, monkeypatch):
+    monkeypatch.setattr("mmreplay.limiter.LEARNERS", 1)
+    with create(tmp_path / "b", law()) as buffer, reader(tmp_path / "b", law()) as r:
+        add(buffer, 12)
+        r.sample(1)
+        with pytest.raises(FailedError, match="has 1 learners already"):
+            buffer.sample(1)
+
+
+def test_a_loader_waits_for_the_first_rows_and_counts_its_batches(tmp_path):
+    pytest.importorskip("torch")
+    with (
+        create(tmp_path / "b", law(patience=5)) as buffer,
+        reader(tmp_path / "b", law(patience=5)) as r,
+        mr.ReplayLoader(r, batch_size=4, prefetch=2) as loader,
+    ):
+        timer = threading.Timer(0.1, add, (buffer, 12))
+        timer.start()
+        batches = iter(loader)
+        for _ in range(7):
+            assert len(next(batches)["number"]) == 4
+        timer.join()
+        path = tmp_path / "b" / "limiter" / "learner-000"
+        assert int.from_bytes(path.read_bytes()[:8], "little") == 28
+
+
+def test_the_law_is_json(tmp_path):
+    create(tmp_path / "b", law()).close()
+    text = (tmp_path / "b" / "limiter" / "law.json").read_text()
+    assert json.loads(text) == {"law": [4.0, 10, 20.0], "base": 0}
