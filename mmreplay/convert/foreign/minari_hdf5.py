@@ -17,6 +17,7 @@ from mmreplay.errors import FormatError
 
 FILE_NAME = "main_data.hdf5"
 PARTS = ("observations", "actions", "rewards", "terminations", "truncations")
+INFOS = "infos were left out; infos=True takes what every episode has of them"
 
 
 class Hdf5Episodes:
@@ -63,6 +64,9 @@ class Hdf5Episodes:
         """See `minari.Episodes.columns`."""
         group = f"/episode_{index}"
         there = set(self._hdf5.children(group))
+        left_out = not index and "infos" in there - set(self._parts)
+        if left_out and self._hdf5.datasets(f"{group}/infos"):
+            self.notes.note(INFOS)
         found: dict[str, Rows] = {}
         for part in self._parts:
             if part not in there:

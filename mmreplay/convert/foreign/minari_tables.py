@@ -20,12 +20,11 @@ from mmreplay.convert.foreign.arrow import (
 )
 from mmreplay.convert.foreign.columns import Later, Rows, nbytes_of
 from mmreplay.convert.foreign.images import ImageRows
+from mmreplay.convert.foreign.minari_hdf5 import INFOS, PARTS
 from mmreplay.convert.foreign.spaces import leaf_of
 from mmreplay.convert.parquet_file import Part
 from mmreplay.convert.tables import refuse_expansion
 from mmreplay.errors import FormatError
-
-PARTS = ("observations", "actions", "rewards", "terminations", "truncations")
 
 
 class TableEpisodes:
@@ -105,6 +104,8 @@ class TableEpisodes:
             self._open, count, names = ipc, ipc.count, ipc.names
             batches = ipc.batches
         kept = [name for name in names if name in self._parts]
+        if "infos" in names and "infos" not in kept:
+            self.notes.note(INFOS)
         if "observations" not in kept or not count:
             raise FormatError(
                 f"{path} has columns {list(names)[:20]} and {count} rows, expected "

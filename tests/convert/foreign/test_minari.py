@@ -117,7 +117,10 @@ def test_every_step_comes_with_what_followed_it(tmp_path, rng, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_infos_come_along_when_asked_for(tmp_path, rng, kind):
     folder = write(tmp_path / "thing-v0", kind, made(rng))
-    mr.load(folder, tmp_path / "buffer", infos=True)
+    without = mr.load(folder, tmp_path / "without")
+    assert sum("infos were left out; infos=True" in note for note in without.notes) == 1
+    report = mr.load(folder, tmp_path / "buffer", infos=True)
+    assert not any("infos" in note for note in report.notes)
     got, _ = drawn(tmp_path / "buffer", ["observation"])
     assert got["info/x"].tolist() == [*range(5), 0, *range(8)]
 
