@@ -211,6 +211,8 @@ def test_priorities_go_with_the_state_if_asked_for(path):
             state = loader.state_dict(priorities=True)
             expected = [next(loader) for _ in range(3)]
             loader.update_priorities(batch, np.ones(32))
+            # Its thread would draw one more ahead, from the sampler of both.
+            loader.close()
             with mr.ReplayLoader(buffer, 32) as other:
                 other.load_state_dict(state)
                 for one in expected:
