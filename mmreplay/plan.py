@@ -69,7 +69,11 @@ class Plan:
     flags_working_nbytes: int
 
     def batch_nbytes(self, batch_size: int) -> int:
-        """RAM of one batch, next observations counted as whole rows."""
+        """RAM of one batch, next observations counted as whole rows.
+
+        Args:
+            batch_size: Steps.
+        """
         return 2 * batch_size * self.row_nbytes
 
 
@@ -77,6 +81,12 @@ def plan_buffer(
     schema: Schema, capacity: int, num_envs: int = 1, layout: Layout | None = None
 ) -> Plan:
     """Reckon what `ReplayBuffer.create` with the same arguments would take.
+
+    Args:
+        schema: The fields of one step.
+        capacity: Rows kept per environment, at least 1.
+        num_envs: Environments, at least 1.
+        layout: ``"env_major"`` or ``"time_major"``; None chooses by num_envs.
 
     Raises:
         SchemaError: A number is not legal.

@@ -70,6 +70,9 @@ class Part:
 
         Costs O(stretches), once for every moment of the buffer.
 
+        Args:
+            view: Of the buffer that was split.
+
         Raises:
             FormatError: It is a view of another buffer.
         """
@@ -94,6 +97,9 @@ class Part:
     def from_state(cls, state: State) -> Part:
         """Read a state.
 
+        Args:
+            state: What `state_dict` returned.
+
         Raises:
             FormatError: It is none.
         """
@@ -115,6 +121,9 @@ class Part:
 
     def check(self, state: State) -> None:
         """Refuse the state of another part.
+
+        Args:
+            state: What `state_dict` returned.
 
         Raises:
             FormatError: It is another one's.

@@ -60,17 +60,26 @@ class EpisodeTable:
         return ~(self.headless | self.running)
 
     def pick(self, which: NDArray[np.generic]) -> EpisodeTable:
-        """Return some of the episodes, by mask or index."""
+        """Return some of the episodes.
+
+        Args:
+            which: bool ``[N]``, whether each is one of them; or int ``[M]``, their
+                places in ``[0, N)``.
+        """
         return EpisodeTable(
             *(getattr(self, name)[which] for name in EpisodeTable.__slots__)
         )
 
     def newest(self, count: int) -> EpisodeTable:
-        """Return at most count whole episodes, the newest of each environment."""
+        """Return at most count whole episodes, the newest of each environment.
+
+        Args:
+            count: Episodes of each environment, at least 0.
+        """
         found = []
         for env_id in np.unique(self.env_ids):
             mine = np.flatnonzero((self.env_ids == env_id) & self.whole)
-            found.append(mine[-count:])
+            found.append(mine[max(0, len(mine) - count) :])
         return self.pick(np.concatenate(found) if found else np.empty(0, np.int64))
 
 
@@ -104,6 +113,9 @@ class Moments:
 
         Chan, Golub and LeVeque (1979): no difference of large sums, so that a mean
         far from zero costs no precision.
+
+        Args:
+            other: Moments of the same field over other steps.
         """
         nonfinite = self.nonfinite + other.nonfinite
         if self.count == 0 or other.count == 0:

@@ -171,6 +171,10 @@ def test_headless_and_running_episodes_are_told_apart(tmp_path):
         assert episode_table(buffer, newest=1).begin.tolist() == [6]
 
 
+def test_the_newest_none_are_none(buffer):
+    assert len(episode_table(buffer).newest(0)) == 0
+
+
 def test_the_newest_whole_episodes_of_each_environment(buffer):
     table = episode_table(buffer)
     newest = episode_table(buffer, newest=2)

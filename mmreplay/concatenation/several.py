@@ -319,6 +319,9 @@ class Concat:
     def load_state_dict(self, state: State) -> None:
         """Go on from a state.
 
+        Args:
+            state: What `state_dict` returned.
+
         Raises:
             FormatError: It is of other buffers' samplers, or not a state at all.
         """

@@ -181,6 +181,9 @@ class ReplayStream(IterableDataset[Batch]):
 
         The sampler, batch_size and ranks are to be as they were.
 
+        Args:
+            state: What `state_after` returned.
+
         Raises:
             FormatError: It is no stream's state.
         """

@@ -109,7 +109,11 @@ class Draw:
         )
 
     def around(self, windows: Windows) -> Draw:
-        """Return this draw with windows around its steps."""
+        """Return this draw with windows around its steps.
+
+        Args:
+            windows: Of T rows each, ``[B, T]``.
+        """
         return Draw(
             self.env_ids, self.positions, self.probabilities, self.weights, self.key,
             windows,

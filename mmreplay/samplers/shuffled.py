@@ -108,6 +108,10 @@ class ShuffledSampler:
     def draw(self, view: View, batch_size: int) -> Draw:
         """Draw the next batch of the epoch, or the first of the next one.
 
+        Args:
+            view: The buffer's, of the epoch's beginning or later.
+            batch_size: Steps, at least 1.
+
         Returns:
             batch_size steps, or fewer at the end of an epoch.
 

@@ -113,6 +113,10 @@ class Schema:
     def from_env(cls, env: object) -> Schema:
         """Fields of the steps of a Gymnasium environment or vector environment.
 
+        Args:
+            env: What has ``observation_space`` and ``action_space``; of a vector
+                environment the spaces of a single one are taken.
+
         Raises:
             SchemaError: It has no spaces, or as `from_spaces` does.
         """
@@ -182,6 +186,9 @@ class Schema:
     def role(self, name: str) -> str | None:
         """Path of the leaf or subtree that plays a role; None if nothing does.
 
+        Args:
+            name: One of `mmreplay.schema.ROLES`, such as ``"reward"``.
+
         Raises:
             SchemaError: There is no such role.
         """
@@ -195,6 +202,9 @@ class Schema:
     def role_paths(self, name: str) -> tuple[str, ...]:
         """Paths of all fields that play a role, in order; empty if none does.
 
+        Args:
+            name: As in `role`.
+
         Raises:
             SchemaError: There is no such role.
         """
@@ -203,6 +213,10 @@ class Schema:
 
     def with_field(self, path: str, field: Field) -> Schema:
         """This schema with one more field at its end.
+
+        Args:
+            path: A new one, such as ``"info/lives"``.
+            field: Its shape and dtype.
 
         Raises:
             SchemaError: The path is taken, or is no path.

@@ -83,7 +83,15 @@ class Normalize:
     def of(
         cls, moments: Mapping[str, HasMoments], clip: float | None = None
     ) -> Normalize:
-        """Take one mean and deviation a field, as `mmreplay.field_moments` gives."""
+        """Take one mean and deviation a field, as `mmreplay.field_moments` gives.
+
+        Args:
+            moments: By path of a leaf; others than those fields stay as they are.
+            clip: As in `Normalize`.
+
+        Raises:
+            SchemaError: There are none, or they are not finite.
+        """
         means = {path: found.mean for path, found in moments.items()}
         stds = {path: found.std for path, found in moments.items()}
         return cls(means, stds, clip)
@@ -133,6 +141,9 @@ class Normalize:
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> Normalize:
         """The transform that `to_json` told of.
+
+        Args:
+            state: What it returned.
 
         Raises:
             FormatError: It is something else.
