@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from mmreplay.errors import EmptyError
 from mmreplay.samplers import states
 from mmreplay.samplers.base import Draw, State, View
 from mmreplay.samplers.random import StepGenerator
+from mmreplay.samplers.ranks import nothing_to_draw
 
 
 class DistinctSampler:
@@ -28,13 +28,14 @@ class DistinctSampler:
         self._step = 0
 
     def draw(self, view: View, batch_size: int) -> Draw:
-        """Draw a batch, or what there is; see `Sampler.draw`."""
+        """Draw a batch, or what there is; see `Sampler.draw`.
+
+        Raises:
+            EmptyError: There is no legal start.
+        """
         num_legal = int(view.starts.lengths.sum()) - view.num_illegal
         if num_legal < 1:
-            raise EmptyError(
-                f"cannot draw {batch_size} different steps: got rows of which none is "
-                "a legal start yet, expected at least one; add steps first"
-            )
+            raise nothing_to_draw(view, batch_size)
         count = min(batch_size, num_legal)
         ranks = self._random.at(self._step).choice(num_legal, count, replace=False)
         env_ids, positions = view.start_at(ranks)

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from mmreplay.episodes import START, EpisodeIndex
 from mmreplay.errors import SchemaError
 from mmreplay.samplers.base import Draw, Sampler, State, View, Windows
+from mmreplay.samplers.checks import whole
 from mmreplay.samplers.epochs import epochs_of
 from mmreplay.samplers.forms import PADDED, RAGGED, single
 from mmreplay.samplers.joined import keeps_priorities
@@ -187,8 +188,17 @@ class EpisodeSampler(WindowDrawing):
         """
         _check_one_of("by", by, WEIGHTINGS)
         _check_one_of("layout", layout, LAYOUTS)
-        longest = FIRST_ONLY if max_length is None else max_length
-        if not 1 <= min_length <= longest:
+        if where is not None and not callable(where):
+            raise SchemaError(
+                f"where: got {where!r:.80}, expected a callable that tells which "
+                "episodes may be drawn; such as return_within(table, least=0.0)"
+            )
+        way_out = "count steps"
+        min_length = whole("min_length", min_length, 1, way_out)
+        longest = FIRST_ONLY
+        if max_length is not None:
+            longest = whole("max_length", max_length, 1, way_out)
+        if min_length > longest:
             raise SchemaError(
                 f"min_length and max_length: got {min_length} and {max_length}, "
                 "expected 1 <= min_length <= max_length; count steps"
@@ -198,8 +208,8 @@ class EpisodeSampler(WindowDrawing):
         self._arguments: State = {
             "by": by,
             "layout": layout,
-            "min_length": int(min_length),
-            "max_length": int(longest),
+            "min_length": min_length,
+            "max_length": longest,
             "headless": bool(headless),
             "running": bool(running),
         }
@@ -213,7 +223,11 @@ class EpisodeSampler(WindowDrawing):
         return PADDED if self._arguments["layout"] == "padded" else RAGGED
 
     def draw(self, view: View, batch_size: int) -> Draw:
-        """Draw episodes; see `Sampler.draw`."""
+        """Draw episodes; see `Sampler.draw`.
+
+        Raises:
+            EmptyError: There is no such episode.
+        """
         drawn = self._inner.draw(
             view, batch_size, "episodes", "let shorter, longer or running ones in"
         )

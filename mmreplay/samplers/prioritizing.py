@@ -83,7 +83,11 @@ class Prioritizing:
         self._strata = np.arange(0.0)
 
     def draw(self, view: View, batch_size: int) -> Draw:
-        """Draw a batch; see `Sampler.draw`."""
+        """Draw a batch; see `Sampler.draw`.
+
+        Raises:
+            EmptyError: There is no legal start, or none of a priority above 0.
+        """
         rows = self._priorities
         rows.follow(view)
         if rows.num_legal < 1:

@@ -28,9 +28,10 @@ def num_legal(view: View) -> int:
 def nothing_to_draw(view: View, batch_size: int) -> EmptyError:
     """Say that there is no legal start."""
     return EmptyError(
-        f"cannot draw {batch_size} steps: got {int(view.starts.lengths.sum())} "
+        f"cannot draw {batch_size} steps: got {int(view.span.lengths.sum())} "
         "published rows of which none is a legal start yet, expected at least one; a "
-        "step can be drawn when its next observation is known: add steps first"
+        "step can be drawn when its next observation, and all that transforms read "
+        "around it, is there: add steps first"
     )
 
 

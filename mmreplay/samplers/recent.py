@@ -69,7 +69,11 @@ class RecentSampler(Wrapping):
         ]
 
     def draw(self, view: View, batch_size: int) -> Draw:
-        """Draw a batch, newest steps first; see `Sampler.draw`."""
+        """Draw a batch, newest steps first; see `Sampler.draw`.
+
+        Raises:
+            EmptyError: There is no legal start.
+        """
         edges = rank_edges(view)
         counts = np.diff(edges)
         if edges[-1] == 0:
@@ -176,7 +180,11 @@ class ShrinkingSampler:
         return min(size, num_starts)
 
     def draw(self, view: View, batch_size: int) -> Draw:
-        """Draw a batch; see `Sampler.draw`."""
+        """Draw a batch; see `Sampler.draw`.
+
+        Raises:
+            EmptyError: There is no legal start.
+        """
         if num_legal(view) == 0:
             raise nothing_to_draw(view, batch_size)
         edges = rank_edges(view)

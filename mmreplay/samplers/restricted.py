@@ -61,7 +61,11 @@ class RestrictedSampler(Wrapping):
         return last[2]
 
     def draw(self, view: View, batch_size: int) -> Draw:
-        """Draw a batch; see `Sampler.draw`."""
+        """Draw a batch; see `Sampler.draw`.
+
+        Raises:
+            EmptyError: There is no legal start in the part.
+        """
         return self._parts[0].draw(self._shown(view), batch_size)
 
     @property

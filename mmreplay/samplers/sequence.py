@@ -127,7 +127,11 @@ class SequenceSampler(WindowDrawing):
         return f"windows of {self.window_length} steps"
 
     def draw(self, view: View, batch_size: int) -> Draw:
-        """Draw windows; see `Sampler.draw`."""
+        """Draw windows; see `Sampler.draw`.
+
+        Raises:
+            EmptyError: No window fits.
+        """
         drawn = self._inner.draw(
             view,
             batch_size,

@@ -33,7 +33,11 @@ class StratifiedSampler:
         self._step = 0
 
     def draw(self, view: View, batch_size: int) -> Draw:
-        """Draw a batch; see `Sampler.draw`."""
+        """Draw a batch; see `Sampler.draw`.
+
+        Raises:
+            EmptyError: There is no legal start.
+        """
         starts, edges = view.starts, rank_edges(view)
         counts = np.diff(edges)
         some = np.flatnonzero(counts)

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.errors import EmptyError, FormatError
+from mmreplay.errors import FormatError
 from mmreplay.kernels.steps import Judge
 from mmreplay.ring import Span
 from mmreplay.samplers.base import Draw, State, View
 from mmreplay.samplers.random import StepGenerator
+from mmreplay.samplers.ranks import nothing_to_draw
 
 Ids = NDArray[np.int64]
 MIN_LEGAL = 0.75
@@ -40,15 +41,15 @@ class UniformSampler:
         self._starts = _Starts(Span(np.zeros(1, np.int64), np.zeros(1, np.int64)))
 
     def draw(self, view: View, batch_size: int) -> Draw:
-        """Draw a batch; see `Sampler.draw`."""
+        """Draw a batch; see `Sampler.draw`.
+
+        Raises:
+            EmptyError: There is no legal start.
+        """
         starts = self._starts_of(view)
         num_legal = starts.total - view.num_illegal
         if num_legal < 1:
-            raise EmptyError(
-                f"cannot draw {batch_size} steps: got {starts.total} published rows of "
-                "which none is a legal start yet, expected at least one; a step can be "
-                "drawn when its next observation is known: add steps first"
-            )
+            raise nothing_to_draw(view, batch_size)
         if num_legal == starts.total:
             env_ids, positions = self._pick(batch_size)
         elif num_legal < MIN_LEGAL * starts.total:

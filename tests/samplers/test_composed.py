@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
+from mmreplay.errors import EmptyError
 from mmreplay.samplers.prioritized import PrioritizedSampler
 from tests.buffer.support import Twin
 from tests.contracts.sampler import places
@@ -138,3 +139,22 @@ def test_epochs_of_windows_of_a_part_with_the_earliest_ignored(tmp_path, rng):
     legal = {p for p in expected if p[1] >= view.span.first[p[0]] + 6}
     assert legal == expected
     twin.buffer.close()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        mr.UniformSampler, mr.StratifiedSampler, mr.DistinctSampler, mr.ShuffledSampler,
+        mr.PrioritizedSampler, mr.RankPrioritizedSampler,
+        lambda seed: mr.RecentSampler(3, 0.5, seed=seed),
+        lambda seed: mr.ShrinkingSampler(4, seed=seed),
+    ],
+)  # fmt: skip
+def test_where_none_can_be_drawn_all_that_is_published_is_counted(make):
+    transforms, sampler = [mr.NStep(15, 0.9)], make(seed=0)
+    twin = Twin(None, 20, sampler=sampler, transforms=transforms)
+    twin.extend([[""]] * 15)
+    with pytest.raises(EmptyError, match=r"got 15 published rows of which none is"):
+        twin.buffer.sample(4)
+    twin.extend([[""]])
+    assert twin.buffer.sample(1).positions.tolist() == [0]

@@ -272,7 +272,10 @@ def test_a_state_brings_the_episodes_back(tmp_path):
     [
         ({"by": "steps"}, "by: got 'steps', expected one of"),
         ({"layout": "flat"}, "layout: got 'flat', expected one of"),
-        ({"min_length": 0}, r"min_length and max_length: got 0 and None, expected"),
+        ({"min_length": 0}, "min_length: got 0, expected an integer of at least 1"),
+        ({"max_length": 2.5}, "max_length: got 2.5, expected an integer of at least 1"),
+        ({"where": 3}, "where: got 3, expected a callable .* such as return_within"),
+        ({"sampler": 3}, "sampler: got 3, expected an object with draw"),
         ({"min_length": 5, "max_length": 4}, r"got 5 and 4, expected 1 <= min_length"),
         ({"headless": True}, "headless: got True with by='episode'"),
         (
