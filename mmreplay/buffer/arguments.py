@@ -9,6 +9,7 @@ import numpy as np
 
 from mmreplay.errors import SchemaError
 from mmreplay.format import metadata as metadata_file
+from mmreplay.format import strict_json
 from mmreplay.format.metadata import AUTORESETS, ENGINES, Autoreset, Engine, Metadata
 from mmreplay.format.sharding import Codec, Sharding
 from mmreplay.format.strict_json import Json
@@ -86,6 +87,7 @@ def describe(
 
     Raises:
         SchemaError: A number or choice is not legal.
+        FormatError: The user's own values are no JSON.
     """
     check_count("capacity", capacity, metadata_file.MAX_CAPACITY, ROWS_EACH)
     envs = "give the number of environments that each call of add has a step of"
@@ -96,6 +98,8 @@ def describe(
             f"user: got {type(user).__name__}, expected a dict of JSON values; put it "
             "into one"
         )
+    # Also in RAM, where nothing is written: an export keeps it.
+    strict_json.dump(user or {}, "user")
     if not isinstance(schema, Schema):
         raise SchemaError(
             f"schema: got {type(schema).__name__}, expected a Schema; wrap the fields "

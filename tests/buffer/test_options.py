@@ -79,6 +79,15 @@ def test_a_buffer_is_not_made_smaller_than_its_windows():
         assert buffer.sample(9).positions.tolist() == [9] * 9
 
 
+@pytest.mark.parametrize("place", [None, "b"])
+@pytest.mark.parametrize("value", [{1, 2}, float("nan"), b"bytes"])
+def test_a_users_own_that_is_no_json_is_refused(tmp_path, place, value):
+    path = None if place is None else tmp_path / place
+    with pytest.raises(FormatError, match=r"user cannot be stored: .*expected JSON"):
+        made(path, user={"key": value})
+    assert not (tmp_path / "b").exists()
+
+
 def test_a_folder_below_a_file_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(FormatError, match="file is a file, expected a folder to crea"):
