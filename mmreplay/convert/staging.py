@@ -92,6 +92,11 @@ class Staging:
                 "pass overwrite=True (--overwrite) to replace it"
             )
         is_folder = target.is_dir() and not target.is_symlink()
+        if self._folder and not is_folder:
+            raise FormatError(
+                f"{target} is a file or a link, expected a folder or nothing to "
+                "overwrite with a folder; remove it yourself, or choose another path"
+            )
         known = (target / METADATA).exists() or self._owns(target)
         if is_folder and not known and any(target.iterdir()):
             raise FormatError(

@@ -203,6 +203,16 @@ def test_a_folder_of_somebody_elses_is_never_removed(tmp_path):
     assert (tmp_path / "old" / "mine").exists()
 
 
+def test_a_folder_takes_the_place_of_no_file_and_no_link(source, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "link").symlink_to(source.path)
+    for name in ("file", "link"):
+        with pytest.raises(FormatError, match="is a file or a link, expected a folder"):
+            mr.load(source.path, tmp_path / name, overwrite=True)
+    assert (tmp_path / "file").read_text() == "mine"
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith("tmp-")]
+
+
 def test_a_folder_left_by_a_killed_run_is_replaced(tmp_path):
     (tmp_path / "tmp-new").mkdir()
     for name in (MARKER, "rest"):
