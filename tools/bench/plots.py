@@ -46,10 +46,17 @@ def lines(results: Mapping[str, Any], kind: str, limits: Mapping[str, float]) ->
                 continue
             sides = {n: float(v) for n, v in figures.items() if _drawn(v)}
             if sides:
-                named = [words(part.replace(kind, "")).strip() for part in path]
-                title = ": ".join([words(script[6:]), ", ".join(filter(None, named))])
+                title = _title(script[6:], [part.replace(kind, "") for part in path])
                 found.append((title, sides, _least_us(script, path, limits)))
     return found
+
+
+def _title(script: str, path: list[str]) -> str:
+    """What a line is of: the script, and where in its result."""
+    where = [
+        words(part).strip() for part in path if part.strip("_") not in ("", script)
+    ]
+    return ": ".join(filter(None, [words(script), ", ".join(where)]))
 
 
 def _drawn(value: Any) -> bool:
