@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mmreplay.batch import Batch as Batch
+    from mmreplay.buffer.compacting import Compacted as Compacted
+    from mmreplay.buffer.compacting import compact as compact
     from mmreplay.buffer.replay_buffer import ReplayBuffer as ReplayBuffer
     from mmreplay.buffer.snapshot import Snapshot as Snapshot
     from mmreplay.collect import Recorded as Recorded
@@ -84,6 +86,7 @@ _HOMES = {
     "AutoExport": "mmreplay.convert.auto_export",
     "Batch": "mmreplay.batch",
     "Cast": "mmreplay.transforms.elementwise",
+    "Compacted": "mmreplay.buffer.compacting",
     "Concat": "mmreplay.concatenation",
     "ConcatDataset": "mmreplay.loader",
     "Cut": "mmreplay.repairing",
@@ -129,6 +132,7 @@ _HOMES = {
     "UniformSampler": "mmreplay.samplers.uniform",
     "VerifyReport": "mmreplay.verify",
     "collate": "mmreplay.loader",
+    "compact": "mmreplay.buffer.compacting",
     "concat": "mmreplay.concatenation",
     "episode_table": "mmreplay.stats",
     "export": "mmreplay.convert.export",

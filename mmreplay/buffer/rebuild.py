@@ -6,6 +6,8 @@ is the one switch, and a kill on either side of it leaves one whole buffer.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,7 +25,10 @@ from mmreplay.storage.base import CheckedStore, Store
 from mmreplay.storage.engines import create_store
 from mmreplay.storage.ledger import CommitWriter
 
+SCAN_NBYTES = 64 << 20
+"""Rows copied at a time take no more than this, nor more than SCAN_ROWS."""
 Fill = dict[str, NDArray[np.generic]] | None
+Progress = Callable[[int, int], None]
 
 
 def resized(ring: Ring, capacity: int, row_nbytes: int) -> Ring:
@@ -106,10 +111,10 @@ def on_disk(
     files.make_folder(folder)
     store = create_store(folder, metadata)
     try:
-        firsts = _copy(reading, store, fill)
+        firsts = copy(reading, store, fill)
         heads = reading.span.stop
         store.sync()
-        _sum(store, firsts, heads)
+        sum_blocks(store, firsts, heads)
         store.sync_sums()
         recovery.create(folder, metadata, heads, firsts)
         files.sync_folder(folder)
@@ -138,7 +143,7 @@ def in_memory(
     """The same in RAM."""
     metadata = parts.metadata.next_generation(ring, schema)
     fresh = lifecycle.create_memory(metadata)
-    firsts = _copy(reading, fresh.store, fill)
+    firsts = copy(reading, fresh.store, fill)
     assert fresh.writer is not None
     assert parts.writer is not None
     fresh.writer.adopt(reading.span.stop, firsts)
@@ -146,31 +151,41 @@ def in_memory(
     return fresh
 
 
-def _copy(reading: Reading, store: Store, fill: Fill) -> NDArray[np.int64]:
+def copy(
+    reading: Reading, store: Store, fill: Fill, progress: Progress | None = None
+) -> NDArray[np.int64]:
     """Copy the newest rows that fit, and return the first position of each env.
 
     The newest row of each environment comes along also where it was given up: if an
     episode ends there, its final row is still to come, and an opening that goes on
-    tells so by the flags of the row before.
+    tells so by the flags of the row before. Environments go side by side, so that what
+    is sealed step by step can be.
     """
     span = reading.span
     ring = store.ring
     firsts = np.maximum(span.first, span.stop - ring.capacity)
-    for env_id in range(ring.num_envs):
-        stop = int(span.stop[env_id])
-        oldest = max(0, min(int(firsts[env_id]), stop - 1))
-        for first in range(oldest, stop, SCAN_ROWS):
-            positions = np.arange(first, min(first + SCAN_ROWS, stop))
+    oldest = np.maximum(0, np.minimum(firsts, span.stop - 1))
+    size = max(1, min(SCAN_ROWS, SCAN_NBYTES // max(1, store.schema.row_nbytes)))
+    done, rows = 0, int((span.stop - oldest).sum())
+    for first in range(int(oldest.min()), int(span.stop.max()), size):
+        for env_id in range(ring.num_envs):
+            begin = max(first, int(oldest[env_id]))
+            positions = np.arange(begin, min(first + size, int(span.stop[env_id])))
+            if not len(positions):
+                continue
             ids = np.full(len(positions), env_id)
             columns = reading.rows(ids, positions, reading.view.moment).fields
             for path, value in (fill or {}).items():
                 columns[path] = np.broadcast_to(value, (len(ids), *value.shape))
             flags = reading.view.flags(ids, positions)
             store.write(runs(ring.rows(ids, positions)), columns, flags)
+            done += len(positions)
+            if progress is not None:
+                progress(done, rows)
     return firsts
 
 
-def _sum(
+def sum_blocks(
     store: CheckedStore, firsts: NDArray[np.int64], heads: NDArray[np.int64]
 ) -> None:
     """Write the checksums of every whole block that holds a row."""

@@ -9,6 +9,7 @@ import typer
 from mmreplay import __version__, kernels
 from mmreplay.cli.bench import bench
 from mmreplay.cli.change import clear, resize
+from mmreplay.cli.compact import compact
 from mmreplay.cli.convert import convert
 from mmreplay.cli.head import head
 from mmreplay.cli.info import info
@@ -56,6 +57,6 @@ def _common(
 
 for command in (
     record, info, head, plan, stats, plot, convert, verify, bench, clear, resize,
-    snapshot, repair,
+    snapshot, repair, compact,
 ):  # fmt: skip
     app.command(command.__name__)(command)

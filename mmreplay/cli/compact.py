@@ -1,0 +1,52 @@
+"""``mmreplay compact``: a buffer in compressed shards, or out of them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mmreplay.cli import show
+from mmreplay.cli.options import BufferPath, Json, usage_error
+from mmreplay.format.sharding import CODECS
+
+RAW = "raw"
+
+
+def compact(
+    path: BufferPath,
+    target: Annotated[
+        Path,
+        typer.Argument(
+            metavar="TARGET", help="The new buffer's folder.", show_default=False
+        ),
+    ],
+    codec: Annotated[
+        str,
+        typer.Option(
+            "--codec", metavar="|".join([*CODECS, RAW]),
+            help="Of the shards; raw for files that are mapped.",
+        ),
+    ] = "blosc-lz4",
+    json: Json = False,
+) -> None:  # fmt: skip
+    """Copy a buffer into compressed Zarr shards, or back into plain files."""
+    if codec not in (*CODECS, RAW):
+        expected = ", ".join([*CODECS, RAW])
+        raise usage_error(f"--codec: got {codec!r}, expected one of {expected}")
+    from mmreplay.buffer.compacting import compact as copy
+
+    with show.waiting("copying") as progress:
+        made = copy(
+            path, target, codec=None if codec == RAW else codec,  # type: ignore[arg-type]  # checked above
+            progress=progress,
+        )  # fmt: skip
+    if json:
+        show.print_json({**asdict(made), "path": str(path), "target": str(target)})
+        return
+    typer.echo(
+        f"{target}: {show.plural(made.rows, 'row')}, {show.size(made.nbytes_before)} "
+        f"-> {show.size(made.nbytes)}"
+    )

@@ -1,0 +1,90 @@
+"""A buffer that was put into shards, or out of them, holds the same rows."""
+
+import json
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay.buffer.compacting import compact
+from mmreplay.cli.exits import run
+from mmreplay.errors import FormatError, SchemaError
+from tests.buffer.test_zarr import SCHEMA, nested, same, steps
+
+
+@pytest.fixture(params=["env_major", "time_major"])
+def source(request, tmp_path, rng):
+    """A buffer of several laps, whose environments are not equally far."""
+    path = tmp_path / "a"
+    with mr.ReplayBuffer.create(
+        path, SCHEMA, 40, 3, layout=request.param, user={"by": "us"}
+    ) as buffer:
+        buffer.extend(nested(steps(rng, 90, 3)))
+        buffer.extend(nested(steps(rng, 15, 2)), env_ids=[0, 2])
+        buffer.clear([1])
+        buffer.set_statistics({"mean": 2})
+    return path
+
+
+def equal(left, right):
+    """Whether two buffers hold the same rows at the same positions, to the flags."""
+    with mr.ReplayBuffer.open(left) as a, mr.ReplayBuffer.open(right) as b:
+        assert (a.span.first == b.span.first).all()
+        assert (a.span.stop == b.span.stop).all()
+        same(a.gather_all(), b.gather_all())
+        for env_id, (first, stop) in enumerate(
+            zip(a.span.first, a.span.stop, strict=True)
+        ):
+            positions = np.arange(first, stop)
+            assert (a.flags(env_id, positions) == b.flags(env_id, positions)).all()
+        assert a.statistics == b.statistics
+        assert a.metadata.user == b.metadata.user
+        assert a.metadata.uuid != b.metadata.uuid
+
+
+def test_there_and_back_is_the_same_buffer(source, tmp_path):
+    calls = []
+    made = compact(source, tmp_path / "b", progress=lambda *call: calls.append(call))
+    assert made.rows == 80
+    assert calls[-1][0] == calls[-1][1]
+    back = compact(tmp_path / "b", tmp_path / "c", codec=None)
+    assert back.rows == 80
+    for name, engine in (("b", "zarr"), ("c", "memmap")):
+        assert mr.verify_buffer(tmp_path / name).ok
+        equal(source, tmp_path / name)
+        with mr.ReplayBuffer.open(tmp_path / name, "r+") as buffer:
+            assert buffer.metadata.engine == engine
+            buffer.extend(nested(steps(np.random.default_rng(1), 30, 3)))
+
+
+def test_every_row_alive_is_in_a_shard(source, tmp_path):
+    compact(source, tmp_path / "b", codec="zstd")
+    with mr.ReplayBuffer.open(tmp_path / "b") as buffer:
+        store, ring = buffer._parts.store, buffer.metadata.ring
+        for env_id in (0, 2):
+            positions = np.arange(buffer.span.first[env_id], buffer.span.stop[env_id])
+            rows = ring.rows(np.full(len(positions), env_id), positions)
+            assert (store._places.take(rows // store._place_rows) & 1).all()
+
+
+def test_what_cannot_be_is_refused(source, tmp_path):
+    with pytest.raises(SchemaError, match="codec: got 'gzip'"):
+        compact(source, tmp_path / "b", codec="gzip")
+    with pytest.raises(FormatError, match="is inside the buffer"):
+        compact(source, source / "b")
+    compact(source, tmp_path / "b")
+    with pytest.raises(FormatError, match="already holds a buffer"):
+        compact(tmp_path / "b", source)
+
+
+def test_the_command_says_what_it_made(source, tmp_path, capsys):
+    assert run(["compact", str(source), str(tmp_path / "b"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == 80
+    assert (
+        run(["compact", str(tmp_path / "b"), str(tmp_path / "c"), "--codec", "raw"])
+        == 0
+    )
+    assert "80 rows" in capsys.readouterr().out
+    assert run(["info", str(tmp_path / "b")]) == 0
+    assert "compressed" in capsys.readouterr().out
+    assert run(["compact", str(source), str(tmp_path / "d"), "--codec", "gzip"]) == 2
