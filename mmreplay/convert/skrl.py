@@ -103,6 +103,15 @@ class SkrlWriter(Writer):
         """Steps of the environment that has most."""
         return int(self._counts.max())
 
+    @property
+    def cells(self) -> int:
+        """Cells of those steps, less those of the last one that none came for.
+
+        As skrl counts them: those are of the last environments.
+        """
+        left_out = np.flatnonzero(self._counts[::-1] == self.steps)
+        return self.steps * len(self._counts) - int(left_out[0])
+
     def _kinds(self, count: int) -> Kinds:
         lead = (count, self._description.num_envs)
         return {

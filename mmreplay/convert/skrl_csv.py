@@ -70,13 +70,14 @@ class SkrlCsvWriter(Writer):
         assert self._spool is not None
         assert self._file is not None
         end = self._put(self._cells.header(), 0)
-        steps = self._spool.steps
+        steps, left = self._spool.steps, self._spool.cells
         self._spool.finish()
         if steps:
             reader = npz.open_reader(self._between, layout=skrl.NAME, size=steps)
             with reader:
                 for block in reader.blocks():
-                    end = self._put(self._text(block), end)
+                    end = self._put(self._text(block.between(0, left)), end)
+                    left -= min(left, len(block))
         self._file.close()
         files.remove_tree(self._between)
         self.nbytes = self._staging.publish()

@@ -98,6 +98,18 @@ def test_a_last_step_of_some_environments_is_kept(tmp_path):
         assert buffer.heads.tolist() == [3, 3, 2]
 
 
+def test_a_last_step_of_some_environments_is_written_as_theirs(tmp_path):
+    schema = mr.Schema({"x": mr.Field((1,), "float32")})
+    with mr.ReplayBuffer.create(tmp_path / "b", schema, 8, 3) as buffer:
+        buffer.extend(x=np.arange(6.0, dtype=np.float32).reshape(2, 3, 1))
+        buffer.add({"x": np.float32([[6], [7]])}, env_ids=[0, 1])
+        mr.export(buffer, tmp_path / "a.csv", layout="skrl")
+    assert [float(row[0]) for row in cells(tmp_path / "a.csv")[1:]] == [*range(8)]
+    mr.load(tmp_path / "a.csv", tmp_path / "c", layout="skrl", num_envs=3)
+    with mr.ReplayBuffer.open(tmp_path / "c") as loaded:
+        assert loaded.heads.tolist() == [3, 3, 2]
+
+
 def test_what_was_written_comes_in_again(tmp_path):
     with make(tmp_path / "b", 3, 60) as buffer:
         mr.export(buffer, tmp_path / "a.csv", layout="skrl")
