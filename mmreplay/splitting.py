@@ -18,6 +18,7 @@ from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import EmptyError, FormatError, SchemaError
 from mmreplay.ring import Span
 from mmreplay.samplers.base import Sampler, State, View
+from mmreplay.samplers.checks import is_number
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.ranks import StretchView, legal_before
 from mmreplay.samplers.restricted import RestrictedSampler
@@ -172,15 +173,17 @@ def split(
         SchemaError: An argument is not legal.
         EmptyError: There are fewer episodes, or steps, than parts.
     """
-    total = float(sum(fractions))
-    positive = all(isfinite(f) and f > 0 for f in fractions)
-    if not len(fractions) or not positive or total > 1 + 1e-9:
+    listed = isinstance(fractions, Sequence | np.ndarray) and len(fractions) > 0
+    positive = listed and all(is_number(f) and isfinite(f) and f > 0 for f in fractions)
+    if not positive or sum(fractions) > 1 + 1e-9:
         raise SchemaError(
-            f"fractions: got {list(fractions)}, expected numbers above 0 whose sum is "
+            f"fractions: got {fractions!r:.80}, expected numbers above 0 whose sum is "
             "at most 1; such as [0.9, 0.1]"
         )
     if by not in ("episode", "step"):
-        raise SchemaError(f"by: got {by!r}, expected 'episode' or 'step'")
+        raise SchemaError(
+            f"by: got {by!r}, expected 'episode' or 'step'; the first is the default"
+        )
     env_ids, begins, ends = _units(buffer, by)
     sizes = _sizes(len(begins), fractions)
     if min(sizes) < 1:

@@ -223,6 +223,8 @@ def test_a_part_of_another_buffer_is_refused(twin, tmp_path):
     ("fractions", "by", "message"),
     [
         ([], "episode", r"fractions: got \[\], expected numbers above 0"),
+        (3, "episode", "fractions: got 3, expected numbers above 0"),
+        (["a"], "episode", r"fractions: got \['a'\], expected numbers above 0"),
         ([0.5, 0.6], "episode", "whose sum is at most 1"),
         ([0.0, 1.0], "step", "expected numbers above 0"),
         ([float("nan")], "step", "expected numbers above 0"),

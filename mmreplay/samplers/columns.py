@@ -56,7 +56,7 @@ def check_name(name: str | None) -> str | None:
         return name
     raise SchemaError(
         f"name: got {name!r}, expected 1 to 64 letters, digits, '_', '-' or '.', not "
-        "beginning with '-' or '.', or None to keep priorities in RAM"
+        "beginning with '-' or '.'; or pass None to keep priorities in RAM"
     )
 
 

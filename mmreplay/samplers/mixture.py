@@ -41,6 +41,11 @@ class MixtureSampler(Wrapping):
             SchemaError: A share is not above 0, there is no sampler, or what they draw
                 does not fit one batch: windows of several lengths, ragged episodes.
         """
+        if not isinstance(samplers, Sequence):
+            raise SchemaError(
+                f"samplers: got {samplers!r:.80}, expected a list of pairs of a "
+                "sampler and its share; such as [(mmreplay.UniformSampler(), 1)]"
+            )
         pairs = [_pair(given) for given in samplers]
         self._shares = Shares([share for _, share in pairs])
         self._parts = alike([sampler for sampler, _ in pairs])

@@ -225,3 +225,8 @@ def _check_kinds(boundary: str, first_only: object) -> None:
             f"first_only: got the string {first_only!r}, expected a sequence of "
             f"paths; write ({first_only!r},)"
         )
+    if not isinstance(first_only, Sequence):
+        raise SchemaError(
+            f"first_only: got {first_only!r}, expected a sequence of paths; such as "
+            "('state',)"
+        )

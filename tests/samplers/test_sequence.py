@@ -338,6 +338,9 @@ def test_windows_longer_than_every_episode_are_not_there(tmp_path):
         ({"length": 2, "bootstrap": -3}, "bootstrap: got -3, expected an integer"),
         ({"length": 2, "boundary": "no"}, "boundary: got 'no', expected one of"),
         ({"length": 2, "first_only": "state"}, "first_only: got the string 'state'"),
+        ({"length": 2, "first_only": 3}, "first_only: got 3, expected a sequence"),
+        ({"length": 2.5}, "length: got 2.5, expected an integer of at least 1"),
+        ({"length": 2, "sampler": "a"}, "sampler: got 'a', expected an object with"),
     ],
 )
 def test_arguments_out_of_range_are_refused(arguments, message):
