@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,13 +18,20 @@ if TYPE_CHECKING:
 LISTED = 50
 
 
-def verify(path: BufferPath, json: Json = False) -> None:
+def verify(
+    path: BufferPath,
+    deep: Annotated[
+        bool,
+        typer.Option("--deep/--fast", help="Read the data for its checksums, or not."),
+    ] = True,
+    json: Json = False,
+) -> None:
     """Check metadata, files, commit records, flags and checksums; exits 1 on damage."""
     from mmreplay.verify import verify_buffer
 
     started = perf_counter()
     with show.waiting("verifying") as progress:
-        report = verify_buffer(path, progress)
+        report = verify_buffer(path, progress, deep=deep)
     seconds = perf_counter() - started
     if json:
         facts = {**asdict(report), "path": str(report.path), "ok": report.ok}
@@ -58,7 +65,7 @@ def _print(name: str, report: VerifyReport, seconds: float) -> None:
                          f"{show.plural(others, 'note')}"),
             ("checksums", f"{show.plural(report.blocks, 'block')} compared, "
                           f"{show.count(report.skipped_blocks)} given up by a live "
-                          "writer meanwhile"),
+                          "writer meanwhile" if report.deep else "not looked at"),
             ("rows", f"{show.count(report.rows)} committed rows alive, of them "
                      f"{show.count(report.unsummed_rows)} in blocks without a "
                      "checksum yet"),

@@ -36,6 +36,7 @@ class Evidence:
     """What is known of a buffer.
 
     Attributes:
+        path: Its folder.
         metadata: What it is.
         opened: Its data files by name, as long as they are.
         firsts: int64 ``[E]``, the oldest position alive.
@@ -45,6 +46,7 @@ class Evidence:
         restored: What was found out from other facts than the damaged ones.
     """
 
+    path: Path
     metadata: Metadata
     opened: dict[str, File]
     firsts: Array
@@ -122,7 +124,7 @@ def gather(folder: Path, like: Path | None) -> Evidence:
         for file in opened.values():
             file.close()
         raise
-    return Evidence(metadata, opened, *found, restored)
+    return Evidence(folder, metadata, opened, *found, restored)
 
 
 def _metadata(folder: Path, like: Path | None) -> tuple[Metadata, list[str]]:

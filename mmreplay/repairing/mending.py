@@ -6,6 +6,7 @@ import os
 import secrets
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from numpy.typing import NDArray
 
 from mmreplay import files, recovery
 from mmreplay.buffer import lifecycle
-from mmreplay.errors import FormatError, LockedError
+from mmreplay.buffer.state import read_statistics, write_statistics
+from mmreplay.errors import FailedError, FormatError, LockedError
 from mmreplay.files import File
 from mmreplay.format import metadata as metadata_file
 from mmreplay.format.metadata import Metadata
@@ -247,10 +249,20 @@ def _build(
         store.unmap()
     recovery.create(folder, metadata, evidence.heads, tails)
     files.sync_folder(folder)
+    _copy_statistics(evidence.path, target)
     encoded = metadata_file.encode(metadata)
     files.replace_bytes(target / metadata_file.FILE_NAME, encoded)
     files.remove_tree(target / recovery.HALF)
     return int(totals.sum())
+
+
+def _copy_statistics(source: Path, target: Path) -> None:
+    """Take the statistics along where they can be read."""
+    found = None
+    with suppress(FormatError, FailedError):
+        found = read_statistics(source)
+    if found:
+        write_statistics(target, found)
 
 
 def _write(

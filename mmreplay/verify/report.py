@@ -9,11 +9,11 @@ from typing import Literal
 
 Kind = Literal[
     "metadata", "statistics", "file", "commit", "slot", "sum", "lap", "flags",
-    "torn", "left_over", "unknown",
+    "torn", "left_over", "unknown", "beside",
 ]  # fmt: skip
-# A crash leaves the first two behind in a buffer that is whole, and the third is
-# somebody else's file.
-NOTES: frozenset[str] = frozenset({"torn", "left_over", "unknown"})
+# A crash leaves the first two behind in a buffer that is whole, the third is somebody
+# else's file, and of the last one the owner begins anew.
+NOTES: frozenset[str] = frozenset({"torn", "left_over", "unknown", "beside"})
 MAX_FINDINGS = 1000
 
 Progress = Callable[[int, int], None]
@@ -31,7 +31,8 @@ class Finding:
             data and checksum differ), ``"lap"`` (a block's checksum is missing or of
             another lap), ``"flags"`` (impossible boundaries); and, being no damage,
             ``"torn"`` (a slot that a crash cut short), ``"left_over"`` (a folder or
-            file that the next writer sweeps), ``"unknown"`` (a name not ours).
+            file that the next writer sweeps), ``"unknown"`` (a name not ours),
+            ``"beside"`` (a sampler's column or a limiter's count that begins anew).
         file: Path within the buffer's folder.
         offset: Byte in the file, where it has one.
         message: What, got, expected, in one sentence.
@@ -62,6 +63,7 @@ class VerifyReport:
         unsummed_rows: Those of them in blocks that have no checksum yet (the
             newest of each environment) or no longer.
         nbytes: Bytes read from the data files.
+        deep: Whether checksums, and the numbers of samplers, were looked at.
     """
 
     path: Path
@@ -72,6 +74,7 @@ class VerifyReport:
     rows: int
     unsummed_rows: int
     nbytes: int
+    deep: bool = True
 
     @property
     def ok(self) -> bool:
@@ -84,6 +87,7 @@ class Notebook:
     """Findings and counts while a check goes on."""
 
     progress: Progress | None = None
+    deep: bool = True
     findings: list[Finding] = field(default_factory=list)
     omitted: int = 0
     blocks: int = 0
@@ -110,5 +114,5 @@ class Notebook:
         """Close the book."""
         return VerifyReport(
             path, tuple(self.findings), self.omitted, self.blocks, self.skipped_blocks,
-            self.rows, self.unsummed_rows, self.nbytes,
+            self.rows, self.unsummed_rows, self.nbytes, self.deep,
         )  # fmt: skip

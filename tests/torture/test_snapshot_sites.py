@@ -1,4 +1,4 @@
-"""A snapshot fails, is killed and loses its power at each of its disk calls."""
+"""Snapshots and repairs fail, are killed and lose power at each of their disk calls."""
 
 import errno
 import os
@@ -13,6 +13,7 @@ from mmreplay import boot
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.buffer.snapshot import snapshot
 from mmreplay.errors import FormatError, ReplayError
+from mmreplay.repairing import repair
 from mmreplay.verify import verify_buffer
 from tests.torture.test_call_sites import (
     GEOMETRY,
@@ -53,16 +54,20 @@ def take(work):
     snapshot(work / "buffer", work / "copy", pause=True)
 
 
+def mend(work):
+    repair(work / "buffer", work / "copy")
+
+
 def simulated(work, shared, calls_left=None):
     disk = SimulatedDisk(work, calls_left=calls_left)
     disk.shares = shared
     return disk
 
 
-def num_calls(prepared, tmp_path, shared):
+def num_calls(prepared, tmp_path, shared, make):
     work = fresh(prepared, tmp_path)
     with using(simulated(work, shared)) as disk:
-        take(work)
+        make(work)
     return disk.calls.total()
 
 
@@ -76,14 +81,14 @@ def assert_equal(path):
         assert faults(buffer, GEOMETRY, STARTS) == []
 
 
-def check(work):
+def check(work, make):
     """The original is untouched; the copy is whole, or no buffer and made again."""
     assert_equal(work / "buffer")
     copy = work / "copy"
     if not (copy / "metadata.json").exists():
         with pytest.raises(FormatError):
             ReplayBuffer.open(copy)
-        take(work)
+        make(work)
     assert_equal(copy)
     with ReplayBuffer.open(copy, "r+", commit_every=None) as buffer:
         add(buffer, 3)
@@ -93,23 +98,27 @@ def check(work):
 
 def sites(total, every):
     """All calls, or a slice of them with the last ones, where the switch is."""
-    return range(total + 1) if every else [*range(0, total, 9), total - 1, total]
+    return range(total + 1) if every else [*range(0, total, 19), total - 1, total]
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("shared", [False, True], ids=["copy", "reflink"])
+@pytest.mark.parametrize(
+    ("make", "shared"),
+    [(take, False), (take, True), (mend, False)],
+    ids=["copy", "reflink", "repair"],
+)
 @pytest.mark.parametrize(
     "every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["some", "all"]
 )
-def test_a_power_cut_or_kill_at_a_call_leaves_a_snapshot_whole_or_marked(
-    prepared, tmp_path, shared, every
+def test_a_power_cut_or_kill_at_a_call_leaves_a_copy_whole_or_marked(
+    prepared, tmp_path, make, shared, every
 ):
-    for at in sites(num_calls(prepared, tmp_path, shared), every):
+    for at in sites(num_calls(prepared, tmp_path, shared, make), every):
         for seed in range(IMAGES + 1 if every else 2):
             work = fresh(prepared, tmp_path)
             disk = simulated(work, shared, at)
             with using(disk), suppress(PowerCut):
-                take(work)
+                make(work)
             now = boot.boot_id()
             if seed:
                 disk.crash(work, np.random.default_rng(100 * at + seed))
@@ -118,9 +127,10 @@ def test_a_power_cut_or_kill_at_a_call_leaves_a_snapshot_whole_or_marked(
                 disk.cut()
             boots = mock.patch.object(boot, "boot_id", return_value=now)
             with boots, using(Unsynced()):
-                check(work)
+                check(work, make)
 
 
+@pytest.mark.parametrize("make", [take, mend], ids=["snapshot", "repair"])
 @pytest.mark.parametrize(
     "fault",
     [
@@ -134,15 +144,15 @@ def test_a_power_cut_or_kill_at_a_call_leaves_a_snapshot_whole_or_marked(
     "every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["some", "all"]
 )
 def test_a_fault_at_a_call_is_told_and_gives_everything_back(
-    prepared, tmp_path, fault, every
+    prepared, tmp_path, fault, make, every
 ):
-    for at in sites(num_calls(prepared, tmp_path, False), every)[:-1]:
+    for at in sites(num_calls(prepared, tmp_path, False, make), every)[:-1]:
         work = fresh(prepared, tmp_path)
         before = num_descriptors()
         disk = FaultyDisk(type(fault)(*fault.args), at, names=PRIMITIVES)
         with using(disk), pytest.raises((KeyboardInterrupt, ReplayError)):
-            take(work)
+            make(work)
         del disk
         assert num_descriptors() == before
         with using(Unsynced()):
-            check(work)
+            check(work, make)
