@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import weakref
@@ -128,8 +127,10 @@ class Generations:
     def _in_force(self, call: Callable[[Reading], T]) -> T:
         """Call with what reads the generation in force until the end of the call."""
         while True:
-            with contextlib.suppress(ReplacedError):
+            try:
                 return call(self._read())
+            except ReplacedError:
+                continue
 
     def _writer(self) -> Writer:
         return self._parts.writing(self._name)

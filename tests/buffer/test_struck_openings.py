@@ -20,7 +20,7 @@ SCHEMA = mr.Schema(
 )
 WITHIN = {
     "buffer/lifecycle.py", "buffer/committer.py", "buffer/replay_buffer.py",
-    "buffer/open_buffer.py", "buffer/rebuild.py", "storage/lock.py", "recovery.py",
+    "buffer/generations.py", "buffer/rebuild.py", "storage/lock.py", "recovery.py",
 }  # fmt: skip
 OPENING = WITHIN | {
     "files.py", "buffer/reading.py", "samplers/columns.py", "samplers/priorities.py",
