@@ -39,6 +39,30 @@ def fraction(name: str, value: object) -> float:
     return float(value)
 
 
+def number(name: str, value: object) -> None:
+    """Refuse what is no number; NaN is one.
+
+    Raises:
+        SchemaError: It is none.
+    """
+    real = isinstance(value, int | float | np.integer | np.floating)
+    if not real or isinstance(value, bool):
+        raise SchemaError(f"{name}: got {value!r:.80}, expected a number; such as 0.0")
+
+
+def label(name: str, value: object) -> None:
+    """Refuse what cannot name a field.
+
+    Raises:
+        SchemaError: It is no text, or empty.
+    """
+    if not isinstance(value, str) or not value:
+        raise SchemaError(
+            f"{name}: got {value!r:.80}, expected the name of a field; leave it "
+            "out for the default"
+        )
+
+
 def numbers(values: NDArray[np.generic], field: Field) -> NDArray[np.generic]:
     """Values that numpy can reckon with: bfloat16 is stored as its bits."""
     if field.dtype != "bfloat16":

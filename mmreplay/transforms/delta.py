@@ -10,7 +10,7 @@ from mmreplay.nesting import under
 from mmreplay.schema import Field
 from mmreplay.transforms.anchors import Anchors
 from mmreplay.transforms.base import Bound, Fields, Layer, Over
-from mmreplay.transforms.checks import numbers
+from mmreplay.transforms.checks import label, numbers
 from mmreplay.transforms.outline import Outline, Place
 
 _SIGNED = {
@@ -40,6 +40,10 @@ class Delta:
 
     paths: str | Sequence[str] | None = None
     name: str = "delta"
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        label("Delta name", self.name)
 
     def bind(self, outline: Outline) -> Bound:
         """Fit it; see `Transform.bind`.

@@ -57,6 +57,12 @@ class Normalize:
 
     def __post_init__(self) -> None:
         """Check the arguments."""
+        for name, given in (("means", self.means), ("stds", self.stds)):
+            if not isinstance(given, Mapping):
+                raise SchemaError(
+                    f"Normalize: got {name} {given!r:.80}, expected a number or array "
+                    "by path; such as {'observation': 0.0}"
+                )
         if self.means.keys() != self.stds.keys() or not self.means:
             raise SchemaError(
                 f"Normalize: got means of {list(self.means)} and stds of "

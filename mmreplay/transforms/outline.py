@@ -85,6 +85,11 @@ class Outline:
         """
         if paths is None:
             paths = self.playing("observation", who, "paths")
+        if not isinstance(paths, Iterable):
+            raise SchemaError(
+                f"{who}: got paths {paths!r:.80}, expected paths of fields; such as "
+                "['observation']"
+            )
         ours = [name for name in self.fields if name not in self.nexts.values()]
         found: dict[str, None] = {}
         for path in (paths,) if isinstance(paths, str) else paths:

@@ -14,7 +14,7 @@ from mmreplay.episodes import CUT, FINAL, TERMINATED, TRUNCATED
 from mmreplay.errors import SchemaError
 from mmreplay.transforms.anchors import Anchors
 from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over
-from mmreplay.transforms.checks import fraction, numbers, real
+from mmreplay.transforms.checks import fraction, label, number, numbers, real
 from mmreplay.transforms.outline import Outline, Place
 
 TIME_LIMITS = ("default", "none", "bootstrap")
@@ -74,6 +74,8 @@ class DiscountedReturn:
     def __post_init__(self) -> None:
         """Check the arguments."""
         fraction("DiscountedReturn gamma", self.gamma)
+        number("DiscountedReturn default", self.default)
+        label("DiscountedReturn name", self.name)
         for option, value, known in (
             ("time_limit", self.time_limit, TIME_LIMITS),
             ("discount_with", self.discount_with, DISCOUNTS),

@@ -205,3 +205,29 @@ def test_bfloat16_rewards_are_summed_as_numbers():
     batch = buffer.take(0, [0])
     assert batch["reward"].tolist() == [2.5]
     assert batch.bfloat16 == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: mr.Delta(3), "Delta: got paths 3, expected paths of fields"),
+        (lambda: mr.Cast("float32", 3), "Cast: got paths 3, expected paths of fields"),
+        (lambda: mr.Delta(name=3), "Delta name: got 3, expected the name of a field"),
+        (
+            lambda: mr.Normalize(3, 4),
+            "Normalize: got means 3, expected a number or a",
+        ),
+        (
+            lambda: mr.DiscountedReturn(0.5, default="a"),
+            "DiscountedReturn default: got 'a', expected a number",
+        ),
+        (
+            lambda: mr.DiscountedReturn(0.5, name=3),
+            "DiscountedReturn name: got 3, expected the name of a field",
+        ),
+    ],
+)
+def test_arguments_of_a_wrong_kind_are_refused_by_name(make, message):
+    values = {"observation": np.zeros((3, 2), np.float32)}
+    with pytest.raises(SchemaError, match=message):
+        buffer_of({"observation": mr.Field((2,), "float32")}, values, [make()])
