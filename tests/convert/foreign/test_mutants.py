@@ -66,6 +66,7 @@ SOURCES = {
     "minari arrow": minari("arrow"),
     "minari parquet": minari("parquet"),
     "tmrl": pickled,
+    "sb3": lambda f, rng: test_pickles.save(f, **test_pickles.steps(rng)),
     "alf": lambda f, rng: test_tensors.played(rng, 1, 4, 6)[0].save(f / "a.pt"),
     "pytorchrl": storage,
     "dqn-replay": lambda f, rng: test_dqn_replay.write(
@@ -106,7 +107,7 @@ def mend(name, path, data):
 @pytest.mark.parametrize("name", SOURCES)
 def test_mutants_are_errors_that_name_the_source_or_load(tmp_path, rng, name):
     source = SOURCES[name](tmp_path, rng)
-    options = {"allow_pickle": True} if name == "tmrl" else {}
+    options = {"allow_pickle": True} if name in ("tmrl", "sb3") else {}
     parts = (
         [p for p in source.rglob("*") if p.is_file()] if source.is_dir() else [source]
     )

@@ -4,6 +4,7 @@ import os
 import pickle
 import sys
 import types
+from functools import partial
 
 import numpy as np
 import pytest
@@ -18,27 +19,27 @@ from tests.convert.foreign.oracle import assert_same, drawn
 BUFFERS = "stable_baselines3.common.buffers"
 
 
+def save(folder, **state):
+    """Pickle a buffer of a class that is not there any more when it is read."""
+    module = types.ModuleType(BUFFERS)
+    made = type("ReplayBuffer", (), {"__module__": BUFFERS})
+    module.ReplayBuffer = made
+    with pytest.MonkeyPatch.context() as patch:
+        for parent in (BUFFERS.split(".")[0], BUFFERS.rpartition(".")[0]):
+            patch.setitem(sys.modules, parent, types.ModuleType(parent))
+        patch.setitem(sys.modules, BUFFERS, module)
+        buffer = made()
+        vars(buffer).update(state)
+        # Stands for spaces and devices, which are objects of other classes.
+        buffer.other = made()
+        path = folder / "buffer.pkl"
+        path.write_bytes(pickle.dumps(buffer, pickle.HIGHEST_PROTOCOL))
+    return path
+
+
 @pytest.fixture
-def make(tmp_path, monkeypatch):
-    """Pickles a buffer of a class that is not there any more when it is read."""
-
-    def write(**state):
-        module = types.ModuleType(BUFFERS)
-        made = type("ReplayBuffer", (), {"__module__": BUFFERS})
-        module.ReplayBuffer = made
-        with monkeypatch.context() as patch:
-            for parent in (BUFFERS.split(".")[0], BUFFERS.rpartition(".")[0]):
-                patch.setitem(sys.modules, parent, types.ModuleType(parent))
-            patch.setitem(sys.modules, BUFFERS, module)
-            buffer = made()
-            vars(buffer).update(state)
-            # Stands for spaces and devices, which are objects of other classes.
-            buffer.other = made()
-            path = tmp_path / "buffer.pkl"
-            path.write_bytes(pickle.dumps(buffer, pickle.HIGHEST_PROTOCOL))
-        return path
-
-    return write
+def make(tmp_path):
+    return partial(save, tmp_path)
 
 
 def steps(rng, slots=10, envs=2, full=True, pos=4):
