@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.buffer.snapshot import snapshot
 from mmreplay.errors import EmptyError, ReplayError, StaleError, StarvedError
 from tools.torture.powerloss import Report, abandon
 from tools.torture.rows import GEOMETRIES, Array, Geometry, faults, mixtures
@@ -67,6 +68,8 @@ class Victim:
         self.notes = Notes.over(memory, geometry.num_envs)
         self.starts: list[tuple[int, Array]] = []
         self.lineage = 0
+        self.copy = path.with_name(f"{path.name} copied")
+        self.snapped = False
         ReplayBuffer.create(
             path,
             geometry.schema,
@@ -95,6 +98,7 @@ class Victim:
         if self.began[0] == self.lineage:
             self.starts.append((self.lineage, self.heads.copy()))
         self._look()
+        self._check_copy()
 
     def _await_opening(self, pid: int) -> None:
         """Let the child open the buffer, however busy the machine is."""
@@ -107,8 +111,11 @@ class Victim:
     def _wait(self, seconds: float) -> None:
         """Let the child live, watching it as a reader half of the time."""
         deadline = time.monotonic() + seconds
-        if self.rng.random() < 0.5:
-            time.sleep(seconds)
+        draw = self.rng.random()
+        if draw < 0.15:
+            self._snap()
+        if draw < 0.5:
+            time.sleep(max(0.0, deadline - time.monotonic()))
             return
         try:
             with ReplayBuffer.open(self.path, "r") as buffer:
@@ -118,6 +125,31 @@ class Victim:
             self.report.seen[f"live {type(error).__name__}"] += 1
         except (ReplayError, AssertionError, ValueError) as error:
             self._add([f"live reader failed: {type(error).__name__} {error}"])
+
+    def _snap(self) -> None:
+        """Take a snapshot from under the writer's hands, to be looked at later."""
+        shutil.rmtree(self.copy, ignore_errors=True)
+        try:
+            made = snapshot(self.path, self.copy, pause=self.rng.random() < 0.5)
+        except StarvedError as error:
+            self.report.seen[f"snapshot {type(error).__name__}"] += 1
+        except (ReplayError, AssertionError, ValueError) as error:
+            self._add([f"snapshot failed: {type(error).__name__} {error}"])
+        else:
+            self.report.seen["snapshots"] += 1
+            self.report.seen["snapshot rows"] += made.rows
+            self.report.seen["snapshot rows cut"] += made.cut_rows
+            self.snapped = True
+
+    def _check_copy(self) -> None:
+        """Every row of the last snapshot is right, and of its sums none is wrong."""
+        if not self.snapped:
+            return
+        self.snapped = False
+        with ReplayBuffer.open(self.copy, "r") as buffer:
+            lines = faults(buffer, self.geometry, self.starts)
+            lines += broken_sums(buffer, self.rng)
+        self._add([f"snapshot: {line}" for line in lines])
 
     def _draw(self, buffer: ReplayBuffer) -> None:
         """Check a batch drawn from under the writer's hands."""
