@@ -1,0 +1,19 @@
+"""The benchmark of compressed shards runs, and refuses sides that differ."""
+
+import numpy as np
+import pytest
+
+from tools.bench import bench_zarr
+
+
+def test_every_codec_is_told_with_ratios(tmp_path):
+    result = bench_zarr.measure(bench_zarr.QUICK, tmp_path)
+    assert set(result) == {*bench_zarr.CODECS, "add"}
+    told = result["blosc-lz4"]
+    assert told["times_smaller"] > 5
+    assert set(told["speedup_over"]) == {bench_zarr.ZARR, bench_zarr.RAW}
+
+
+def test_sides_that_differ_are_not_timed():
+    with pytest.raises(ValueError, match="the sides read different rows"):
+        bench_zarr.check(np.zeros(3), np.ones(3))
