@@ -6,7 +6,7 @@ is the one switch, and a kill on either side of it leaves one whole buffer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -167,7 +167,7 @@ def copy(
     oldest = np.maximum(0, np.minimum(firsts, span.stop - 1))
     size = max(1, min(SCAN_ROWS, SCAN_NBYTES // max(1, store.schema.row_nbytes)))
     done, rows = 0, int((span.stop - oldest).sum())
-    for first in range(int(oldest.min()), int(span.stop.max()), size):
+    for first in _pieces(oldest, span.stop, size):
         for env_id in range(ring.num_envs):
             begin = max(first, int(oldest[env_id]))
             positions = np.arange(begin, min(first + size, int(span.stop[env_id])))
@@ -183,6 +183,20 @@ def copy(
             if progress is not None:
                 progress(done, rows)
     return firsts
+
+
+def _pieces(
+    firsts: NDArray[np.int64], stops: NDArray[np.int64], size: int
+) -> Iterator[int]:
+    """Where pieces begin that hold all rows; stretches that hold none are left out.
+
+    One environment may be any number of steps ahead of another.
+    """
+    first = 0
+    while (left := stops > np.maximum(first, firsts)).any():
+        first = max(first, int(firsts[left].min()))
+        yield first
+        first += size
 
 
 def sum_blocks(

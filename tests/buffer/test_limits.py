@@ -166,3 +166,21 @@ def test_too_few_descriptors_are_told_and_a_writer_goes_on(tmp_path):
         buffer.resize(12)
     with mr.ReplayBuffer.open(tmp_path / "b") as buffer:
         check(buffer, 0, 20)
+
+
+def test_environments_any_number_of_steps_apart_are_resized_at_once(tmp_path):
+    path = tmp_path / "b"
+    make(path).close()
+    metadata = metadata_file.load(path)
+    (path / metadata.folder / "COMMIT").unlink()
+    heads = np.array([0, 1 << 50])
+    recovery.create(path / metadata.folder, metadata, heads, heads)
+    with mr.ReplayBuffer.open(path, "r+", commit_every=None) as buffer:
+        fill(buffer, 0, 5)
+        buffer.resize(20)
+        fill(buffer, 5, 9)
+        rows = buffer.gather_all()
+        numbers = rows.positions - heads[rows.env_ids]
+        assert numbers.tolist() == [*range(9), *range(9)]
+        assert rows["action"].tolist() == (1000 * rows.env_ids + numbers).tolist()
+    assert verify_buffer(path).ok

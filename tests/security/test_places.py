@@ -229,3 +229,15 @@ def test_files_are_made_as_the_users_umask_says(tmp_path, umask):
         mode = stat.S_IMODE(path.stat().st_mode)
         most = 0o777 if path.is_dir() else 0o644
         assert mode == most & ~umask, path
+
+
+def test_a_column_of_a_terabyte_of_nothing_is_verified_at_once(folder):
+    path = folder / "samplers" / "prioritized" / "priorities.bin"
+    os.truncate(path, 1 << 42)
+    with path.open("r+b") as file:
+        file.seek(1 << 41)
+        file.write(np.float32(np.nan).tobytes())
+    with bounded(ROOM_NBYTES):
+        report = verify_buffer(folder)
+    told = [finding.message for finding in report.findings]
+    assert any("got 1 numbers such as nan" in message for message in told)
