@@ -24,6 +24,7 @@ from mmreplay.cli.options import (
 from mmreplay.errors import FailedError
 
 RESUMES = ("break", "truncate", "continue")
+ENGINES = ("memmap", "zarr")
 
 
 Env = Annotated[
@@ -68,6 +69,14 @@ OnResume = Annotated[
     ),
 ]  # fmt: skip
 
+EngineName = Annotated[
+    str | None,
+    typer.Option(
+        "--engine", metavar="|".join(ENGINES), show_default=False,
+        help="Of a new buffer; zarr is compressed.",
+    ),
+]  # fmt: skip
+
 
 def record(
     env: Env,
@@ -78,6 +87,7 @@ def record(
     seed: Seed = None,
     policy: PolicyName = None,
     on_resume: OnResume = "break",
+    engine: EngineName = None,
     json: Json = False,
 ) -> None:
     """Play an environment into a new buffer, or go on with an existing one."""
@@ -87,12 +97,17 @@ def record(
         raise usage_error(
             f"--on-resume: got {on_resume!r}, expected one of {', '.join(RESUMES)}"
         )
+    if engine not in (None, *ENGINES):
+        raise usage_error(
+            f"--engine: got {engine!r}, expected one of {', '.join(ENGINES)}"
+        )
     function = None if policy is None else load_policy(policy)
     from mmreplay.collect import record as play
 
     found = play(
         env, path, function, steps=steps, num_envs=num_envs, capacity=capacity,
         seed=seed, on_resume=on_resume,  # type: ignore[arg-type]  # checked above
+        engine=engine,  # type: ignore[arg-type]  # likewise
     )  # fmt: skip
     if json:
         show.print_json({**asdict(found), "path": str(path)})

@@ -18,7 +18,7 @@ from mmreplay.collect.meter import Meter
 from mmreplay.collect.policies import Actor, Policy
 from mmreplay.collect.sources import Leaves, Source, open_source
 from mmreplay.errors import SchemaError
-from mmreplay.format.metadata import FILE_NAME, Autoreset, load
+from mmreplay.format.metadata import FILE_NAME, Autoreset, Engine, load
 from mmreplay.nesting import unflatten
 from mmreplay.schema import Field, Schema
 
@@ -62,6 +62,7 @@ def record(
     env_kwargs: Mapping[str, Any] | None = None,
     on_resume: Resume = "break",
     commit_every: float | None = 10.0,
+    engine: Engine | None = None,
 ) -> Recorded:
     """Play an environment into a new buffer, or go on with an existing one.
 
@@ -90,6 +91,8 @@ def record(
         env_kwargs: With an id: what the environment is made with.
         on_resume: As in `ReplayBuffer.open`.
         commit_every: As in `ReplayBuffer.create`.
+        engine: ``"memmap"`` (by default) or ``"zarr"``; a buffer that exists keeps
+            its own.
 
     Raises:
         SchemaError: The environment is unknown, has a space that cannot be stored,
@@ -115,7 +118,7 @@ def record(
         started = perf_counter()
         buffer = _open(
             Path(path), Schema.from_env(played), source, capacity, most,
-            on_resume, commit_every,
+            on_resume, commit_every, engine,
         )  # fmt: skip
         with buffer, Meter(steps, _row_nbytes(buffer.schema), progress) as meter:
             source.reset(seed)
@@ -219,23 +222,34 @@ def _random(env: Any, seed: int | None) -> Policy:
 
 def _open(
     path: Path, schema: Schema, source: Source, capacity: int | None, most: int,
-    on_resume: Resume, commit_every: float | None,
+    on_resume: Resume, commit_every: float | None, engine: Engine | None,
 ) -> ReplayBuffer:  # fmt: skip
     """Create the buffer, or open the one that is there and compare."""
     if not (path / FILE_NAME).exists():
         return ReplayBuffer.create(
             path, schema, most if capacity is None else capacity, source.num_envs,
             autoreset=source.autoreset, commit_every=commit_every,
+            engine="memmap" if engine is None else engine,
         )  # fmt: skip
     buffer = ReplayBuffer.open(
         path, "r+", on_resume=on_resume, commit_every=commit_every
     )
     try:
         _compare(buffer, schema, source, capacity)
+        _compare_engine(buffer, engine)
     except BaseException:
         buffer.close()
         raise
     return buffer
+
+
+def _compare_engine(buffer: ReplayBuffer, engine: Engine | None) -> None:
+    held = buffer.metadata.engine
+    if engine is not None and engine != held:
+        raise SchemaError(
+            f"engine: got {engine!r}, expected {held!r}, that of the buffer at "
+            f"{buffer.path}; leave it out, or copy it with mmreplay compact"
+        )
 
 
 def _compare(

@@ -238,8 +238,8 @@ def _metadata(
     """
     if engine != "memmap":
         raise SchemaError(
-            f"engine: got {engine!r}, expected 'memmap', the one that lives in a "
-            "folder and that mmreplay makes so far; leave it out"
+            f"engine: got {engine!r}, expected 'memmap', which is what files are "
+            "loaded into; leave it out, and compact the buffer afterwards"
         )
     return arguments.describe(
         description.schema,

@@ -1,0 +1,29 @@
+"""``mmreplay record --engine zarr``: what is recorded lies in shards."""
+
+import json
+
+import pytest
+
+import mmreplay as mr
+from mmreplay.cli.exits import run
+
+
+def test_a_recording_in_shards_is_told_and_gone_on_with(tmp_path, capsys):
+    pytest.importorskip("gymnasium")
+    path = str(tmp_path / "b")
+    line = ["record", "CartPole-v1", path, "--steps", "300", "--engine"]
+    assert run([*line, "zarr", "--capacity", "200"]) == 0
+    assert run(["record", "CartPole-v1", path, "--steps", "40"]) == 0
+    capsys.readouterr()
+    assert run(["info", path, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["engine"], told["codec"]) == ("zarr", "blosc-lz4")
+    assert told["compression"]["observation"][0] > 0
+    assert run(["verify", path]) == 0
+    with mr.ReplayBuffer.open(path) as buffer:
+        assert buffer.zarr_path.is_dir()
+    capsys.readouterr()
+    assert run([*line, "memmap"]) == 3
+    assert "engine: got 'memmap', expected 'zarr'" in capsys.readouterr().err
+    assert run([*line, "hdf5"]) == 2
+    assert "--engine: got 'hdf5', expected one of" in capsys.readouterr().err
