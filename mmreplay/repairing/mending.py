@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mmreplay import files, recovery
 from mmreplay.buffer import lifecycle
 from mmreplay.buffer.state import read_statistics, write_statistics
-from mmreplay.errors import FailedError, FormatError, LockedError
+from mmreplay.errors import FormatError, LockedError
 from mmreplay.files import File
 from mmreplay.format import metadata as metadata_file
 from mmreplay.format.metadata import Metadata
@@ -257,9 +257,9 @@ def _build(
 
 
 def _copy_statistics(source: Path, target: Path) -> None:
-    """Take the statistics along where they can be read."""
+    """Take the statistics along unless they are damaged."""
     found = None
-    with suppress(FormatError, FailedError):
+    with suppress(FormatError):
         found = read_statistics(source)
     if found:
         write_statistics(target, found)
