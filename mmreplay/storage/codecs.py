@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import struct
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -48,15 +49,12 @@ class Blosc:
 
     def __init__(self, level: int, itemsize: int) -> None:
         """Make one; bytes of an item's like places lie together before packing."""
-        self._blosc: Any = _numcodecs("blosc")
-        # Its own threads are neither ours to stop nor alive after a fork.
-        self._blosc.use_threads = False
-        self._codec = self._blosc.Blosc("lz4", level, shuffle_of(itemsize), 0)
+        self._options = ("lz4", level, shuffle_of(itemsize), 0)
         self._typed = np.dtype(f"V{itemsize}")
 
     def pack(self, data: Bytes) -> Any:
         """See `ChunkCodec.pack`."""
-        return self._codec.encode(data.view(self._typed))
+        return _blosc().Blosc(*self._options).encode(data.view(self._typed))
 
     def unpack(self, data: memoryview, out: Bytes) -> None:
         """See `ChunkCodec.unpack`."""
@@ -64,7 +62,7 @@ class Blosc:
         nbytes, packed = BLOSC_SIZES.unpack_from(data, 4)
         if (nbytes, packed) != (len(out), len(data)):
             raise ValueError(f"a chunk that says {nbytes} bytes in {packed}")
-        self._blosc.decompress(data, out)
+        _blosc().decompress(data, out)
 
 
 class Zstd:
@@ -72,18 +70,17 @@ class Zstd:
 
     def __init__(self, level: int) -> None:
         """Make one."""
-        self._zstd: Any = _numcodecs("zstd")
         self._level = level
 
     def pack(self, data: Bytes) -> Any:
         """See `ChunkCodec.pack`."""
-        return self._zstd.compress(data, self._level)
+        return _numcodecs("zstd").compress(data, self._level)
 
     def unpack(self, data: memoryview, out: Bytes) -> None:
         """See `ChunkCodec.unpack`."""
         if zstd_nbytes(data) != len(out):
             raise ValueError(f"a chunk that says {zstd_nbytes(data)} bytes")
-        self._zstd.decompress(data, out)
+        _numcodecs("zstd").decompress(data, out)
 
 
 def zstd_nbytes(data: memoryview) -> int:
@@ -135,6 +132,15 @@ def as_json(sharding: Sharding, itemsize: int) -> list[dict[str, Any]]:
     return found
 
 
+@cache
+def _blosc() -> Any:
+    library = _numcodecs("blosc")
+    # Its own threads are neither ours to stop nor alive after a fork.
+    library.use_threads = False
+    return library
+
+
+@cache
 def _numcodecs(name: str) -> Any:
     try:
         return importlib.import_module(f"numcodecs.{name}")
