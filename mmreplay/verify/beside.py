@@ -22,6 +22,8 @@ from mmreplay.samplers import seen
 from mmreplay.samplers.columns import COLUMN, LOCK, STATE
 from mmreplay.verify.report import Notebook
 
+NONE = -1
+"""The number of a row that a conversion found to have none of its own."""
 CHUNK_NUMBERS = 1 << 20
 COUNT_NBYTES = 16
 LAW_NBYTES = 4096
@@ -94,13 +96,14 @@ def _check_numbers(
             count = min(CHUNK_NUMBERS, file.nbytes // 4 - first)
             numbers = np.frombuffer(file.pread(4 * count, 4 * first), "<f4")
             notes.read(4 * count)
-            bad = np.flatnonzero(~(np.isfinite(numbers) & (numbers >= 0)))
+            fine = (np.isfinite(numbers) & (numbers >= 0)) | (numbers == NONE)
+            bad = np.flatnonzero(~fine)
             if len(bad):
                 at = 4 * (first + int(bad[0]))
                 notes.note(
                     "beside", name, at,
                     f"{name}: got {len(bad)} numbers such as {numbers[bad[0]]}, "
-                    "expected finite ones of at least 0; those rows count as new",
+                    "expected -1 or finite ones of at least 0; they count as new",
                 )  # fmt: skip
 
 
