@@ -204,6 +204,9 @@ def sum_blocks(
 ) -> None:
     """Write the checksums of every whole block that holds a row."""
     size = store.ring.block_rows
+    # The first block may begin with rows that were never written, and a hole that is
+    # read through a mapping is a SIGBUS where tmpfs is full.
+    store.allocate(firsts // size * size, firsts)
     for env_id in range(store.ring.num_envs):
         first = int(firsts[env_id]) // size
         blocks = range(first, int(heads[env_id]) // size)
