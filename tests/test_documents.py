@@ -7,6 +7,7 @@ page shows, and that each block runs, does not.
 import importlib.util
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,9 @@ def test_the_commands_of_the_cli_page_end_as_it_shows(tmp_path, monkeypatch, cap
         for session in re.split(r"^\$ ", block, flags=re.M)[1:]:
             line, _, shown = session.partition("\n")
             words = shlex.split(line.partition(" | ")[0], comments=True)
+            if words[0] == "cp":
+                shell = line.partition("; mmreplay ")[0]
+                subprocess.run(["bash", "-c", shell], check=True)
             if words[0] != "mmreplay":
                 continue
             code = run(words[1:])
