@@ -72,7 +72,7 @@ EngineName = Annotated[
     str | None,
     typer.Option(
         "--engine", metavar="memmap", show_default=False,
-        help="Engine of a new buffer: memmap, the one that is made so far.",
+        help="Engine of a new buffer: memmap; `mmreplay compact` packs it afterwards.",
     ),
 ]  # fmt: skip
 Compression = Annotated[
