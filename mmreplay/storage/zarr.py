@@ -4,8 +4,7 @@ New rows go to the tail, which is the memmap engine's files over the whole ring,
 A place whose last row was written is packed into one shard a field by a thread,
 written whole under another name, synced and renamed; then the place's number says so,
 durably; then the tail's space is given back. Whoever writes into a sealed place again
-first has it put back into the tail, or, where every row of it was given up, just
-forgets the shards.
+first has it put back into the tail.
 """
 
 from __future__ import annotations
@@ -69,7 +68,6 @@ class ZarrStore:
         self._lock = threading.Lock()
         self._versions: dict[int, int] = {}
         self._full: dict[int, NDArray[np.bool_]] = {}
-        self._given_up = (0, 0)
         place_nbytes = max(1, self._place_rows * self.schema.row_nbytes)
         # Every environment may fill a place in the same step.
         self._most_waiting = max(TAIL_NBYTES // place_nbytes, 2 * ring.num_envs + 2)
@@ -174,26 +172,8 @@ class ZarrStore:
         return self._tail.block(given)
 
     def allocate(self, first: NDArray[np.int64], stop: NDArray[np.int64]) -> None:
-        """Reserve space for positions; see `Store.allocate`.
-
-        Whole places among them are given up whole, once the limits are published.
-        """
+        """Reserve space for positions; see `Store.allocate`."""
         self._tail.allocate(first, stop)
-        low, high = int(first.max()), int(stop.min())
-        if first.min() != low or stop.max() != high:
-            self._given_up = (0, 0)
-            return
-        before, until = self._given_up
-        self._given_up = (before if before <= low <= until else low, high)
-
-    def _dead(self, place: int) -> bool:
-        """Whether every row of a sealed place was given up, and none written since."""
-        low, high = self._given_up
-        slots = self.ring.slots
-        size = self._place_rows // self._wide
-        slot = place * size % slots
-        first = slot + (high - 1 - slot) // slots * slots
-        return low <= first and first + size <= high
 
     def gather(
         self, rows: NDArray[np.int64], paths: Sequence[str]
@@ -240,18 +220,16 @@ class ZarrStore:
         return {path: found[path] for path in paths if path in found}
 
     def _unseal(self, place: int) -> None:
-        """Put a sealed place back into the tail, or forget it if it is dead."""
+        """Put a sealed place back into the tail."""
         number = self._places.get(place)
         size = self._place_rows
-        if not self._dead(place):
-            for first in range(0, size, UNPACK_ROWS):
-                rows = np.arange(first, min(first + UNPACK_ROWS, size)) + place * size
-                columns = self.gather(rows, self.schema.paths)
-                flags = self._tail.flags(rows)
-                run = (int(rows[0]), 0, len(rows))
-                self._tail.write([run], columns, flags)
-            # What says where the rows are may reach the disk before anything else.
-            self._tail.sync()
+        for first in range(0, size, UNPACK_ROWS):
+            rows = np.arange(first, min(first + UNPACK_ROWS, size)) + place * size
+            columns = self.gather(rows, self.schema.paths)
+            flags = self._tail.flags(rows)
+            self._tail.write([(int(rows[0]), 0, len(rows))], columns, flags)
+        # What says where the rows are may reach the disk before anything else.
+        self._tail.sync()
         self._places.put(place, number + 1)
         self._sealer.give(partial(self._retire, place))
 
