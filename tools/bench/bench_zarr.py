@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import mmreplay as mr
+from mmreplay.format.metadata import Engine
 from mmreplay.format.sharding import CODECS
 from tools.bench.turns import OURS, arguments, medians_us, race, report, speedups
 
@@ -73,7 +74,7 @@ def reading(folder: Path, sizes: Sizes, codec: str) -> dict[str, object]:
     sharded = filled(folder / codec, sizes.rows, engine="zarr", codec=codec)
     raw = filled(folder / f"{codec}-raw", sizes.rows)
     assert sharded.zarr_path is not None
-    array = zarr.open_group(sharded.zarr_path, mode="r")["pixels"]
+    array: Any = zarr.open_group(sharded.zarr_path, mode="r")["pixels"]
     rng = np.random.default_rng(2)
 
     def positions() -> NDArray[np.int64]:
@@ -112,10 +113,12 @@ def writing(folder: Path, sizes: Sizes) -> dict[str, object]:
     given = frames(np.random.default_rng(3), NUM_ENVS)
     sides = {}
     buffers = []
-    for name, options in ((OURS, {"engine": "zarr"}), (RAW, {})):
+    engines: tuple[tuple[str, Engine], ...] = ((OURS, "zarr"), (RAW, "memmap"))
+    for name, engine in engines:
         buffer = mr.ReplayBuffer.create(
-            folder / f"add-{name}", SCHEMA, max(sizes.steps, 64), NUM_ENVS, **options
-        )
+            folder / f"add-{name}", SCHEMA, max(sizes.steps, 64), NUM_ENVS,
+            engine=engine,
+        )  # fmt: skip
         buffers.append(buffer)
         sides[name] = lambda buffer=buffer: buffer.add(pixels=given)
     times = race(sides, sizes.steps)
