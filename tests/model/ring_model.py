@@ -170,6 +170,10 @@ class Driven:
         It is what a power cut would leave, but for the writes not yet synced.
         """
         shutil.rmtree(folder, ignore_errors=True)
+        # A copy takes its time: what seals meanwhile would be half in it.
+        sealer = getattr(self.buffer._parts.store, "_sealer", None)
+        if sealer is not None:
+            sealer.drain()
         shutil.copytree(self.path, folder)
         with mr.ReplayBuffer.open(folder) as copy:
             span = copy.span
