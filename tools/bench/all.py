@@ -104,7 +104,8 @@ def machine() -> str:
             break
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     cores = len(os.sched_getaffinity(0))
-    return f"{cores} cores ({model}), {pages / 1e9:.0f} GB, Linux {platform.release()}"
+    kernel = platform.release().partition("-")[0]
+    return f"{cores} cores ({model}), {pages / 1e9:.0f} GB, Linux {kernel}"
 
 
 def versions(python: Path) -> str:
