@@ -70,6 +70,8 @@ class Sealer:
                 if self.failure is None:
                     work()
             except FullError:
+                # Nothing is lost: the place stays in the tail, and is tried again
+                # when the buffer is closed.
                 pass
             except BaseException as error:
                 self.failure = error
