@@ -5,9 +5,20 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Callable
 
-from tools.torture import actors, forged, kills, mutants, mutate, outages, powerloss
+from tools.torture import (
+    actors,
+    forged,
+    kills,
+    mutants,
+    mutate,
+    outages,
+    powerloss,
+    soak,
+)
 from tools.torture.powerloss import Report
+from tools.torture.rows import GEOMETRIES, SHARDED
 
 
 def show(name: str, report: Report, started: float) -> int:
@@ -20,38 +31,48 @@ def show(name: str, report: Report, started: float) -> int:
     return 1 if report.findings else 0
 
 
-def main() -> int:
-    """Run one attack."""
+ENGINES = {"memmap": GEOMETRIES, "zarr": SHARDED}
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tools.torture")
     commands = parser.add_subparsers(dest="command", required=True)
-    power = commands.add_parser("powerloss", help="simulated power cuts")
-    power.add_argument("--states", type=int, default=5000)
-    power.add_argument("--seed", type=int, default=1)
-    killed = commands.add_parser("kills", help="writers killed with SIGKILL")
-    killed.add_argument("--points", type=int, default=300)
-    killed.add_argument("--seed", type=int, default=1)
-    broken = commands.add_parser("mutants", help="protocols with a rule missing")
-    broken.add_argument("--states", type=int, default=8000)
-    broken.add_argument("--seed", type=int, default=1)
-    tampered = commands.add_parser("forged", help="files that were tampered with")
-    tampered.add_argument("--format", choices=forged.FORMATS, default=None)
-    tampered.add_argument("--count", type=int, default=10_000, help="of each format")
-    tampered.add_argument("--first", type=int, default=0, help="number of the first")
-    tampered.add_argument("--seed", type=int, default=1)
-    tampered.add_argument("--tell", action="store_true", help="print each try")
-    harmed = commands.add_parser("mutate", help="buffers whose files were damaged")
-    harmed.add_argument("--count", type=int, default=10_000)
-    harmed.add_argument("--first", type=int, default=0, help="number of the first")
-    harmed.add_argument("--seed", type=int, default=1)
-    harmed.add_argument("--tell", action="store_true", help="print each try")
-    played = commands.add_parser("actors", help="eight writers and a learner")
-    played.add_argument("--kills", type=int, default=1000)
-    played.add_argument("--seed", type=int, default=1)
-    real = commands.add_parser("outages", help="real power cuts on loop mounts; root")
+
+    def attack(
+        name: str, told: str, counted: str, count: int
+    ) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=told)
+        added.add_argument(f"--{counted}", type=int, default=count)
+        added.add_argument("--seed", type=int, default=1)
+        return added
+
+    for name, told, counted, count in (
+        ("powerloss", "simulated power cuts", "states", 5000),
+        ("kills", "writers killed with SIGKILL", "points", 300),
+    ):
+        crash = attack(name, told, counted, count)
+        crash.add_argument("--engine", choices=ENGINES, default="memmap")
+    attack("mutants", "protocols with a rule missing", "states", 8000)
+    for name, told in (
+        ("forged", "files that were tampered with"),
+        ("mutate", "buffers whose files were damaged"),
+    ):
+        harm = attack(name, told, "count", 10_000)
+        harm.add_argument("--first", type=int, default=0, help="number of the first")
+        harm.add_argument("--tell", action="store_true", help="print each try")
+        if name == "forged":
+            harm.add_argument("--format", choices=forged.FORMATS, default=None)
+    attack("actors", "eight writers and a learner", "kills", 1000)
+    lasting = attack("soak", "five processes for long", "rows", 100_000_000)
+    lasting.add_argument("--seconds", type=float, default=1800.0, help="at least")
+    real = attack("outages", "real power cuts on loop mounts; root", "cuts", 500)
     real.add_argument("--kind", choices=outages.KINDS, default=None)
-    real.add_argument("--cuts", type=int, default=500, help="of each file system")
-    real.add_argument("--seed", type=int, default=1)
-    arguments = parser.parse_args()
+    return parser
+
+
+def main() -> int:
+    """Run one attack."""
+    arguments = _parser().parse_args()
     started = time.monotonic()
     if arguments.command == "forged":
         return _forged(arguments, started)
@@ -59,15 +80,32 @@ def main() -> int:
         return _outages(arguments, started)
     if arguments.command == "mutants":
         return 1 if mutants.hunt(arguments.states, arguments.seed) else 0
-    if arguments.command == "mutate":
-        options = arguments.count, arguments.seed, arguments.first, arguments.tell
-        return show("mutate", mutate.attack(*options), started)
-    if arguments.command == "actors":
-        return show("actors", actors.attack(arguments.kills, arguments.seed), started)
-    if arguments.command == "kills":
-        return show("kills", kills.attack(arguments.points, arguments.seed), started)
-    report = powerloss.attack(arguments.states, arguments.seed)
-    return show(arguments.command, report, started)
+    return show(arguments.command, ATTACKS[arguments.command](arguments), started)
+
+
+def _powerloss(arguments: argparse.Namespace) -> Report:
+    if arguments.engine == "memmap":
+        return powerloss.attack(arguments.states, arguments.seed)
+    return powerloss.attack(arguments.states, arguments.seed, SHARDED, None)
+
+
+def _mutate(arguments: argparse.Namespace) -> Report:
+    return mutate.attack(
+        arguments.count, arguments.seed, arguments.first, arguments.tell
+    )
+
+
+ATTACKS: dict[str, Callable[[argparse.Namespace], Report]] = {
+    "powerloss": _powerloss,
+    "kills": lambda told: kills.attack(
+        told.points, told.seed, geometries=ENGINES[told.engine]
+    ),
+    "mutate": _mutate,
+    "actors": lambda told: actors.attack(told.kills, told.seed),
+    "soak": lambda told: soak.attack(
+        soak.Size(told.rows, told.seconds), told.seed, tell=True
+    ),
+}
 
 
 def _outages(arguments: argparse.Namespace, started: float) -> int:
