@@ -24,9 +24,8 @@ from hypothesis.stateful import (
 
 import mmreplay as mr
 from mmreplay.errors import FullError
-from mmreplay.files import Disk
 from tests.model.ring_model import Driven
-from tools.torture.disks import FaultyDisk, using
+from tools.torture.disks import FaultyDisk, QuickDisk, using
 
 KINDS = st.sampled_from(["", "", "", "t", "u", "tu"])
 RESUME = st.sampled_from(["break", "truncate", "continue"])
@@ -197,16 +196,6 @@ class RingMachine(RuleBasedStateMachine):
             report = mr.verify_buffer(self.driven.path)
             assert report.ok, report.findings
         shutil.rmtree(self.folder)
-
-
-class QuickDisk(Disk):
-    """A disk that syncs nothing: no power is cut here."""
-
-    def datasync(self, fd):
-        pass
-
-    def sync_folder(self, fd):
-        pass
 
 
 @pytest.mark.model
