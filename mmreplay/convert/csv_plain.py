@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,10 @@ import pyarrow.compute as compute
 
 from mmreplay.convert.base import Columns, Notes
 from mmreplay.convert.csv_columns import Cells
-from mmreplay.convert.csv_reader import batches, check_of, is_number, unreadable
+from mmreplay.convert.csv_reader import check_of, is_number, told
 from mmreplay.convert.csv_text import Check, Text, explain, read_header
 from mmreplay.convert.tables import TableReader
-from mmreplay.errors import FormatError, ReplayError, SchemaError
+from mmreplay.errors import FormatError, SchemaError
 from mmreplay.files import File
 from mmreplay.schema.dtypes import DTYPES, canonical_name
 
@@ -70,9 +70,13 @@ def open_plain(
     def give(rows: int, names: tuple[str, ...]) -> Iterator[Columns]:
         wanted = cells.columns_of(names)
         with closing(File.open(path, file.nbytes)) as again:
-            for batch in _batches(again, types, wanted, allow_expansion):
-                for first in range(0, batch.num_rows, rows):
-                    yield cells.decode(batch.slice(first, rows), names)
+            for count, found in _taken(
+                again, types, wanted, allow_expansion,
+                lambda batch: cells.decode(batch, names),
+            ):  # fmt: skip
+                for first in range(0, count, rows):
+                    part = slice(first, first + rows)
+                    yield {name: found[name][part] for name in names}
 
     return TableReader(path, kinds, survey.rows, give, notes)
 
@@ -95,37 +99,20 @@ def _chosen(name: str, guessed: str, dtypes: Mapping[str, str]) -> str:
     return chosen
 
 
-def _batches(
-    file: File, types: dict[str, Any], wanted: list[str], allowed: bool
-) -> Iterator[Any]:
-    """Record batches of a file's rows; see `csv_reader.batches`."""
+def _taken(
+    file: File, types: dict[str, Any], wanted: list[str], allowed: bool,
+    take: Callable[[Any], Any],
+) -> Iterator[tuple[int, Any]]:  # fmt: skip
+    """Rows of a file; see `csv_reader.parsed`."""
     text = Text(file, allowed)
     read_header(text, file)
-    yield from _rows(file, text, types, wanted, allowed)
+    yield from told(file, text, types, wanted, allowed, take, ours=False)
     if text.quotes % 2:
         # Arrow takes all that follows such a quote for one cell.
         raise FormatError(
             f"{file.path}: got {text.quotes} quotes, of which one is never closed, "
             "expected pairs of them; correct it there"
         )
-
-
-def _rows(
-    file: File, text: Text, types: dict[str, Any], wanted: list[str], allowed: bool
-) -> Iterator[Any]:
-    done, found = 0, None
-    while True:
-        try:
-            found = found or batches(text, types, wanted, ours=False)
-            batch = next(found, None)
-        except ReplayError:
-            raise
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise unreadable(file, types, done, error, allowed) from error
-        if batch is None:
-            return
-        done += batch.num_rows
-        yield batch
 
 
 class _Survey:
@@ -146,10 +133,10 @@ class _Survey:
         types = {name: pa.string() for name in self.names}
         if not any(len(piece.strip()) for piece in _rest(file, allowed)):
             return
-        for batch in _batches(file, types, self.names, allowed):
+        for count, batch in _taken(file, types, self.names, allowed, lambda each: each):
             for name in self.names:
                 self._look(name, batch.column(name))
-            self.rows += batch.num_rows
+            self.rows += count
 
     def _look(self, name: str, column: Any) -> None:
         before = self._guessed[name]
@@ -194,10 +181,10 @@ class _Survey:
         checks = {each: check_of(pa.string()) for each in self.names}
         checks[name] = (what, lambda cell: not cell or check(cell))
         text = Text(self._file, self._allowed)
-        told = explain(text, self._file, self.rows, checks)
-        if told is None:
-            told = f"{self._file.path}, column {name!r}: got words among numbers"
-        return FormatError(f"{told}; correct it there")
+        found = explain(text, self._file, self.rows, checks)
+        if found is None:
+            found = f"{self._file.path}, column {name!r}: got words among numbers"
+        return FormatError(f"{found}; correct it there")
 
     def dtypes(self, notes: Notes) -> dict[str, str]:
         """Dtype name by column, of those that can be fields."""

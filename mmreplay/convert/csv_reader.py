@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.csv as arrow
 from numpy.typing import NDArray
 
+from mmreplay.convert.ahead import THREADS, in_order
 from mmreplay.convert.arrays import refuse_wide
 from mmreplay.convert.base import Block, Notes, Reader, default_rows
 from mmreplay.convert.csv_columns import Cells
@@ -29,38 +30,48 @@ from mmreplay.files import File
 
 TRUE = ["true", "True", "TRUE", "1"]
 FALSE = ["false", "False", "FALSE", "0"]
+AHEAD_NBYTES = 32 << 20
+"""Text that waits to be parsed, or was; of rows so long one piece at a time."""
 
 
-def batches(
-    text: Text, types: dict[str, Any], wanted: Sequence[str], ours: bool
-) -> Iterator[Any]:
-    """Record batches of the rows that follow the header.
+def parsed(
+    text: Text, types: dict[str, Any], wanted: Sequence[str], ours: bool,
+    take: Callable[[Any], Any],
+) -> Iterator[tuple[int, Any]]:  # fmt: skip
+    """The rows that follow the header, piece by piece: how many, and what they became.
 
     Args:
         text: Where the header ended.
         types: Arrow type by column, of all columns in order.
         wanted: Columns to convert.
         ours: Whether every cell has a value and stands in one line.
+        take: Makes something of a record batch, in the thread that parsed it.
     """
     # Not `open_csv`, which reads ahead in a thread of its own: that ended the process
-    # when it was given up, over a file of Python's.
+    # when it was given up, over a file of Python's. And a piece to a thread: pyarrow's
+    # own threads wait for each other at the end of each piece.
     size = block_nbytes(len(types))
-    for lines in text.lines(4 * size):
-        if not lines.strip():
-            continue
-        table = arrow.read_csv(
-            pa.BufferReader(lines),
-            read_options=arrow.ReadOptions(column_names=list(types), block_size=size),
-            parse_options=arrow.ParseOptions(newlines_in_values=not ours),
-            convert_options=arrow.ConvertOptions(
-                column_types=types,
-                include_columns=list(wanted),
-                null_values=[] if ours else [""],
-                true_values=TRUE,
-                false_values=FALSE,
-            ),
-        )
-        yield from table.to_batches()
+    options = {
+        "read_options": arrow.ReadOptions(
+            column_names=list(types), block_size=2 * size, use_threads=False
+        ),
+        "parse_options": arrow.ParseOptions(newlines_in_values=not ours),
+        "convert_options": arrow.ConvertOptions(
+            column_types=types,
+            include_columns=list(wanted),
+            null_values=[] if ours else [""],
+            true_values=TRUE,
+            false_values=FALSE,
+        ),
+    }
+
+    def parse(lines: bytes) -> list[tuple[int, Any]]:
+        table = arrow.read_csv(pa.BufferReader(lines), **options)
+        return [(batch.num_rows, take(batch)) for batch in table.to_batches()]
+
+    pieces = (lines for lines in text.lines(size // 2) if lines.strip())
+    for found in in_order(parse, pieces, min(THREADS, AHEAD_NBYTES // size)):
+        yield from found
 
 
 def check_of(kind: Any) -> tuple[str, Check]:
@@ -138,11 +149,11 @@ class CsvReader(Reader):
         done = 0
         with closing(File.open(self._path, self._sidecar.nbytes)) as file:
             text = self._begin(file)
-            for batch in self._batches(file, text, fields):
-                done += batch.num_rows
-                for first in range(0, batch.num_rows, rows):
-                    found = self._cells.decode(batch.slice(first, rows), fields)
-                    yield _block(found)
+            for count, found in self._parsed(file, text, fields):
+                done += count
+                for first in range(0, count, rows):
+                    part = slice(first, first + rows)
+                    yield _block({name: found[name][part] for name in fields})
             text.drain()
             if text.crc != self._sidecar.crc:
                 raise differs(
@@ -154,27 +165,40 @@ class CsvReader(Reader):
                 "that its sidecar names; the two are not of one run"
             )
 
-    def _batches(self, file: File, text: Text, fields: Sequence[str]) -> Iterator[Any]:
+    def _parsed(
+        self, file: File, text: Text, fields: Sequence[str]
+    ) -> Iterator[tuple[int, Any]]:
         if self._description.rows == 0:
             return
-        types = self._cells.types()
-        wanted = self._cells.columns_of(fields)
-        found, done = batches(text, types, wanted, ours=True), 0
-        while True:
-            try:
-                batch = next(found, None)
-            except ReplayError:
-                raise
-            except (pa.ArrowException, OSError, ValueError) as error:
-                raise unreadable(file, types, done, error, self._allowed) from error
-            if batch is None:
-                return
-            done += batch.num_rows
-            yield batch
+        cells = self._cells
+        yield from told(
+            file, text, cells.types(), cells.columns_of(fields), self._allowed,
+            lambda batch: cells.decode(batch, fields), ours=True,
+        )  # fmt: skip
 
     def close(self) -> None:
         """See `Reader.close`: the file is open while it is read only."""
         return
+
+
+def told(
+    file: File, text: Text, types: dict[str, Any], wanted: Sequence[str],
+    allowed: bool, take: Callable[[Any], Any], *, ours: bool,
+) -> Iterator[tuple[int, Any]]:  # fmt: skip
+    """`parsed`, with an error that tells of the first row that cannot be read."""
+    done = 0
+    found = parsed(text, types, wanted, ours, take)
+    while True:
+        try:
+            piece = next(found, None)
+        except ReplayError:
+            raise
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise unreadable(file, types, done, error, allowed) from error
+        if piece is None:
+            return
+        done += piece[0]
+        yield piece
 
 
 def unreadable(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ import pyarrow as pa
 import pyarrow.csv as arrow
 from numpy.typing import NDArray
 
+from mmreplay.convert.ahead import in_order
 from mmreplay.convert.arrays import crc32c
 from mmreplay.convert.base import Block, Notes, Writer
 from mmreplay.convert.csv_columns import Cells, lost_nans, refuse_unfit
@@ -24,7 +24,6 @@ from mmreplay.files import File
 
 PIECE_NBYTES = 1 << 20
 """Rows that one thread makes text of at a time; they become about three times that."""
-THREADS = min(4, os.cpu_count() or 1)
 GZ = ".gz"
 
 
@@ -46,7 +45,6 @@ class CsvWriter(Writer):
         gzipped = target.name.lower().endswith(GZ)
         # Without a time in its header, equal buffers give equal files.
         self._deflate = zlib.compressobj(level, wbits=31) if gzipped else None
-        self._pool = ThreadPoolExecutor(THREADS)
         self._publication = Publication(target)
         self._staging = Staging(target, overwrite=overwrite)
         self._file: File | None = None
@@ -82,14 +80,8 @@ class CsvWriter(Writer):
     ) -> Iterator[memoryview]:
         """Text of all rows, in order; a few pieces are made at a time."""
         rows = max(1, PIECE_NBYTES // self._description.row_nbytes)
-        making: list[Future[memoryview]] = []
-        for first in range(0, count, rows):
-            if len(making) > THREADS:
-                yield making.pop(0).result()
-            part = slice(first, min(first + rows, count))
-            making.append(self._pool.submit(self._text, columns, part))
-        for each in making:
-            yield each.result()
+        parts = (slice(at, min(at + rows, count)) for at in range(0, count, rows))
+        return in_order(partial(self._text, columns), parts)
 
     def _text(self, columns: dict[str, NDArray[np.generic]], rows: slice) -> memoryview:
         sink = pa.BufferOutputStream()
@@ -125,7 +117,6 @@ class CsvWriter(Writer):
         self.nbytes = nbytes + len(sidecar.to_json())
 
     def _close(self) -> None:
-        self._pool.shutdown()
         if self._file is not None:
             file, self._file = self._file, None
             file.close()
