@@ -1,5 +1,7 @@
 """The comparison of learning curves runs, small, and tells what differs."""
 
+from importlib.util import find_spec
+
 import numpy as np
 import pytest
 
@@ -15,19 +17,31 @@ def test_scores_of_two_laws_are_told_apart():
 
 def test_the_score_is_of_the_last_quarter():
     curve = np.array([[10, 60, 80, 100], [1, 2, 4, 6]], float)
-    assert curves.score(curve, 100) == 5
-    assert curves.score(curve[:, :2], 100) == 2
+    assert curves.score(curve) == 5
+    assert curves.score(curve[:, :2]) == 2
 
 
 @pytest.mark.peer
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", curves.TASKS)
-def test_agents_are_trained_from_both_sides(tmp_path, name):
-    pytest.importorskip("stable_baselines3", reason="stable-baselines3 is missing")
-    pytest.importorskip("matplotlib")
-    found = {side: [curves.run(name, side, 0, 450, tmp_path)] for side in curves.SIDES}
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [
+        ("DQN", 450), ("SAC", 450), ("TD3", 450), ("DDPG", 450), ("PPO", 4096),
+        ("NeuroFlow", 4), ("pytorchrl DDPG", 1000),
+    ],
+)  # fmt: skip
+def test_agents_are_trained_from_all_sides(tmp_path, name, steps):
+    module = curves.MODULES[curves.TASKS[name]["library"]]
+    if find_spec(module) is None:
+        pytest.skip(f"{module} is not installed")
+    found = {
+        side: [curves.run(name, side, 0, steps, tmp_path)] for side in curves.SIDES
+    }
     for (curve,) in found.values():
         assert curve.shape[1] >= 2
-        assert (np.diff(curve[0]) > 0).all()
+        assert (np.diff(curve[0]) >= 0).all()
+    if find_spec("matplotlib") is None:
+        return
     curves.plot({name: found}, tmp_path / "curves.svg")
     assert (tmp_path / "curves.svg").stat().st_size > 1000
