@@ -8,7 +8,7 @@ not grow with the dataset. A buffer is one format among the others.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from mmreplay.convert.description import ENV_ID, FLAGS, POSITION, Description
 from mmreplay.ring import Span
+from mmreplay.schema.notes import Notes as Notes
 
 BLOCK_NBYTES = 16 << 20
 # One row is held whole, whatever a file says of its size.
@@ -73,29 +74,6 @@ class Block:
         return Block(
             columns, self.env_ids[rows], self.positions[rows], self.flags[rows]
         )
-
-
-@dataclass(slots=True)
-class Notes:
-    """What a reader has to say of a source.
-
-    Attributes:
-        notes: Facts: how ends were found, what was left out and why.
-        doubts: What was guessed and may be wrong; errors where the user is strict.
-    """
-
-    notes: list[str] = field(default_factory=list)
-    doubts: list[str] = field(default_factory=list)
-
-    def note(self, text: str) -> None:
-        """Add a fact, once."""
-        if text not in self.notes:
-            self.notes.append(text)
-
-    def doubt(self, text: str) -> None:
-        """Add a guess, once."""
-        if text not in self.doubts:
-            self.doubts.append(text)
 
 
 class Reader(Protocol):

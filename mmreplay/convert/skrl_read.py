@@ -14,10 +14,11 @@ from mmreplay.convert.arrays import Column, Scan
 from mmreplay.convert.base import Block, Notes, Reader
 from mmreplay.convert.dealt import DealtReader
 from mmreplay.convert.description import TAKEN, Description
-from mmreplay.convert.plain import ROLE_NAMES, PlainReader
+from mmreplay.convert.plain import PlainReader
 from mmreplay.convert.skrl import NAME, check_layout, is_float
 from mmreplay.errors import SchemaError, SourceError
 from mmreplay.files import File
+from mmreplay.schema.naming import ROLE_NAMES
 
 THEIRS = re.compile(r"\d\d-\d\d-\d\d_\d\d-\d\d-\d\d-\d+_memory_0x[0-9a-f]+\.\w+")
 SCAN_NBYTES = 1 << 20

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from mmreplay.convert.arrays import refuse_wide
 from mmreplay.convert.base import Block, Columns, Notes, Reader, default_rows
-from mmreplay.convert.description import RESERVED, Description
+from mmreplay.convert.description import RESERVED, TAKEN, Description
 from mmreplay.convert.ends import Marks
-from mmreplay.convert.plain import Plain
 from mmreplay.errors import FormatError
+from mmreplay.schema.naming import Plain
 
 Kinds = Mapping[str, tuple[str, tuple[int, ...]]]
 """Dtype name and row shape by column."""
@@ -50,7 +50,7 @@ class TableReader(Reader):
                 f"columns {', '.join(RESERVED)} tell of a buffer whose description is "
                 "lost: they were left out"
             )
-        self._plain = Plain(kinds, notes)
+        self._plain = Plain(kinds, notes, taken=TAKEN)
         if self._episodes:
             self._tell_episodes()
         self._description = Description(

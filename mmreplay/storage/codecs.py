@@ -7,6 +7,7 @@ import struct
 from functools import cache
 from typing import Any, Protocol
 
+import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,6 +16,7 @@ from mmreplay.format.sharding import Sharding
 
 Bytes = NDArray[np.uint8]
 BLOSC_SIZES = struct.Struct("<I4xI")
+CRC = struct.Struct("<I")
 
 
 class ChunkCodec(Protocol):
@@ -54,7 +56,7 @@ class Blosc:
 
     def pack(self, data: Bytes) -> Any:
         """See `ChunkCodec.pack`."""
-        return _blosc().Blosc(*self._options).encode(data.view(self._typed))
+        return blosc().Blosc(*self._options).encode(data.view(self._typed))
 
     def unpack(self, data: memoryview, out: Bytes) -> None:
         """See `ChunkCodec.unpack`."""
@@ -62,7 +64,7 @@ class Blosc:
         nbytes, packed = BLOSC_SIZES.unpack_from(data, 4)
         if (nbytes, packed) != (len(out), len(data)):
             raise ValueError(f"a chunk that says {nbytes} bytes in {packed}")
-        _blosc().decompress(data, out)
+        blosc().decompress(data, out)
 
 
 class Zstd:
@@ -74,13 +76,34 @@ class Zstd:
 
     def pack(self, data: Bytes) -> Any:
         """See `ChunkCodec.pack`."""
-        return _numcodecs("zstd").compress(data, self._level)
+        return library("zstd").compress(data, self._level)
 
     def unpack(self, data: memoryview, out: Bytes) -> None:
         """See `ChunkCodec.unpack`."""
         if zstd_nbytes(data) != len(out):
             raise ValueError(f"a chunk that says {zstd_nbytes(data)} bytes")
-        _numcodecs("zstd").decompress(data, out)
+        library("zstd").decompress(data, out)
+
+
+class Summed:
+    """Another codec's bytes with their CRC32C behind them; see `ChunkCodec`."""
+
+    def __init__(self, codec: ChunkCodec) -> None:
+        """Make one of what packs the bytes."""
+        self._codec = codec
+
+    def pack(self, data: Bytes) -> Any:
+        """See `ChunkCodec.pack`."""
+        packed = bytes(self._codec.pack(data))
+        return packed + CRC.pack(google_crc32c.value(packed))
+
+    def unpack(self, data: memoryview, out: Bytes) -> None:
+        """See `ChunkCodec.unpack`."""
+        packed, stored = data[:-4], CRC.unpack(data[-4:])[0]
+        # Not of a view, which the library takes for read-write memory only.
+        if google_crc32c.value(bytes(packed)) != stored:
+            raise ValueError("a chunk that differs from its checksum")
+        self._codec.unpack(packed, out)
 
 
 def zstd_nbytes(data: memoryview) -> int:
@@ -105,11 +128,12 @@ def shuffle_of(itemsize: int) -> int:
 
 def codec_of(sharding: Sharding, itemsize: int) -> ChunkCodec:
     """The codec of a field's chunks."""
+    found: ChunkCodec = Plain()
     if sharding.codec == "blosc-lz4":
-        return Blosc(sharding.level, itemsize)
-    if sharding.codec == "zstd":
-        return Zstd(sharding.level)
-    return Plain()
+        found = Blosc(sharding.level, itemsize)
+    elif sharding.codec == "zstd":
+        found = Zstd(sharding.level)
+    return Summed(found) if sharding.chunk_crc32c else found
 
 
 def as_json(sharding: Sharding, itemsize: int) -> list[dict[str, Any]]:
@@ -129,19 +153,27 @@ def as_json(sharding: Sharding, itemsize: int) -> list[dict[str, Any]]:
     elif sharding.codec == "zstd":
         options = {"level": sharding.level, "checksum": False}
         found.append({"name": "zstd", "configuration": options})
+    if sharding.chunk_crc32c:
+        found.append({"name": "crc32c"})
     return found
 
 
 @cache
-def _blosc() -> Any:
-    library = _numcodecs("blosc")
-    # Its own threads are neither ours to stop nor alive after a fork.
-    library.use_threads = False
-    return library
+def blosc() -> Any:
+    """Blosc, without threads of its own."""
+    found = library("blosc")
+    # They are neither ours to stop nor alive after a fork.
+    found.use_threads = False
+    return found
 
 
 @cache
-def _numcodecs(name: str) -> Any:
+def library(name: str) -> Any:
+    """A module of numcodecs.
+
+    Raises:
+        FailedError: It is not installed.
+    """
     try:
         return importlib.import_module(f"numcodecs.{name}")
     except ImportError as error:

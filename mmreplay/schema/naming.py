@@ -1,0 +1,185 @@
+"""Fields, roles and ends of columns that nobody described, found by their names.
+
+Everything found or guessed is noted. Fields keep the names they have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.errors import SchemaError, SourceError
+from mmreplay.schema.field import Field
+from mmreplay.schema.notes import Notes
+from mmreplay.schema.schema import Schema
+
+Columns = Mapping[str, NDArray[np.generic]]
+Ends = NDArray[np.bool_]
+
+ROLE_NAMES = {
+    "observation": ("observation", "observations", "obs", "state", "states"),
+    "next_observation": (
+        "next_observation", "next_observations", "next_obs", "next_state",
+        "next_states",
+    ),
+    "action": ("action", "actions", "act"),
+    "reward": ("reward", "rewards", "rew"),
+    "terminated": (
+        "terminated", "terminateds", "terminal", "terminals", "termination",
+        "terminations", "done", "dones",
+    ),
+    "truncated": (
+        "truncated", "truncateds", "truncation", "truncations", "timeout", "timeouts",
+    ),
+}  # fmt: skip
+"""Names that columns of each role go by, the surest first."""
+ENDS = ("terminated", "truncated")
+UNSURE = ("done", "dones")
+
+
+def find_roles(paths: tuple[str, ...]) -> dict[str, str]:
+    """Path by role, of columns or subtrees that are named as one."""
+    tops = set(paths) | {path.split("/")[0] for path in paths}
+    found = {}
+    for role, names in ROLE_NAMES.items():
+        for name in names:
+            if name in tops:
+                found[role] = name
+                break
+    return found
+
+
+class Plain:
+    """Fields, roles and ends of columns known by name, dtype and row shape.
+
+    Attributes:
+        schema: What they make.
+        ends: Column by role, of ``terminated`` and ``truncated``.
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, tuple[str, tuple[int, ...]]],
+        notes: Notes,
+        *,
+        taken: Collection[str] = (),
+        ends_known: bool = False,
+    ) -> None:
+        """Find them.
+
+        Args:
+            columns: Dtype name and row shape by name.
+            notes: Where what was found and guessed goes.
+            taken: Names that no field may have.
+            ends_known: Something else tells where episodes end.
+
+        Raises:
+            SourceError: No column can be a field.
+        """
+        self._notes, self._taken = notes, taken
+        roles = find_roles(tuple(columns))
+        self.ends = {
+            role: roles[role]
+            for role in ENDS
+            if role in roles and _is_end(columns.get(roles[role]))
+        }
+        kept = self._storable(columns)
+        if not kept:
+            raise SourceError(
+                f"got no column that can be a field among {list(columns)[:20]}, "
+                "expected arrays of one row a step; name another file"
+            )
+        self.schema = self._make_schema(kept, roles)
+        if self.ends or not ends_known:
+            self._tell_ends()
+
+    def _storable(
+        self, columns: Mapping[str, tuple[str, tuple[int, ...]]]
+    ) -> dict[str, Field]:
+        kept = {}
+        for name, (dtype, shape) in columns.items():
+            if name in self._taken:
+                self._notes.note(f"column {name!r} has a reserved name: left out")
+                continue
+            try:
+                end = name in self.ends.values()
+                kept[name] = Field((), "bool") if end else Field(shape, dtype)
+            except SchemaError as error:
+                self._notes.note(f"column {name!r} was left out: {error}")
+        return kept
+
+    def _make_schema(self, kept: dict[str, Field], roles: dict[str, str]) -> Schema:
+        sure = {r: p for r, p in roles.items() if r not in ENDS} | self.ends
+        unfit = set(roles) - set(sure)
+        refused: SchemaError | None = None
+        for dropped in ((), ("next_observation",), tuple(sure)):
+            playing = {r: p for r, p in sure.items() if r not in dropped}
+            try:
+                schema = Schema.from_flat(kept, playing)
+            except SchemaError as error:
+                self._notes.doubt(f"roles were not all found: {error}")
+                refused = error
+                continue
+            told = ", ".join(f"{r} is {p!r}" for r, p in playing.items())
+            self._notes.note(f"roles by name: {told or 'none'}")
+            for role in sorted(unfit):
+                self._notes.doubt(
+                    f"column {roles[role]!r} is no flag of one value a row, and says "
+                    "nothing of ends"
+                )
+            return schema
+        raise SourceError(
+            f"got columns {list(kept)[:20]} that make no schema ({refused}), expected "
+            "fields that do; rename them"
+        ) from refused
+
+    def _tell_ends(self) -> None:
+        if not self.ends:
+            self._notes.doubt(
+                "no column tells where episodes end: all rows are one episode"
+            )
+            return
+        told = " and ".join(f"{path!r} ({role})" for role, path in self.ends.items())
+        self._notes.note(f"episode ends were read from {told}")
+        if "truncated" not in self.ends:
+            path = self.ends["terminated"]
+            if path in UNSURE:
+                self._notes.doubt(
+                    f"column {path!r} may mix time limits with terminations, and no "
+                    "column tells them apart: all are taken as terminations"
+                )
+            else:
+                self._notes.note("no column tells truncations")
+            for other in UNSURE:
+                if other in self.schema and other != path:
+                    self._notes.doubt(
+                        f"column {other!r} may tell ends by time limits as well: only "
+                        f"those of {path!r} were taken"
+                    )
+
+    def take(self, found: Columns) -> tuple[Columns, NDArray[np.bool_], Ends]:
+        """Columns as the schema wants them, and both ends of each row.
+
+        Args:
+            found: Per column ``[N, *shape]``.
+
+        Returns:
+            Columns, terminated bool ``[N]``, truncated bool ``[N]``.
+        """
+        made = {path: found[path] for path in self.schema.paths}
+        count = len(next(iter(made.values())))
+        ends = {role: np.zeros(count, bool) for role in ENDS}
+        for role, path in self.ends.items():
+            ends[role] = np.asarray(found[path]).reshape(count).astype(bool)
+        if self.ends.get("terminated") in UNSURE and "truncated" in self.ends:
+            # Gym's done holds both; a step at its limit is truncated only.
+            ends["terminated"] = ends["terminated"] & ~ends["truncated"]
+        for role, path in self.ends.items():
+            made[path] = ends[role]
+        return made, ends["terminated"], ends["truncated"]
+
+
+def _is_end(column: tuple[str, tuple[int, ...]] | None) -> bool:
+    return column is not None and column[1] in ((), (1,)) and column[0] != "bfloat16"
