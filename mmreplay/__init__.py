@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mmreplay.convert.load import load as load
     from mmreplay.limiter import RateLimiter as RateLimiter
     from mmreplay.loader import ConcatDataset as ConcatDataset
+    from mmreplay.loader import ConcatStream as ConcatStream
     from mmreplay.loader import ReplayDataset as ReplayDataset
     from mmreplay.loader import ReplayLoader as ReplayLoader
     from mmreplay.loader import ReplayStream as ReplayStream
@@ -89,6 +90,7 @@ _HOMES = {
     "Compacted": "mmreplay.buffer.compacting",
     "Concat": "mmreplay.concatenation",
     "ConcatDataset": "mmreplay.loader",
+    "ConcatStream": "mmreplay.loader",
     "Cut": "mmreplay.repairing",
     "Delta": "mmreplay.transforms.delta",
     "DiscountedReturn": "mmreplay.transforms.returns",

@@ -10,7 +10,8 @@ draw half of each batch from each::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Sequence, Sized
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TypeVar
@@ -23,6 +24,7 @@ from mmreplay.buffer.lifecycle import StrPath
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.concatenation.batches import as_numpy, joined, rows_of
 from mmreplay.concatenation.draws import BufferDraw, ConcatDraw
+from mmreplay.concatenation.opening import check_schema, opened
 from mmreplay.errors import EmptyError, SchemaError
 from mmreplay.samplers.base import State
 from mmreplay.samplers.forms import PADDED, form_of
@@ -34,7 +36,7 @@ from mmreplay.samplers.states import check_kind, integer, parts, same
 from mmreplay.schema import Schema
 
 Ids = NDArray[np.int64]
-T = TypeVar("T", Batch, BufferDraw)
+T = TypeVar("T", bound=Sized)
 U = TypeVar("U")
 
 
@@ -70,6 +72,7 @@ class Concat:
 
     Attributes:
         buffers: Those it draws from.
+        lock: Held from the beginning of a draw to its end.
     """
 
     def __init__(
@@ -89,19 +92,25 @@ class Concat:
                 f"shares: got {len(shares)} for {len(sources)} buffers, expected one "
                 "for each; or leave them out"
             )
+        self.lock = threading.RLock()
         self._shares = None if shares is None else Shares(shares)
         self._random = StepGenerator(seed)
         self._step = 0
         with ExitStack() as stack:
-            self.buffers = tuple(_opened(source, stack) for source in sources)
+            self.buffers = tuple(opened(source, stack) for source in sources)
             for number, buffer in enumerate(self.buffers):
-                _check_schema(number, buffer, self.buffers[0])
+                check_schema(number, buffer, self.buffers[0])
             self._opened = stack.pop_all()
 
     @property
     def schema(self) -> Schema:
         """The fields of one step."""
         return self.buffers[0].schema
+
+    @property
+    def shares(self) -> list[float] | None:
+        """Exact shares of each batch, their sum being 1; None where there are none."""
+        return None if self._shares is None else self._shares.fractions.tolist()
 
     def __len__(self) -> int:
         """Steps alive in all of them."""
@@ -122,29 +131,46 @@ class Concat:
             EmptyError: A buffer that has a share has nothing to draw.
             SchemaError: Transforms or windows of the buffers do not fit together.
         """
-        return self._each(
-            batch_size, self._sample, lambda found: joined(found, pad=self._pads())
+        return self.each(
+            batch_size, self._sample, lambda found: joined(found, pad=self.pads)
         )
 
     def draw(self, batch_size: int) -> ConcatDraw:
         """Draw, without the data; see `sample`."""
-        return self._each(
+        return self.each(
             batch_size,
             self._draw,
-            lambda found: ConcatDraw.joined(found, pad=self._pads()),
+            lambda found: ConcatDraw.joined(found, pad=self.pads),
         )
 
-    def _pads(self) -> bool:
+    @property
+    def pads(self) -> bool:
         """Whether what is drawn are episodes, each batch padded to its longest."""
         return all(form_of(buffer.sampler) == PADDED for buffer in self.buffers)
 
-    def _each(
+    def each(
         self,
         batch_size: int,
         one: Callable[[int, int, float], T],
         join: Callable[[list[T]], U],
     ) -> U:
-        """Draw from each buffer, or from none: a failed draw does not count."""
+        """Draw from each buffer, or from none: a failed draw does not count.
+
+        Args:
+            batch_size: Steps of all buffers together.
+            one: Draws from a buffer, by its number, how many of it, and the share of
+                all steps; what it gives has as a length how many it is.
+            join: Makes one of what was drawn; may fail as well.
+        """
+        with self.lock:
+            return self._draw_each(batch_size, one, join)
+
+    def _draw_each(
+        self,
+        batch_size: int,
+        one: Callable[[int, int, float], T],
+        join: Callable[[list[T]], U],
+    ) -> U:
         counts, fractions = self._split(batch_size)
         drawn: list[T] = []
         states = [buffer.sampler.state_dict() for buffer in self.buffers]
@@ -354,31 +380,3 @@ class Concat:
     def __exit__(self, *_: object) -> None:
         """Close it."""
         self.close()
-
-
-def _opened(source: ReplayBuffer | StrPath, stack: ExitStack) -> ReplayBuffer:
-    if isinstance(source, ReplayBuffer):
-        return source
-    return stack.enter_context(ReplayBuffer.open(source))
-
-
-def _check_schema(number: int, buffer: ReplayBuffer, first: ReplayBuffer) -> None:
-    """Refuse a buffer whose steps are not those of the first one."""
-    mine, other = buffer.schema, first.schema
-    if mine == other:
-        return
-    paths = [*other.paths, *(path for path in mine.paths if path not in other.paths)]
-    for path in paths:
-        here = repr(mine[path]) if path in mine.paths else "no such field"
-        there = repr(other[path]) if path in other.paths else "no such field"
-        if here != there:
-            raise SchemaError(
-                f"concat: got {here} for field {path!r} of buffer {number} "
-                f"({buffer.path}), expected {there} as in buffer 0 ({first.path}); "
-                "draw from buffers of one schema"
-            )
-    raise SchemaError(
-        f"concat: got a schema of buffer {number} ({buffer.path}) whose fields are in "
-        f"other roles or another order than those of buffer 0 ({first.path}), expected "
-        "the same; draw from buffers of one schema"
-    )

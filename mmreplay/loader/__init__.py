@@ -5,4 +5,5 @@ from mmreplay.loader.dataset import ReplayDataset as ReplayDataset
 from mmreplay.loader.draws import Draws as Draws
 from mmreplay.loader.replay_loader import ReplayLoader as ReplayLoader
 from mmreplay.loader.several import ConcatDataset as ConcatDataset
+from mmreplay.loader.several_stream import ConcatStream as ConcatStream
 from mmreplay.loader.stream import ReplayStream as ReplayStream

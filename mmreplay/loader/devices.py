@@ -48,12 +48,15 @@ class Sender(Protocol):
         """Wait for what is under way, and keep no memory for it."""
 
 
-def sender_of(device: str | Device, room: int) -> Sender:
+def sender_of(
+    device: str | Device, room: int, kind: type[Recycler] = Recycler
+) -> Sender:
     """Make the sender for a device.
 
     Args:
         device: As torch names them.
         room: Batches in memory at once.
+        kind: Of memory that batches are gathered into.
 
     Raises:
         SchemaError: There is no such device here, or it is neither CPU nor CUDA.
@@ -65,20 +68,20 @@ def sender_of(device: str | Device, room: int) -> Sender:
             f"device: got {device!r}, expected one such as 'cpu' or 'cuda'; name one"
         ) from error
     if found.type == "cpu":
-        return ToCpu(room)
+        return ToCpu(room, kind)
     if found.type != "cuda" or not torch.cuda.is_available():
         raise SchemaError(
             f"device: got {device!r}, expected 'cpu', or 'cuda' where torch finds a "
             "GPU; take device='cpu' and move the batches with batch.to(device)"
         )
-    return ToCuda(found, room)
+    return ToCuda(found, room, kind)
 
 
 class ToCpu:
     """Hands over the arrays as tensors, without a copy."""
 
-    def __init__(self, room: int) -> None:
-        self.recycler = Recycler(room, MAX_SHAPES, NO_LIMIT)
+    def __init__(self, room: int, kind: type[Recycler] = Recycler) -> None:
+        self.recycler = kind(room, MAX_SHAPES, NO_LIMIT)
 
     def send(self, batch: Batch) -> Batch:
         """See `Sender.send`."""
@@ -99,12 +102,14 @@ class ToCuda:
     Threads: any may send, and one at a time receives.
     """
 
-    def __init__(self, device: Device, room: int) -> None:
+    def __init__(
+        self, device: Device, room: int, kind: type[Recycler] = Recycler
+    ) -> None:
         # An index, because the current device is each thread's own.
         index = torch.cuda.current_device() if device.index is None else device.index
         self._device = torch.device("cuda", index)
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        self.recycler = Recycler(room, MAX_SHAPES, NO_LIMIT, pinned)
+        self.recycler = kind(room, MAX_SHAPES, NO_LIMIT, pinned)
         self._lock = threading.Lock()
         self._flying: deque[tuple[torch.cuda.Event, list[Array]]] = deque()
 

@@ -20,12 +20,8 @@ from time import perf_counter
 from typing import Any
 
 from mmreplay.batch import Batch
-from mmreplay.buffer.drawing import Drawing, Drawn
-from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.buffer.view import ReplacedError
-from mmreplay.errors import FailedError
-from mmreplay.samplers.base import Sampler, State, View
-from mmreplay.samplers.epochs import EpochSampler, epochs_of
+from mmreplay.loader.sources import Order, Source
+from mmreplay.samplers.base import State
 from mmreplay.storage.recycler import Recycler
 
 MAX_RESTS = 16
@@ -38,13 +34,10 @@ SMALL_NBYTES = 256 << 10
 tenth faster from a thread, on a busy machine (the same script)."""
 
 
-class Entry:
+class Entry(Order):
     """One batch on its way, or the error in its place.
 
     Attributes:
-        state: The sampler's, before the draw; None where that failed.
-        drawn: The draw; None where it failed, and when it is done.
-        drawing: What it was drawn with.
         nbytes: What it is read from.
         asked: The disk was asked for it.
         result: What the learner is to have.
@@ -52,14 +45,10 @@ class Entry:
         done: One of both is there.
     """
 
-    __slots__ = (
-        "asked", "done", "drawing", "drawn", "error", "nbytes", "result", "state",
-    )  # fmt: skip
+    __slots__ = ("asked", "done", "error", "nbytes", "result")
 
     def __init__(self) -> None:
-        self.state: State | None = None
-        self.drawn: Drawn | None = None
-        self.drawing: Drawing | None = None
+        super().__init__()
         self.nbytes = 0
         self.asked = self.done = False
         self.result: Any = None
@@ -67,14 +56,14 @@ class Entry:
 
 
 class Prefetcher:
-    """Batches of one buffer, ahead of who takes them.
+    """Batches of one source, ahead of who takes them.
 
     Threads: one learner calls; the others are its own.
     """
 
     def __init__(
         self,
-        buffer: ReplayBuffer,
+        source: Source,
         batch_size: int,
         prefetch: int,
         read_ahead_nbytes: int,
@@ -84,15 +73,14 @@ class Prefetcher:
         """Make one that has not begun.
 
         Args:
-            buffer: What is drawn from, with its sampler and transforms.
+            source: What is drawn from.
             batch_size: Steps a batch.
             prefetch: Batches drawn and not yet taken, at most.
             read_ahead_nbytes: Bytes that the disk is asked for at a time.
             recycler: Memory of the batches.
             send: Makes of a batch what the learner is given; called in threads.
         """
-        self.sampler: Sampler = buffer.sampler
-        self._buffer = buffer
+        self._source = source
         self._batch_size = batch_size
         self._prefetch = prefetch
         self._read_ahead_nbytes = read_ahead_nbytes
@@ -106,7 +94,6 @@ class Prefetcher:
         self._nbytes = 0
         self._quick = False
         self._handed_at = 0.0
-        self._epoch: int | None = None
         self._drawing = False
         self._failed: Entry | None = None
         self._told = False
@@ -119,8 +106,7 @@ class Prefetcher:
         """Draw from here on; what was drawn and not taken comes first."""
         with self._turn:
             if not self._drawing:
-                epochs = epochs_of(self.sampler)
-                self._epoch = None if epochs is None else epochs.epoch
+                self._source.begin()
                 self._drawing = True
         self._call()
 
@@ -200,13 +186,10 @@ class Prefetcher:
             self._ready.put(None)
 
     def state(self) -> State:
-        """The sampler's state before the draw of the batch to be taken next."""
+        """The source's state before the draw of the batch to be taken next."""
         with self._turn:
             before = self._entries[0].state if self._entries else None
-            if before is not None:
-                return before
-            with self._buffer.view.lock:
-                return self.sampler.state_dict()
+            return self._source.state_dict() if before is None else before
 
     def stop(self, num_threads: int) -> None:
         """Have every thread end after what it is doing, and the learner not wait."""
@@ -216,11 +199,10 @@ class Prefetcher:
         self._ready.put(None)
 
     def forget(self) -> None:
-        """Drop what was drawn and put the sampler back; no thread may be running."""
+        """Drop what was drawn and put the source back; no thread may be running."""
         before = self._entries[0].state if self._entries else None
         if before is not None:
-            with self._buffer.view.lock:
-                self.sampler.load_state_dict(before)
+            self._source.load_state_dict(before)
         self._entries.clear()
         self._pending.clear()
         self._asked_nbytes = 0
@@ -268,53 +250,34 @@ class Prefetcher:
         """Draw one batch, under the lock."""
         entry = Entry()
         try:
-            reading = self._buffer.reading
-            with reading.view.lock:
-                if self._is_over(reading.view):
-                    self._drawing = False
-                    self._tell()
-                    return
-                entry.state = self.sampler.state_dict()
-                entry.drawing = reading.drawing
-                entry.drawn = entry.drawing.ahead(self.sampler, self._batch_size)
+            if not self._source.draw(entry, self._batch_size):
+                self._drawing = False
+                self._tell()
+                return
             self._pending.append(entry)
             self._entries.append(entry)
-        except ReplacedError:
-            # By a thread that resized it meanwhile.
-            self._draw()
         except BaseException as error:
             if not isinstance(error, Exception) and entry.state is not None:
                 # Ctrl-C: what it struck is drawn when the learner asks again.
-                self.sampler.load_state_dict(entry.state)
+                self._source.load_state_dict(entry.state)
             entry.error, entry.done = error, True
             self._failed = entry
             self._entries.append(entry)
             self._tell()
-
-    def _is_over(self, view: View) -> bool:
-        """Whether the epoch has no batch left."""
-        epochs: EpochSampler | None
-        if self._epoch is None or (epochs := epochs_of(self.sampler)) is None:
-            return False
-        if epochs.epoch != self._epoch:
-            return True
-        return not epochs.more(view, self._batch_size)
 
     def _read_ahead(self) -> None:
         """Ask the disk for the oldest that it was not asked for, within bounds."""
         for entry in self._pending:
             if entry.asked:
                 continue
-            assert entry.drawn is not None
-            ahead = self._buffer.reading.ahead
-            entry.nbytes = self._nbytes = ahead.nbytes(entry.drawn.draw)
+            entry.nbytes = self._nbytes = self._source.nbytes(entry)
             asked = self._asked_nbytes + entry.nbytes
             if self._asked_nbytes and asked > self._read_ahead_nbytes:
                 return
             entry.asked, self._asked_nbytes = True, asked
             if self._rests:
                 self._rests -= 1
-            elif ahead.ask(entry.drawn.draw):
+            elif self._source.ask(entry):
                 self._rest = 0
             else:
                 # All is in memory: look less and less often, gathers look as well.
@@ -325,29 +288,15 @@ class Prefetcher:
     ) -> None:
         """Copy a batch and say that it is done, or what was caught on the way."""
         try:
-            entry.result = self._send(self._finished(entry))
+            entry.result = self._send(self._source.finish(entry))
         except caught as error:
             entry.error = error
         if entry.asked:
             with self._turn:
                 self._asked_nbytes -= entry.nbytes
-        entry.drawn = entry.drawing = None
+        entry.parts = ()
         entry.done = True
         self._tell()
-
-    def _finished(self, entry: Entry) -> Batch:
-        """The data of a draw, also where the buffer is made anew meanwhile."""
-        assert entry.drawn is not None
-        drawing = entry.drawing
-        while True:
-            assert drawing is not None
-            try:
-                return drawing.finish(self.sampler, entry.drawn)
-            except FailedError:
-                # Another thread followed a resize, and closed what this one read.
-                former, drawing = drawing, self._buffer.reading.drawing
-                if drawing is former:
-                    raise
 
 
 def _raisable(error: BaseException) -> BaseException:

@@ -13,13 +13,13 @@ from numpy.typing import ArrayLike
 
 from mmreplay.batch import Batch
 from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.concatenation import Concat
 from mmreplay.errors import FailedError, ForkedError, FormatError, SchemaError
 from mmreplay.loader import forks
 from mmreplay.loader.devices import Sender, sender_of
 from mmreplay.loader.prefetch import Prefetcher
+from mmreplay.loader.sources import recycler_of, source_of
 from mmreplay.samplers.base import State
-from mmreplay.samplers.epochs import epochs_of
-from mmreplay.samplers.joined import state_of
 from mmreplay.samplers.states import check_kind
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class ReplayLoader:
 
     def __init__(
         self,
-        buffer: ReplayBuffer,
+        buffer: ReplayBuffer | Concat,
         batch_size: int,
         *,
         prefetch: int = 2,
@@ -78,7 +78,8 @@ class ReplayLoader:
         """Make a loader; its threads start when it is iterated over.
 
         Args:
-            buffer: An open buffer, with its sampler and transforms.
+            buffer: An open buffer, with its sampler and transforms; or several, each
+                with its own, as `concat` puts them together.
             batch_size: Steps, or windows, a batch, at least 1.
             prefetch: Batches drawn ahead, at least 1.
             device: Where tensors are handed over, such as ``"cuda"``.
@@ -90,21 +91,17 @@ class ReplayLoader:
         Raises:
             SchemaError: An argument is not legal, or there is no such device.
         """
-        if not isinstance(buffer, ReplayBuffer):
-            raise SchemaError(
-                f"buffer: got {type(buffer).__name__}, expected an open ReplayBuffer; "
-                "pass ReplayBuffer.open(path, sampler=..., transforms=...)"
-            )
+        kind = recycler_of(buffer)
         self._batch_size = _count("batch_size", batch_size)
         self.prefetch = _count("prefetch", prefetch)
         self._num_threads = _count("num_threads", num_threads)
         read_ahead_nbytes = _count("read_ahead_nbytes", read_ahead_nbytes)
-        self._buffer = buffer
         # What is filled, what waits, what the learner has and what it had before.
         room = self.prefetch + self._num_threads + 2
-        self._sender: Sender = sender_of(device, room)
+        self._sender: Sender = sender_of(device, room, kind)
+        self._source = source_of(buffer, self._sender.recycler)
         self._work = Prefetcher(
-            buffer, self._batch_size, self.prefetch, read_ahead_nbytes,
+            self._source, self._batch_size, self.prefetch, read_ahead_nbytes,
             self._sender.recycler, self._sender.send,
         )  # fmt: skip
         self._threads: list[threading.Thread] = []
@@ -120,7 +117,7 @@ class ReplayLoader:
 
         Under a limiter they start with the first batch that it allows.
         """
-        if self._buffer.limit is None:
+        if not self._source.limits:
             self._start()
         return self
 
@@ -132,8 +129,9 @@ class ReplayLoader:
             FailedError: The loader is closed.
             ForkedError: This process was forked from the one that made it.
         """
-        if self._buffer.limit is not None:
-            self._buffer.limit.await_sample()
+        limits = self._source.limits
+        for limit in limits:
+            limit.await_sample()
         if not self._threads:
             self._start()
         elif self._pid != os.getpid():
@@ -142,9 +140,10 @@ class ReplayLoader:
         if found is None:
             self._check()
             raise StopIteration
-        if self._buffer.limit is not None:
-            self._buffer.limit.count(self._batch_size)
-        return self._sender.receive(found)
+        batch = self._sender.receive(found)
+        if limits:
+            self._source.count(batch, self._batch_size)
+        return batch
 
     def _start(self) -> None:
         self._check()
@@ -182,22 +181,14 @@ class ReplayLoader:
         Raises:
             TypeError: The sampler knows no epochs, so there is no end.
         """
-        epochs = epochs_of(self._work.sampler)
-        if epochs is None:
-            raise TypeError(
-                f"ReplayLoader: got {type(self._work.sampler).__name__}, which draws "
-                "without an end, expected a sampler that goes by epochs for a length"
-            )
-        view = self._buffer.view
-        with view.lock:
-            return epochs.num_batches(view, self._batch_size)
+        return self._source.num_batches(self._batch_size)
 
     def update_priorities(self, batch: Batch, values: ArrayLike) -> int:
         """Give the steps of a batch new priorities; see `ReplayBuffer`.
 
         Draws made after it heed it: the batches that are drawn already come first.
         """
-        return self._buffer.update_priorities(batch, values)
+        return self._source.update_priorities(batch, values)
 
     def state_dict(self, priorities: bool = False) -> State:
         """What it takes to go on with the batch that would be next.
@@ -211,8 +202,7 @@ class ReplayLoader:
         """
         state = self._work.state()
         if priorities:
-            with self._buffer.view.lock:
-                state = _over(state_of(self._work.sampler, True), state)
+            state = _over(self._source.state_dict(priorities=True), state)
         return {"kind": "ReplayLoader", "sampler": state}
 
     def load_state_dict(self, state: State) -> None:
@@ -232,8 +222,7 @@ class ReplayLoader:
             )
         self._check()
         self._stop()
-        with self._buffer.view.lock:
-            self._work.sampler.load_state_dict(state["sampler"])
+        self._source.load_state_dict(state["sampler"])
 
     @property
     def closed(self) -> bool:

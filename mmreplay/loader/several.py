@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import Dataset
 
 from mmreplay.batch import Batch
+from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.concatenation import Concat, ConcatDraw, joined
 from mmreplay.errors import SchemaError
 from mmreplay.loader.dataset import ReplayDataset
@@ -90,6 +91,10 @@ class ConcatDataset(Dataset[Any]):
     def __getitems__(self, indices: ConcatDraw) -> Batch:
         """Gather what a DataLoader asks for at once."""
         return self[indices]
+
+    def opened(self) -> list[ReplayBuffer]:
+        """The buffers, as this process has them open."""
+        return [dataset.buffer for dataset in self._datasets]
 
 
 class ConcatDraws:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,112 @@ from mmreplay.transforms.base import Transform
 MAX_WORKERS = 1024
 
 
-class ReplayStream(IterableDataset[Batch]):
+class DealtStream(IterableDataset[Batch]):
+    """Draws of one sequence, dealt out to ranks and their workers; see `ReplayStream`.
+
+    Whoever builds on it draws and gathers.
+    """
+
+    def __init__(self, state: State, rank: int, num_ranks: int) -> None:
+        """Deal out what follows from a state of what draws."""
+        self._state = state
+        self._rank, self._num_ranks = rank, num_ranks
+        # By worker: the iteration that it begins next. Of all: one to be gone on with,
+        # and how much of it is done.
+        self._next = _shared(torch.zeros(MAX_WORKERS, dtype=torch.int64))
+        self._resumed = _shared(torch.tensor([-1, 0]))
+
+    def _begin(self, state: State) -> None:
+        """Draw from a state on, in this worker."""
+        raise NotImplementedError
+
+    def _gathered(self) -> Iterator[Callable[[], Batch]]:
+        """Draw, and give for each draw what gathers it, if it is to be gathered."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Begin the next iteration, in this worker.
+
+        Raises:
+            SchemaError: With the first batch: it is an epoch of a buffer that is being
+                written.
+        """
+        info = get_worker_info()
+        worker, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
+        epoch = int(self._next[worker])
+        self._next[worker] = epoch + 1
+        self._begin(_of_epoch(self._state, epoch))
+        return self._batches(worker, num_workers, self._done(epoch))
+
+    def _batches(self, worker: int, num_workers: int, done: int) -> Iterator[Batch]:
+        for step, gather in enumerate(self._gathered()):
+            number, rank = divmod(step, self._num_ranks)
+            if rank != self._rank or number < done:
+                continue
+            if (number - done) % num_workers == worker:
+                yield gather()
+
+    def _done(self, epoch: int) -> int:
+        """Batches of an iteration that were taken in another run."""
+        resumed, done = self._resumed.tolist()
+        return int(done) if resumed == epoch else 0
+
+    def _dealt(self, steps: int) -> int:
+        """Of so many draws of all ranks, those of this one."""
+        return (steps - self._rank + self._num_ranks - 1) // self._num_ranks
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which iteration comes next, of all ranks alike.
+
+        Args:
+            epoch: At least 0; iterations are counted from there on.
+
+        Raises:
+            SchemaError: It is below 0.
+        """
+        if epoch < 0:
+            raise SchemaError(
+                f"epoch: got {epoch}, expected at least 0; count iterations from 0"
+            )
+        self._next.fill_(epoch)
+
+    def state_after(self, num_batches: int) -> State:
+        """State after so many batches that the DataLoader gave in this iteration.
+
+        Args:
+            num_batches: At least 1; workers may have gathered more.
+
+        Raises:
+            SchemaError: It is below 1, or nothing was iterated over yet.
+        """
+        epoch = int(self._next.max()) - 1
+        if num_batches < 1 or epoch < 0:
+            raise SchemaError(
+                f"num_batches: got {num_batches} in iteration {epoch}, expected at "
+                "least 1 in one that was begun; ask after a batch, and before the "
+                "first one keep the number of the iteration for set_epoch"
+            )
+        done = num_batches + self._done(epoch)
+        return {"kind": type(self).__name__, "epoch": epoch, "batches": done}
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from `state_after` with the next iteration, whatever the workers.
+
+        The sampler, batch_size and ranks are to be as they were.
+
+        Args:
+            state: What `state_after` returned.
+
+        Raises:
+            FormatError: It is no stream's state.
+        """
+        check_kind(state, type(self).__name__)
+        epoch, done = integer(state, "epoch"), integer(state, "batches")
+        self.set_epoch(epoch)
+        self._resumed.copy_(torch.tensor([epoch, done]))
+
+
+class ReplayStream(DealtStream):
     """Batches of a buffer for torch's DataLoader, drawn in its workers.
 
     For example::
@@ -82,46 +188,21 @@ class ReplayStream(IterableDataset[Batch]):
             SchemaError: The sampler keeps priorities, or a number is not legal.
             FormatError: There is no buffer at the path.
         """
-        _check(sampler, rank, num_ranks)
+        check_dealt(type(self).__name__, sampler, rank, num_ranks)
         self._dataset = ReplayDataset(source, transforms)
         steps = None if num_batches is None else num_batches * num_ranks
         self._draws = self._dataset.draws(sampler, batch_size, steps)
         self._sampler = sampler
-        self._state = sampler.state_dict()
         self._num_batches = num_batches
-        self._rank, self._num_ranks = rank, num_ranks
-        # By worker: the iteration that it begins next. Of all: one to be gone on with,
-        # and how much of it is done.
-        self._next = _shared(torch.zeros(MAX_WORKERS, dtype=torch.int64))
-        self._resumed = _shared(torch.tensor([-1, 0]))
+        super().__init__(sampler.state_dict(), rank, num_ranks)
 
-    def __iter__(self) -> Iterator[Batch]:
-        """Begin the next iteration, in this worker.
+    def _begin(self, state: State) -> None:
+        self._sampler.load_state_dict(state)
 
-        Raises:
-            SchemaError: With the first batch: it is an epoch of a buffer that is being
-                written.
-        """
-        info = get_worker_info()
-        worker, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
-        epoch = int(self._next[worker])
-        self._next[worker] = epoch + 1
-        self._sampler.load_state_dict(_of_epoch(self._state, epoch))
-        return self._batches(worker, num_workers, self._done(epoch))
-
-    def _batches(self, worker: int, num_workers: int, done: int) -> Iterator[Batch]:
+    def _gathered(self) -> Iterator[Callable[[], Batch]]:
         self._refuse_writers()
-        for step, draw in enumerate(self._draws):
-            number, rank = divmod(step, self._num_ranks)
-            if rank != self._rank or number < done:
-                continue
-            if (number - done) % num_workers == worker:
-                yield self._dataset[draw]
-
-    def _done(self, epoch: int) -> int:
-        """Batches of an iteration that were taken in another run."""
-        resumed, done = self._resumed.tolist()
-        return int(done) if resumed == epoch else 0
+        for draw in self._draws:
+            yield partial(self._dataset.__getitem__, draw)
 
     def _refuse_writers(self) -> None:
         by_epochs = self._num_batches is None and epochs_of(self._sampler) is not None
@@ -139,58 +220,7 @@ class ReplayStream(IterableDataset[Batch]):
         Raises:
             TypeError: There is no end.
         """
-        total = len(self._draws)
-        return (total - self._rank + self._num_ranks - 1) // self._num_ranks
-
-    def set_epoch(self, epoch: int) -> None:
-        """Say which iteration comes next, of all ranks alike.
-
-        Args:
-            epoch: At least 0; iterations are counted from there on.
-
-        Raises:
-            SchemaError: It is below 0.
-        """
-        if epoch < 0:
-            raise SchemaError(
-                f"epoch: got {epoch}, expected at least 0; count iterations from 0"
-            )
-        self._next.fill_(epoch)
-
-    def state_after(self, num_batches: int) -> State:
-        """State after so many batches that the DataLoader gave in this iteration.
-
-        Args:
-            num_batches: At least 1; workers may have gathered more.
-
-        Raises:
-            SchemaError: It is below 1, or nothing was iterated over yet.
-        """
-        epoch = int(self._next.max()) - 1
-        if num_batches < 1 or epoch < 0:
-            raise SchemaError(
-                f"num_batches: got {num_batches} in iteration {epoch}, expected at "
-                "least 1 in one that was begun; ask after a batch, and before the "
-                "first one keep the number of the iteration for set_epoch"
-            )
-        done = num_batches + self._done(epoch)
-        return {"kind": "ReplayStream", "epoch": epoch, "batches": done}
-
-    def load_state_dict(self, state: State) -> None:
-        """Go on from `state_after` with the next iteration, whatever the workers.
-
-        The sampler, batch_size and ranks are to be as they were.
-
-        Args:
-            state: What `state_after` returned.
-
-        Raises:
-            FormatError: It is no stream's state.
-        """
-        check_kind(state, "ReplayStream")
-        epoch, done = integer(state, "epoch"), integer(state, "batches")
-        self.set_epoch(epoch)
-        self._resumed.copy_(torch.tensor([epoch, done]))
+        return self._dealt(len(self._draws))
 
 
 def _shared(tensor: torch.Tensor) -> torch.Tensor:
@@ -198,12 +228,18 @@ def _shared(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.share_memory_()  # type: ignore[no-any-return,no-untyped-call]
 
 
-def _check(sampler: Sampler, rank: int, num_ranks: int) -> None:
+def check_dealt(who: str, sampler: Sampler, rank: int, num_ranks: int) -> None:
+    """Refuse what cannot be dealt out to ranks and workers.
+
+    Raises:
+        SchemaError: The sampler keeps priorities, or shares are shared out twice.
+    """
     if keeps_priorities(sampler):
         raise SchemaError(
-            f"ReplayStream: got {type(sampler).__name__}, which keeps priorities, and "
+            f"{who}: got {type(sampler).__name__}, which keeps priorities, and "
             "workers would each have their own, expected a sampler without; use "
-            "ReplayDataset.draws, which draws in the main process, or a ReplayLoader"
+            "ReplayDataset.draws, of several buffers ConcatDataset.draws, which draw "
+            "in the main process, or a ReplayLoader"
         )
     if num_ranks < 1 or not 0 <= rank < num_ranks:
         raise SchemaError(

@@ -1,0 +1,353 @@
+"""What a loader draws from: one buffer, or several that `concat` put together.
+
+Draws are made now and copied later, in any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mmreplay.batch import Batch
+from mmreplay.buffer.drawing import Drawing, Drawn
+from mmreplay.buffer.limiting import Limit
+from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.buffer.view import ReplacedError
+from mmreplay.concatenation import Concat, joined
+from mmreplay.concatenation.batches import as_numpy
+from mmreplay.errors import FailedError, SchemaError
+from mmreplay.samplers.base import State, View
+from mmreplay.samplers.epochs import EpochSampler, epochs_of
+from mmreplay.samplers.joined import state_of
+from mmreplay.storage.recycler import Recycler
+
+NO_EPOCHS = (
+    "ReplayLoader: got {}, which draws without an end, expected a sampler that goes by "
+    "epochs for a length"
+)
+
+
+@dataclass(slots=True)
+class Part:
+    """What was drawn from one buffer.
+
+    Attributes:
+        number: Which buffer.
+        fraction: Its share of all steps.
+        drawing: What it was drawn with.
+        drawn: The draw.
+    """
+
+    number: int
+    fraction: float
+    drawing: Drawing
+    drawn: Drawn
+
+    def __len__(self) -> int:
+        """Steps, or windows, drawn."""
+        return len(self.drawn.draw)
+
+
+class Order:
+    """A batch that was drawn and is to be copied.
+
+    Attributes:
+        state: That of the source before the draw; None where even that failed.
+        parts: What was drawn, of each buffer.
+    """
+
+    __slots__ = ("parts", "state")
+
+    def __init__(self) -> None:
+        self.state: State | None = None
+        self.parts: Sequence[Part] = ()
+
+
+class Source(Protocol):
+    """What is drawn from. One thread at a time draws; any may copy."""
+
+    def begin(self) -> None:
+        """Begin an iteration, which ends where the epoch does that is under way."""
+
+    def draw(self, order: Order, count: int) -> bool:
+        """Fill an order with the next draw.
+
+        The state from before it is there first: who is interrupted goes back to it.
+
+        Returns:
+            Whether the epoch had another batch; where not, nothing was drawn.
+        """
+
+    def nbytes(self, order: Order) -> int:
+        """Bytes that it is copied from."""
+
+    def ask(self, order: Order) -> int:
+        """Ask the disk for its rows; return bytes asked for, 0 where all are there."""
+
+    def finish(self, order: Order) -> Batch:
+        """Copy the data of an order."""
+
+    def num_batches(self, count: int) -> int:
+        """Batches of a whole epoch.
+
+        Raises:
+            TypeError: There are no epochs.
+        """
+
+    def state_dict(self, priorities: bool = False) -> State:
+        """State of what draws now."""
+
+    def load_state_dict(self, state: State) -> None:
+        """Draw from a state on."""
+
+    def update_priorities(self, batch: Batch, values: ArrayLike) -> int:
+        """Give the steps of a batch new priorities; return how many were dropped."""
+
+    @property
+    def limits(self) -> Sequence[Limit]:
+        """What has to allow a batch, and is told of it."""
+
+    def count(self, batch: Batch, size: int) -> None:
+        """Tell limits of a batch."""
+
+
+class OneBuffer:
+    """A buffer with its sampler and transforms; see `Source`."""
+
+    def __init__(self, buffer: ReplayBuffer) -> None:
+        """Draw by the sampler that the buffer has now."""
+        self._sampler = buffer.sampler
+        self._buffer = buffer
+        self._epoch: int | None = None
+
+    def begin(self) -> None:
+        """See `Source.begin`."""
+        epochs = epochs_of(self._sampler)
+        self._epoch = None if epochs is None else epochs.epoch
+
+    def draw(self, order: Order, count: int) -> bool:
+        """See `Source.draw`."""
+        sampler = self._sampler
+        while True:
+            # Before the lock: to follow a resize is to wait for who may wait for that.
+            reading = self._buffer.reading
+            with reading.view.lock:
+                if self._epoch is not None and self._over(reading.view, count):
+                    return False
+                order.state = sampler.state_dict()
+                drawing = reading.drawing
+                try:
+                    drawn = drawing.ahead(sampler, count)
+                except ReplacedError:
+                    # By a thread that resized it meanwhile.
+                    continue
+                order.parts = (Part(0, 1.0, drawing, drawn),)
+                return True
+
+    def part(self, number: int, count: int, fraction: float) -> Part:
+        """Draw as one of several."""
+        order = Order()
+        self.draw(order, count)
+        return replace(order.parts[0], number=number, fraction=fraction)
+
+    def _over(self, view: View, count: int) -> bool:
+        """Whether the epoch has no batch left."""
+        epochs: EpochSampler | None = epochs_of(self._sampler)
+        if epochs is None:
+            return False
+        return epochs.epoch != self._epoch or not epochs.more(view, count)
+
+    def nbytes(self, order: Order) -> int:
+        """See `Source.nbytes`."""
+        return self.part_nbytes(order.parts[0])
+
+    def part_nbytes(self, part: Part) -> int:
+        """Bytes that a part is copied from."""
+        return self._buffer.reading.ahead.nbytes(part.drawn.draw)
+
+    def ask(self, order: Order) -> int:
+        """See `Source.ask`."""
+        return self.ask_part(order.parts[0])
+
+    def ask_part(self, part: Part) -> int:
+        """Ask the disk for the rows of a part."""
+        return self._buffer.reading.ahead.ask(part.drawn.draw)
+
+    def finish(self, order: Order) -> Batch:
+        """See `Source.finish`."""
+        return self.finish_part(order.parts[0])
+
+    def finish_part(self, part: Part) -> Batch:
+        """The data of a draw, also where the buffer is made anew meanwhile."""
+        drawing = part.drawing
+        while True:
+            try:
+                return drawing.finish(self._sampler, part.drawn)
+            except FailedError:
+                # Another thread followed a resize, and closed what this one read.
+                former, drawing = drawing, self._buffer.reading.drawing
+                if drawing is former:
+                    raise
+
+    def num_batches(self, count: int) -> int:
+        """See `Source.num_batches`."""
+        epochs = epochs_of(self._sampler)
+        if epochs is None:
+            raise TypeError(NO_EPOCHS.format(type(self._sampler).__name__))
+        view = self._buffer.view
+        with view.lock:
+            return epochs.num_batches(view, count)
+
+    def state_dict(self, priorities: bool = False) -> State:
+        """See `Source.state_dict`."""
+        with self._buffer.view.lock:
+            return state_of(self._sampler, priorities)
+
+    def load_state_dict(self, state: State) -> None:
+        """See `Source.load_state_dict`."""
+        with self._buffer.view.lock:
+            self._sampler.load_state_dict(state)
+
+    def update_priorities(self, batch: Batch, values: ArrayLike) -> int:
+        """See `Source.update_priorities`."""
+        return self._buffer.update_priorities(batch, values)
+
+    @property
+    def limits(self) -> Sequence[Limit]:
+        """See `Source.limits`."""
+        limit = self._buffer.limit
+        return () if limit is None else (limit,)
+
+    def count(self, batch: Batch, size: int) -> None:
+        """See `Source.count`."""
+        for limit in self.limits:
+            limit.count(size)
+
+
+class SeveralBuffers:
+    """Buffers that `concat` put together; see `Source`."""
+
+    def __init__(self, concat: Concat, recycler: Recycler) -> None:
+        """Draw as it does.
+
+        Args:
+            concat: The buffers, each with its sampler and transforms.
+            recycler: Memory of whole batches.
+        """
+        self._concat = concat
+        self._recycler = recycler
+        self._each = [OneBuffer(buffer) for buffer in concat.buffers]
+
+    def begin(self) -> None:
+        """See `Source.begin`; there are no epochs."""
+
+    def draw(self, order: Order, count: int) -> bool:
+        """See `Source.draw`."""
+        concat = self._concat
+        with concat.lock:
+            order.state = concat.state_dict()
+            order.parts = concat.each(count, self._one, tuple)
+        return True
+
+    def _one(self, number: int, count: int, fraction: float) -> Part:
+        return self._each[number].part(number, count, fraction)
+
+    def nbytes(self, order: Order) -> int:
+        """See `Source.nbytes`."""
+        return sum(self._each[p.number].part_nbytes(p) for p in order.parts)
+
+    def ask(self, order: Order) -> int:
+        """See `Source.ask`."""
+        return sum(self._each[p.number].ask_part(p) for p in order.parts)
+
+    def finish(self, order: Order) -> Batch:
+        """See `Source.finish`."""
+        found = []
+        for part in order.parts:
+            batch = self._each[part.number].finish_part(part)
+            batch.buffer_ids = np.full(len(batch), part.number)
+            batch.probabilities = batch.probabilities * part.fraction
+            found.append(batch)
+        return joined(found, self._cat, pad=self._concat.pads)
+
+    def _cat(self, arrays: Sequence[NDArray[Any]], axis: int = 0) -> NDArray[Any]:
+        """Join arrays, in memory that is used again."""
+        shape = list(arrays[0].shape)
+        shape[axis] = sum(array.shape[axis] for array in arrays)
+        out = self._recycler.empty(tuple(shape), np.result_type(*arrays))
+        return np.concatenate(arrays, axis, out=out)
+
+    def num_batches(self, count: int) -> int:
+        """See `Source.num_batches`."""
+        raise TypeError(NO_EPOCHS.format("Concat"))
+
+    def state_dict(self, priorities: bool = False) -> State:
+        """See `Source.state_dict`."""
+        with self._concat.lock:
+            return self._concat.state_dict(priorities)
+
+    def load_state_dict(self, state: State) -> None:
+        """See `Source.load_state_dict`."""
+        with self._concat.lock:
+            self._concat.load_state_dict(state)
+
+    def update_priorities(self, batch: Batch, values: ArrayLike) -> int:
+        """See `Source.update_priorities`."""
+        return self._concat.update_priorities(batch, values)
+
+    @property
+    def limits(self) -> Sequence[Limit]:
+        """See `Source.limits`."""
+        return tuple(limit for one in self._each for limit in one.limits)
+
+    def count(self, batch: Batch, size: int) -> None:
+        """See `Source.count`."""
+        if not self.limits:
+            return
+        sizes = np.bincount(as_numpy(batch.buffer_ids), minlength=len(self._each))
+        for one, count in zip(self._each, sizes.tolist(), strict=True):
+            one.count(batch, count)
+
+
+class Rounded(Recycler):
+    """Memory of batches whose parts are now longer, now shorter.
+
+    Arrays have a power of two of rows, and of those as many are handed out as were
+    asked for: else there would be memory for each number of rows that ever was.
+    """
+
+    def empty(
+        self, shape: tuple[int, ...], dtype: np.dtype[np.generic]
+    ) -> NDArray[np.generic]:
+        """Return the first rows of an array; see `Recycler.empty`."""
+        rows = shape[0]
+        whole = (1 << max(0, rows - 1).bit_length(), *shape[1:])
+        return super().empty(whole, dtype)[:rows]
+
+
+def source_of(buffer: ReplayBuffer | Concat, recycler: Recycler) -> Source:
+    """Wrap what is drawn from."""
+    if isinstance(buffer, Concat):
+        return SeveralBuffers(buffer, recycler)
+    return OneBuffer(buffer)
+
+
+def recycler_of(buffer: object) -> type[Recycler]:
+    """Kind of memory for the batches of what is drawn from.
+
+    Raises:
+        SchemaError: Nothing can be drawn from it.
+    """
+    if isinstance(buffer, Concat):
+        return Rounded
+    if not isinstance(buffer, ReplayBuffer):
+        raise SchemaError(
+            f"buffer: got {type(buffer).__name__}, expected an open ReplayBuffer; "
+            "pass ReplayBuffer.open(path, sampler=..., transforms=...), or several "
+            "of them as mr.concat([...])"
+        )
+    return Recycler

@@ -1,0 +1,104 @@
+"""Several buffers drawn from in workers: dealt out as one buffer's draws are."""
+
+import pickle
+
+import pytest
+from torch.utils.data import DataLoader
+
+import mmreplay as mr
+from mmreplay.errors import SchemaError
+from tests.loader.support import fill
+from tests.loader.test_several import columns
+from tests.loader.test_workers import WORKERS, options
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("several")
+    fill(folder / "a")
+    fill(folder / "b", count=60)
+    return [folder / "a", folder / "b"]
+
+
+def opened(paths, shares=(3, 1), kind=mr.ShuffledSampler):
+    buffers = [
+        mr.ReplayBuffer.open(path, sampler=kind(seed=k), transforms=[])
+        for k, path in enumerate(paths)
+    ]
+    return mr.concat(buffers, shares, seed=4)
+
+
+def found(stream, workers=0, context=None):
+    loader = DataLoader(stream, batch_size=None, **options(workers, context))
+    return [columns(batch) for batch in loader]
+
+
+@pytest.mark.parametrize(("workers", "context"), WORKERS)
+@pytest.mark.parametrize("shares", [(3, 1), None])
+def test_workers_give_what_one_process_gives(paths, shares, workers, context):
+    alone = opened(paths, shares)
+    expected = [columns(alone.sample(16)) for _ in range(6)]
+    stream = mr.ConcatStream(opened(paths, shares), 16, num_batches=6)
+    assert len(stream) == 6
+    assert found(stream, workers, context) == expected
+    # Each iteration is another one, and the same whatever the workers.
+    again = mr.ConcatStream(opened(paths, shares), 16, num_batches=6)
+    again.set_epoch(1)
+    second = found(stream, workers, context)
+    assert second == found(again)
+    assert second != expected
+
+
+def test_batches_hold_the_data_of_their_places(paths):
+    both = opened(paths)
+    stream = mr.ConcatStream(opened(paths), 16, num_batches=3)
+    for batch in DataLoader(stream, batch_size=None, num_workers=2):
+        ids = [c.numpy() for c in (batch.buffer_ids, batch.env_ids, batch.positions)]
+        expected = both.take(*ids).torch()
+        for path in expected:
+            assert (batch[path] == expected[path]).all()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ranks_share_what_one_process_gives(paths, workers):
+    alone = opened(paths)
+    expected = [columns(alone.sample(16)) for _ in range(6)]
+    dealt = [
+        found(
+            mr.ConcatStream(opened(paths), 16, 3, rank=rank, num_ranks=2),
+            workers,
+            "fork" if workers else None,
+        )
+        for rank in range(2)
+    ]
+    assert [batch for pair in zip(*dealt, strict=True) for batch in pair] == expected
+
+
+def test_a_run_goes_on_whatever_the_workers(paths):
+    expected = found(mr.ConcatStream(opened(paths), 16, num_batches=7))
+    stream = mr.ConcatStream(opened(paths), 16, num_batches=7)
+    batches = iter(DataLoader(stream, batch_size=None, num_workers=2))
+    assert [columns(next(batches)) for _ in range(3)] == expected[:3]
+    state = stream.state_after(3)
+    del batches
+    other = mr.ConcatStream(opened(paths), 16, num_batches=7)
+    other.load_state_dict(state)
+    assert found(other) == expected[3:]
+
+
+def test_a_pickle_holds_the_paths_and_goes_on(paths):
+    stream = mr.ConcatStream(opened(paths), 16, num_batches=3)
+    again = pickle.loads(pickle.dumps(stream))
+    assert found(again) == found(stream)
+
+
+def test_what_workers_cannot_share_is_refused(paths):
+    prioritized = opened(paths, kind=mr.PrioritizedSampler)
+    with pytest.raises(SchemaError, match=r"keeps priorities, .* ConcatDataset.draws"):
+        mr.ConcatStream(prioritized, 16)
+    with pytest.raises(SchemaError, match="batch_size: got 0, expected at least 1"):
+        mr.ConcatStream(opened(paths), 0)
+    with pytest.raises(SchemaError, match="rank: got 2 of 2"):
+        mr.ConcatStream(opened(paths), 8, rank=2, num_ranks=2)
+    with pytest.raises(TypeError, match="got no num_batches"):
+        len(mr.ConcatStream(opened(paths), 8))
