@@ -50,8 +50,8 @@ BESIDE: dict[str, Collection[str]] = {
 }
 """Scripts that measure others too, and the names that each knows them by."""
 LIBRARIES = (
-    "cpprb", "flashbax", "h5py", "jax", "numpy", "skrl", "stable-baselines3",
-    "tianshou", "torch", "torchrl", "zarr",
+    "cpprb", "flashbax", "h5py", "jax", "numpy", "pandas", "pyarrow", "safetensors",
+    "skrl", "stable-baselines3", "tianshou", "torch", "torchrl", "zarr",
 )  # fmt: skip
 RAW = "benchmarks.json"
 

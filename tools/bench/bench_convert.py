@@ -3,23 +3,25 @@
 A buffer of vectors and one of pixels go to each format (`export`), are read from it
 block by block (`read`), and become a new buffer (`load`). Beside each stands what
 people use: the library's own call on arrays that are in memory already, its file
-synced as ours is. Every call runs in a process of its own, in turns, after a small one
-that pays for imports; its memory is the most of the process's own (RssAnon) beyond
-what it had before. Ratios are taken turn by turn: above 1, ours takes less time.
+synced as ours is, or that reads the same file into memory; and, where bytes go as they
+are, a plain synced copy of the file. Every call runs in a process of its own, in
+turns, after a small one that pays for imports; its memory is the most of the process's
+own (RssAnon) beyond what it had before. Ratios are taken turn by turn: above 1, ours
+takes less time. Some 8 GB of disk and 8 GB of memory, for the peers.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,14 +29,26 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import mmreplay as mr
 from mmreplay.convert import registry
-from mmreplay.schema.dtypes import storage_dtype
+from tools.bench.convert_peers import (
+    COPY,
+    PEERS,
+    Columns,
+    Prepared,
+    copy,
+    sync,
+)
 from tools.bench.turns import arguments, report, rounded
 
-Columns = dict[str, NDArray[np.generic]]
+OURS = "ours"
+COPIED = ("npz", "pt", "safetensors")
+"""Formats that hold the bytes as they are: a copy of them is what is to be reached."""
+DIRECTIONS = ("export", "read", "load")
+SLOW_S = 6
+"""What takes longer is run once: the machine's noise is little beside it."""
+Took = dict[str, float]
 MIB = 1 << 20
 FILLED = 4096
 """Rows of random values that are written over and over."""
@@ -75,6 +89,21 @@ class Sizes:
         return self.vectors if kind == "vectors" else self.pixels
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to measure.
+
+    Attributes:
+        kinds: Of rows.
+        formats: By name.
+        peers: Whether others are measured too.
+    """
+
+    kinds: tuple[str, ...] = tuple(SCHEMAS)
+    formats: tuple[str, ...] = tuple(SUFFIX)
+    peers: bool = True
+
+
 FULL = Sizes()
 QUICK = Sizes(20_000, 300, 1)
 
@@ -105,116 +134,6 @@ def columns(path: Path) -> Columns:
         return {name: np.ascontiguousarray(rows[name]) for name in paths}
 
 
-def frame(held: Columns) -> Any:
-    """A data frame with a column a value, as csv has them."""
-    import pandas
-
-    found = {}
-    for name, column in held.items():
-        flat = column.reshape(len(column), -1)
-        for number in range(flat.shape[1]):
-            label = f"{name}.{number}" if column.ndim > 1 else name
-            found[label] = flat[:, number].copy()
-    return pandas.DataFrame(found)
-
-
-def rows_frame(held: Columns) -> Any:
-    """A data frame with a column a field: vectors in cells, images as bytes."""
-    import pandas
-
-    found: dict[str, object] = {}
-    for name, column in held.items():
-        if column.dtype == np.uint8 and column.ndim > 1:
-            found[name] = [row.tobytes() for row in column]
-        else:
-            found[name] = list(column) if column.ndim > 1 else column
-    return pandas.DataFrame(found)
-
-
-Prepared = Callable[[Path], object]
-"""What is timed: writes the path, or reads it."""
-
-
-def _savez(held: Columns) -> Prepared:
-    return lambda path: np.savez(path, allow_pickle=False, **dict(held))
-
-
-def _torch_save(held: Columns) -> Prepared:
-    import torch
-
-    tensors = {name: torch.from_numpy(column) for name, column in held.items()}
-    return lambda path: torch.save(tensors, path)
-
-
-def _save_file(held: Columns) -> Prepared:
-    from safetensors.numpy import save_file
-
-    return lambda path: save_file(held, path)
-
-
-def _to_csv(held: Columns) -> Prepared:
-    made = frame(held)
-    return lambda path: made.to_csv(path, index=False)
-
-
-def _to_parquet(held: Columns) -> Prepared:
-    made = rows_frame(held)
-    return lambda path: made.to_parquet(path, compression="zstd")
-
-
-def _load_npz(path: Path) -> object:
-    with np.load(path, allow_pickle=False) as found:
-        return {name: found[name] for name in found}
-
-
-def _torch_load(path: Path) -> object:
-    import torch
-
-    return torch.load(path, weights_only=True)
-
-
-def _load_file(path: Path) -> object:
-    from safetensors.numpy import load_file
-
-    return load_file(path)
-
-
-def _read_csv(path: Path) -> object:
-    import pandas
-
-    return pandas.read_csv(path)
-
-
-def _read_parquet(path: Path) -> object:
-    import pandas
-
-    return pandas.read_parquet(path)
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """What people use instead.
-
-    Attributes:
-        module: That it needs.
-        write: Prepares a call that writes columns.
-        read: Reads a file whole.
-    """
-
-    module: str
-    write: Callable[[Columns], Prepared]
-    read: Prepared
-
-
-PEERS = {
-    "npz": Peer("numpy", _savez, _load_npz),
-    "pt": Peer("torch", _torch_save, _torch_load),
-    "safetensors": Peer("safetensors", _save_file, _load_file),
-    "csv": Peer("pandas", _to_csv, _read_csv),
-    "parquet": Peer("pandas", _to_parquet, _read_parquet),
-}
-
-
 def ours(name: str, direction: str, source: Path, target: Path) -> None:
     """Do one conversion."""
     if direction == "export":
@@ -227,17 +146,21 @@ def ours(name: str, direction: str, source: Path, target: Path) -> None:
                 pass
 
 
-def theirs(name: str, direction: str, source: Path, target: Path) -> Prepared:
-    """Prepare what a peer does."""
+def theirs(side: str, name: str, direction: str, source: Path) -> Prepared:
+    """Prepare what a peer does, or a plain copy of a file that ours made."""
+    if side == COPY:
+        which = OURS if source.name == "buffer" else f"tiny-{OURS}"
+        return partial(copy, source.with_name(which + SUFFIX[name]))
+    peer = PEERS[name][side]
     if direction == "read":
-        return PEERS[name].read
-    write = PEERS[name].write(columns(source))
+        assert peer.read is not None
+        return peer.read
+    assert peer.write is not None
+    write = peer.write(columns(source))
 
     def synced(path: Path) -> None:
         write(path)
-        descriptor = os.open(path, os.O_RDONLY)
-        os.fdatasync(descriptor)
-        os.close(descriptor)
+        sync(path)
 
     return synced
 
@@ -276,14 +199,17 @@ def child(side: str, name: str, direction: str, folder: Path) -> None:
     target = folder / f"{side}{SUFFIX[name]}"
     tiny = folder / f"tiny-{side}{SUFFIX[name]}"
     call: Callable[[], object]
-    if side == "ours":
+    if side == OURS:
         ours(name, "export", small, tiny)
         ours(name, direction, small, tiny)
         call = partial(ours, name, direction, source, target)
     else:
-        theirs(name, "export", small, tiny)(tiny)
-        theirs(name, direction, small, tiny)(tiny)
-        call = partial(theirs(name, direction, source, target), target)
+        if direction == "read":
+            # What ours wrote: both sides read the same file.
+            target = folder / f"{OURS}{SUFFIX[name]}"
+            tiny = folder / f"tiny-{OURS}{SUFFIX[name]}"
+        theirs(side, name, direction, small)(tiny)
+        call = partial(theirs(side, name, direction, source), target)
     with watched() as peak:
         start = perf_counter()
         call()
@@ -291,7 +217,7 @@ def child(side: str, name: str, direction: str, folder: Path) -> None:
     print(json.dumps({"seconds": seconds, "peak_nbytes": peak[0]}))
 
 
-def run(side: str, name: str, direction: str, folder: Path) -> dict[str, float]:
+def run(side: str, name: str, direction: str, folder: Path) -> Took:
     """Run a side in a process of its own."""
     command = [
         sys.executable, "-m", "tools.bench.bench_convert", "--child", side,
@@ -300,61 +226,102 @@ def run(side: str, name: str, direction: str, folder: Path) -> dict[str, float]:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise AssertionError(f"{side} {name} {direction}: {done.stderr[-2000:]}")
-    found: dict[str, float] = json.loads(done.stdout)
+    found: Took = json.loads(done.stdout)
+    return found
+
+
+def sides(kind: str, name: str, direction: str) -> list[str]:
+    """Ours, and who does the same here."""
+    found = [OURS]
+    for side, peer in PEERS[name].items():
+        can = {"export": peer.write, "read": peer.read, "load": None}[direction]
+        fits = peer.images or kind != "pixels"
+        if can is not None and fits and find_spec(peer.module):
+            found.append(side)
+    if name in COPIED and direction != "read":
+        found.append(COPY)
     return found
 
 
 def compare(
-    name: str, direction: str, folder: Path, nbytes: int, turns: int, peers: bool
+    those: list[str], name: str, direction: str, folder: Path, nbytes: int, turns: int
 ) -> dict[str, object]:
-    """Measure one format in one direction, in turns."""
-    sides = ["ours"]
-    if peers and direction != "load" and find_spec(PEERS[name].module):
-        sides.append("theirs")
-    took: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
+    """Measure one format in one direction, in turns; the slow run once."""
+    took: dict[str, list[Took]] = {side: [] for side in those}
     for turn in range(turns):
-        for side in sides if turn % 2 else reversed(sides):
-            took[side].append(run(side, name, direction, folder))
-    seconds = {side: np.array([t["seconds"] for t in took[side]]) for side in sides}
-    found: dict[str, object] = {
-        "mb_per_s": rounded(nbytes / 1e6 / float(np.median(seconds["ours"]))),
-        "peak_anon_mib": rounded(max(t["peak_nbytes"] for t in took["ours"]) / MIB),
+        # Ours first at first, as others read or copy what it wrote.
+        for side in reversed(those) if turn % 2 else those:
+            if not took[side] or took[side][0]["seconds"] < SLOW_S:
+                took[side].append(run(side, name, direction, folder))
+    seconds = {
+        side: np.resize([each["seconds"] for each in found], turns)
+        for side, found in took.items()
     }
-    if "theirs" in sides:
-        ratio = np.median(seconds["theirs"] / seconds["ours"])
-        found["speedup"] = rounded(float(ratio))
-        most = max(t["peak_nbytes"] for t in took["theirs"])
-        found["their_peak_anon_mib"] = rounded(most / MIB)
+    peaks = {
+        side: max(each["peak_nbytes"] for each in found) / MIB
+        for side, found in took.items()
+    }
+    mine = seconds.pop(OURS)
+    found: dict[str, object] = {
+        "mb_per_s": rounded(nbytes / 1e6 / float(np.median(mine))),
+        "peak_anon_mib": rounded(peaks.pop(OURS)),
+    }
+    if seconds:
+        found["speedup"] = {
+            side: rounded(float(np.median(each / mine)))
+            for side, each in seconds.items()
+        }
+        found["their_peak_anon_mib"] = {s: rounded(each) for s, each in peaks.items()}
     return found
 
 
 def measure(
-    folder: Path, sizes: Sizes, formats: list[str], peers: bool = True
-) -> dict[str, object]:
-    """Measure every format both ways; see the module."""
-    result: dict[str, object] = {}
-    for kind, schema in SCHEMAS.items():
-        rows = sizes.of(kind)
-        place = folder / kind
-        place.mkdir()
-        fill(place / "buffer", kind, rows)
-        fill(place / "small", kind, 50)
-        fields = schema.values()
-        nbytes = rows * sum(
-            storage_dtype(each.dtype).itemsize * int(np.prod(each.shape))
-            for each in fields
-        )
-        told: dict[str, object] = {"rows": rows, "mb": rounded(nbytes / 1e6)}
-        for name in formats:
-            if (kind, name) != ("pixels", "csv"):
-                told[name] = {
-                    direction: compare(
-                        name, direction, place, nbytes, sizes.turns, peers
-                    )
-                    for direction in ("export", "read", "load")
-                }
-        result[kind] = told
+    folder: Path, sizes: Sizes, wanted: Wanted = Wanted(), done: Path | None = None
+) -> dict[str, Any]:
+    """Measure every format both ways; see the module.
+
+    Args:
+        folder: For the files, some 12 GB at full size.
+        sizes: How much.
+        wanted: Of what.
+        done: File of what was measured before, which grows; that is not done again.
+    """
+    result: dict[str, Any] = {}
+    if done is not None and done.exists():
+        result = json.loads(done.read_text("utf-8"))
+    for kind in wanted.kinds:
+        rows, place = sizes.of(kind), folder / kind
+        nbytes = rows * mr.Schema(SCHEMAS[kind]).row_nbytes
+        told = result.setdefault(kind, {"rows": rows, "mb": rounded(nbytes / 1e6)})
+        for name in wanted.formats:
+            if (kind, name) == ("pixels", "csv"):
+                continue
+            each = told.setdefault(name, {})
+            left = [d for d in DIRECTIONS if d not in each]
+            if left and not place.exists():
+                place.mkdir()
+                fill(place / "buffer", kind, rows)
+                fill(place / "small", kind, 50)
+            if left and left[0] != "export":
+                run(OURS, name, "export", place)
+            for direction in left:
+                those = sides(kind, name, direction) if wanted.peers else [OURS]
+                each[direction] = compare(
+                    those, name, direction, place, nbytes, sizes.turns
+                )
+                if done is not None:
+                    done.write_text(json.dumps(result), "utf-8")
+            _clear(place)
+        if place.exists():
+            shutil.rmtree(place)
     return result
+
+
+def _clear(place: Path) -> None:
+    """Remove what a format's sides wrote: disks are not that large."""
+    for path in place.glob("*") if place.exists() else ():
+        if path.name not in ("buffer", "small"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def main() -> None:
@@ -362,6 +329,11 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--rows", type=int, help="of vectors; pixels go by bytes")
     parser.add_argument("--formats", default=",".join(SUFFIX), help="some of them")
+    parser.add_argument("--kinds", default=",".join(SCHEMAS), help="one of them")
+    parser.add_argument(
+        "--done", type=Path, help="a file that keeps what was measured: to go on later"
+    )
+    parser.add_argument("--turns", type=int, help="times that each side runs")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--format", help=argparse.SUPPRESS)
     parser.add_argument("--direction", help=argparse.SUPPRESS)
@@ -373,10 +345,14 @@ def main() -> None:
     sizes = QUICK if options.quick else FULL
     if options.rows:
         sizes = Sizes(options.rows, max(1, options.rows * 97 // 28_237), sizes.turns)
+    if options.turns:
+        sizes = replace(sizes, turns=options.turns)
+    wanted = Wanted(
+        tuple(options.kinds.split(",")), tuple(options.formats.split(",")),
+        options.peers != "",
+    )  # fmt: skip
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        found = measure(
-            Path(folder), sizes, options.formats.split(","), options.peers != ""
-        )
+        found = measure(Path(folder), sizes, wanted, options.done)
     report(found)
 
 

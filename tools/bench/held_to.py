@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tools.bench.bench_convert import SUFFIX
 from tools.bench.tables import Target
 
 OURS = "mmreplay"
@@ -63,6 +64,41 @@ BEYOND = tuple(
     )
 )  # fmt: skip
 
+LIBRARY = {"npz": "np_savez", "pt": "torch_save", "safetensors": "save_file"}
+FILES = (("vectors", tuple(SUFFIX)), ("pixels", tuple(n for n in SUFFIX if n != "csv")))
+CONVERT = (
+    *(
+        least(f"{kind} to {name}, over {LIBRARY[name]}", "bench_convert",
+              f"{kind} {name} export speedup {LIBRARY[name]}", bound)
+        for kind, _ in FILES
+        for name, bound in (("npz", 1), ("pt", 0.5), ("safetensors", 0.5))
+    ),
+    *(
+        least(f"{kind} from {name}, over {LIBRARY[name]}'s reader", "bench_convert",
+              f"{kind} {name} read speedup {LIBRARY[name]}", 0.5)
+        for kind, _ in FILES
+        for name in ("pt", "safetensors")
+    ),
+    *(
+        least(f"{kind}, {direction} of {name}, over a synced copy", "bench_convert",
+              f"{kind} {name} {direction} speedup synced_copy", 0.9)
+        for kind, _ in FILES
+        for name in ("pt", "safetensors")
+        for direction in ("export", "load")
+    ),
+    least("csv, written, over pandas", "bench_convert",
+          "vectors csv export speedup pandas", 5),
+    least("csv, read exactly, over pandas", "bench_convert",
+          "vectors csv read speedup pandas", 5),
+    *(
+        most(f"{kind}, {direction} of {name}, MiB of its own", "bench_convert",
+             f"{kind} {name} {direction} peak_anon_mib", 200)
+        for kind, names in FILES
+        for name in names
+        for direction in ("export", "read", "load")
+    ),
+)  # fmt: skip
+
 TARGETS: tuple[Target, ...] = (
     least("add 1, over cpprb", "bench_add", "speedup add_1_full_ring cpprb", 3),
     least("add 1, over Stable-Baselines3", "bench_add",
@@ -84,6 +120,7 @@ TARGETS: tuple[Target, ...] = (
          "warm_over_take", 1.3),
     *COLD,
     *BEYOND,
+    *CONVERT,
     least("ring beyond memory, adds over np.memmap's", "bench_beyond",
           "add_speedup np_memmap", 1),
     least("loader, pixels, over the bare gather", "bench_loader",
