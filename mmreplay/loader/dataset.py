@@ -81,7 +81,7 @@ class ReplayDataset(Dataset[Any]):
 
     def _adopt(self, buffer: ReplayBuffer) -> None:
         self._buffer: ReplayBuffer | None = buffer
-        self._path = buffer.path
+        self._path: StrPath | None = buffer.source or buffer.path
         self._transforms = buffer.transforms
         self._policy = buffer.read_policy
         self._pid = os.getpid()

@@ -82,6 +82,9 @@ class Source(Protocol):
             Whether the epoch had another batch; where not, nothing was drawn.
         """
 
+    def make(self, order: Order, count: int) -> Batch | None:
+        """Draw and copy at once, as the two calls do; None where an epoch is over."""
+
     def nbytes(self, order: Order) -> int:
         """Bytes that it is copied from."""
 
@@ -147,6 +150,22 @@ class OneBuffer:
                     continue
                 order.parts = (Part(0, 1.0, drawing, drawn),)
                 return True
+
+    def make(self, order: Order, count: int) -> Batch | None:
+        """See `Source.make`."""
+        while True:
+            reading = self._buffer.reading
+            with reading.view.lock:
+                if self._epoch is not None and self._over(reading.view, count):
+                    return None
+                order.state = self._sampler.state_dict()
+            try:
+                return reading.drawing.sample(self._sampler, count, False)
+            except FailedError:
+                # By a thread that followed a resize meanwhile; or it is so.
+                if self._buffer.reading is reading:
+                    raise
+                self.load_state_dict(order.state)
 
     def part(self, number: int, count: int, fraction: float) -> Part:
         """Draw as one of several."""
@@ -252,6 +271,11 @@ class SeveralBuffers:
             order.state = concat.state_dict()
             order.parts = concat.each(count, self._one, tuple)
         return True
+
+    def make(self, order: Order, count: int) -> Batch | None:
+        """See `Source.make`."""
+        self.draw(order, count)
+        return self.finish(order)
 
     def _one(self, number: int, count: int, fraction: float) -> Part:
         return self._each[number].part(number, count, fraction)
