@@ -27,6 +27,7 @@ from mmreplay.adapters.pytorchrl_data import (
     RHS,
     RHS2,
 )
+from mmreplay.adapters.pytorchrl_priorities import SequencePriorities
 from mmreplay.adapters.pytorchrl_ring import RingStorage
 from mmreplay.adapters.pytorchrl_sequences import SequenceStorage
 from mmreplay.adapters.values import array_of, check_counts
@@ -204,7 +205,7 @@ class NStepReplayBuffer(ReplayBuffer):
         Args:
             size: As in `RingStorage`, as are those not listed here.
             device: As there.
-            actor: As there; not recurrent.
+            actor: As there.
             algorithm: Has ``gamma``.
             envs: As there.
             n_step: Steps, at least 1.
@@ -212,20 +213,16 @@ class NStepReplayBuffer(ReplayBuffer):
             resume: As there.
 
         Raises:
-            SchemaError: n_step is not positive, or the actor is recurrent.
+            SchemaError: n_step is not positive.
         """
-        if actor.is_recurrent:
-            raise SchemaError(
-                f"actor: got a recurrent {type(actor).__name__}, expected one without "
-                "memory; use ReplayBuffer, or draw sequences from the ring's folder "
-                "with mmreplay.SequenceSampler"
-            )
         check_counts(n_step=n_step)
         self.n_step, self.gamma = n_step, algorithm.gamma
         super().__init__(size, device, actor, algorithm, envs, path=path, resume=resume)
 
     def _transforms(self) -> tuple[Transform, ...]:
-        return () if self.n_step == 1 else (NStep(self.n_step, self.gamma, REW),)
+        if self.n_step == 1 or self.recurrent_actor:
+            return ()
+        return (NStep(self.n_step, self.gamma, REW),)
 
     def _batch(self, drawn: Batch) -> dict[str, Any]:
         found = super()._batch(drawn)
@@ -234,13 +231,18 @@ class NStepReplayBuffer(ReplayBuffer):
             found[DONE2] = torch.from_numpy(ended[:, None]).to(self.device)
         return {**found, "n_step": self.n_step}
 
+    def _sequences(self, mini_batch_size: int) -> dict[str, Any]:
+        return {**super()._sequences(mini_batch_size), "n_step": self.n_step}
 
-class PERBuffer(NStepReplayBuffer):
+
+class PERBuffer(NStepReplayBuffer, SequencePriorities):
     """Draws transitions in proportion to their errors (Schaul et al. 2016).
 
     ``P = (error + epsilon) ** alpha / sum``, weights ``(N * P) ** -beta`` over the
     greatest in the storage; new transitions enter at the default error, or at the
-    highest in the storage if that is higher.
+    highest in the storage if that is higher. Of a recurrent actor's, whole sequences
+    are drawn so: a sequence's error is 0.9 times the highest of its steps' and 0.1
+    times their mean (Kapturowski et al. 2019).
 
     Attributes:
         alpha: How much errors count; may be changed.
@@ -286,10 +288,18 @@ class PERBuffer(NStepReplayBuffer):
             size, device, actor, algorithm, envs, n_step, path=path, resume=resume
         )
 
+    def _alpha_at(self, step: int) -> float:
+        return self.alpha
+
+    def _beta_at(self, step: int) -> float:
+        return self.beta
+
     def _sampler(self) -> Sampler:
+        if self.recurrent_actor:
+            return super()._sampler()
         return PrioritizedSampler(
-            lambda _: self.alpha,
-            lambda _: self.beta,
+            self._alpha_at,
+            self._beta_at,
             eps=0.0,
             initial_priority=float(self.error),
             stratified=False,
@@ -311,7 +321,7 @@ class PERBuffer(NStepReplayBuffer):
         Args:
             batch: What `generate_batches` gave; its ``idxs`` are taken out.
             info: ``info["Algorithm"]["errors"]`` are numbers ``[B]`` or ``[B, 1]``, at
-                least 0.
+                least 0; of sequences, those of all rows, or of all but the overlaps.
 
         Raises:
             SchemaError: There are none, or they do not fit.
@@ -326,6 +336,9 @@ class PERBuffer(NStepReplayBuffer):
         places = batch.pop("idxs")
         errors = array_of(info[ALGORITHM]["errors"]).reshape(-1) + self.epsilon
         assert self._ring is not None
+        if self.recurrent_actor:
+            self._learned(places, errors)
+            return info
         sampler, view = self._ring.sampler, self._ring.view
         assert isinstance(sampler, PrioritizedSampler)
         with view.lock:

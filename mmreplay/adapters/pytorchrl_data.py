@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from mmreplay.errors import SchemaError
@@ -18,10 +20,48 @@ IREW, ACTPROBS = "IntrinsicReward", "ActionProbs"
 OBS2, RHS2, DONE2 = "NextObservation", "NextRecurrentHiddenStates", "NextDone"
 ENDED = "terminated"
 """A field of ours: NextDone as the end of an episode, for n-step returns."""
+PRIORITY = "sequence_priority"
+"""A field of ours: at a sequence's first row its mixed error; 0 until there is one."""
 NARROW = frozenset(map(np.dtype, ("bool", "uint8", "int8")))
 """What is stored as it is; all else is float32, as pytorchrl stores everything."""
 Columns = dict[str, NDArray[Any]]
-Factory = Callable[[Any, Any, Any, Any], Any]
+
+
+@dataclass(frozen=True)
+class Maker:
+    """Makes storages of a class; a worker in another process may be sent it."""
+
+    kind: Callable[..., Any]
+    size: int
+    options: tuple[Any, ...]
+    named: Mapping[str, Any]
+
+    def __call__(self, device: Any, actor: Any, algorithm: Any, envs: Any) -> Any:
+        """Make a storage."""
+        return self.kind(
+            self.size, device, actor, algorithm, envs, *self.options, **self.named
+        )
+
+
+class Hooks:
+    """What a learner calls around an update."""
+
+    device: Any
+
+    def before_gradients(self) -> None:
+        """Nothing is to be done before an update."""
+
+    def after_gradients(self, batch: Any, info: Any) -> Any:
+        """Nothing is to be done after an update; returns the info."""
+        return info
+
+    def _tensors(self, fields: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+        """A batch of fields by key, float32 on the device."""
+        found: dict[str, Any] = {}
+        for path, array in fields.items():
+            tensor = torch.from_numpy(np.ascontiguousarray(array, np.float32))
+            put(found, path, tensor.to(self.device))
+        return found
 
 
 class Storage(Protocol):
@@ -90,7 +130,8 @@ def described(columns: Columns) -> tuple[Schema, int]:
             "all keys, the first axis of each value"
         )
     fields = {
-        path: Field(array.shape[2:], array.dtype) for path, array in columns.items()
+        path: Field(array.shape[2:], array.dtype, mutable=path == PRIORITY)
+        for path, array in columns.items()
     }
     roles = {
         "observation": OBS, "action": ACT, "reward": REW, "next_observation": OBS2,

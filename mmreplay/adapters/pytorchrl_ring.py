@@ -12,15 +12,16 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from mmreplay.adapters.home import Home, StrPath
+from mmreplay.adapters.home import Home, Kept, StrPath
 from mmreplay.adapters.pytorchrl_data import (
     DONE2,
     ENDED,
     NARROW,
+    PRIORITY,
     Columns,
-    Factory,
+    Hooks,
+    Maker,
     Slice,
     described,
     put,
@@ -37,7 +38,7 @@ from mmreplay.transforms.base import Transform
 COPY_ROWS = 1024
 
 
-class RingStorage:
+class RingStorage(Hooks, Kept):
     """A storage whose rows lie in one ring; subclasses say how batches are made.
 
     Attributes:
@@ -101,16 +102,9 @@ class RingStorage:
         path: StrPath | None = None,
         resume: bool = False,
         **named: Any,
-    ) -> Factory:
-        """What makes storages, of (device, actor, algorithm, envs) each."""
-
-        def create_buffer(device: Any, actor: Any, algorithm: Any, envs: Any) -> Any:
-            return cls(
-                size, device, actor, algorithm, envs, *options,
-                path=path, resume=resume, **named,
-            )  # fmt: skip
-
-        return create_buffer
+    ) -> Maker:
+        """What makes storages, of (device, actor, algorithm, envs) each; pickles."""
+        return Maker(cls, size, options, {"path": path, "resume": resume, **named})
 
     def _sampler(self) -> Sampler:
         return UniformSampler(self._seed)
@@ -345,19 +339,17 @@ class RingStorage:
         """
         assert self._ring is not None
         for begin in range(first, stop, COPY_ROWS):
-            rows = self.read(begin, min(stop, begin + COPY_ROWS))
-            self._ring.extend(self._known(self._columns(rows)))
+            end = min(stop, begin + COPY_ROWS)
+            columns = self._columns(self.read(begin, end)) | self._kept(begin, end)
+            self._ring.extend(self._known(columns))
         kept = stop - first
         gone = int(self._ring.span.lengths[0]) - kept
         if gone:
             self._ring.dequeue(gone)
 
-    def before_gradients(self) -> None:
-        """Nothing is to be done before an update."""
-
-    def after_gradients(self, batch: Any, info: Any) -> Any:
-        """Nothing is to be done after an update; returns the info."""
-        return info
+    def _kept(self, first: int, stop: int) -> Columns:
+        """What rows are copied with beside pytorchrl's keys."""
+        return {}
 
     def update_storage_parameter(
         self, parameter_name: str, new_parameter_value: Any
@@ -377,15 +369,25 @@ class RingStorage:
     @property
     def _paths(self) -> tuple[str, ...]:
         assert self._ring is not None
-        return tuple(path for path in self._ring.schema.paths if path != ENDED)
+        ours = (ENDED, PRIORITY)
+        return tuple(path for path in self._ring.schema.paths if path not in ours)
 
-    def _tensors(self, fields: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-        """A batch of fields by key, float32 on the device."""
-        found: dict[str, Any] = {}
-        for path, array in fields.items():
-            tensor = torch.from_numpy(np.ascontiguousarray(array, np.float32))
-            put(found, path, tensor.to(self.device))
-        return found
+    def __getstate__(self) -> dict[str, Any]:
+        """See `Kept`."""
+        self._settle()
+        state = super().__getstate__()
+        del state["_slices"]
+        sampler = state.pop("sampler")
+        drawn = None if sampler is None else sampler.state_dict()
+        return state | {"sampler": None, "drawn": drawn}
+
+    def _open_again(self, sampler: Sampler | None) -> None:
+        self._slices = WeakValueDictionary()
+        sampler, drawn = self._sampler(), self.__dict__.pop("drawn")
+        self._ring = self.home.reopen(sampler, self._transforms())
+        # A ring that is open already keeps the sampler that draws from it.
+        if self._ring is not None and drawn and self._ring.sampler is sampler:
+            sampler.load_state_dict(drawn)
 
     def __repr__(self) -> str:
         kind = type(self).__name__

@@ -14,7 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.adapters.home import StrPath
-from mmreplay.adapters.pytorchrl_data import RHS, RHS2, Slice
+from mmreplay.adapters.pytorchrl_data import (
+    DONE2,
+    ENDED,
+    OBS2,
+    REW,
+    RHS,
+    RHS2,
+    Slice,
+)
 from mmreplay.adapters.pytorchrl_ring import RingStorage
 from mmreplay.errors import EmptyError
 
@@ -29,14 +37,23 @@ class Grid:
         origins: Positions at which the grid starts anew, ascending.
     """
 
-    def __init__(self, length: int, origins: list[int]) -> None:
-        """Lay sequences of a length from origins on."""
-        self.length = length
+    def __init__(
+        self, length: int, origins: list[int], overlap: int = 0, n_step: int = 1
+    ) -> None:
+        """Lay sequences of a length from origins on.
+
+        Args:
+            length: Rows of a sequence.
+            origins: Where it starts anew.
+            overlap: Rows of a sequence that are those of the one before again.
+            n_step: Steps that each row of a sequence is followed for.
+        """
+        self.length, self.overlap, self.n_step = length, overlap, n_step
         self.origins = origins
 
     def start(self, position: int) -> None:
-        """Start anew at a position, if no sequence begins there anyhow."""
-        if (position - self.origins[-1]) % self.length:
+        """Start anew at a position: what was there before does not lead to it."""
+        if position != self.origins[-1]:
             self.origins.append(position)
 
     def moved(self, shift: int, mark: int) -> None:
@@ -48,30 +65,44 @@ class Grid:
     def places(self, first: int, stop: int) -> tuple[Ids, Ids]:
         """First whole sequence of each part of the grid, and how many there are.
 
+        A sequence is whole when the steps are there that follow its last row.
+
         Args:
             first: The oldest row.
             stop: One past the newest.
         """
         begin = np.array(self.origins)
-        end = np.append(begin[1:], stop)
-        begin = begin + -(-np.maximum(first - begin, 0) // self.length) * self.length
-        return begin, np.maximum(end - begin, 0) // self.length
+        rows = np.append(begin[1:], stop) - begin
+        full, rest = np.divmod(rows, self.length)
+        fresh = self.length - self.overlap
+        steps = full * fresh + np.where(full > 0, np.maximum(rest, self.overlap), rest)
+        counts = (steps - self.length - self.n_step + 1) // fresh + 1
+        ahead = -(-np.maximum(first - begin, 0) // self.length)
+        return begin + ahead * self.length, np.maximum(counts - ahead, 0)
 
-    def draw(
-        self, first: int, stop: int, count: int, random: np.random.Generator
-    ) -> Ids:
-        """Positions at which drawn sequences begin, int64 ``[count]``, uniformly."""
+    def starts(self, first: int, stop: int) -> Ids:
+        """Positions at which whole sequences begin, int64 ``[S]``, ascending."""
         begin, counts = self.places(first, stop)
-        edges = np.cumsum(counts)
-        if not edges[-1]:
-            raise EmptyError(
-                f"cannot draw {count} sequences: got {stop - first} rows, expected at "
-                f"least {self.length} that follow each other; insert transitions first"
-            )
-        ranks = random.integers(edges[-1], size=count)
-        which = np.searchsorted(edges, ranks, side="right")
-        starts: Ids = begin[which] + (ranks - (edges - counts)[which]) * self.length
-        return starts
+        before = np.repeat(np.cumsum(counts) - counts, counts)
+        ranks = np.arange(counts.sum()) - before
+        found: Ids = np.repeat(begin, counts) + ranks * self.length
+        return found
+
+    def following(self, starts: Ids) -> Ids:
+        """Positions of each row's steps, int64 ``[S, length, n_step]``.
+
+        A step that ends a sequence is followed by one of the next, behind those that
+        are there again.
+        """
+        begin = np.array(self.origins)
+        origins = begin[np.searchsorted(begin, starts, side="right") - 1]
+        fresh = self.length - self.overlap
+        number = (starts - origins) // self.length * fresh
+        steps = np.arange(self.length)[:, None] + np.arange(self.n_step)
+        steps = number[:, None, None] + steps
+        sequence = np.maximum(steps - self.overlap, 0) // fresh
+        found: Ids = origins[:, None, None] + sequence * self.overlap + steps
+        return found
 
 
 class SequenceStorage(RingStorage):
@@ -83,6 +114,9 @@ class SequenceStorage(RingStorage):
         overlap_length: Rows that a sequence shares with the one before.
         non_overlap_length: Its other rows.
     """
+
+    n_step: int = 1
+    gamma: float = 1.0
 
     def __init__(
         self,
@@ -104,7 +138,7 @@ class SequenceStorage(RingStorage):
             self.overlap_length = int(actor.sequence_overlap * length)
             self.non_overlap_length = length - self.overlap_length
             self.staged_overlap: Mapping[str, Any] | None = None
-            self._grid = Grid(length, [0])
+            self._grid = Grid(length, [0], self.overlap_length, self.n_step)
             size = size // length * length * 2
         else:
             self._unstored = (RHS, RHS2)
@@ -179,14 +213,53 @@ class SequenceStorage(RingStorage):
         length = self.sequence_length
         first, stop = self._alive()
         count = mini_batch_size // length + 1
-        starts = self._grid.draw(first, stop, count, self._random)
-        assert self._ring is not None
-        env_ids = self._random.integers(self._ring.num_envs, size=count)
+        starts = self._grid.starts(first, stop)
+        if self._ring is None or not len(starts):
+            raise EmptyError(
+                f"cannot draw {count} sequences: got {stop - first} rows, expected at "
+                f"least {length} that follow each other and {self.n_step - 1} more "
+                "steps; insert transitions first"
+            )
+        env_ids, starts, told = self._chosen(starts, count)
         places = starts[:, None] + np.arange(length)
         drawn = self._ring.take(np.repeat(env_ids, length), places.reshape(-1))
         fields = {path: drawn.fields[path] for path in self._paths}
+        if self.n_step > 1:
+            fields |= self._folded(env_ids, starts, fields)
         hidden = [path for path in fields if path.split("/")[0] in (RHS, RHS2)]
-        return self._tensors(fields | {path: fields[path][::length] for path in hidden})
+        fields |= {path: fields[path][::length] for path in hidden}
+        return self._tensors(fields) | told
+
+    def _chosen(self, starts: Ids, count: int) -> tuple[Ids, Ids, dict[str, Any]]:
+        """Sequences drawn uniformly: environments, starts, and what a batch tells."""
+        assert self._ring is not None
+        chosen = starts[self._random.integers(len(starts), size=count)]
+        return self._random.integers(self._ring.num_envs, size=count), chosen, {}
+
+    def _folded(
+        self, env_ids: Ids, starts: Ids, fields: dict[str, NDArray[Any]]
+    ) -> dict[str, NDArray[Any]]:
+        """Rewards over n steps up to the first end, and what the last of them led to.
+
+        As `NStep` does, but that a row's steps may lie in two sequences.
+        """
+        assert self._ring is not None
+        assert self._grid is not None
+        ring, envs = self._ring, env_ids[:, None, None]
+        places = self._grid.following(starts)
+        ends = ring.get_field(ENDED, envs, places).astype(bool)
+        # A step counts as long as none before it was an end.
+        alive = np.cumsum(ends, -1) - ends == 0
+        rewards = ring.get_field(REW, envs, places).reshape(*places.shape, -1)
+        weights = alive * self.gamma ** np.arange(self.n_step)
+        reward = (rewards * weights[..., None]).sum(-2)
+        last = np.take_along_axis(places, alive.sum(-1, keepdims=True) - 1, -1)[..., 0]
+        found = {REW: reward.reshape(fields[REW].shape).astype(np.float32)}
+        for path in self._paths:
+            if path.split("/")[0] in (OBS2, RHS2, DONE2):
+                array = ring.get_field(path, env_ids[:, None], last)
+                found[path] = array.reshape(fields[path].shape)
+        return found
 
     def _batches(self, num_mini_batch: int, size: int) -> Iterator[dict[str, Any]]:
         self._settle()

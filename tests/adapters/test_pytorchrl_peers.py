@@ -193,6 +193,45 @@ def test_sequences_overlap_and_begin_anew_as_in_pytorchrl(tmp_path, overlap):
     mine.close()
 
 
+@pytest.mark.parametrize("name", ["NStepReplayBuffer", "PERBuffer"])
+@pytest.mark.parametrize("overlap", [0.2, 0.4])
+def test_n_step_sequences_are_those_of_pytorchrl_where_no_end_is(
+    tmp_path, name, overlap
+):
+    storages = []
+    for module, options in ((ours, {"path": tmp_path / "ring"}), (theirs, {})):
+        remembering = actor()
+        remembering.is_recurrent, remembering.sequence_overlap = True, overlap
+        make = getattr(module, name).create_factory(40, 3, **options)
+        storages.append(make("cpu", remembering, algorithm(), None))
+    mine, other = storages
+    # Theirs lengthens the sequences by what n steps take; see the page.
+    length = mine.sequence_length = 5
+    other.sequence_length, other.overlap_length = length, mine.overlap_length
+    for number in range(29):
+        for storage in storages:
+            storage.insert_transition(transition(number, envs=2))
+    rows = other.get_data_slice(0, other.size // length * length)
+    keys = ("Observation", "Action", "Reward", "NextObservation", "NextDone")
+    expected = {}
+    for env in range(2):
+        for begin in range(0, len(rows["Done"]), length):
+            found = {key: rows[key][begin : begin + length, env] for key in keys}
+            expected[float(found["Observation"][0, 0])] = found
+    seen = set()
+    for batch in mine.generate_batches(60, 12):
+        assert set(batch) - {"per_weights", "idxs"} >= {*keys, "n_step"}
+        for place in range(0, 15, length):
+            start = float(batch["Observation"][place])
+            for key in keys:
+                part = batch[key][place : place + length].numpy()
+                # Both sum float32 numbers of at most 90.
+                np.testing.assert_allclose(part, expected[start][key], atol=1e-4)
+            seen.add(start)
+    assert seen == set(expected)
+    mine.close()
+
+
 class Pendulum(gym.Env):
     """Gymnasium's, as pytorchrl expects environments to be."""
 

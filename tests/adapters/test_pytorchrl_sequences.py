@@ -1,6 +1,6 @@
 """Recurrent actors of pytorchrl are given whole sequences, which overlap."""
 
-from types import SimpleNamespace
+import pickle
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ import torch
 
 from mmreplay.adapters.pytorchrl import NStepReplayBuffer, PERBuffer, ReplayBuffer
 from mmreplay.adapters.pytorchrl_sequences import Grid
-from mmreplay.errors import EmptyError, SchemaError
+from mmreplay.errors import EmptyError, FormatError, SchemaError
 from tests.adapters.pytorchrl_steps import ALGORITHM, actor, numbers, transition
 
 
@@ -128,30 +128,197 @@ def test_sequences_after_a_resume_are_their_own(make):
     assert batch["Observation"][:, 0].tolist() == [0, 1, 2, 3, 4]
 
 
-def test_the_grid_gives_every_whole_sequence_and_no_other():
-    rng = np.random.default_rng(0)
-    for _ in range(200):
-        length = int(rng.integers(1, 6))
-        origins = np.unique(rng.integers(0, 30, rng.integers(1, 4))).tolist()
-        first = int(rng.integers(origins[0], 35))
-        stop = int(rng.integers(max(first, origins[-1]), 45))
-        edges = [*origins[1:], stop]
-        expected = {
-            begin
-            for origin, end in zip(origins, edges, strict=True)
-            for begin in range(origin, end - length + 1, length)
-            if begin >= first
-        }
-        grid = Grid(length, origins)
-        if not expected:
-            with pytest.raises(EmptyError, match="that follow each other"):
-                grid.draw(first, stop, 5, rng)
-            continue
-        # 1,000 draws miss one of at most 45 with probability 45 * (44 / 45)**1000.
-        assert set(grid.draw(first, stop, 1000, rng).tolist()) == expected
+@pytest.mark.parametrize("seed", range(4))
+def test_the_grid_gives_every_whole_sequence_and_what_follows_its_rows(seed):
+    rng = np.random.default_rng(seed)
+    for _ in range(50):
+        length, n_step = (int(n) for n in rng.integers(1, 6, 2))
+        overlap = int(rng.integers(length))
+        # Steps as they are laid out: (part, number) of each row.
+        rows, origins = [], []
+        for part in range(int(rng.integers(1, 4))):
+            origins.append(len(rows))
+            since = []
+            for number in range(int(rng.integers(1, 25))):
+                if since and len(since) % length == 0:
+                    since += since[len(since) - overlap :] if overlap else []
+                since.append((part, number))
+            rows += since
+        first = int(rng.integers(len(rows)))
+        grid = Grid(length, origins, overlap, n_step)
+        expected = {}
+        for part, origin in enumerate(origins):
+            end = [*origins[1:], len(rows)][part]
+            for begin in range(origin, end - length + 1, length):
+                wanted = [
+                    [(part, number + ahead) for ahead in range(n_step)]
+                    for _, number in rows[begin : begin + length]
+                ]
+                there = rows[origin:end]
+                if begin >= first and all(w in there for line in wanted for w in line):
+                    expected[begin] = wanted
+        found = grid.starts(first, len(rows))
+        assert found.tolist() == sorted(expected)
+        for begin, places in zip(found, grid.following(found), strict=True):
+            assert [[rows[p] for p in line] for line in places] == expected[begin]
 
 
 @pytest.mark.parametrize("kind", [NStepReplayBuffer, PERBuffer])
-def test_n_step_and_prioritized_storages_refuse_recurrent_actors(kind):
-    with pytest.raises(SchemaError, match="expected one without memory; use Replay"):
-        kind(10, "cpu", remembering(), SimpleNamespace(gamma=0.9, update_every=5), None)
+@pytest.mark.parametrize("overlap", [0.0, 0.4])
+def test_n_step_rows_of_sequences_stop_at_the_first_end(tmp_path, rng, kind, overlap):
+    storage = kind(
+        40, "cpu", remembering(overlap), ALGORITHM, None, 3, path=tmp_path / "ring"
+    )
+    ends = rng.random(60) < 0.2
+    for number, end in enumerate(ends):
+        storage.insert_transition(step(number, envs=2) | ended(end, 2))
+    seen = set()
+    for batch in storage.generate_batches(60, 12):
+        assert batch["n_step"] == 3
+        assert batch["NextRecurrentHiddenStates"]["rhs"].shape == (3, 3)
+        for row in range(15):
+            start = float(batch["Observation"][row])
+            number = int(start)
+            stop = next((i for i in range(3) if ends[number + i]), 2)
+            rewards = [0.9**i * (start + i) for i in range(stop + 1)]
+            # Sums of three float32 numbers below 100.
+            assert abs(float(batch["Reward"][row]) - sum(rewards)) < 1e-4
+            assert float(batch["NextObservation"][row]) == pytest.approx(
+                start + stop + 1
+            )
+            assert batch["NextDone"][row] == ends[number + stop]
+            seen.add(number)
+    # The newest steps wait for what follows them.
+    assert max(seen) + 2 < 60
+    storage.close()
+
+
+def ended(end, envs=1):
+    return {"NextDone": torch.full((envs, 1), float(end))}
+
+
+def test_sequences_are_drawn_by_what_was_learned_of_their_steps(tmp_path):
+    path = tmp_path / "ring"
+    make = PERBuffer.create_factory(
+        40, 1, 0.5, 0.7, 0.4, 2.0, path=path, resume=True
+    )  # n_step, epsilon, alpha, beta, default_error
+    storage = make("cpu", remembering(), ALGORITHM, None)
+    for number in range(12):
+        storage.insert_transition(step(number, envs=2))
+    told = {}
+    for batch in storage.generate_batches(60, 12):
+        assert batch["per_weights"].shape == (15, 1)
+        assert batch["idxs"].shape == (3, 2)
+        rows = batch["Observation"].reshape(3, 5)
+        # Overlaps are burnt in: errors are those of the last three rows.
+        errors = rows[:, 2:]
+        for start, line in zip(rows[:, 0], errors, strict=True):
+            told[round(float(start), 1)] = 0.9 * line.max() + 0.1 * line.mean() + 0.5
+        info = {"Algorithm": {"errors": errors.reshape(-1, 1)}}
+        assert storage.after_gradients(batch, info) is info
+        assert "idxs" not in batch
+    # Sequences begin every three steps, of two environments.
+    assert sorted(told) == [0.0, 0.1, 3.0, 3.1, 6.0, 6.1]
+    storage.close()
+    again = make("cpu", remembering(), ALGORITHM, None)
+    shares = np.array([told[key] for key in sorted(told)], float) ** 0.7
+    shares /= shares.sum()
+    counts, weights = np.zeros(6), np.zeros(6)
+    for batch in again.generate_batches(700, 12):
+        rows = batch["Observation"].reshape(3, 5)[:, 0]
+        for start, weight in zip(rows, batch["per_weights"][::5], strict=True):
+            which = sorted(told).index(round(float(start), 1))
+            counts[which] += 1
+            weights[which] = float(weight)
+    # Five standard deviations of 2,100 draws are at most 115.
+    assert np.abs(counts - 2100 * shares).max() < 115
+    expected = (6 * shares) ** -0.4
+    np.testing.assert_allclose(weights, expected / expected.max(), rtol=1e-5)
+    again.close()
+
+
+def test_errors_of_sequences_that_do_not_fit_are_refused_and_late_ones_left_out(
+    tmp_path,
+):
+    storage = PERBuffer(
+        10, "cpu", remembering(), ALGORITHM, None, alpha=1.0, path=tmp_path / "ring"
+    )
+    for number in range(8):
+        storage.insert_transition(step(number))
+    for errors in (torch.ones(4, 1), -torch.ones(5, 1), torch.full((5, 1), np.nan)):
+        (batch,) = storage.generate_batches(1, 1)
+        with pytest.raises(SchemaError, match="of at least 0; give absolute errors"):
+            storage.after_gradients(batch, {"Algorithm": {"errors": errors}})
+    (batch,) = storage.generate_batches(1, 1)
+    for number in range(8, 60):
+        storage.insert_transition(step(number))
+    info = {"Algorithm": {"errors": torch.full((5, 1), 1e9)}}
+    storage.after_gradients(batch, info)
+    storage.update_storage_parameter("alpha", 0.0)
+    (batch,) = storage.generate_batches(1, 1)
+    assert batch["per_weights"] == 1.0
+    storage.close()
+
+
+def test_priorities_of_sequences_stay_with_rows_that_a_reset_keeps(tmp_path):
+    make = PERBuffer.create_factory(
+        40, alpha=1.0, default_error=1.0, path=tmp_path / "ring", resume=True
+    )
+    storage = make("cpu", remembering(), ALGORITHM, None)
+    for number in range(8):
+        storage.insert_transition(step(number))
+    storage.close()
+    # What was there before it was opened is older than the last reset.
+    storage = make("cpu", remembering(), ALGORITHM, None)
+    for batch in storage.generate_batches(40, 1):
+        error = 1e6 if batch["Observation"][0] == 3 else 1.0
+        storage.after_gradients(
+            batch, {"Algorithm": {"errors": torch.full((3, 1), error)}}
+        )
+    storage.insert_transition(step(50))
+    storage.reset()
+    storage.insert_transition(step(60))
+    drawn = [float(b["Observation"][0]) for b in storage.generate_batches(50, 1)]
+    # The other is drawn once in a million.
+    assert drawn == [3.0] * 50
+    storage.close()
+
+
+def test_storages_and_their_makers_pickle_as_the_way_to_the_folder(tmp_path):
+    options = {"alpha": 0.6, "n_step": 2, "path": tmp_path / "ring", "resume": True}
+    make = pickle.loads(pickle.dumps(PERBuffer.create_factory(40, **options)))
+    storage = make("cpu", remembering(), ALGORITHM, None)
+    for number in range(20):
+        storage.insert_transition(step(number))
+    kept = pickle.dumps(storage)
+    storage.insert_transition(step(20))
+    storage.close()
+    again = pickle.loads(kept)
+    assert numbers(again.data)[-1] == 20
+    assert (again.n_step, again.alpha, again.max_size) == (2, 0.6, 80)
+    again.insert_transition(step(21))
+    assert len(next(again.generate_batches(1, 1))["Observation"]) == 5
+    again.close()
+
+
+@pytest.mark.parametrize("kind", [ReplayBuffer, PERBuffer])
+def test_a_storage_without_memory_pickles_too_and_goes_on_drawing(tmp_path, kind):
+    storage = kind(40, "cpu", actor(), ALGORITHM, None, path=tmp_path / "ring")
+    for number in range(30):
+        storage.insert_transition(transition(number))
+    next(storage.generate_batches(1, 6))
+    kept = pickle.dumps(storage)
+    (expected,) = storage.generate_batches(1, 6)
+    storage.close()
+    again = pickle.loads(kept)
+    (found,) = again.generate_batches(1, 6)
+    assert torch.equal(found["Observation"], expected["Observation"])
+    again.close()
+
+
+def test_a_storage_in_a_temporary_folder_is_not_pickled():
+    storage = ReplayBuffer(40, "cpu", actor(), ALGORITHM, None)
+    storage.insert_transition(transition(0))
+    with pytest.raises(FormatError, match="give path=, or set"):
+        pickle.dumps(storage)
+    storage.close()

@@ -1,0 +1,87 @@
+"""Priorities of whole sequences, in a field of the ring that may be written again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mmreplay.adapters.pytorchrl_data import ENDED, PRIORITY, Columns
+from mmreplay.adapters.pytorchrl_sequences import Ids, SequenceStorage
+from mmreplay.errors import SchemaError
+
+HIGHEST = 0.9
+"""Of a sequence's error, the share of its highest step's; the rest is their mean's."""
+
+
+class SequencePriorities(SequenceStorage):
+    """Draws sequences of a recurrent actor by their errors.
+
+    A sequence has one error, kept at its first row with epsilon added; one that none
+    was told of yet has the default error, or the highest there is.
+
+    Attributes:
+        error: The default.
+    """
+
+    alpha: float
+    beta: float
+    error: float
+
+    def _columns(self, sample: Mapping[str, Any]) -> Columns:
+        found = super()._columns(sample)
+        if self.recurrent_actor and ENDED in found:
+            found[PRIORITY] = np.zeros(found[ENDED].shape, np.float32)
+        return found
+
+    def _kept(self, first: int, stop: int) -> Columns:
+        if not self.recurrent_actor:
+            return {}
+        assert self._ring is not None
+        envs, rows = np.arange(self._ring.num_envs), np.arange(first, stop)[:, None]
+        return {PRIORITY: self._ring.get_field(PRIORITY, envs, rows)}
+
+    def _chosen(self, starts: Ids, count: int) -> tuple[Ids, Ids, dict[str, Any]]:
+        assert self._ring is not None
+        if self.alpha == 0:
+            env_ids, chosen, _ = super()._chosen(starts, count)
+            weights: Any = 1.0
+        else:
+            envs = np.arange(self._ring.num_envs)[:, None]
+            errors = self._ring.get_field(PRIORITY, envs, starts).astype(np.float64)
+            errors[errors == 0] = max(float(self.error), float(errors.max()))
+            shares = errors.reshape(-1) ** self.alpha
+            shares /= shares.sum()
+            ranks = self._random.choice(len(shares), size=count, p=shares)
+            env_ids, which = np.divmod(ranks, len(starts))
+            chosen = starts[which]
+            found = (len(shares) * shares) ** -self.beta
+            found = np.repeat(found[ranks] / found.max(), self.sequence_length)
+            weights = torch.from_numpy(found.astype(np.float32)[:, None])
+            weights = weights.to(self.device)
+        places = np.stack([env_ids, chosen], axis=1)
+        return env_ids, chosen, {"per_weights": weights, "idxs": places}
+
+    def _learned(self, places: Ids, errors: NDArray[np.floating[Any]]) -> None:
+        """Give sequences ``[S, 2]`` the errors of their rows, or of the last ones.
+
+        Raises:
+            SchemaError: They are of another number, negative, or not finite.
+        """
+        assert self._ring is not None
+        lengths = (self.sequence_length, self.non_overlap_length)
+        told = errors.reshape(len(places), -1) if len(places) else errors[:0, None]
+        if told.shape[1] not in lengths or not (told >= 0).all():
+            raise SchemaError(
+                f"errors: got {len(errors)} for {len(places)} sequences, the least "
+                f"{errors.min():g}, expected {lengths[0]} or {lengths[1]} for each, of "
+                "at least 0; give absolute errors"
+            )
+        mixed = HIGHEST * told.max(1) + (1 - HIGHEST) * told.mean(1)
+        # What was overwritten meanwhile is let go.
+        there = places[:, 1] >= self._ring.span.first[places[:, 0]]
+        env_ids, positions = places[there].T
+        self._ring.set(PRIORITY, env_ids, positions, mixed[there].astype(np.float32))
