@@ -169,16 +169,25 @@ class Plain:
             Columns, terminated bool ``[N]``, truncated bool ``[N]``.
         """
         made = {path: found[path] for path in self.schema.paths}
-        count = len(next(iter(made.values())))
+        ends = self.ends_of(found, len(next(iter(made.values()))))
+        for role, path in self.ends.items():
+            made[path] = ends[role]
+        return made, ends["terminated"], ends["truncated"]
+
+    def ends_of(self, found: Columns, count: int) -> dict[str, Ends]:
+        """Both ends of rows by role, bool ``[N]``.
+
+        Args:
+            found: Per column that tells one ``[N]`` or ``[N, 1]``.
+            count: N.
+        """
         ends = {role: np.zeros(count, bool) for role in ENDS}
         for role, path in self.ends.items():
             ends[role] = np.asarray(found[path]).reshape(count).astype(bool)
         if self.ends.get("terminated") in UNSURE and "truncated" in self.ends:
             # Gym's done holds both; a step at its limit is truncated only.
             ends["terminated"] = ends["terminated"] & ~ends["truncated"]
-        for role, path in self.ends.items():
-            made[path] = ends[role]
-        return made, ends["terminated"], ends["truncated"]
+        return ends
 
 
 def _is_end(column: tuple[str, tuple[int, ...]] | None) -> bool:

@@ -1,0 +1,202 @@
+"""Zarr groups opened as buffers, read only: anybody's, and our own alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.buffer import lifecycle
+from mmreplay.buffer.lifecycle import Parts, StrPath
+from mmreplay.buffer.writer import Writer
+from mmreplay.errors import FailedError, FormatError
+from mmreplay.format import metadata as metadata_file
+from mmreplay.format.metadata import Metadata
+from mmreplay.recovery import Recovery
+from mmreplay.ring import Ring
+from mmreplay.schema import Schema
+from mmreplay.schema.notes import Notes
+from mmreplay.storage import hierarchy as zarr_hierarchy
+from mmreplay.storage import sealed_group, zarr_group
+from mmreplay.storage.array_metadata import ForeignArray
+from mmreplay.storage.blobs import Blobs, Extent
+from mmreplay.storage.chunked import ChunkedReader
+from mmreplay.storage.group_mapping import GroupMapper, GroupMapping
+from mmreplay.storage.group_store import GroupStore
+from mmreplay.storage.hierarchy import Hierarchy
+from mmreplay.storage.ledger import MemoryLedger
+from mmreplay.storage.policy import ReadPolicy
+from mmreplay.storage.zarr_source import ZarrSource, source_of
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class GroupParts(Parts):
+    """What a group opened as a buffer is made of.
+
+    Attributes:
+        source: What it was opened by.
+        mapping: How it was taken.
+    """
+
+    source: ZarrSource | None = None
+    mapping: GroupMapping | None = None
+
+    def writing(self, name: str) -> Writer:
+        """Refuse: a group is only read.
+
+        Raises:
+            FailedError: Always.
+        """
+        refuse_writing(name)
+
+
+def refuse_writing(name: object) -> NoReturn:
+    """Refuse to write to a group.
+
+    Raises:
+        FailedError: Always.
+    """
+    raise FailedError(
+        f"{name} is a Zarr group, which is only read, expected a buffer's folder to "
+        "write to; make one with mmreplay convert, or mmreplay.load"
+    )
+
+
+def open_reader(path: StrPath, policy: ReadPolicy) -> Parts:
+    """Open what lies at a path for reading: a buffer's folder, or a Zarr group."""
+    source = source_of(path)
+    if source is None:
+        return lifecycle.open_reader(lifecycle.absolute(path), policy)
+    return open_group(source)
+
+
+def folder_of(path: StrPath) -> Path:
+    """A buffer's folder, to be written to.
+
+    Raises:
+        FailedError: It is a Zarr group.
+    """
+    source = source_of(path)
+    if source is not None:
+        refuse_writing(source)
+    return lifecycle.absolute(path)
+
+
+def open_group(source: ZarrSource) -> GroupParts:
+    """Open a group as it is.
+
+    Raises:
+        FormatError: It is no group, or one that cannot be read.
+        CorruptError: It is damaged.
+        SourceError: Its arrays are no rows of steps.
+        SchemaError: The source names what is not there.
+        FailedError: A remote store cannot be reached.
+    """
+    blobs = source.open()
+    try:
+        inner = _inside(source, blobs)
+        if inner is not source:
+            blobs.close()
+            blobs = inner.open()
+        hierarchy = zarr_hierarchy.read(blobs)
+        about = hierarchy.attributes.get(sealed_group.MEMBER)
+        if isinstance(about, dict) and source.fields is None:
+            return _ours(source, blobs, hierarchy, about)
+        return _theirs(source, blobs, hierarchy)
+    except BaseException:
+        blobs.close()
+        raise
+
+
+def _inside(source: ZarrSource, blobs: Blobs) -> ZarrSource:
+    """The group that a remote copy of a buffer's whole folder holds."""
+    if not source.remote:
+        return source
+    (data,) = blobs.fetch([Extent(metadata_file.FILE_NAME)], metadata_file.MAX_NBYTES)
+    if data is None:
+        return source
+    metadata = metadata_file.decode(
+        data, Path(source.location) / metadata_file.FILE_NAME
+    )
+    if metadata.engine != "zarr":
+        raise FormatError(
+            f"{source} is a buffer of engine {metadata.engine!r}, expected one of "
+            "'zarr', whose shards are read from afar; upload what mmreplay compact "
+            "makes of it"
+        )
+    where = f"{source.location}/{metadata.folder}/{zarr_group.FOLDER}"
+    return replace(source, location=where)
+
+
+def _ours(
+    source: ZarrSource, blobs: Blobs, hierarchy: Hierarchy, about: dict[str, object]
+) -> GroupParts:
+    notes = Notes()
+    group = sealed_group.read(hierarchy, about, notes)
+    reader = ChunkedReader(blobs, whole=True)
+    flags = sealed_group.read_flags(group, reader)
+    metadata = Metadata(
+        group.uuid, "", group.generation, "zarr", group.autoreset, group.ring,
+        group.schema, group.user,
+    )  # fmt: skip
+    store = GroupStore(
+        group.ring, group.schema, group.arrays, flags, blobs, reader, by_env=True
+    )
+    mapping = _mapping(source, hierarchy, group.arrays, notes, ours=True)
+    return _parts(source, metadata, store, mapping, group.first, group.stop)
+
+
+def _theirs(source: ZarrSource, blobs: Blobs, hierarchy: Hierarchy) -> GroupParts:
+    reader = ChunkedReader(blobs)
+    mapper = GroupMapper(hierarchy, source, reader)
+    found = mapper.map()
+    rows = len(found.flags)
+    ring = Ring(rows, 1, "env_major", 1, 1, rows)
+    metadata = Metadata(
+        _uuid(found.schema, found.flags), "", 1, "zarr", "disabled", ring,
+        found.schema, {},
+    )  # fmt: skip
+    store = GroupStore(
+        ring, found.schema, found.arrays, found.flags, blobs, reader, by_env=False
+    )
+    mapping = _mapping(source, hierarchy, found.arrays, mapper.notes, ours=False)
+    zero = np.zeros(1, np.int64)
+    return _parts(source, metadata, store, mapping, zero, zero + rows)
+
+
+def _uuid(schema: Schema, flags: NDArray[np.uint8]) -> bytes:
+    """What names a group whenever it is opened: samplers' states fit by it."""
+    told = json.dumps(schema.to_json()).encode()
+    return hashlib.sha256(told + flags.tobytes()).digest()[:16]
+
+
+def _mapping(
+    source: ZarrSource, hierarchy: Hierarchy, arrays: Mapping[str, ForeignArray],
+    notes: Notes, *, ours: bool,
+) -> GroupMapping:  # fmt: skip
+    return GroupMapping(
+        source.location, hierarchy.version, ours,
+        {path: array.name for path, array in arrays.items()},
+        {path: array.told for path, array in arrays.items()},
+        tuple(notes.notes), tuple(notes.doubts),
+    )  # fmt: skip
+
+
+def _parts(
+    source: ZarrSource, metadata: Metadata, store: GroupStore, mapping: GroupMapping,
+    first: Ids, stop: Ids,
+) -> GroupParts:  # fmt: skip
+    ledger = MemoryLedger(metadata.ring.num_envs)
+    ledger.publish(stop, stop, first)
+    found = Recovery("clean", stop, stop)
+    return GroupParts(
+        None, metadata, store, ledger, found, source=source, mapping=mapping
+    )

@@ -1,0 +1,74 @@
+"""``mmreplay info`` of a Zarr group: how its arrays were taken as a buffer."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from mmreplay.cli import show
+
+if TYPE_CHECKING:
+    from mmreplay.buffer.replay_buffer import ReplayBuffer
+
+
+def tell(buffer: ReplayBuffer, json: bool) -> None:
+    """Print what a group opened as a buffer holds, and how that was found."""
+    facts = gather(buffer)
+    if json:
+        show.print_json(facts)
+    else:
+        _print(facts)
+
+
+def gather(buffer: ReplayBuffer) -> dict[str, Any]:
+    """Everything that is known, as JSON values."""
+    assert buffer.mapping is not None
+    index, starts = buffer.episodes, buffer.view.starts
+    legal = int(starts.lengths.sum()) - buffer.view.num_illegal
+    episodes = sum(len(index.episodes(env).begin) for env in range(buffer.num_envs))
+    return {
+        **asdict(buffer.mapping),
+        "num_envs": buffer.num_envs,
+        "rows": int(buffer.span.lengths.sum()),
+        "steps": len(buffer),
+        "never_drawn_steps": len(buffer) - legal,
+        "episodes": episodes,
+        "schema": buffer.schema.to_json(),
+        "roles": dict(buffer.schema.roles),
+    }
+
+
+def _print(facts: dict[str, Any]) -> None:
+    count = show.count
+    whose = "mmreplay's" if facts["ours"] else "not mmreplay's"
+    envs = show.plural(facts["num_envs"], "environment")
+    show.print_facts(
+        facts["location"],
+        [
+            ("is", f"a Zarr group of version {facts['version']}, {whose}, read only"),
+            ("holds", f"{show.plural(facts['rows'], 'row')} of {envs}"),
+            ("episodes", count(facts["episodes"])),
+            ("never drawn", f"{show.plural(facts['never_drawn_steps'], 'step')} "
+                            "(no next observation)"),
+        ],
+    )  # fmt: skip
+    roles = {path: role for role, path in facts["roles"].items()}
+    rows = []
+    for field in facts["schema"]:
+        path = field["name"]
+        role = next((r for p, r in roles.items() if f"{path}/".startswith(f"{p}/")), "")
+        shape = str(list(field["shape"])) if field["shape"] else "scalar"
+        rows.append(
+            [
+                path, field["dtype"], shape, role,
+                facts["arrays"].get(path, "told by flags"),
+                facts["packed"].get(path, ""),
+            ]
+        )  # fmt: skip
+    titles = ["field", "dtype", "shape", "role", "array", "packed"]
+    show.print_table(titles, rows, left=6)
+    for kind in ("notes", "doubts"):
+        for text in facts[kind]:
+            typer.echo(f"{kind[:-1]}: {text}")

@@ -1,0 +1,60 @@
+"""Zarr groups as sources: arrays along time, anybody's or ours, near or far."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.convert.base import Notes
+from mmreplay.convert.rows import BufferReader
+from mmreplay.storage.zarr_source import ZarrSource, source_of
+
+
+class ZarrReader(BufferReader):
+    """Reads a group opened as a buffer; its report is the mapping's."""
+
+    def __init__(self, buffer: ReplayBuffer) -> None:
+        super().__init__(buffer, owned=True)
+        mapping = buffer.mapping
+        assert mapping is not None
+        self.report = Notes(list(mapping.notes), list(mapping.doubts))
+        for path, name in mapping.arrays.items():
+            if path != name:
+                self.report.note(f"field {path!r} is array {name!r}")
+
+
+def recognizes(path: Path) -> bool:
+    """Whether a folder or zip file is a Zarr group."""
+    return source_of(path) is not None
+
+
+def open_reader(
+    path: Path,
+    *,
+    fields_of: dict[str, str] | None = None,
+    episode_ends: str | None = None,
+    ends: str = "truncated",
+    endpoint: str | None = None,
+    region: str | None = None,
+    anonymous: bool = False,
+) -> ZarrReader:
+    """Open a group as a source; see `ZarrSource`.
+
+    Args:
+        path: A folder, a zip file or ``s3://bucket/prefix``.
+        fields_of: Arrays' paths and the fields' that they are to be.
+        episode_ends: Path of the array that tells where episodes end.
+        ends: What the last step of such an episode is.
+        endpoint: Of an S3 server that is not Amazon's.
+        region: Of the bucket.
+        anonymous: Send no credentials.
+    """
+    source = ZarrSource(
+        str(path), fields_of, episode_ends, ends, endpoint, region, anonymous
+    )
+    buffer = ReplayBuffer.open(source)
+    try:
+        return ZarrReader(buffer)
+    except BaseException:
+        buffer.close()
+        raise

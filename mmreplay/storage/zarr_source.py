@@ -1,0 +1,122 @@
+"""Where a Zarr group lies that is opened as it is, and what its arrays are to be."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mmreplay.errors import FormatError, SchemaError
+from mmreplay.format.metadata import FILE_NAME as METADATA
+from mmreplay.storage.blobs import Blobs, FolderBlobs, ZipBlobs
+from mmreplay.storage.remote import RemoteBlobs, url_of
+
+MARKS = ("zarr.json", ".zgroup", ".zmetadata")
+"""Files of which a group has one."""
+ZIP_MAGIC = b"PK\3\4"
+ENDS = ("terminated", "truncated")
+
+
+@dataclass(frozen=True, slots=True)
+class ZarrSource(os.PathLike[str]):
+    """A Zarr group, for `ReplayBuffer.open` and whatever else takes a path.
+
+    It may be pickled, and goes to workers as it is; credentials are looked up there,
+    in ``AWS_ACCESS_KEY_ID`` and the like.
+
+    Attributes:
+        location: A folder, a zip file, or ``s3://bucket/prefix``.
+        fields: The arrays that are to be fields, by their paths in the group, and the
+            fields' paths; all that have a row a step, under their own names, if None.
+        episode_ends: Path of the array that tells where episodes end, as counts of
+            rows; found by its name if None.
+        ends: What the last step of such an episode is, ``"terminated"`` or
+            ``"truncated"``, where no array tells it.
+        endpoint: Of an S3 server that is not Amazon's; ``AWS_ENDPOINT_URL`` if None.
+        region: ``AWS_REGION`` if None.
+        anonymous: Send no credentials.
+    """
+
+    location: str
+    fields: Mapping[str, str] | None = None
+    episode_ends: str | None = None
+    ends: str = "truncated"
+    endpoint: str | None = None
+    region: str | None = None
+    anonymous: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the arguments, and make the location absolute."""
+        if self.ends not in ENDS:
+            raise SchemaError(
+                f"ends: got {self.ends!r}, expected one of {', '.join(ENDS)}; leave it "
+                "out if you do not know"
+            )
+        if self.fields is not None and (
+            not isinstance(self.fields, Mapping) or not self.fields
+        ):
+            raise SchemaError(
+                f"fields: got {self.fields!r}, expected a dict of arrays' paths and "
+                "fields' paths; leave it out for all"
+            )
+        location = os.fspath(self.location)
+        found = url_of(location) or os.path.abspath(location)
+        object.__setattr__(self, "location", found)
+
+    def __fspath__(self) -> str:
+        """The location."""
+        return self.location
+
+    def __str__(self) -> str:
+        return self.location
+
+    @property
+    def remote(self) -> bool:
+        """Whether it is no path of this machine."""
+        return url_of(self.location) is not None
+
+    def open(self) -> Blobs:
+        """What lies there.
+
+        Raises:
+            FormatError: Nothing does.
+            FailedError: A remote store cannot be asked.
+        """
+        if self.remote:
+            return RemoteBlobs(
+                self.location, endpoint=self.endpoint, region=self.region,
+                anonymous=self.anonymous,
+            )  # fmt: skip
+        path = Path(self.location)
+        if path.is_dir():
+            return FolderBlobs(path)
+        if path.is_file():
+            return ZipBlobs(path)
+        raise FormatError(
+            f"{path} does not exist, expected a Zarr group's folder or zip file; check "
+            "the path"
+        )
+
+
+def source_of(path: str | os.PathLike[str]) -> ZarrSource | None:
+    """The group that a path is; None where it is none, such as a buffer's folder."""
+    if isinstance(path, ZarrSource):
+        return path
+    text = os.fspath(path)
+    if url_of(text) is not None:
+        return ZarrSource(text)
+    place = Path(text)
+    if place.is_dir():
+        named = any((place / mark).is_file() for mark in MARKS)
+        whole = named and not (place / METADATA).exists()
+        return ZarrSource(text) if whole else None
+    return ZarrSource(text) if is_zip(place) else None
+
+
+def is_zip(path: Path) -> bool:
+    """Whether a regular file is named ``.zip`` and begins as one."""
+    if path.suffix.lower() != ".zip" or path.is_symlink() or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(4) == ZIP_MAGIC
