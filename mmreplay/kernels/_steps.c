@@ -4,6 +4,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdint.h>
+#include <string.h>
 
 #ifndef __SIZEOF_INT128__
 #error "the twins in steps.py serve where no product of 128 bits is"
@@ -12,9 +13,11 @@
 #define FETCH(address) __builtin_prefetch(address)
 
 enum { TERMINATED = 2, FINAL = 8, ALL_FLAGS = 63 };
-enum { MAX_ARRAYS = 7 };
+enum { MAX_ARRAYS = 8 };
 /* Rows looked up before the first of their flags is read. */
 enum { GROUP = 64 };
+/* Batches this long are worth letting other threads run. */
+enum { LONG_BATCH = 1024 };
 
 #include "_steps_args.h"
 #include "_steps_random.h"
@@ -169,7 +172,8 @@ typedef struct {
     const int64_t *env_ids, *positions, *heads;
     int64_t *out;
     uint8_t *ends;
-    Py_ssize_t count, kinds;
+    /* Steps, kinds of ends, and from a step's end of one kind to that of the next. */
+    Py_ssize_t count, kinds, apart;
     int paired, bare;
 } Placing;
 
@@ -202,12 +206,35 @@ flags_of_all(const Placing *p)
         int64_t *rows = p->out + width * i;
         uint8_t here = p->flags[rows[0]];
         for (Py_ssize_t kind = 0; kind < p->kinds; kind++)
-            p->ends[kind * p->count + i] = (here & p->bits[kind]) != 0;
+            p->ends[kind * p->apart + i] = (here & p->bits[kind]) != 0;
         if (p->paired && p->bare && (here & TERMINATED) &&
             !((p->flags[rows[1]] & FINAL) &&
               p->positions[i] + 1 < p->heads[p->env_ids[i]]))
             rows[1] = rows[0];
     }
+}
+
+/* Flags, environments, positions and heads; bits, bare and ends. */
+static int
+read_placing(Held *held, PyObject *const *args, PyObject *bits, PyObject *bare,
+             PyObject *ends, const Ring *ring, Placing *p)
+{
+    Py_ssize_t rows, places, envs, marks;
+    if ((p->bare = PyObject_IsTrue(bare)) < 0 ||
+        !(p->flags = hold(held, args[0], 0, &rows, 1)) ||
+        !(p->env_ids = hold(held, args[1], 0, &p->count, 8)) ||
+        !(p->positions = hold(held, args[2], 0, &places, 8)) ||
+        !(p->heads = hold(held, args[3], 0, &envs, 8)) ||
+        !(p->bits = hold(held, bits, 0, &p->kinds, 1)) ||
+        !(p->ends = hold(held, ends, 1, &marks, 1)))
+        return -1;
+    if (rows == ring->slots * ring->num_envs && p->count == places &&
+        envs == ring->num_envs && marks == p->kinds * p->count) {
+        p->apart = p->count;
+        return 0;
+    }
+    refuse(held, MISFIT);
+    return -1;
 }
 
 static PyObject *
@@ -216,23 +243,15 @@ place(PyObject *module, PyObject *const *args, Py_ssize_t given)
     Held held = {.name = "place"};
     Placing p;
     Ring ring;
-    Py_ssize_t rows, places, envs, room, marks;
+    Py_ssize_t room;
     (void)module;
     if (expect(held.name, given, 11) < 0 || read_ring(args + 4, &ring) < 0)
         return NULL;
-    if ((p.bare = PyObject_IsTrue(args[8])) < 0 ||
-        !(p.flags = hold(&held, args[0], 0, &rows, 1)) ||
-        !(p.env_ids = hold(&held, args[1], 0, &p.count, 8)) ||
-        !(p.positions = hold(&held, args[2], 0, &places, 8)) ||
-        !(p.heads = hold(&held, args[3], 0, &envs, 8)) ||
-        !(p.bits = hold(&held, args[7], 0, &p.kinds, 1)) ||
-        !(p.out = hold(&held, args[9], 1, &room, 8)) ||
-        !(p.ends = hold(&held, args[10], 1, &marks, 1)))
+    if (read_placing(&held, args, args[7], args[8], args[10], &ring, &p) < 0 ||
+        !(p.out = hold(&held, args[9], 1, &room, 8)))
         return release(&held, NULL);
     p.paired = room == 2 * p.count;
-    if (rows != ring.slots * ring.num_envs || p.count != places ||
-        envs != ring.num_envs || !(p.paired || room == p.count) ||
-        marks != p.kinds * p.count)
+    if (!p.paired && room != p.count)
         return refuse(&held, MISFIT);
     if (rows_of_all(&p, &ring) < 0)
         return refuse(&held, STRAY);
@@ -278,6 +297,8 @@ unplace(PyObject *module, PyObject *const *args, Py_ssize_t given)
     return release(&held, Py_NewRef(Py_None));
 }
 
+#include "_steps_take.h"
+
 /* ---- module ------------------------------------------------------------------ */
 
 static PyMethodDef methods[] = {
@@ -286,6 +307,7 @@ static PyMethodDef methods[] = {
     {"pick_legal", (PyCFunction)(void (*)(void))pick_legal, METH_FASTCALL, NULL},
     {"legal", (PyCFunction)(void (*)(void))legal, METH_FASTCALL, NULL},
     {"place", (PyCFunction)(void (*)(void))place, METH_FASTCALL, NULL},
+    {"take", (PyCFunction)(void (*)(void))take, METH_FASTCALL, NULL},
     {"unplace", (PyCFunction)(void (*)(void))unplace, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };

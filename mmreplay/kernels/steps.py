@@ -176,6 +176,44 @@ def place(
     rows[:, 1] = following
 
 
+def take(
+    records: NDArray[np.generic], stride: int,
+    flags: Bytes, env_ids: Ids, positions: Ids, heads: Ids, slots: int, num_envs: int,
+    time_major: bool, bits: bytes, bare: bool, out: NDArray[np.generic], ends: Bools, /,
+) -> None:  # fmt: skip
+    """Place steps, and copy their records, and those after if there is room.
+
+    Args:
+        records: Of every row of the ring, of any dtype.
+        stride: Bytes of a record.
+        flags: See `place`, as the next eight.
+        env_ids: See `place`.
+        positions: See `place`.
+        heads: See `place`.
+        slots: See `place`.
+        num_envs: See `place`.
+        time_major: See `place`.
+        bits: See `place`.
+        bare: See `place`.
+        out: Room for N records, or 2 N: of each step its own and the one after.
+        ends: bool ``[K, N]``, written; see `place`.
+
+    Raises:
+        ValueError: Shapes do not fit each other, or there is no such place.
+    """
+    count, whole = len(env_ids), stride * slots * num_envs
+    room, rest = divmod(out.nbytes, max(1, stride))
+    if stride < 1 or records.nbytes != whole or rest or room not in (count, 2 * count):
+        raise ValueError("take: expected whole records of every row, and room for all")
+    rows = np.empty(count if room == count else (count, 2), np.int64)
+    place(
+        flags, env_ids, positions, heads, slots, num_envs, time_major, bits, bare,
+        rows, ends,
+    )  # fmt: skip
+    found = records.view(np.uint8).reshape(-1, stride)[rows.reshape(-1)]
+    out.reshape(-1).view(np.uint8)[:] = found.reshape(-1)
+
+
 def unplace(
     rows: Ids, stops: Ids, slots: int, num_envs: int, time_major: bool,
     env_ids: Ids, positions: Ids, /,

@@ -29,6 +29,7 @@ from mmreplay.storage.pages import Pages
 from mmreplay.storage.placement import FLAGS, RECORDS, SUMS, Placement, place
 from mmreplay.storage.policy import ReadPolicy
 from mmreplay.storage.readers import Gone, MappedRows, ReadRows, RowReader
+from mmreplay.storage.records import records_of
 from mmreplay.storage.recycler import Recycler
 
 SUM_DTYPE = np.dtype([("crc", "<u4"), ("lap", "<u4")])
@@ -93,6 +94,9 @@ class MemmapStore:
             self._single = np.zeros(1, self._placement.record)
             raw = np.dtype((np.void, self._placement.stride))
             self._records = self._rows_of(RECORDS, raw, ())
+            self.records = records_of(
+                self.ring, self._records, self._placement.record, self._recycler
+            )
         self._large: list[tuple[str, File, RowReader, int]] = []
         for path, name in self._placement.large.items():
             field = self.schema.fields[path]
@@ -361,6 +365,7 @@ class MemmapStore:
         """Let the mappings go; see `Store.unmap`."""
         gone: Any = Gone(self._flags_file.path.parent)
         self._flags = self._records = self._large_paths = self._pages_of = gone
+        self.records = gone
         self._large, self._pages = [], {}
         for mapping in self._mappings:
             # One that a thread is reading just now goes when it has done.

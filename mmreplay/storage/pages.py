@@ -77,6 +77,15 @@ class Pages:
             self._file.will_need(offset, nbytes)
         return sum([nbytes for _, nbytes in ranges])
 
+    def warm(self) -> bool:
+        """Whether a batch may go without `prefetch` this time."""
+        if self._advise != "auto":
+            return self._advise != "always"
+        if self._warm_calls > 0:
+            self._warm_calls -= 1
+            return True
+        return False
+
     def drop(self, rows: NDArray[np.int64]) -> None:
         """Let go of the rows' pages, those that nobody has mapped or changed."""
         for offset, nbytes in self._ranges(rows):
@@ -88,11 +97,10 @@ class Pages:
 
     def _wanted(self, rows: NDArray[np.int64]) -> bool:
         """Whether to ask."""
-        if self._advise != "auto" or not len(rows):
-            return self._advise == "always" and len(rows) > 0
-        if self._warm_calls > 0:
-            self._warm_calls -= 1
+        if not len(rows) or self.warm():
             return False
+        if self._advise == "always":
+            return True
         if self._cold_calls > 0:
             self._cold_calls -= 1
             return True

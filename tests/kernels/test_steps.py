@@ -105,6 +105,32 @@ def test_steps_are_placed_with_those_after(kernel, bare, ring, seed):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("wide", [1, 2])
+@given(ring=rings(), seed=st.integers(0, 1 << 32), count=st.integers(0, 600))
+def test_steps_are_taken_as_they_are_placed(kernel, wide, ring, seed, count):
+    rng = random(seed)
+    flags = rng.integers(0, 64, ring.num_rows).astype(np.uint8)
+    records = rng.integers(0, 256, (ring.num_rows, 11)).astype(np.uint8)
+    steps = (*places(ring, count, rng), rng.integers(0, 45, ring.num_envs))
+    rows = np.empty((count, 2) if wide == 2 else count, np.int64)
+    wanted, ends = np.empty((2, 2, count), bool)
+    kernel.place(flags, *steps, *ring.shape, BITS, True, rows, wanted)
+    out = np.empty((wide * count, 11), np.uint8)
+    kernel.take(records, 11, flags, *steps, *ring.shape, BITS, True, out, ends)
+    assert ends.tolist() == wanted.tolist()
+    assert out.tolist() == records[rows.reshape(-1)].tolist()
+
+
+@pytest.mark.skipif(C is twin, reason="the kernels in C are not built")
+def test_a_batch_during_which_others_run_is_whole():
+    flags, some = np.zeros(9, np.uint8), np.zeros(5000, np.int64)
+    out, ends = np.empty((5000, 4), np.uint8), np.empty((2, 5000), bool)
+    where = (flags, some, some, some[:1], 9, 1, False, BITS, False)
+    C.take(np.arange(36, dtype=np.uint8), 4, *where, out, ends)
+    assert (out == np.arange(4)).all()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
 @given(ring=rings(), seed=st.integers(0, 1 << 32))
 def test_what_lies_in_a_row_is_the_newest_below_the_stop(kernel, ring, seed):
     rng = random(seed)
@@ -152,6 +178,16 @@ def refusals():
     yield "place", (flags, one, one, one, *ring, BITS, False, one, ends)
     yield "place", (flags, one, one, two, *ring, b"\2", False, one, ends)
     yield "place", (flags, one, one, two, *ring, BITS, False, np.arange(3), ends)
+    records, whole = np.zeros((6, 4), np.uint8), np.zeros((1, 4), np.uint8)
+    at = (flags, one, one, two, *ring, BITS, False)
+    yield "take", (records, 4, *at, whole[:, :3].copy(), ends)
+    yield "take", (records, 4, *at, np.zeros((3, 4), np.uint8), ends)
+    yield "take", (records[:5], 4, *at, whole, ends)
+    yield "take", (records, 0, *at, whole, ends)
+    yield "take", (records, 1 << 62, *at, whole, ends)
+    yield "take", (records, 4, flags, one - 1, *at[2:], whole, ends)
+    yield "take", (records, 4, flags[:5], *at[1:], whole, ends)
+    yield "take", (records, 4, *at, whole, ends[:1].copy())
     yield "unplace", (np.array([6]), two, *ring, one, one)
     yield "unplace", (np.array([-1]), two, *ring, one, one)
     yield "unplace", (one, one, *ring, one, one)
@@ -175,12 +211,13 @@ def test_what_does_not_fit_is_refused(kernel, name, arguments):
 
 @pytest.mark.skipif(C is twin, reason="the kernels in C are not built")
 @pytest.mark.parametrize(
-    "name", ["shares", "pick", "pick_legal", "legal", "place", "unplace"]
+    "name", ["shares", "pick", "pick_legal", "legal", "place", "take", "unplace"]
 )
 def test_c_counts_its_arguments_and_wants_arrays(name):
     with pytest.raises(TypeError, match=rf"{name}: got 1 arguments, expected \d+"):
         getattr(C, name)(1)
     counts = {"shares": 3, "pick": 6, "legal": 8, "place": 11, "unplace": 7}
+    counts["take"] = 13
     count = counts.get(name, 12)
     with pytest.raises(TypeError):
         getattr(C, name)(*["x"] * count)

@@ -1,0 +1,116 @@
+"""What is copied out of mapped records in one go is what the files' readers give."""
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay.errors import FailedError
+from mmreplay.nesting import unflatten
+
+FIELDS = {
+    "observation/a": mr.Field((3,), "float32"),
+    "observation/b": mr.Field((), "int16"),
+    "action": mr.Field((2,), "float64"),
+    "reward": mr.Field((), "float32"),
+    "terminated": mr.Field((), "bool"),
+    "truncated": mr.Field((), "bool"),
+}
+STORED = FIELDS | {
+    "next_observation/a": FIELDS["observation/a"],
+    "next_observation/b": FIELDS["observation/b"],
+}
+SCHEMAS = {
+    "stored": STORED,
+    "derived": FIELDS,
+    "no ends": {path: FIELDS[path] for path in list(FIELDS)[:4]},
+    "no observation": {path: FIELDS[path] for path in list(FIELDS)[2:]},
+    "one field apart": FIELDS | {"pixels": mr.Field((64, 64), "uint8")},
+    "observation apart": FIELDS | {"observation/c": mr.Field((64, 64), "uint8")},
+}
+STEPS = 90
+
+
+def filled(path, name, rng, num_envs=2, cut=False):
+    """A ring of some laps, with episodes that end in either way."""
+    fields = SCHEMAS[name]
+    buffer = mr.ReplayBuffer.create(path, mr.Schema(unflatten(fields)), 40, num_envs)
+    data = {
+        path: (50 * rng.random((STEPS, num_envs, *field.shape))).astype(field.dtype)
+        for path, field in fields.items()
+    }
+    for path in data.keys() & {"terminated", "truncated"}:
+        data[path] = rng.random((STEPS, num_envs)) < 0.1
+    final = "observation/a" in data and "next_observation/a" not in data and not cut
+    follow = {p: a for p, a in data.items() if p.startswith("observation")}
+    follow = unflatten(follow).get("observation")
+    buffer.extend(unflatten(data), final_observation=follow if final else None)
+    if cut:
+        buffer.cut()
+        buffer.extend(unflatten({path: a[:9] for path, a in data.items()}))
+    return buffer
+
+
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_both_ways_give_the_same_fields_in_the_same_order(
+    tmp_path, rng, monkeypatch, name, cut
+):
+    buffer = filled(tmp_path, name, rng, cut=cut)
+    taken = []
+    store = buffer._read()._store
+    take = type(store.records).take
+
+    def watched(self, *args):
+        taken.append(take(self, *args))
+        return taken[-1]
+
+    monkeypatch.setattr(type(store.records), "take", watched)
+    with buffer:
+        for size in (1, 7, 300):
+            # The first small batch looks at pages; those after it need none.
+            buffer.sample(2)
+            batch = buffer.sample(size)
+            assert ("apart" in name) == (not taken or taken[-1] is None)
+            monkeypatch.setattr(store, "records", None)
+            again = buffer.take(batch.env_ids, batch.positions)
+            monkeypatch.undo()
+            monkeypatch.setattr(type(store.records), "take", watched)
+            assert list(batch.fields) == list(again.fields)
+            for path, array in batch.fields.items():
+                assert array.dtype == again[path].dtype, path
+                assert array.tolist() == again[path].tolist(), path
+
+
+@pytest.mark.parametrize(
+    ("options", "at_hand"),
+    [
+        ({"advise": "never"}, True),
+        ({"advise": "kernel"}, True),
+        ({"advise": "always"}, False),
+        ({"read_mode": "pread"}, False),
+    ],
+)
+def test_records_are_at_hand_where_nobody_asks_for_pages(
+    tmp_path, rng, options, at_hand
+):
+    filled(tmp_path, "stored", rng).close()
+    with mr.ReplayBuffer.open(tmp_path, **options) as reader:
+        view, records = reader.view, reader._read()._store.records
+        some = np.array([0, 1]), view.span.first + 3
+        if "read_mode" in options:
+            assert records is None
+            return
+        flags = reader._read()._store.all_flags
+        found = records.take(flags, *some, view.heads, b"", False, 1)
+        assert (found is not None) == at_hand
+        assert reader.sample(5)["action"].shape == (5, 2)
+
+
+def test_a_closed_buffers_records_say_so(tmp_path, rng):
+    buffer = filled(tmp_path, "stored", rng)
+    view = buffer.view
+    buffer.sample(3)
+    buffer.close()
+    ids = np.zeros(2, np.int64)
+    with pytest.raises(FailedError, match="it was closed meanwhile"):
+        view.gather(ids, ids + 60)
