@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from mmreplay.stats import field_moments as field_moments
     from mmreplay.stats import histogram as histogram
     from mmreplay.storage.residency import Memory as Memory
+    from mmreplay.storage.zarr_source import ZarrSource as ZarrSource
     from mmreplay.sumtree import SegmentTree as SegmentTree
     from mmreplay.sumtree import SumTree as SumTree
     from mmreplay.transforms.apply import Apply as Apply
@@ -133,6 +134,7 @@ _HOMES = {
     "SumTree": "mmreplay.sumtree",
     "UniformSampler": "mmreplay.samplers.uniform",
     "VerifyReport": "mmreplay.verify",
+    "ZarrSource": "mmreplay.storage.zarr_source",
     "collate": "mmreplay.loader",
     "compact": "mmreplay.buffer.compacting",
     "concat": "mmreplay.concatenation",

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.buffer import lifecycle, rebuild
+from mmreplay.buffer.groups import GroupParts
 from mmreplay.buffer.reading import Reading, fold_of, listed
 from mmreplay.buffer.view import ReplacedError
 from mmreplay.buffer.writer import Writer
@@ -19,6 +20,8 @@ from mmreplay.errors import FailedError
 from mmreplay.ring import Ring
 from mmreplay.samplers.columns import close_columns
 from mmreplay.schema import Schema
+from mmreplay.storage.group_mapping import GroupMapping
+from mmreplay.storage.zarr_source import ZarrSource
 
 if TYPE_CHECKING:
     from mmreplay.transforms.base import Transform
@@ -89,8 +92,18 @@ class Generations:
             close_columns(self._reading.view.home)
 
     @property
+    def source(self) -> ZarrSource | None:
+        """What a Zarr group was opened by, for `open` again; None of buffers."""
+        return self._parts.source if isinstance(self._parts, GroupParts) else None
+
+    @property
+    def mapping(self) -> GroupMapping | None:
+        """How a Zarr group was taken, with notes and doubts; None of buffers."""
+        return self._parts.mapping if isinstance(self._parts, GroupParts) else None
+
+    @property
     def _name(self) -> str:
-        return "this buffer" if self.path is None else str(self.path)
+        return str(self.path or self.source or "this buffer")
 
     def _read(self) -> Reading:
         parts = self._parts

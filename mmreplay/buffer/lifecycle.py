@@ -30,6 +30,7 @@ from mmreplay.storage.lock import WriterLock, locked, refuse_network
 from mmreplay.storage.memmap import POLICY
 from mmreplay.storage.memory import MemoryStore
 from mmreplay.storage.policy import ReadPolicy
+from mmreplay.storage.remote import url_of
 from mmreplay.storage.zarr import ZarrStore
 
 RESUMES = ("break", "truncate", "continue")
@@ -39,7 +40,9 @@ StrPath = str | os.PathLike[str]
 
 
 def absolute(path: StrPath) -> Path:
-    """The path whatever the working folder becomes; links are left as they are."""
+    """The path whatever the working folder becomes; links, and URLs, are left."""
+    if url_of(os.fspath(path)) is not None:
+        return Path(path)
     return Path(os.path.abspath(path))
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from numpy.typing import ArrayLike
 
 from mmreplay.batch import Batch
-from mmreplay.buffer import arguments, lifecycle, rebuild
+from mmreplay.buffer import arguments, groups, lifecycle, rebuild
 from mmreplay.buffer.arguments import check_mode, check_sampler
 from mmreplay.buffer.limiting import Limiter
 from mmreplay.buffer.open_buffer import OpenBuffer
@@ -139,7 +139,7 @@ class ReplayBuffer(OpenBuffer):
         """Open a buffer.
 
         Args:
-            path: Its folder.
+            path: Its folder; or, to read, a Zarr group (`ZarrSource`).
             mode: ``"r"`` reads, also while a writer lives and on a read-only disk;
                 ``"r+"`` adds as well, and needs the writer's lock.
             sampler: What `sample` draws with; `UniformSampler` by default.
@@ -165,12 +165,12 @@ class ReplayBuffer(OpenBuffer):
         """
         check_mode(mode)
         check_sampler(sampler)
-        where, policy = lifecycle.absolute(path), ReadPolicy(read_mode, advise)
+        policy = ReadPolicy(read_mode, advise)
         if mode == "r":
-            parts = lifecycle.open_reader(where, policy)
+            parts = groups.open_reader(path, policy)
             return cls(parts, sampler, None, transforms, limiter)
         parts = lifecycle.open_writer(
-            where, on_resume, commit_every, allow_network, policy
+            groups.folder_of(path), on_resume, commit_every, allow_network, policy
         )
         return cls(parts, sampler, commit_every, transforms, limiter)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mmreplay.cli import installation, show
+from mmreplay.cli import group, installation, show
 from mmreplay.cli.options import Json, MaybePath, usage_error
 
 if TYPE_CHECKING:
@@ -54,6 +54,9 @@ def _tell(path: Path, json: bool) -> None:
     from mmreplay.buffer.replay_buffer import ReplayBuffer
 
     with ReplayBuffer.open(path) as buffer:
+        if buffer.mapping is not None:
+            group.tell(buffer, json)
+            return
         facts = gather(buffer)
     if json:
         show.print_json(facts)

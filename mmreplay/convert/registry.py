@@ -21,6 +21,7 @@ from mmreplay.convert.base import MAX_ROW_NBYTES, Reader, Writer
 from mmreplay.convert.description import Description
 from mmreplay.errors import FormatError, SchemaError
 from mmreplay.format.metadata import FILE_NAME as METADATA
+from mmreplay.storage.remote import url_of
 
 GROUP = "mmreplay.formats"
 BUFFER = "buffer"
@@ -113,6 +114,14 @@ FOREIGN = (
         "rlds", "mmreplay.convert.foreign.rlds", "an RLDS dataset's folder",
         writes=False, asks=True,
     ),
+    Format(
+        "zarr", "mmreplay.convert.foreign.zarr_group", "a Zarr group, also at s3://",
+        writes=False, asks=True,
+    ),
+    Format(
+        "zarr-zip", "mmreplay.convert.foreign.zarr_group", "a Zarr group in a zip file",
+        (".zip",), writes=False, asks=True,
+    ),
 )  # fmt: skip
 """The field's datasets; those that share a suffix, or are folders, are looked into."""
 
@@ -164,6 +173,8 @@ def source_format(path: Path, name: str | None = None) -> Format:
     """
     if name is not None:
         return _able(named(name), "reads", "read")
+    if url_of(str(path)) is not None:
+        return formats()["zarr"]
     if (path / METADATA).exists() and not _asked(path):
         return formats()[BUFFER]
     if not path.exists():
