@@ -5,6 +5,8 @@ from __future__ import annotations
 import json as json_text
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmreplay.cli import show
+from mmreplay.cli.exits import InterruptedRun
 from mmreplay.cli.options import Envs, Json, parse_count, usage_error
+from mmreplay.format.sharding import CODECS
 
 if TYPE_CHECKING:
     from mmreplay.convert.base import Reader, Report
@@ -71,8 +75,15 @@ Priorities = Annotated[
 EngineName = Annotated[
     str | None,
     typer.Option(
-        "--engine", metavar="memmap", show_default=False,
-        help="Engine of a new buffer: memmap; `mmreplay compact` packs it afterwards.",
+        "--engine", metavar="memmap|zarr", show_default=False,
+        help="Engine of a new buffer: memmap, or zarr for compressed shards.",
+    ),
+]  # fmt: skip
+CodecName = Annotated[
+    str | None,
+    typer.Option(
+        "--codec", metavar="NAME", show_default=False,
+        help=f"With --engine zarr, how its shards are packed: {', '.join(CODECS)}.",
     ),
 ]  # fmt: skip
 Compression = Annotated[
@@ -110,6 +121,7 @@ def convert(
     priorities: Priorities = None,
     capacity: Capacity = None,
     engine: EngineName = None,
+    codec: CodecName = None,
     compression: Compression = None,
     option: Given = None,
     overwrite: Annotated[
@@ -139,8 +151,9 @@ def convert(
     typed = target
     source, target = absolute(source), Path(os.path.abspath(target))
     named = {
-        "capacity": capacity, "engine": engine, "compression": compression,
-        "priorities": priorities, "allow_pickle": allow_pickle or None,
+        "capacity": capacity, "engine": engine, "codec": codec,
+        "compression": compression, "priorities": priorities,
+        "allow_pickle": allow_pickle or None,
     }  # fmt: skip
     options = read_options(option or [])
     options |= {name: each for name, each in named.items() if each is not None}
@@ -165,12 +178,39 @@ def convert(
         meter = Meter(
             about.rows, about.row_nbytes, None, what="converting", unit="rows"
         )
-        with meter:
+        with meter, _saying_what_is_kept(target, typed):
             report = between.write_target(
                 reader, target, writes, writing, overwrite=overwrite, strict=strict,
                 progress=lambda done, _: meter.update(done, done - meter.done),
             )  # fmt: skip
     _print_report(report, typed, json)
+
+
+@contextmanager
+def _saying_what_is_kept(target: Path, typed: Path) -> Iterator[None]:
+    """Turn Ctrl-C into a line that says what is there and how to start again."""
+    before = _identity(target)
+    try:
+        yield
+    except KeyboardInterrupt:
+        after = _identity(target)
+        if after not in (before, None):
+            raise InterruptedRun(
+                f"interrupted; {typed} is whole: it was finished already"
+            ) from None
+        kept = "was not made" if after is None else "is as it was"
+        raise InterruptedRun(
+            f"interrupted; {typed} {kept}, the source was only read, and nothing "
+            "else is kept; start the same command again, it begins anew"
+        ) from None
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def read_slice(option: str, text: str | None) -> slice | None:

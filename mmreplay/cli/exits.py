@@ -34,6 +34,10 @@ CODES: tuple[tuple[type[BaseException], int], ...] = (
 CLICK_ERROR = typer.BadParameter.__mro__[2]
 
 
+class InterruptedRun(Exception):
+    """Ctrl-C, of a command that says itself what is kept."""
+
+
 def code_of(error: BaseException) -> int | None:
     """Exit code of an error that a user can cause; None for a bug of ours."""
     for kind, code in CODES:
@@ -54,6 +58,9 @@ def run(args: Sequence[str] | None = None) -> int:
         return FAILED
     except KeyboardInterrupt:
         code = INTERRUPTED
+    except InterruptedRun as told:
+        say(str(told))
+        return INTERRUPTED
     except BrokenPipeError:
         # Whoever read us has seen enough; the interpreter must not flush again.
         os.dup2(disk.open(Path(os.devnull), os.O_WRONLY), sys.stdout.fileno())

@@ -16,6 +16,7 @@ from mmreplay.convert.rows_writer import BufferWriter
 from mmreplay.convert.select import Choice
 from mmreplay.convert.transfer import told_of, transfer
 from mmreplay.format.metadata import Engine
+from mmreplay.format.sharding import Codec
 
 
 def load(
@@ -25,6 +26,7 @@ def load(
     format: str | None = None,
     capacity: int | None = None,
     engine: Engine = "memmap",
+    codec: Codec | None = None,
     fields: Sequence[str] | None = None,
     env_ids: ArrayLike | None = None,
     episodes: slice | None = None,
@@ -48,7 +50,8 @@ def load(
         format: A format's name, where the source does not tell it.
         capacity: Rows per environment; the source's by default. Of more rows the
             newest stay.
-        engine: ``"memmap"``.
+        engine: ``"memmap"``, or ``"zarr"`` for compressed shards.
+        codec: How those are packed; see `ReplayBuffer.create`.
         fields: As in `export`, as are the next three: the part of the source to load.
         env_ids: int ``[N]``.
         episodes: Such as ``slice(0, 100)``.
@@ -74,7 +77,7 @@ def load(
         def open_writer(description: Description) -> BufferWriter:
             return buffers.open_writer(
                 absolute(target), description, overwrite=overwrite,
-                capacity=capacity, engine=engine, priorities=priorities,
+                capacity=capacity, engine=engine, codec=codec, priorities=priorities,
             )  # fmt: skip
 
         return transfer(reader, open_writer, strict=strict, progress=progress)

@@ -30,7 +30,9 @@ from mmreplay.convert.select import mask_of, paths_of
 from mmreplay.episodes import CUT, TRUNCATED
 from mmreplay.errors import SchemaError, StaleError
 from mmreplay.format.metadata import Engine, Metadata
+from mmreplay.format.sharding import Codec
 from mmreplay.ring import Layout, Span
+from mmreplay.storage.engines import ON_DISK
 
 
 class BufferReader(Reader):
@@ -182,6 +184,7 @@ def open_writer(
     overwrite: bool = False,
     capacity: int | None = None,
     engine: Engine = "memmap",
+    codec: Codec | None = None,
     ring_layout: Layout | None = None,
     priorities: str | None = None,
 ) -> BufferWriter:
@@ -193,7 +196,8 @@ def open_writer(
         overwrite: Replace a closed buffer, or a file, that is there.
         capacity: Rows per environment; the source's by default. Of more rows the
             newest stay.
-        engine: ``"memmap"``.
+        engine: ``"memmap"``, or ``"zarr"`` for compressed shards.
+        codec: Of the shards.
         ring_layout: How rows lie in its files; the source's by default.
         priorities: Name that the source's priorities are stored under; the one they
             had by default.
@@ -205,7 +209,7 @@ def open_writer(
                 "expected None; export them with priorities=, or leave it out"
             )
         description = replace(description, priorities=priorities)
-    metadata = _metadata(description, capacity, engine, ring_layout)
+    metadata = _metadata(description, capacity, engine, ring_layout, codec)
     return BufferWriter(
         lifecycle.absolute(os.fspath(target)), description, metadata, overwrite
     )
@@ -216,11 +220,14 @@ def planned(
     *,
     capacity: int | None = None,
     engine: Engine = "memmap",
+    codec: Codec | None = None,
     ring_layout: Layout | None = None,
     priorities: str | None = None,
-) -> int:
-    """Bytes that the rows take on disk; see `registry.planned`."""
-    metadata = _metadata(description, capacity, engine, ring_layout)
+) -> int | None:
+    """Bytes that the rows take on disk, unpacked ones; see `registry.planned`."""
+    metadata = _metadata(description, capacity, engine, ring_layout, codec)
+    if metadata.sharding is not None:
+        return None
     kept = np.minimum(description.stop - description.first, metadata.ring.capacity)
     return int(kept.sum()) * description.schema.row_nbytes
 
@@ -230,16 +237,17 @@ def _metadata(
     capacity: int | None,
     engine: Engine,
     layout: Layout | None,
+    codec: Codec | None,
 ) -> Metadata:
     """What a new buffer of the rows is.
 
     Raises:
         SchemaError: A number or choice is not legal.
     """
-    if engine != "memmap":
+    if engine not in ON_DISK:
         raise SchemaError(
-            f"engine: got {engine!r}, expected 'memmap', which is what files are "
-            "loaded into; leave it out, and compact the buffer afterwards"
+            f"engine: got {engine!r}, expected one of {list(ON_DISK)}, which are "
+            "on a disk; leave it out for 'memmap'"
         )
     return arguments.describe(
         description.schema,
@@ -249,4 +257,5 @@ def _metadata(
         layout or description.layout,
         description.autoreset,
         description.user,
+        codec,
     )

@@ -21,8 +21,10 @@ from mmreplay.format import metadata as metadata_file
 from mmreplay.format.metadata import Metadata
 from mmreplay.mounts import NETWORK, file_system
 from mmreplay.ring import runs
-from mmreplay.storage.memmap import MemmapStore
+from mmreplay.storage.base import CheckedStore
+from mmreplay.storage.engines import create_store
 from mmreplay.storage.placement import place
+from mmreplay.storage.zarr import ZarrStore
 from mmreplay.verify.boundaries import alone_problem, names, pair_problem
 
 NONE = ALL_FLAGS + 1
@@ -55,7 +57,7 @@ class BufferWriter(Writer):
         self._summed = self._kept // metadata.ring.block_rows
         self._tell_dropped()
         self._staging = Staging(target, overwrite=overwrite, folder=True)
-        self._store: MemmapStore | None = None
+        self._store: CheckedStore | None = None
         self._priorities: PriorityWriter | None = None
         try:
             self._refuse_network()
@@ -65,9 +67,7 @@ class BufferWriter(Writer):
                 )
             self._folder = self._staging.path / metadata.folder
             files.make_folder(self._folder)
-            self._store = MemmapStore.create(
-                self._folder, metadata.ring, description.schema
-            )
+            self._store = create_store(self._folder, metadata)
         except BaseException:
             self.abort()
             raise
@@ -242,6 +242,8 @@ class BufferWriter(Writer):
                 f"expected them up to {stop[which]}; the source was cut"
             )
         assert self._store is not None
+        if isinstance(self._store, ZarrStore):
+            self._store.settle(self._kept, stop)
         self._store.sync()
         self._store.sync_sums()
         recovery.create(self._folder, self._metadata, stop, self._kept)

@@ -170,6 +170,13 @@ class Loading(Exporting):
         return mr.ReplayBuffer.open(self.target)
 
 
+class Sealing(Loading):
+    """From a file to a buffer of compressed shards."""
+
+    def run(self, source=None, **options):
+        super().run(source, engine="zarr", **options)
+
+
 def equal(made, source):
     with made.holds() as one, mr.ReplayBuffer.open(source) as other:
         same_rows(one, other)
@@ -227,10 +234,10 @@ def test_killed_at_any_call_to_the_disk(tmp_path, source, way, kind):
 @pytest.mark.slow
 @pytest.mark.crash
 @pytest.mark.parametrize("check", [check_killed, check_replaced])
-@pytest.mark.parametrize("way", [*WAYS, "buffer"])
+@pytest.mark.parametrize("way", [*WAYS, "buffer", "shards"])
 def test_killed_at_every_call_and_at_random_instants(tmp_path, source, way, check):
     # All files are loaded by one writer, that of buffers.
-    kind = Loading if way == "buffer" else Exporting
+    kind = {"buffer": Loading, "shards": Sealing}.get(way, Exporting)
     made = kind(tmp_path, source, WAYS.get(way, WAYS["npz"]))
     number = 0
     while not check(made, at_call(number)):

@@ -150,11 +150,6 @@ def test_a_buffer_in_ram_is_exported(tmp_path):
         same_rows(buffer, loaded)
 
 
-def test_another_engine_is_refused(source, tmp_path):
-    mr.export(source, tmp_path / "a.npz")
-    with pytest.raises(SchemaError, match="engine: got 'memory', expected 'memmap'"):
-        mr.load(tmp_path / "a.npz", tmp_path / "b", engine="memory")
-
 
 def test_a_description_survives_json(source):
     with rows.BufferReader(source) as reader:
