@@ -52,6 +52,8 @@ def _parser() -> argparse.ArgumentParser:
     ):
         crash = attack(name, told, counted, count)
         crash.add_argument("--engine", choices=ENGINES, default="memmap")
+        if name == "powerloss":
+            crash.add_argument("--jobs", type=int, default=1, help="processes")
     attack("mutants", "protocols with a rule missing", "states", 8000)
     for name, told in (
         ("forged", "files that were tampered with"),
@@ -83,12 +85,6 @@ def main() -> int:
     return show(arguments.command, ATTACKS[arguments.command](arguments), started)
 
 
-def _powerloss(arguments: argparse.Namespace) -> Report:
-    if arguments.engine == "memmap":
-        return powerloss.attack(arguments.states, arguments.seed)
-    return powerloss.attack(arguments.states, arguments.seed, SHARDED, None)
-
-
 def _mutate(arguments: argparse.Namespace) -> Report:
     return mutate.attack(
         arguments.count, arguments.seed, arguments.first, arguments.tell
@@ -96,7 +92,9 @@ def _mutate(arguments: argparse.Namespace) -> Report:
 
 
 ATTACKS: dict[str, Callable[[argparse.Namespace], Report]] = {
-    "powerloss": _powerloss,
+    "powerloss": lambda told: powerloss.attacks(
+        told.states, told.seed, told.jobs, ENGINES[told.engine]
+    ),
     "kills": lambda told: kills.attack(
         told.points, told.seed, geometries=ENGINES[told.engine]
     ),

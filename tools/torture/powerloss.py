@@ -11,8 +11,10 @@ import shutil
 import tempfile
 import threading
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from unittest import mock
 
@@ -54,6 +56,13 @@ class Report:
             kind = line.partition(":")[0]
             self.findings[kind] += 1
             self.examples.setdefault(kind, f"{where}: {line}")
+
+    def join(self, other: Report) -> None:
+        """Take what another one found too."""
+        self.states += other.states
+        self.findings += other.findings
+        self.seen += other.seen
+        self.examples = other.examples | self.examples
 
 
 def abandon(buffer: ReplayBuffer) -> None:
@@ -239,9 +248,32 @@ class Trial:
         self.boot = self.rng.bytes(16)
 
 
+def attacks(
+    states: int, seed: int, jobs: int, geometries: tuple[Geometry, ...]
+) -> Report:
+    """Share an attack among processes; see `attack`.
+
+    Args:
+        states: Openings to check, of all together.
+        seed: With the number of a process, the seed of its part.
+        jobs: Processes.
+        geometries: Buffers to attack.
+    """
+    weights = WEIGHTS if geometries is GEOMETRIES else None
+    report = Report()
+    with ProcessPoolExecutor(jobs, get_context("fork")) as pool:
+        parts = [
+            pool.submit(attack, states // jobs, (seed, job), geometries, weights)
+            for job in range(jobs)
+        ]
+        for part in parts:
+            report.join(part.result())
+    return report
+
+
 def attack(
     states: int,
-    seed: int,
+    seed: int | tuple[int, ...],
     geometries: tuple[Geometry, ...] = GEOMETRIES,
     weights: tuple[float, ...] | None = WEIGHTS,
     until_found: bool = False,
