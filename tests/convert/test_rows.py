@@ -150,7 +150,6 @@ def test_a_buffer_in_ram_is_exported(tmp_path):
         same_rows(buffer, loaded)
 
 
-
 def test_a_description_survives_json(source):
     with rows.BufferReader(source) as reader:
         description = reader.describe()
