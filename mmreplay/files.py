@@ -1,15 +1,13 @@
 """The one door to the disk: every write, sync, rename and lock goes through here.
 
-`disk` holds the raw calls, one method each, so that a test can count, fail, tear
-or kill at any of them by putting another `Disk` in its place. Everything else in
-this module is built on it, and everything else in mmreplay is built on that.
+`disk` makes the raw calls (mmreplay/disk.py), so that a test can count, fail, tear or
+kill at any of them by putting another `Disk` in its place. Everything else in this
+module is built on it, and everything else in mmreplay is built on that.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import fcntl
 import mmap
 import os
 import stat
@@ -17,84 +15,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from mmreplay.disk import Data as Data
+from mmreplay.disk import Disk as Disk
 from mmreplay.errors import CorruptError, FormatError, system_error, system_failure
 
 # Space is reserved in pieces of this many bytes, so that it costs one call a MiB.
 ALLOCATION_NBYTES = 1 << 20
-FICLONE = 0x40049409
-
-Data = bytes | bytearray | memoryview
-PUNCH_HOLE = 3  # keeps the size
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-class Disk:
-    """The raw calls that change or lock files."""
-
-    closes_all = False  # by itself, as a machine does whose power is cut
-
-    def open(self, path: Path, flags: int) -> int:
-        """Open without following a link, blocking on a pipe or leaking to a child."""
-        safe = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        return os.open(path, flags | safe, 0o644)
-
-    def close(self, fd: int) -> None:
-        """Give the descriptor back."""
-        os.close(fd)
-
-    def pwrite(self, fd: int, data: Data, offset: int) -> int:
-        """Write at an offset; may write less than asked."""
-        return os.pwrite(fd, data, offset)
-
-    def store(self, fd: int, mapping: mmap.mmap, offset: int, data: Data) -> None:
-        """Store through the mapping of a file whose space is reserved."""
-        mapping[offset : offset + len(data)] = data
-
-    def truncate(self, fd: int, nbytes: int) -> None:
-        """Set the size of a new file; the bytes are zero and take no space."""
-        os.ftruncate(fd, nbytes)
-
-    def allocate(self, fd: int, offset: int, nbytes: int) -> None:
-        """Reserve space inside the file."""
-        os.posix_fallocate(fd, offset, nbytes)
-
-    def punch(self, fd: int, offset: int, nbytes: int) -> None:
-        """Give space inside the file back; its bytes are zeros from then on."""
-        if _libc.fallocate(fd, PUNCH_HOLE, *map(ctypes.c_long, (offset, nbytes))):
-            raise OSError(ctypes.get_errno(), "cannot punch a hole")
-
-    def clone(self, fd: int, source: int) -> None:
-        """Share every block of another file as it is now, where that is possible."""
-        fcntl.ioctl(fd, FICLONE, source)
-
-    def datasync(self, fd: int) -> None:
-        """Wait until the file's data is on the device."""
-        os.fdatasync(fd)
-
-    def sync_folder(self, fd: int) -> None:
-        """Wait until the folder's entries are on the device."""
-        os.fsync(fd)
-
-    def rename(self, source: Path, target: Path) -> None:
-        """Put source in target's place, in one step."""
-        os.replace(source, target)
-
-    def unlink(self, path: Path) -> None:
-        """Remove a file."""
-        os.unlink(path)
-
-    def mkdir(self, path: Path) -> None:
-        """Make a folder."""
-        os.mkdir(path)
-
-    def rmdir(self, path: Path) -> None:
-        """Remove an empty folder."""
-        os.rmdir(path)
-
-    def lock(self, fd: int) -> None:
-        """Take the whole-file lock or raise BlockingIOError; it dies with us."""
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
 
 disk = Disk()
 
@@ -248,10 +174,20 @@ class File:
         """What `map_writable` made."""
         return self._mapping
 
+    def map_to_fill(self) -> mmap.mmap:
+        """Return a mapping of the whole file for `Disk.fill`; it reserves no space."""
+        with _told("map", self.path):
+            return mmap.mmap(self.fd, self.nbytes)
+
     def map_readonly(self) -> mmap.mmap:
         """Return a mapping of the whole file that cannot be written through."""
         with _told("map", self.path):
             return mmap.mmap(self.fd, self.nbytes, prot=mmap.PROT_READ)
+
+    def map_private(self) -> mmap.mmap:
+        """Return a mapping of the whole file; what is written there stays in it."""
+        with _told("map", self.path):
+            return mmap.mmap(self.fd, self.nbytes, access=mmap.ACCESS_COPY)
 
     def allocate(self, offset: int, nbytes: int) -> None:
         """Reserve space, so that a later write there does not find the disk full.

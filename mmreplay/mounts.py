@@ -15,6 +15,9 @@ NETWORK = {
 # A store goes to new blocks, for which no space can be reserved.
 COPY_ON_WRITE = {"btrfs", "zfs", "bcachefs"}
 
+# A page that can be stored into stays so, and has its space, until it is synced.
+KEEPS_PAGES = {"ext4", "xfs", "tmpfs"}
+
 
 def file_system(path: Path) -> str:
     """Return the type of the file system that holds path, ``"?"`` where unknown."""

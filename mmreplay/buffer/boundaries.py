@@ -48,6 +48,8 @@ class Marker:
         self._final_follows = final_follows
         self._terminated = schema.role("terminated")
         self._truncated = schema.role("truncated")
+        ends = {self._terminated, self._truncated} - {None}
+        self._bools = all(schema.fields[path].dtype == "bool" for path in ends if path)
         self.before = np.full(num_envs, FINAL, np.uint8)
         self._none = self.pending = np.zeros(num_envs, np.uint8)
         self._none.flags.writeable = False
@@ -125,6 +127,28 @@ class Marker:
             flags = FINAL
         return flags | START if start else flags
 
+    def plain(self, columns: Columns, steps: int) -> NDArray[np.uint8]:
+        """Flags of T steps of all environments, as plain arrays; see `block`.
+
+        Args:
+            columns: Per path ``[T, E, *shape]``, or ``[T, *shape]`` of one environment.
+            steps: T.
+        """
+        if not self._bools:
+            return self.block(columns, self.before, self.pending, steps)
+        flags = np.empty((steps, self._num_envs), np.uint8)
+        terminated, truncated = self._terminated, self._truncated
+        rows.mark(
+            flags,
+            self.before,
+            None if terminated is None else columns[terminated],  # type: ignore[arg-type]  # bools, as asked before
+            None if truncated is None else columns[truncated],  # type: ignore[arg-type]
+            self._final_follows,
+        )
+        if self.pending is not self._none:
+            flags[0] |= self.pending
+        return flags
+
     def block(
         self,
         columns: Columns,
@@ -145,12 +169,13 @@ class Marker:
         flags = np.empty((steps, len(before)), np.uint8)
         rows.mark(
             flags,
-            np.ascontiguousarray(before),
+            before,
             _ends(columns, self._terminated, flags.shape),
             _ends(columns, self._truncated, flags.shape),
             self._final_follows,
         )
-        flags[0] |= pending
+        if pending is not self._none:
+            flags[0] |= pending
         return flags
 
 
@@ -160,8 +185,8 @@ def _ends(
     """One kind of ends as bool ``[T, N]``, or None where the schema has none."""
     if path is None:
         return None
-    ends: NDArray[np.bool_] = np.asarray(columns[path], bool).reshape(shape)
-    return ends
+    ends: NDArray[np.bool_] = np.asarray(columns[path], bool)
+    return ends if ends.shape == shape else ends.reshape(shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +230,8 @@ def expand(finals: NDArray[np.bool_]) -> Expansion:
 
 def as_laid(ring: Ring, column: NDArray[Any]) -> NDArray[Any]:
     """A block ``[T, E, *shape]`` as ``[N, *shape]`` in the order of the ring's rows."""
+    if ring.num_envs == 1 and column.ndim == 2 and column.flags.c_contiguous:
+        return column.reshape(-1)
     if ring.layout == "env_major" and ring.num_envs > 1:
         column = column.swapaxes(0, 1)
     return np.ascontiguousarray(column).reshape(-1, *column.shape[2:])

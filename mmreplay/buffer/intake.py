@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,14 +20,26 @@ ANY = (-math.inf, math.inf)
 """Bounds that need no comparison."""
 
 
-@contextmanager
-def counted(done: int, steps: int) -> Iterator[None]:
-    """Say in an error how much of a call was published before."""
-    try:
-        yield
-    except OSError as error:
-        error.add_note(f"{done} of {steps} steps of this call are in")
-        raise
+class counted:
+    """Says in an error how much of a call was published before.
+
+    A class, which costs half of what a generator does.
+    """
+
+    __slots__ = ("_done", "_steps")
+
+    def __init__(self, done: int, steps: int) -> None:
+        self._done = done
+        self._steps = steps
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: object, error: BaseException | None, trace: object
+    ) -> None:
+        if isinstance(error, OSError):
+            error.add_note(f"{self._done} of {self._steps} steps of this call are in")
 
 
 class Intake:

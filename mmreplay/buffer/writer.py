@@ -120,7 +120,8 @@ class Writer:
             ForkedError: This process is not the one that opened the buffer.
             FailedError: A sync failed before.
         """
-        self.check_owner()
+        if os.getpid() != self._pid:
+            self.check_owner()
         if self._committer is not None:
             self._committer.check()
 
@@ -249,8 +250,7 @@ class Writer:
             if steps < 1 or self._lockstep < 0:
                 return False
             laid: Columns = given  # type: ignore[assignment]  # arrays, as the store says
-            marker, size = self._marker, self._ring.reserve
-            flags = marker.block(laid, marker.before, marker.pending, steps)
+            flags, size = self._marker.plain(laid, steps), self._ring.reserve
             for first in range(0, steps, size):
                 with counted(first, steps):
                     self._add_laid(laid, flags, first, min(first + size, steps))

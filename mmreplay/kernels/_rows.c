@@ -57,7 +57,7 @@ typedef struct {
     Py_ssize_t rows, items;
 } Ends;
 
-/* Bools [T, N] of any strides, or None. */
+/* Bools [T, N] of any strides, [T] of one environment, or None. */
 static int
 read_ends(PyObject *value, Ends *ends, Py_ssize_t steps, Py_ssize_t envs)
 {
@@ -68,16 +68,41 @@ read_ends(PyObject *value, Ends *ends, Py_ssize_t steps, Py_ssize_t envs)
     }
     if (PyObject_GetBuffer(value, &ends->view, PyBUF_STRIDED_RO) < 0)
         return -1;
-    if (ends->view.ndim != 2 || ends->view.itemsize != 1 ||
-        ends->view.shape[0] != steps || ends->view.shape[1] != envs) {
+    int wide = ends->view.ndim == 2;
+    if ((!wide && (ends->view.ndim != 1 || envs != 1)) || ends->view.itemsize != 1 ||
+        ends->view.shape[0] != steps || (wide && ends->view.shape[1] != envs)) {
         PyBuffer_Release(&ends->view);
         PyErr_Format(PyExc_ValueError, "mark: expected bools [%zd, %zd]", steps, envs);
         return -1;
     }
     ends->at = ends->view.buf;
     ends->rows = ends->view.strides[0];
-    ends->items = ends->view.strides[1];
+    ends->items = wide ? ends->view.strides[1] : 1;
     return 0;
+}
+
+/* Whether both ends are there and lie as the flags do. */
+static int
+flat(const Ends *first, const Ends *second, Py_ssize_t envs)
+{
+    return first->items == 1 && second->items == 1 && first->rows == envs &&
+           second->rows == envs;
+}
+
+/* `mark_rows` without final rows: a row starts where the one before it ended, so that
+ * many are told at once. */
+static void
+mark_flat(unsigned char *restrict out, const unsigned char *before,
+          const char *restrict first, const char *restrict second, Py_ssize_t count,
+          Py_ssize_t envs)
+{
+    for (Py_ssize_t i = 0; i < count; i++)
+        out[i] = (unsigned char)((first[i] ? TERMINATED : 0) |
+                                 (second[i] ? TRUNCATED : 0));
+    for (Py_ssize_t i = 0; i < envs && i < count; i++)
+        out[i] |= before[i] & (FINAL | END) ? START : 0;
+    for (Py_ssize_t i = 0; i + envs < count; i++)
+        out[i + envs] |= (unsigned char)((first[i] | second[i]) ? START : 0);
 }
 
 static void
@@ -121,7 +146,10 @@ mark_views(Py_buffer *out, Py_buffer *before, PyObject *terminated,
             PyBuffer_Release(&first.view);
         return NULL;
     }
-    mark_rows(out->buf, before->buf, &first, &second, final_follows, steps, envs);
+    if (!final_follows && flat(&first, &second, envs))
+        mark_flat(out->buf, before->buf, first.at, second.at, out->len, envs);
+    else
+        mark_rows(out->buf, before->buf, &first, &second, final_follows, steps, envs);
     if (terminated != Py_None)
         PyBuffer_Release(&first.view);
     if (truncated != Py_None)

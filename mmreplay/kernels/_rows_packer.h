@@ -1,6 +1,7 @@
 /* Records of small fields, packed from plain steps and blocks; see rows.py. */
 
 #include "_rows_take.h"
+#include "_rows_pack.h"
 
 static int
 read_shape(Member *member, PyObject *shape)
@@ -91,6 +92,10 @@ Packer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
             self->count++;
             goto failed;
         }
+    self->gaps = nbytes;
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (self->members[i].offset >= 0)
+            self->gaps -= self->members[i].nbytes;
     return (PyObject *)self;
 failed:
     Py_DECREF(self);
@@ -197,19 +202,19 @@ Packer_block(Packer *self, PyObject *given)
     return PyLong_FromSsize_t(steps);
 }
 
-static void
-pack_rows(Packer *self, const Py_buffer *views, char *out, Py_ssize_t first,
-          Py_ssize_t stop)
+/* The bytes of an array, of a copy where it is not contiguous. */
+static int
+bytes_of(PyObject *array, Py_buffer *view)
 {
-    /* A record at a time: it is in a cache while all of it is written. */
-    for (Py_ssize_t row = first; row < stop; row++, out += self->view.len)
-        for (Py_ssize_t i = 0; i < self->count; i++) {
-            const Member *member = &self->members[i];
-            if (member->offset >= 0)
-                copy(out + member->offset,
-                     (const char *)views[i].buf + row * member->nbytes,
-                     (size_t)member->nbytes);
-        }
+    if (contiguous(array, view, 0) == 0)
+        return 0;
+    PyErr_Clear();
+    PyObject *copied = PyObject_CallMethod(array, "copy", NULL);
+    if (copied == NULL)
+        return -1;
+    int told = contiguous(copied, view, 0);
+    Py_DECREF(copied);
+    return told;
 }
 
 /* Buffers of the fields in the record; how many of the first are held. */
@@ -224,7 +229,7 @@ hold(Packer *self, PyObject *given, Py_buffer *views, Py_ssize_t stop)
         PyObject *value = PyObject_GetItem(given, member->path);
         if (value == NULL)
             return i;
-        int told = contiguous(value, &views[i], 0);
+        int told = bytes_of(value, &views[i]);
         Py_DECREF(value);
         if (told < 0)
             return i;
@@ -240,13 +245,15 @@ hold(Packer *self, PyObject *given, Py_buffer *views, Py_ssize_t stop)
     return i;
 }
 
+typedef void (*PackRows)(Packer *, const Py_buffer *, char *, Py_ssize_t, Py_ssize_t);
+
 static PyObject *
-Packer_pack(Packer *self, PyObject *args)
+pack_with(Packer *self, PyObject *args, PackRows way)
 {
     PyObject *given, *target, *result = NULL;
     Py_ssize_t first, stop, held;
     Py_buffer out;
-    if (!PyArg_ParseTuple(args, "OOnn:pack", &given, &target, &first, &stop))
+    if (!PyArg_ParseTuple(args, "OOnn:pack", &target, &given, &first, &stop))
         return NULL;
     Py_buffer *views = PyMem_Calloc((size_t)self->count + 1, sizeof(Py_buffer));
     if (views == NULL)
@@ -264,7 +271,7 @@ Packer_pack(Packer *self, PyObject *args)
     else {
         held = hold(self, given, views, stop);
         if (held == self->count) {
-            pack_rows(self, views, out.buf, first, stop);
+            way(self, views, out.buf, first, stop);
             result = Py_None;
             Py_INCREF(result);
         }
@@ -275,6 +282,18 @@ Packer_pack(Packer *self, PyObject *args)
     PyBuffer_Release(&out);
     PyMem_Free(views);
     return result;
+}
+
+static PyObject *
+Packer_pack(Packer *self, PyObject *args)
+{
+    return pack_with(self, args, pack_rows);
+}
+
+static PyObject *
+Packer_stream(Packer *self, PyObject *args)
+{
+    return pack_with(self, args, stream_rows);
 }
 
 static PyObject *
@@ -289,6 +308,7 @@ static PyMethodDef Packer_methods[] = {
     {"step", (PyCFunction)(void (*)(void))Packer_step, METH_O, NULL},
     {"block", (PyCFunction)(void (*)(void))Packer_block, METH_O, NULL},
     {"pack", (PyCFunction)(void (*)(void))Packer_pack, METH_VARARGS, NULL},
+    {"stream", (PyCFunction)(void (*)(void))Packer_stream, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 static PyGetSetDef Packer_attributes[] = {

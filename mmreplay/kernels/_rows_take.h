@@ -11,7 +11,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     Member *members;
-    Py_ssize_t count, num_envs;
+    Py_ssize_t count, num_envs, gaps;
     PyObject *record, *array_type, *double_type, *dtype_name;
     Py_buffer view;
 } Packer;

@@ -58,18 +58,27 @@ class PackerKernel(Protocol):
         """
 
     def pack(
-        self, given: Mapping[str, Any], out: Bytes, first: int, stop: int, /
+        self, out: Bytes, given: Mapping[str, Any], first: int, stop: int, /
     ) -> None:
         """Pack rows ``[first, stop)``; bytes of a record without a field stay.
 
         Args:
-            given: C-contiguous arrays of whole rows, for each field of the record.
             out: Room for ``stop - first`` records, or more.
+            given: Arrays of whole rows, for each field of the record.
             first: First row to pack.
             stop: The row after the last one.
 
         Raises:
             ValueError: A field has too few rows, or out is too small.
+        """
+
+    def stream(
+        self, out: memoryview, given: Mapping[str, Any], first: int, stop: int, /
+    ) -> None:
+        """Pack rows that nobody reads soon, past the caches; see `pack`.
+
+        Bytes of a record without a field become zeros. All is stored when it returns,
+        in the order in which others look.
         """
 
 
@@ -128,8 +137,8 @@ def mark(
     Args:
         out: uint8 ``[T, E]``, written.
         before: uint8 ``[E]``, flags of the row before the block; FINAL for none.
-        terminated: bool ``[T, E]``, or None for never.
-        truncated: bool ``[T, E]``, or None for never.
+        terminated: bool ``[T, E]``, or ``[T]`` of one environment; None for never.
+        truncated: Likewise.
         final_follows: The row after an end is the final row (``"next_step"``).
 
     Raises:
@@ -146,9 +155,9 @@ def mark(
     for ends, bit in ((terminated, TERMINATED), (truncated, TRUNCATED)):
         if ends is None:
             continue
-        if ends.shape != flags.shape:
+        if ends.shape != flags.shape and (envs > 1 or ends.shape != flags.shape[:1]):
             raise ValueError(f"mark: expected bools {list(flags.shape)}")
-        flags |= ends * np.uint8(bit)
+        flags |= ends.reshape(flags.shape) * np.uint8(bit)
     if len(flags):
         _bound(flags, before, final_follows)
 
@@ -300,7 +309,7 @@ class Packer:
         return lead[0] if array.dtype == member[1] else 0
 
     def pack(
-        self, given: Mapping[str, Any], out: Bytes, first: int, stop: int, /
+        self, out: Bytes, given: Mapping[str, Any], first: int, stop: int, /
     ) -> None:
         """See `PackerKernel.pack`."""
         flat, stride = out.reshape(-1), len(self.record)
@@ -314,7 +323,7 @@ class Packer:
             nbytes = int(np.prod(shape, dtype=np.int64)) * itemsize
             if offset < 0:
                 continue
-            raw: Bytes = given[path].reshape(-1).view(np.uint8)
+            raw: Bytes = np.ascontiguousarray(given[path]).reshape(-1).view(np.uint8)
             if raw.size // nbytes < stop:
                 raise ValueError(
                     f"pack: got {raw.size} bytes for {stop} rows of {nbytes} bytes in "
@@ -324,6 +333,14 @@ class Packer:
         records = flat[: (stop - first) * stride].reshape(-1, stride)
         for offset, nbytes, raw in taken:
             records[:, offset : offset + nbytes] = raw.reshape(-1, nbytes)
+
+    def stream(
+        self, out: memoryview, given: Mapping[str, Any], first: int, stop: int, /
+    ) -> None:
+        """See `PackerKernel.stream`."""
+        target = np.frombuffer(out, np.uint8)
+        target[: (stop - first) * len(self.record)] = 0
+        self.pack(target, given, first, stop)
 
     def _plain(self, value: Any, member: Member) -> bool:
         _, dtype, scalar, kind, itemsize, shape, _, _ = member

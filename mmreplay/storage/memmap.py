@@ -25,6 +25,7 @@ from mmreplay.schema import Schema
 from mmreplay.storage import packing
 from mmreplay.storage.base import Columns
 from mmreplay.storage.flags import FlagReader, MappedFlags, ReadFlags
+from mmreplay.storage.inlet import LEAST_NBYTES, Inlet, write_pieces
 from mmreplay.storage.pages import Pages
 from mmreplay.storage.placement import FLAGS, RECORDS, SUMS, Placement, place
 from mmreplay.storage.policy import ReadPolicy
@@ -33,11 +34,6 @@ from mmreplay.storage.records import records_of
 from mmreplay.storage.recycler import Recycler
 
 SUM_DTYPE = np.dtype([("crc", "<u4"), ("lap", "<u4")])
-# The kernel takes page cache in pieces as large as the write. Free pieces of 128 KiB
-# and more a virtual machine has given back to its host, and waits for them anew; up
-# to 32 KiB it keeps a stock of its own. 7 MB at once took up to seven times as long as
-# in such pieces (tools/bench/bench_pixels.py, filling).
-PIECE_NBYTES = 32 << 10
 # Small fields are put together in a piece that the second level of cache holds. Over
 # pages that are there it goes to the file in one call: ext4 takes 26 us for 172 KB so,
 # and 33 in pieces of 64 KiB that end within pages.
@@ -56,6 +52,8 @@ class MemmapStore:
         placement: Placement,
         files: dict[str, File],
         policy: ReadPolicy = POLICY,
+        *,
+        created: bool = False,
     ) -> None:
         self.ring = ring
         self.schema = schema
@@ -71,8 +69,9 @@ class MemmapStore:
         self._records_file = files.get(RECORDS)
         self._packer = packing.packer(schema, placement, ring.num_envs)
         self._record = self._packer.record
-        # Above, this opening wrote no record yet.
-        self._reached = 0
+        self._inlet: Inlet | None = None
+        if self._records_file is not None:
+            self._inlet = Inlet(self._records_file, created=created)
         self._advise = policy.advise
         self.maps = policy.maps(self._flags_file.path.parent)
         self._open_rows()
@@ -123,7 +122,7 @@ class MemmapStore:
         try:
             for name, nbytes in file_sizes(ring, schema, placement).items():
                 files[name] = File.create(folder / name, nbytes)
-            return cls(ring, schema, placement, files)
+            return cls(ring, schema, placement, files, created=True)
         except BaseException:
             _close(files)
             raise
@@ -162,37 +161,35 @@ class MemmapStore:
             column = columns[path].reshape(count, -1)
             for row, first, stop in runs:
                 data = np.ascontiguousarray(column[first:stop])
-                _pwrite(file, data.reshape(-1).view(np.uint8), row * nbytes)
-        if self._records_file is not None:
-            self._write_records(self._records_file, runs, columns)
+                write_pieces(file, data.reshape(-1).view(np.uint8), row * nbytes)
+        if self._inlet is not None:
+            self._write_records(self._inlet, runs, columns)
         for row, first, stop in runs:
             self._flags_file.pwrite(flags[first:stop].data, row)
 
-    def _write_records(self, file: File, runs: Sequence[Run], columns: Columns) -> None:
-        """Pack and write pieces that stay in the processor's caches meanwhile."""
-        stage, room, stride = self._stage, len(self._stage), self._placement.stride
-        names = self._placement.record.names if self._placement.record else ()
-        given = {path: np.ascontiguousarray(columns[path]) for path in names or ()}
+    def _write_records(
+        self, inlet: Inlet, runs: Sequence[Run], columns: Columns
+    ) -> None:
+        """Pack rows where they belong, or in pieces that a cache holds, and write."""
+        stride, packer = self._placement.stride, self._packer
+        stage, room = self._stage, len(self._stage)
         begin, end = runs[0][1], runs[-1][2]
-        if len(runs) > 1 and end - begin <= room:
-            self._packer.pack(given, stage, begin, end)
+        short = (end - begin) * stride < len(runs) * LEAST_NBYTES
+        if short and len(runs) > 1 and end - begin <= room:
+            packer.pack(stage, columns, begin, end)
             for row, first, stop in runs:
                 rows = stage[first - begin : stop - begin].reshape(-1)
-                self._write_piece(file, rows, row * stride)
+                inlet.write(rows, row * stride)
             return
         for row, first, stop in runs:
+            given, nbytes = (columns, first, stop), (stop - first) * stride
+            if inlet.fill(row * stride, nbytes, packer.stream, given):
+                continue
             for at in range(first, stop, room):
                 until = min(at + room, stop)
-                self._packer.pack(given, stage, at, until)
+                packer.pack(stage, columns, at, until)
                 rows = stage[: until - at].reshape(-1)
-                self._write_piece(file, rows, (row + at - first) * stride)
-
-    def _write_piece(self, file: File, data: NDArray[np.uint8], offset: int) -> None:
-        if offset < self._reached:
-            file.pwrite(data.data, offset)
-            return
-        _pwrite(file, data, offset)
-        self._reached = offset + len(data)
+                inlet.write(rows, (row + at - first) * stride)
 
     def _write_one(self, row: int, columns: Columns, flags: NDArray[np.uint8]) -> None:
         """The same for one row: its values may be scalars."""
@@ -371,22 +368,6 @@ class MemmapStore:
             # One that a thread is reading just now goes when it has done.
             with suppress(BufferError):
                 mapping.close()
-
-
-def _pwrite(file: File, data: NDArray[np.uint8], offset: int) -> None:
-    """Write bytes at an offset, a piece at a time.
-
-    Pieces end where pieces of the file do: the kernel takes page cache for them in
-    one go, and no page twice.
-    """
-    if len(data) <= PIECE_NBYTES:
-        file.pwrite(data.data, offset)
-        return
-    first = 0
-    while first < len(data):
-        stop = first + PIECE_NBYTES - (offset + first) % PIECE_NBYTES
-        file.pwrite(data[first:stop].data, offset + first)
-        first = stop
 
 
 def file_sizes(ring: Ring, schema: Schema, placement: Placement) -> dict[str, int]:

@@ -228,15 +228,52 @@ def test_rows_are_packed_where_they_belong(packer, rng):
     block = arrays((40,), rng)
     stride = PLACED.stride
     out = np.full((30, stride), 0xEE, np.uint8)
-    packer.pack(block, out, 7, 33)
+    packer.pack(out, block, 7, 33)
     expected = np.full((30, stride), 0xEE, np.uint8)
     assert PLACED.record.fields is not None
     for path, (dtype, offset, *_) in PLACED.record.fields.items():
         raw = block[path].reshape(40, -1).view(np.uint8)[7:33]
         expected[:26, offset : offset + dtype.itemsize] = raw
     assert np.array_equal(out, expected)
-    packer.pack(block, out, 3, 3)
+    packer.pack(out, block, 3, 3)
     assert np.array_equal(out, expected)
+
+
+@pytest.mark.parametrize("skew", [0, 8, 40, 63])
+@pytest.mark.parametrize("nbytes", [1, 4, 13, 68, 1000, 3000])
+@pytest.mark.parametrize("count", [1, 2, 60])
+def test_what_is_streamed_is_what_is_packed(
+    rows, monkeypatch, nbytes, count, skew, rng
+):
+    monkeypatch.setattr(packing, "rows", rows)
+    schema = mr.Schema(
+        {"a": mr.Field((nbytes,), "uint8"), "b": mr.Field((), "float32")}
+    )
+    placed = place(schema)
+    packer = packing.packer(schema, placed, 1)
+    given = {
+        "a": rng.integers(0, 256, (70, nbytes), np.uint8),
+        "b": rng.random(70).astype(np.float32),
+    }
+    expected = np.zeros((count, placed.stride), np.uint8)
+    packer.pack(expected, given, 5, 5 + count)
+    # Whatever stood there, and wherever lines of the cache begin.
+    room = np.full(expected.size + 128, 0xEE, np.uint8)
+    begin = -room.ctypes.data % 64 + skew
+    target = memoryview(room)[begin : begin + expected.size]
+    packer.stream(target, given, 5, 5 + count)
+    assert bytes(target) == expected.tobytes()
+    assert (room[:begin] == 0xEE).all()
+    assert (room[begin + expected.size :] == 0xEE).all()
+
+
+def test_arrays_that_are_not_contiguous_are_packed_by_value(packer, rng):
+    block = arrays((40,), rng)
+    apart = {path: np.repeat(array, 2, 0)[::2] for path, array in block.items()}
+    out = np.zeros((2, 40, PLACED.stride), np.uint8)
+    packer.pack(out[0], block, 0, 40)
+    packer.pack(out[1], apart, 0, 40)
+    assert np.array_equal(out[0], out[1])
 
 
 @pytest.mark.parametrize("nbytes", [*range(1, 40), 63, 64, 65, 300])
@@ -249,7 +286,7 @@ def test_values_of_every_size_are_packed_whole(rows, monkeypatch, nbytes, rng):
         "b": rng.integers(0, 256, 9, np.uint8),
     }
     out = np.zeros((9, placed.stride), np.uint8)
-    packing.packer(schema, placed, 1).pack(given, out, 0, 9)
+    packing.packer(schema, placed, 1).pack(out, given, 0, 9)
     found = out.reshape(-1).view(placed.record)
     assert np.array_equal(found["a"], given["a"])
     assert np.array_equal(found["b"], given["b"])
@@ -260,10 +297,10 @@ def test_rows_that_do_not_fit_are_not_packed(packer, first, stop, rng):
     block = arrays((40,), rng)
     out = np.zeros((4, PLACED.stride), np.uint8)
     with pytest.raises(ValueError, match=r"^pack: got \d+ bytes for .*, expected"):
-        packer.pack(block, out, first, stop)
+        packer.pack(out, block, first, stop)
     block["int8"] = block["int8"][:2]
     with pytest.raises(
         ValueError, match=r"^pack: got 2 bytes for 3 rows of 1 .*'int8'"
     ):
-        packer.pack(block, out, 0, 3)
+        packer.pack(out, block, 0, 3)
     assert not out.any()

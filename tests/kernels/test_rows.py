@@ -38,12 +38,19 @@ def test_flags_follow_from_the_row_before(rows, final_follows, chance, rng):
     for _ in range(60):
         shape = tuple(rng.integers(1, 9, 2))
         ends = rng.random((2, *shape)) < chance
-        # Ends may come with any strides.
+        # Ends may come with any strides, or as those of one environment.
         terminated, truncated = ends[0], np.asfortranarray(ends[1])[:, ::-1]
+        if rng.random() < 0.5:
+            truncated = ends[1]
         before = rng.choice(np.array([0, 1, 2, 4, 6, 8, 3, 17], np.uint8), shape[1])
         out = np.full(shape, 0xEE, np.uint8)
         rows.mark(out, before, terminated, truncated, final_follows)
-        assert np.array_equal(out, marked(before, terminated, truncated, final_follows))
+        expected = marked(before, terminated, truncated, final_follows)
+        assert np.array_equal(out, expected)
+        if shape[1] == 1:
+            only = terminated[:, 0], truncated[:, 0]
+            rows.mark(out, before, *only, final_follows)
+            assert np.array_equal(out, expected)
 
 
 @pytest.mark.parametrize("final_follows", [False, True])

@@ -12,7 +12,9 @@ import pytest
 import mmreplay as mr
 from mmreplay.errors import CorruptError, FailedError, FormatError, FullError
 from mmreplay.ring import Ring, runs
-from mmreplay.storage.memmap import PIECE_NBYTES, MemmapStore
+from mmreplay.storage import inlet
+from mmreplay.storage.inlet import PIECE_NBYTES
+from mmreplay.storage.memmap import MemmapStore
 from tests.contracts.store import KEPT, SCHEMA, StoreContract, bits
 from tools.torture.disks import FaultyDisk, WatchedDisk, using
 
@@ -223,7 +225,8 @@ def test_a_large_write_is_cut_where_pieces_of_the_file_end(tmp_path, first, rng)
     store.close()
 
 
-def test_records_over_old_ones_are_written_in_one_call(tmp_path, rng):
+def test_records_over_old_ones_are_written_in_one_call(tmp_path, rng, monkeypatch):
+    monkeypatch.setattr(inlet, "LEAST_NBYTES", 1 << 40)
     schema = mr.Schema({"small": mr.Field((500,), "uint8")})
     store = MemmapStore.create(tmp_path, Ring.sized(300, 1), schema)
     values = rng.integers(0, 256, (200, 500), np.uint8)

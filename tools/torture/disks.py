@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from mmreplay import files
+from mmreplay.disk import Pack
 from mmreplay.files import Data, Disk
 
 # Every raw call that changes, syncs or locks; `close` is left out, because it does
@@ -28,6 +29,7 @@ PRIMITIVES = (
     "truncate",
     "allocate",
     "clone",
+    "link",
     "datasync",
     "sync_folder",
     "rename",
@@ -88,6 +90,15 @@ class WatchedDisk(Disk):
         self.watch("store")
         super().store(fd, mapping, offset, data)
 
+    def fill(
+        self, fd: int, mapping: mmap.mmap, offset: int, nbytes: int,
+        pack: Pack, given: tuple[object, ...],
+    ) -> None:  # fmt: skip
+        """Store what is packed, so that whoever watches stores sees it."""
+        data = bytearray(nbytes)
+        pack(memoryview(data), *given)
+        self.store(fd, mapping, offset, data)
+
     def truncate(self, fd: int, nbytes: int) -> None:
         """Watch, then set the size."""
         self.watch("truncate")
@@ -107,6 +118,11 @@ class WatchedDisk(Disk):
         """Watch, then give space back."""
         self.watch("punch")
         super().punch(fd, offset, nbytes)
+
+    def link(self, source: Path, target: Path) -> None:
+        """Watch, then give a second name."""
+        self.watch("link")
+        super().link(source, target)
 
     def datasync(self, fd: int) -> None:
         """Watch, then sync."""

@@ -1,0 +1,197 @@
+"""Stretches stored through a mapping are what a write would have left, or nothing."""
+
+import errno
+import mmap
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay import mounts
+from mmreplay.disk import Disk
+from mmreplay.errors import FailedError, FullError
+from mmreplay.files import File
+from mmreplay.ring import Ring
+from mmreplay.storage import inlet
+from mmreplay.storage.inlet import LEAST_NBYTES, WARM_CALLS, Inlet
+from mmreplay.storage.memmap import MemmapStore
+from tools.torture.disks import FaultyDisk, WatchedDisk, using
+
+SCHEMA = mr.Schema(
+    {
+        "wide": mr.Field((17,), "float32"),
+        "odd": mr.Field((3,), "int8"),
+        "one": mr.Field((), "float64"),
+    }
+)
+
+
+class StoringDisk(WatchedDisk):
+    """A disk on which a mapping is filled as it is on the real one, and counted."""
+
+    def fill(self, fd, mapping, offset, nbytes, pack, given):
+        self.watch("store")
+        Disk.fill(self, fd, mapping, offset, nbytes, pack, given)
+
+
+def block(count, rng):
+    return {
+        path: rng.integers(-9, 9, (count, *field.shape)).astype(field.numpy)
+        for path, field in SCHEMA.fields.items()
+    }
+
+
+@pytest.fixture
+def stores(tmp_path, monkeypatch):
+    """Whether stretches are stored where the test's files are."""
+    kind = mounts.file_system(tmp_path)
+    if kind not in mounts.KEEPS_PAGES:
+        pytest.skip(f"{kind} is written, never stored into")
+    monkeypatch.setattr(inlet, "PAGE_BY_PAGE", set())
+
+
+def created(path):
+    store = MemmapStore.create(path, Ring.sized(3000, 1), SCHEMA)
+    ring = store.ring
+    store.allocate(np.zeros(1, np.int64), np.full(1, ring.slots))
+    return store
+
+
+@pytest.mark.parametrize("first", [0, 1, 7, 37])
+def test_what_is_stored_is_what_is_written(tmp_path, rng, stores, monkeypatch, first):
+    values = block(1000, rng)
+    files = []
+    for least in (1, 1 << 40):
+        monkeypatch.setattr(inlet, "LEAST_NBYTES", least)
+        (tmp_path / str(least)).mkdir()
+        store = created(tmp_path / str(least))
+        with using(StoringDisk()) as disk:
+            for row, a, b in ((first, 0, 700), (first + 700, 700, 1000), (5, 90, 92)):
+                store.write([(row, a, b)], values, np.zeros(b - a, np.uint8))
+            # Over old rows as well: padding stays zeros.
+            store.write([(first, 300, 900)], values, np.zeros(600, np.uint8))
+        assert (disk.calls["store"] > 0) == (least == 1)
+        files.append((store.files[1].path).read_bytes())
+        store.close()
+    assert files[0] == files[1]
+
+
+def test_a_short_stretch_is_written(tmp_path, rng, stores):
+    store = created(tmp_path)
+    values = block(1000, rng)
+    rows = -(-LEAST_NBYTES // 80)
+    for first, count, calls in ((0, rows - 1, 0), (rows - 1, rows, 1)):
+        with using(StoringDisk()) as disk:
+            store.write([(first, 0, count)], values, np.zeros(count, np.uint8))
+        assert (disk.calls["store"], disk.calls["pwrite"]) == (calls, 2 - calls)
+    store.close()
+
+
+def test_the_doubles_of_the_disk_see_what_is_stored(tmp_path, rng, stores):
+    store = created(tmp_path)
+    values = block(1000, rng)
+    with using(WatchedDisk()) as disk:
+        store.write([(0, 0, 1000)], values, np.zeros(1000, np.uint8))
+    assert disk.calls["store"] == 1
+    found = store.gather(np.arange(1000), list(values))
+    assert all(np.array_equal(found[path], values[path]) for path in values)
+    store.close()
+
+
+@pytest.mark.parametrize("number", [errno.EFAULT, errno.EINVAL, errno.ENOMEM])
+def test_pages_that_cannot_be_had_are_written(tmp_path, rng, stores, number):
+    class Refusing(StoringDisk):
+        def populate(self, address, nbytes):
+            raise OSError(number, "no page")
+
+    store = created(tmp_path)
+    values = block(1000, rng)
+    with using(Refusing()) as disk:
+        store.write([(0, 0, 1000)], values, np.zeros(1000, np.uint8))
+    assert disk.calls["store"] == 0
+    assert np.array_equal(
+        store.gather(np.arange(1000), ["wide"])["wide"], values["wide"]
+    )
+    store.close()
+
+
+def test_a_full_disk_is_the_error_of_a_write(tmp_path, rng, stores):
+    class Full(FaultyDisk):
+        def populate(self, address, nbytes):
+            raise OSError(errno.EFAULT, "a store would be a SIGBUS")
+
+    store = created(tmp_path)
+    values = block(1000, rng)
+    full = Full(OSError(errno.ENOSPC, "full"), names=("pwrite",))
+    with using(full), pytest.raises(FullError, match=r"records\.bin"):
+        store.write([(0, 0, 1000)], values, np.zeros(1000, np.uint8))
+    store.close()
+
+
+def test_a_populated_hole_is_an_error_where_a_store_would_kill(tmp_path):
+    # Past the end of the file, a store is a SIGBUS on every system.
+    file = File.create(tmp_path / "a", 4 * mmap.PAGESIZE)
+    mapping = file.map_to_fill()
+    address = np.frombuffer(mapping, np.uint8).ctypes.data
+    Disk().populate(address, 4 * mmap.PAGESIZE)
+    file.resize(mmap.PAGESIZE)
+    with pytest.raises(OSError, match="cannot populate"):
+        Disk().populate(address, 4 * mmap.PAGESIZE)
+    file.close()
+
+
+def filled(way, offset, count=LEAST_NBYTES):
+    def pack(out):
+        out[:] = b"x" * count
+
+    return way.fill(offset, count, pack, ())
+
+
+def test_pages_of_which_the_disk_knows_more_are_not_read_to_be_overwritten(
+    tmp_path, stores, monkeypatch
+):
+    file = File.create(tmp_path / "a", 64 * LEAST_NBYTES)
+    there = []
+    way = Inlet(file, created=False)
+    monkeypatch.setattr(way, "_there", lambda first, nbytes: there.pop())
+    there[:] = [False]
+    assert not filled(way, 0)
+    there[:] = [True]
+    assert filled(way, 0)
+    # While pages are found there, not every stretch is looked at.
+    assert all(filled(way, LEAST_NBYTES // 2) for _ in range(WARM_CALLS))
+    there[:] = [False]
+    assert not filled(way, LEAST_NBYTES // 2)
+    file.close()
+
+
+def test_pages_are_looked_for_in_memory(tmp_path, stores):
+    file = File.create(tmp_path / "a", 64 * LEAST_NBYTES)
+    file.allocate(0, file.nbytes)
+    way = Inlet(file, created=False)
+    assert not filled(way, LEAST_NBYTES)
+    file.pwrite(b"y" * 2 * LEAST_NBYTES, 0)
+    assert filled(way, LEAST_NBYTES)
+    assert file.pread(LEAST_NBYTES, LEAST_NBYTES) == b"x" * LEAST_NBYTES
+    file.close()
+
+
+def test_a_file_that_cannot_be_mapped_is_written(tmp_path, stores, monkeypatch):
+    file = File.create(tmp_path / "a", 4 * LEAST_NBYTES)
+
+    def refuse(self):
+        raise FailedError("no address space")
+
+    monkeypatch.setattr(File, "map_to_fill", refuse)
+    way = Inlet(file, created=True)
+    assert not filled(way, 0)
+    assert not filled(way, 0)
+    file.close()
+
+
+@pytest.mark.parametrize("kind", ["btrfs", "nfs", "?"])
+def test_file_systems_that_promise_no_page_are_written(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(inlet, "file_system", lambda path: kind)
+    file = File.create(tmp_path / "a", 4 * LEAST_NBYTES)
+    assert not filled(Inlet(file, created=True), 0)
+    file.close()
