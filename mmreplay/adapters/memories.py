@@ -72,26 +72,39 @@ class Memory(Rows):
         return self._declared[name]
 
     def get_tensor_by_name(self, name: str, keepdim: bool = True) -> torch.Tensor:
-        """Copy a tensor out, as it is now.
+        """Show a tensor as it is now: a view of its file where it can be, or a copy.
+
+        It is a view while the memory is full, its next row is row 0 and no turn of the
+        ring lies between its rows, as the first time; never of a mutable tensor, which
+        `set_tensor_by_name` would change. A write into it changes it alone.
 
         Args:
             name: Its name.
-            keepdim: ``[memory_size, num_envs, *size]``, else without the first two
-                axes apart.
+            keepdim: ``[memory_size, num_envs, *size]``, or one axis for both.
 
         Raises:
             KeyError: There is none of that name.
         """
         tensor = self._known(name)
-        flat = tensor.empty(self.memory_size * self.num_envs)
-        if self.ring is not None:
-            cells = self._cells(self.ring)
-            found = self.ring.get_field(tensor.path, *self._places(self.ring, cells))
-            flat[torch.from_numpy(cells)] = tensor.shown(found)
-        flat = flat.to(self.device)
-        if not keepdim:
-            return flat
-        return flat.reshape(self.memory_size, self.num_envs, *tensor.shape)
+        whole = self._view(tensor)
+        if whole is None:
+            flat = tensor.empty(self.memory_size * self.num_envs)
+            if self.ring is not None:
+                cells = self._cells(self.ring)
+                places = self._places(self.ring, cells)
+                found = self.ring.get_field(tensor.path, *places)
+                flat[torch.from_numpy(cells)] = tensor.shown(found)
+            whole = flat.reshape(self.memory_size, self.num_envs, *tensor.shape)
+        whole = whole.to(self.device)
+        return whole if keepdim else whole.flatten(0, 1)
+
+    def _view(self, tensor: Tensor) -> torch.Tensor | None:
+        """A tensor as it lies in its file, if its rows are there in order."""
+        ordered = self.filled and not self.memory_index and not self.env_index
+        if self.ring is None or not ordered or tensor.field.mutable:
+            return None
+        views = self.ring.mapped(tensor.path) or []
+        return tensor.seen(views[0]) if len(views) == 1 else None
 
     def set_tensor_by_name(self, name: str, tensor: torch.Tensor) -> None:
         """Write a tensor's samples that are there; indexes stay.
@@ -299,8 +312,7 @@ class Memory(Rows):
             columns = {}
             for tensor in self._declared.values():
                 array = np.ascontiguousarray(block.columns[tensor.path][rows])
-                column = tensor.stored(tensor.shown(array))
-                columns[tensor.path] = column[:, None]
+                columns[tensor.path] = tensor.stored(tensor.shown(array))[:, None]
             ring.extend(columns, env_ids=[env_id])
 
 

@@ -88,6 +88,11 @@ class Tensor:
         shape = (len(array), *self.field.shape)
         return array if array.shape == shape else array.reshape(shape)
 
+    def seen(self, array: NDArray[Any]) -> torch.Tensor:
+        """Stored values ``[*lead, *shape]`` as they lie, without a copy."""
+        value = torch.from_numpy(array)
+        return value.view(torch.bfloat16) if self.dtype is torch.bfloat16 else value
+
     def shown(self, array: NDArray[Any]) -> torch.Tensor:
         """Stored values ``[*lead, *field.shape]`` as a tensor ``[n, *shape]``."""
         value = torch.from_numpy(np.ascontiguousarray(array))

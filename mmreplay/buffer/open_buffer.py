@@ -12,6 +12,7 @@ from mmreplay.batch import Batch
 from mmreplay.buffer import lifecycle
 from mmreplay.buffer.generations import Generations
 from mmreplay.buffer.limiting import Limit, Limiter
+from mmreplay.buffer.mapped import mapped
 from mmreplay.buffer.reading import Reading
 from mmreplay.buffer.snapshot import Snapshot, snapshot
 from mmreplay.buffer.state import read_statistics, write_statistics
@@ -289,6 +290,16 @@ class OpenBuffer(Generations):
             StaleError: A position is not in the buffer.
         """
         return self._read().get_field(path, env_ids, positions)
+
+    def mapped(self, path: str) -> list[NDArray[Any]] | None:
+        """Map one field of all rows alive: views of its file, oldest first.
+
+        Later rows overwrite them once the ring comes round; what is written into them
+        stays there. One ``[T, num_envs, *shape]``, or two that follow each other; None
+        where environments are not in step, the field is an end of episodes, or the
+        engine is not ``"memmap"``: use `gather_all`.
+        """
+        return mapped(self._parts.store, self._read().span, path)
 
     def update_priorities(self, batch: Batch, values: ArrayLike) -> int:
         """Give the steps, or windows, of a batch new priorities.

@@ -80,6 +80,33 @@ def test_a_process_that_is_killed_loses_no_sample(tmp_path):
     memory.home.close()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
+def test_whole_tensors_are_views_where_their_rows_lie_in_order(tmp_path, dtype):
+    memory = skrl.RandomMemory(16, 2, "cpu", path=tmp_path / "ring")
+    memory.create_tensor("a", 3, dtype)
+    memory.create_tensor("values", 1)
+    written, views = torch.zeros(16, 2, 3, dtype=dtype), 0
+    for number in range(16 * 19):
+        row = torch.full((2, 3), number % 200).to(dtype)
+        memory.add_samples(a=row, values=torch.ones(2, 1))
+        written[number % 16] = row
+        if number % 16 != 15:
+            continue
+        whole = memory.get_tensor_by_name("a")
+        assert torch.equal(whole, written)
+        assert torch.equal(memory.tensors_view["a"], written.flatten(0, 1))
+        # A copy has room for its own numbers; a view shows a file.
+        views += whole.untyped_storage().nbytes() > whole.nbytes
+        whole.fill_(7)
+        assert torch.equal(memory.get_tensor_by_name("a"), written)
+        kept = memory.get_tensor_by_name("values")
+        memory.set_tensor_by_name("values", kept + 1)
+        assert (kept == 1).all()
+    # Of 19 rounds, 16 rows of 19 lie in one stretch in four.
+    assert views == 4
+    memory.home.close()
+
+
 def test_a_tensor_that_comes_late_leaves_the_others_as_they_are(tmp_path):
     memory = declared(skrl.Memory(5, 2, device="cpu", path=tmp_path / "ring"))
     memory.add_samples(**samples(0, 2))
