@@ -82,6 +82,8 @@ def describe(
     autoreset: Autoreset,
     user: Json | None,
     codec: Codec | None = None,
+    level: int | None = None,
+    chunk_crc32c: bool = False,
 ) -> Metadata:
     """Check what a user asks for and make its metadata.
 
@@ -105,15 +107,19 @@ def describe(
             f"schema: got {type(schema).__name__}, expected a Schema; wrap the fields "
             "in mmreplay.Schema(...), or use Schema.from_env or Schema.from_example"
         )
-    if codec is not None and engine != "zarr":
-        raise SchemaError(
-            f"codec: got {codec!r} with engine={engine!r}, expected one with "
-            "engine='zarr' only; leave it out, or name that engine"
-        )
+    asked = {"codec": codec, "level": level, "chunk_crc32c": chunk_crc32c or None}
+    for name, value in asked.items():
+        if value is not None and engine != "zarr":
+            raise SchemaError(
+                f"{name}: got {value!r} with engine={engine!r}, expected one with "
+                "engine='zarr' only; leave it out, or name that engine"
+            )
     ring = Ring.sized(int(capacity), int(num_envs), layout, schema.row_nbytes)
     sharding = None
     if engine == "zarr":
-        sharding = Sharding.sized(codec or "blosc-lz4", ring, schema.row_nbytes)
+        sharding = Sharding.sized(
+            codec or "blosc-lz4", ring, schema.row_nbytes, level, chunk_crc32c
+        )
         ring = sharding.fit(ring)
     return Metadata(
         uuid=secrets.token_bytes(16),

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.errors import FailedError, FullError
-from mmreplay.storage.base import CheckedStore
+from mmreplay.storage.base import CheckedStore, whole
 from mmreplay.storage.ledger import CommitWriter
 from mmreplay.storage.pause import await_release
 
@@ -179,7 +179,7 @@ class Committer:
         if self._stop:
             return
         ring = self._store.ring
-        target = self._ledger.heads + ring.reserve
+        target = whole(self._ledger.heads + ring.reserve, self._store.grain)
         if (target > ring.slots).any():
             self._give_up(target)
         if time.monotonic() >= due and self._dirty():

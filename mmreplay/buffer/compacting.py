@@ -128,7 +128,7 @@ def _fill(
     try:
         firsts = rebuild.copy(reading, store, None, progress)
         if isinstance(store, ZarrStore):
-            store.seal_all(firsts, span.stop)
+            store.settle(firsts, span.stop)
         store.sync()
         rebuild.sum_blocks(store, firsts, span.stop)
         store.sync_sums()

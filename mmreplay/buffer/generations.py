@@ -6,7 +6,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,6 +90,28 @@ class Generations:
             self._parts.store.unmap()
         finally:
             close_columns(self._reading.view.home)
+
+    def close(self, seal: bool = True) -> None:
+        """Commit and give everything back; a second call does nothing.
+
+        Args:
+            seal: Of the Zarr engine: put the shards that are not full yet into the
+                group too, so that it holds every row; False leaves their rows to
+                the next writer, where only this library reads them.
+        """
+        with self._turn:
+            if self._parts.writer is not None and not self._parts.closed:
+                self._parts.writer.check_owner()
+            self._parts.seals = seal
+            self._give_back()
+
+    def __enter__(self) -> Self:
+        """Return the buffer."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the buffer."""
+        self.close()
 
     @property
     def source(self) -> ZarrSource | None:

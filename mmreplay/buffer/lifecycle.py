@@ -61,6 +61,7 @@ class Parts:
     policy: ReadPolicy = POLICY
     closed: bool = field(default=False)
     pid: int = field(default_factory=os.getpid)
+    seals: bool = True
 
     def writing(self, name: str) -> Writer:
         """The writer.
@@ -116,7 +117,7 @@ class Parts:
             if isinstance(self.store, ZarrStore):
                 heads, tails = self.ledger.heads, self.ledger.tails
                 oldest = np.maximum(tails, heads - self.metadata.ring.capacity)
-                self.store.seal_all(oldest, heads)
+                self.store.settle(oldest, heads, seal=self.seals)
             self.committer.commit(records.CLEAN)
         finally:
             # A thread that outlived the files would write into whichever are opened
@@ -313,6 +314,8 @@ def _open_locked(
     except BaseException:
         store.close()
         raise
+    if isinstance(store, ZarrStore):
+        store.sealing.give_up(ledger.limits)
     committer = Committer(store, ledger, path)
     writer = Writer(
         store, ledger, committer, metadata.schema, metadata.autoreset,

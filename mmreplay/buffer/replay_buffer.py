@@ -66,6 +66,8 @@ class ReplayBuffer(OpenBuffer):
         engine: Engine = "memmap",
         layout: Layout | None = None,
         codec: Codec | None = None,
+        level: int | None = None,
+        chunk_crc32c: bool = False,
         autoreset: Autoreset = "disabled",
         sampler: Sampler | None = None,
         transforms: Sequence[Transform] = (),
@@ -86,7 +88,9 @@ class ReplayBuffer(OpenBuffer):
             engine: ``"memmap"``, ``"zarr"`` (compressed) or ``"memory"``.
             layout: ``"env_major"`` or ``"time_major"``; None chooses by num_envs.
             codec: Of the Zarr engine: ``"blosc-lz4"`` (by default), ``"zstd"`` or
-                ``"none"``; see docs/zarr.md.
+                ``"none"``; see docs/zarr.md, as for the next two.
+            level: The codec's, more for smaller shards; by default 5 and 3.
+            chunk_crc32c: Whether each chunk carries a checksum.
             autoreset: What the row after an episode's end is: ``"next_step"``
                 (Gymnasium's vector default): the final row; ``"same_step"`` or
                 ``"disabled"``: the first row of the next episode.
@@ -109,8 +113,9 @@ class ReplayBuffer(OpenBuffer):
                 "all but 'memory', and None for that; give a path, or engine='memory'"
             )
         metadata = arguments.describe(
-            schema, capacity, num_envs, engine, layout, autoreset, user, codec
-        )
+            schema, capacity, num_envs, engine, layout, autoreset, user, codec,
+            level, chunk_crc32c,
+        )  # fmt: skip
         check_sampler(sampler)
         fold_of(transforms, metadata)  # refused before there is a folder
         if path is None:
@@ -381,18 +386,3 @@ class ReplayBuffer(OpenBuffer):
             FailedError: The disk refused; the buffer takes nothing more.
         """
         self._commit()
-
-    def close(self) -> None:
-        """Commit and give everything back; a second call does nothing."""
-        with self._turn:
-            if self._parts.writer is not None and not self._parts.closed:
-                self._parts.writer.check_owner()
-            self._give_back()
-
-    def __enter__(self) -> ReplayBuffer:
-        """Return the buffer."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close the buffer."""
-        self.close()

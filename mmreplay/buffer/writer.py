@@ -16,7 +16,7 @@ from mmreplay.episodes import BREAK, CUT, END, FINAL, START
 from mmreplay.errors import ForkedError, SchemaError
 from mmreplay.ring import Ring, Run, runs
 from mmreplay.schema import Schema
-from mmreplay.storage.base import Store
+from mmreplay.storage.base import Store, whole
 from mmreplay.storage.ledger import Book, refuse_overflow
 
 Array = NDArray[np.int64]
@@ -372,7 +372,7 @@ class Writer:
         if (first_lap <= free).all():
             return np.maximum(first_lap, self._limits), True
         wide = np.maximum(self._heads + ring.reserve, heads)
-        return np.maximum(wide, self._limits), False
+        return np.maximum(whole(wide, self._store.grain), self._limits), False
 
     def clear(self, env_ids: NDArray[np.int64] | None) -> None:
         """Give up every row of some environments; positions go on."""

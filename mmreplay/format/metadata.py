@@ -92,7 +92,7 @@ class Metadata:
         """Return the metadata of the folder that takes this one's place."""
         sharding = self.sharding
         if sharding is not None:
-            sharding = Sharding.sized(sharding.codec, ring, schema.row_nbytes)
+            sharding = sharding.resized(ring, schema.row_nbytes)
             ring = sharding.fit(ring)
         return replace(
             self, generation=self.generation + 1, ring=ring, schema=schema,

@@ -12,6 +12,7 @@ from mmreplay.ring import Ring
 Codec = Literal["blosc-lz4", "zstd", "none"]
 CODECS: tuple[Codec, ...] = get_args(Codec)
 LEVELS = {"blosc-lz4": 5, "zstd": 3, "none": 0}
+MOST_LEVELS = {"blosc-lz4": 9, "zstd": 22, "none": 0}
 # One step of shards, of all environments, is decoded again when the ring comes round.
 STEP_NBYTES = 64 << 20
 MAX_SHARD_ROWS = 1 << 15
@@ -28,11 +29,13 @@ class Sharding:
         level: The codec's level.
         shard_rows: Rows per environment in a shard; a power of two that divides the
             ring's slots.
+        chunk_crc32c: Whether every chunk ends with its CRC32C, as the index does.
     """
 
     codec: Codec
     level: int
     shard_rows: int
+    chunk_crc32c: bool = False
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -42,14 +45,19 @@ class Sharding:
                 "'blosc-lz4' is read fastest, 'zstd' is smallest"
             )
         for name, number, most in (
-            ("level", self.level, 22),
+            ("level", self.level, MOST_LEVELS[self.codec]),
             ("shard_rows", self.shard_rows, MAX_SHARD_ROWS),
         ):
             if type(number) is not int or not 0 <= number <= most:
                 raise SchemaError(
-                    f"{name}: got {number!r}, expected an integer in [0, {most}]; "
-                    "leave it to mmreplay"
+                    f"{name}: got {number!r}, expected an integer in [0, {most}] with "
+                    f"{self.codec!r}; leave it to mmreplay"
                 )
+        if not isinstance(self.chunk_crc32c, bool):
+            raise SchemaError(
+                f"chunk_crc32c: got {self.chunk_crc32c!r}, expected True or False; "
+                "leave it out"
+            )
         if self.shard_rows < 1 or self.shard_rows & (self.shard_rows - 1):
             raise SchemaError(
                 f"shard_rows: got {self.shard_rows}, expected a power of two; leave it "
@@ -57,20 +65,44 @@ class Sharding:
             )
 
     @classmethod
-    def sized(cls, codec: Codec, ring: Ring, row_nbytes: int) -> Sharding:
+    def sized(
+        cls,
+        codec: Codec,
+        ring: Ring,
+        row_nbytes: int,
+        level: int | None = None,
+        chunk_crc32c: bool = False,
+    ) -> Sharding:
         """Choose the shard's rows for a ring.
 
         As many as keep a shard of each environment within 64 MiB in all, and a
         quarter of the capacity, so that the slots to spare stay few.
+
+        Args:
+            codec: What chunks are packed with.
+            ring: The ring, whose capacity and environments are looked at.
+            row_nbytes: Bytes of one row.
+            level: The codec's; None for its own.
+            chunk_crc32c: See the attribute.
         """
         most = STEP_NBYTES // max(1, row_nbytes * ring.num_envs)
         rows = max(1, min(most, ring.capacity // 4, MAX_SHARD_ROWS))
-        return cls(codec, LEVELS.get(codec, 0), 1 << (rows.bit_length() - 1))
+        chosen = LEVELS.get(codec, 0) if level is None else level
+        return cls(codec, chosen, 1 << (rows.bit_length() - 1), chunk_crc32c)
+
+    def resized(self, ring: Ring, row_nbytes: int) -> Sharding:
+        """The same for another ring."""
+        return Sharding.sized(
+            self.codec, ring, row_nbytes, self.level, self.chunk_crc32c
+        )
 
     def fit(self, ring: Ring) -> Ring:
-        """The ring with as many slots more as make whole shards."""
+        """The ring with as many slots more as make whole shards, and one to spare.
+
+        That one is given up whole before the first of its rows is overwritten.
+        """
         unit = max(self.shard_rows, ring.block_rows)
-        return replace(ring, slots=-(-ring.slots // unit) * unit)
+        return replace(ring, slots=(-(-ring.slots // unit) + 1) * unit)
 
     def chunk(self, nbytes: int, ring: Ring) -> tuple[int, int]:
         """Environments and steps of a field's inner chunk.
@@ -89,7 +121,10 @@ class Sharding:
 
     def to_json(self) -> dict[str, Any]:
         """Return what metadata.json says of it."""
-        return {"codec": self.codec, "level": self.level, "shard_rows": self.shard_rows}
+        found = {
+            "codec": self.codec, "level": self.level, "shard_rows": self.shard_rows,
+        }  # fmt: skip
+        return found | ({"chunk_crc32c": True} if self.chunk_crc32c else {})
 
     @classmethod
     def from_json(cls, value: object, ring: Ring) -> Sharding:
@@ -99,7 +134,8 @@ class Sharding:
             SchemaError: It is not legal, or does not fit the ring.
         """
         keys = {"codec", "level", "shard_rows"}
-        if not isinstance(value, Mapping) or set(value) != keys:
+        known = keys | {"chunk_crc32c"}
+        if not isinstance(value, Mapping) or not keys <= set(value) <= known:
             raise SchemaError(
                 f"zarr: got {value!r}, expected {sorted(keys)}; restore it"
             )

@@ -30,6 +30,11 @@ def flags_between(
     return np.concatenate(pieces) if pieces else np.empty(0, np.uint8)
 
 
+def whole(limits: NDArray[np.int64], grain: int) -> NDArray[np.int64]:
+    """Limits rounded up to multiples of a store's grain, int64 ``[E]``."""
+    return limits if grain == 1 else -(-limits // grain) * grain
+
+
 class Store(Protocol):
     """Rows of one generation of a buffer's files.
 
@@ -44,6 +49,8 @@ class Store(Protocol):
     schema: Schema
     packed: frozenset[str]
     """Paths whose values lie together, so that to read one is to read all."""
+    grain: int
+    """Rows an environment that are best given up at once: limits are multiples of it."""
 
     @property
     def all_flags(self) -> NDArray[np.uint8]:
@@ -97,7 +104,9 @@ class Store(Protocol):
     def allocate(self, first: NDArray[np.int64], stop: NDArray[np.int64]) -> None:
         """Reserve space for each environment's positions ``[first, stop)``.
 
-        What holds rows already stays as it is, so that it may be asked for again.
+        What holds rows already stays as it is, so that it may be asked for again. What
+        was written a lap before stop and earlier is given up for good: no reader will
+        ask for it, nor will anybody after a power cut.
 
         Args:
             first: int64 ``[E]``.

@@ -59,6 +59,8 @@ class MemmapStore:
         self.schema = schema
         record = placement.record
         self.packed = frozenset(() if record is None else record.names or ())
+        self.grain = 1
+        self.grain = 1
         self._placement = placement
         self._files = files
         self._recycler = Recycler()

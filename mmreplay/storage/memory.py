@@ -25,6 +25,7 @@ class MemoryStore:
         self.ring = ring
         self.schema = schema
         self.packed = frozenset[str]()
+        self.grain = 1
         served = place(schema).served
         self._flags = np.zeros(ring.num_rows, np.uint8)
         self._arrays = {

@@ -1,24 +1,20 @@
 """Rows in compressed Zarr shards, behind a tail of memory-mapped files.
 
-New rows go to the tail, which is the memmap engine's files over the whole ring, sparse.
-A place whose last row was written is packed into one shard a field by a thread,
-written whole under another name, synced and renamed; then the place's number says so,
-durably; then the tail's space is given back. Whoever writes into a sealed place again
-first has it put back into the tail.
+New rows go to the tail, which is the memmap engine's files over the whole ring, sparse;
+`sealing` moves them to shards, and back where they are written again. Who holds a row
+is said by its place's number, which readers look at before and after they copy.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.errors import CorruptError, StarvedError, system_failure
+from mmreplay.errors import CorruptError, StarvedError
 from mmreplay.files import File
 from mmreplay.format.metadata import Metadata
 from mmreplay.ring import Run
@@ -27,50 +23,36 @@ from mmreplay.storage.base import Columns
 from mmreplay.storage.memmap import POLICY, MemmapStore
 from mmreplay.storage.places import Places
 from mmreplay.storage.policy import ReadPolicy
-from mmreplay.storage.sealer import Sealer
-from mmreplay.storage.shard_maker import ShardMaker
+from mmreplay.storage.sealing import Sealing
 from mmreplay.storage.shards import ShardReader
-from mmreplay.storage.tail import checksum, free
+from mmreplay.storage.tail import checksum
 
 Ids = NDArray[np.int64]
-TAIL_NBYTES = 256 << 20
-"""Raw rows that may wait to be sealed before who writes waits too."""
-UNPACK_ROWS = 1024
 TRIES = 1000
 
 
 class ZarrStore:
     """One data folder, its group at `path`; see `Store` for what each method owes.
 
-    Threads: `_lock` is held while rows are written and while a place changes hands.
-    Readers take no lock: they look at the places' numbers before and after.
+    Attributes:
+        path: The group's folder.
+        sealing: What moves rows to shards and back.
     """
 
     def __init__(
         self, folder: Path, metadata: Metadata, tail: MemmapStore, places: Places
     ) -> None:
-        assert metadata.sharding is not None
         self.ring, self.schema = metadata.ring, metadata.schema
         self.packed = frozenset[str]()
-        self._metadata = metadata
-        self._folder = folder
         self.path = folder / zarr_group.FOLDER
         self._tail = tail
-        self._places = places
-        ring = self.ring
-        self._wide = ring.num_envs if ring.layout == "time_major" else 1
-        self._place_rows = metadata.sharding.shard_rows * self._wide
         self._arrays = zarr_group.arrays_of(metadata)
         self._served = zarr_group.served(metadata)
-        self._maker = ShardMaker(self.path, metadata, tail)
-        self._reader = ShardReader(self.path, ring, tail.maps)
-        self._sealer = Sealer()
-        self._lock = threading.Lock()
-        self._versions: dict[int, int] = {}
-        self._full: dict[int, NDArray[np.bool_]] = {}
-        place_nbytes = max(1, self._place_rows * self.schema.row_nbytes)
-        # Every environment may fill a place in the same step.
-        self._most_waiting = max(TAIL_NBYTES // place_nbytes, 2 * ring.num_envs + 2)
+        self._reader = ShardReader(self.path, metadata.ring, tail.maps)
+        self._places = places
+        self.sealing = Sealing(folder, metadata, tail, places)
+        self._place_rows = self.sealing.place_rows
+        self.grain = self.sealing.grain
 
     @classmethod
     def create(cls, folder: Path, metadata: Metadata) -> ZarrStore:
@@ -111,48 +93,12 @@ class ZarrStore:
         self, runs: Sequence[Run], columns: Columns, flags: NDArray[np.uint8]
     ) -> None:
         """Write a batch of rows; see `Store.write`."""
-        size = self._place_rows
-        touched = {
-            place
-            for row, first, stop in runs
-            for place in range(row // size, (row + stop - first - 1) // size + 1)
-        }
-        with self._lock:
-            self._take_over(touched)
+        sealing = self.sealing
+        with sealing.lock:
+            sealing.take_over(runs, self.gather)
             self._tail.write(runs, columns, flags)
-            full = self._filled(runs)
-        self._seal_soon(full)
-
-    def _take_over(self, touched: set[int]) -> None:
-        """Have places in the tail, and void what is being made of them."""
-        for place in touched:
-            if self._places.get(place) & 1:
-                self._unseal(place)
-            self._versions[place] = self._versions.get(place, 0) + 1
-
-    def _filled(self, runs: Sequence[Run]) -> list[int]:
-        """Places whose last step, of each environment, was written now."""
-        size, wide = self._place_rows, self._wide
-        found = []
-        for row, first, stop in runs:
-            last = row + stop - first
-            for place in range(row // size, (last - 1) // size + 1):
-                end = (place + 1) * size
-                low = max(row, end - wide)
-                if last <= end - wide:
-                    continue
-                ends = self._full.setdefault(place, np.zeros(wide, bool))
-                ends[low - (end - wide) : min(last, end) - (end - wide)] = True
-                if ends.all():
-                    del self._full[place]
-                    found.append(place)
-        return found
-
-    def _seal_soon(self, places: list[int]) -> None:
-        for place in places:
-            self._sealer.give(partial(self._seal, place))
-        if self._sealer.waiting > self._most_waiting:
-            self._sealer.drain()
+            full = sealing.filled(runs)
+        sealing.seal_soon(full)
 
     def step(self, given: Mapping[str, object]) -> int:
         """Take one step; see `Store.step`."""
@@ -160,12 +106,12 @@ class ZarrStore:
 
     def write_step(self, row: int, given: Columns, flags: int) -> None:
         """Write the step taken; see `Store.write_step`."""
-        place, within = divmod(row, self._place_rows)
-        with self._lock:
-            self._take_over({place})
+        sealing, place_rows = self.sealing, self._place_rows
+        with sealing.lock:
+            sealing.take_over([(row, 0, 1)], self.gather)
             self._tail.write_step(row, given, flags)
-        if within == self._place_rows - 1:
-            self._seal_soon([place])
+        if row % place_rows == place_rows - 1:
+            sealing.seal_soon([row // place_rows])
 
     def block(self, given: Mapping[str, object]) -> int:
         """Count the steps of a block; see `Store.block`."""
@@ -173,6 +119,7 @@ class ZarrStore:
 
     def allocate(self, first: NDArray[np.int64], stop: NDArray[np.int64]) -> None:
         """Reserve space for positions; see `Store.allocate`."""
+        self.sealing.give_up(stop)
         self._tail.allocate(first, stop)
 
     def gather(
@@ -219,66 +166,9 @@ class ZarrStore:
             found[path] = out
         return {path: found[path] for path in paths if path in found}
 
-    def _unseal(self, place: int) -> None:
-        """Put a sealed place back into the tail."""
-        number = self._places.get(place)
-        size = self._place_rows
-        for first in range(0, size, UNPACK_ROWS):
-            rows = np.arange(first, min(first + UNPACK_ROWS, size)) + place * size
-            columns = self.gather(rows, self.schema.paths)
-            flags = self._tail.flags(rows)
-            self._tail.write([(int(rows[0]), 0, len(rows))], columns, flags)
-        # What says where the rows are may reach the disk before anything else.
-        self._tail.sync()
-        self._places.put(place, number + 1)
-        self._sealer.give(partial(self._retire, place))
-
-    def _retire(self, place: int) -> None:
-        """Remove the shards of a place that is not sealed any more."""
-        self._places.file.sync()
-        if not self._places.get(place) & 1:
-            self._maker.remove(place)
-
-    def _seal(self, place: int) -> None:
-        """Make shards of a place, and publish them unless it is written meanwhile."""
-        with self._lock:
-            number, version = self._places.get(place), self._versions.get(place, 0)
-        if number & 1:
-            return
-        with self._maker.made(place) as made:
-            if self._versions.get(place, 0) != version:
-                return
-            self._maker.publish(made)
-        with self._lock:
-            if self._versions.get(place, 0) != version:
-                return
-            self._places.put(place, number + 1)
-        # Only what survives a power cut takes the tail's place.
-        self._places.file.sync()
-        with self._lock:
-            if self._places.get(place) == number + 1:
-                free(self._tail, place * self._place_rows, self._place_rows)
-
-    def seal_all(self, first: Ids, stop: Ids) -> None:
-        """Seal every place that holds a row alive, and say in the group what is alive.
-
-        Args:
-            first: int64 ``[E]``, oldest positions.
-            stop: int64 ``[E]``, the next positions.
-        """
-        size = self._place_rows
-        spans = [np.empty(0, np.int64)]
-        for env_id, oldest in enumerate(first.tolist()):
-            stretch = self.ring.stretch(env_id, oldest, int(stop[env_id]))
-            for row, step, count in stretch:
-                last = row + step * (count - 1)
-                spans.append(np.arange(row // size, last // size + 1))
-        for place in np.unique(np.concatenate(spans)).tolist():
-            self._sealer.give(partial(self._seal, place))
-        self._sealer.drain()
-        if self._sealer.failure is None:
-            state = {"first": first.tolist(), "stop": stop.tolist()}
-            zarr_group.write_group(self._folder, self._metadata, state)
+    def settle(self, first: Ids, stop: Ids, *, seal: bool = True) -> None:
+        """Say in the group what is alive; see `Sealing.settle`."""
+        self.sealing.settle(first, stop, seal=seal)
 
     def prefetch(self, rows: NDArray[np.int64], paths: Sequence[str]) -> int:
         """Ask the disk for missing rows of the tail; see `Store.prefetch`."""
@@ -326,11 +216,7 @@ class ZarrStore:
         Raises:
             FailedError: It cannot, or a shard could not be written before.
         """
-        failure = self._sealer.failure
-        if isinstance(failure, OSError):
-            raise system_failure("seal", self.path, failure) from failure
-        if failure is not None:
-            raise failure
+        self.sealing.check()
         self._tail.sync()
         self._places.file.sync()
 
@@ -354,7 +240,7 @@ class ZarrStore:
 
     def compression(self) -> dict[str, tuple[int, int]]:
         """Per path, (bytes of its shards, bytes of the rows in them)."""
-        return self._maker.compression(self._places.sealed())
+        return self.sealing.compression()
 
     def unmap(self) -> None:
         """Let the mappings go; see `Store.unmap`."""
@@ -364,7 +250,7 @@ class ZarrStore:
     def close(self) -> None:
         """Seal what is due, end the thread, and give files back."""
         try:
-            self._sealer.stop()
+            self.sealing.stop()
         finally:
             self._tail.close()
             self._places.file.close()

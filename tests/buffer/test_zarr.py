@@ -5,8 +5,17 @@ import pytest
 import zarr
 
 import mmreplay as mr
-from mmreplay.errors import CorruptError, SchemaError, VersionError
+from mmreplay.errors import CorruptError, SchemaError
 from mmreplay.format.sharding import CODECS
+from tools.torture.disks import QuickDisk, using
+
+
+@pytest.fixture(autouse=True)
+def quick():
+    """Each place is a dozen files that are synced; no power is cut here."""
+    with using(QuickDisk()):
+        yield
+
 
 SCHEMA = mr.Schema(
     {
@@ -138,6 +147,98 @@ def test_every_codec_keeps_every_bit(tmp_path, codec, rng):
         assert buffer._parts.store._places.sealed().size
 
 
+@pytest.mark.parametrize("codec", CODECS)
+def test_chunks_with_checksums_are_read_by_zarr_and_tell_of_damage(
+    tmp_path, codec, rng
+):
+    columns = nested(steps(rng, 60, 1))
+    with mr.ReplayBuffer.create(
+        tmp_path / "b", SCHEMA, 60, engine="zarr", codec=codec, chunk_crc32c=True
+    ) as buffer:
+        buffer.extend(columns)
+        buffer.resize(61)
+        before = buffer.gather_all()
+    with mr.ReplayBuffer.open(tmp_path / "b") as again:
+        assert again.metadata.sharding.chunk_crc32c
+        same(again.gather_all(), before)
+        pixels = zarr.open_group(again.zarr_path, mode="r")["observation/pixels"]
+        found = pixels[0, again.span.first[0] : again.span.stop[0]]
+        assert (found == before["observation/pixels"]).all()
+    shard = sorted((again.zarr_path / "observation/pixels").glob("c.*"))[0]
+    data = bytearray(shard.read_bytes())
+    data[20] ^= 1
+    shard.write_bytes(data)
+    reader = mr.ReplayBuffer.open(tmp_path / "b")
+    with reader, pytest.raises(CorruptError, match="differs from its checksum"):
+        reader.gather_all()
+
+
+def test_a_higher_level_makes_smaller_shards_and_stays_with_the_buffer(tmp_path, rng):
+    columns = nested(steps(rng, 60, 1))
+    sizes = []
+    for level in (1, 19):
+        path = tmp_path / str(level)
+        with mr.ReplayBuffer.create(
+            path, SCHEMA, 60, engine="zarr", codec="zstd", level=level
+        ) as buffer:
+            buffer.extend(columns)
+            buffer.resize(70)
+            assert buffer.metadata.sharding.level == level
+        with mr.ReplayBuffer.open(path) as again:
+            sizes.append(again.compression["observation/pixels"][0])
+    assert sizes[1] < sizes[0]
+
+
+@pytest.mark.parametrize("layout", ["env_major", "time_major"])
+def test_shards_that_are_overwritten_go_whole_and_unopened(
+    tmp_path, layout, monkeypatch
+):
+    schema = mr.Schema({"x": mr.Field((600,), "float64")})
+    path = tmp_path / "b"
+    with mr.ReplayBuffer.create(
+        path, schema, 100, 2, engine="zarr", layout=layout
+    ) as buffer:
+        sealing = buffer._parts.store.sealing
+        assert sealing.grain > 1
+
+        def step():
+            number = float(buffer.heads[0])
+            buffer.add(x=np.full((2, 600), number))
+            sealing.seal_now([])
+
+        for _ in range(200):
+            step()
+        unpacked = []
+        monkeypatch.setattr(sealing, "_unpack", lambda *a: unpacked.append(a))
+        for _ in range(300):
+            step()
+            assert (buffer.span.lengths == 100).all()
+        assert not unpacked
+        found = buffer.gather_all()
+        assert (found["x"][:, 7] == found.positions).all()
+    assert mr.verify_buffer(path).ok
+
+
+def test_a_close_that_does_not_seal_leaves_the_newest_rows_to_the_tail(tmp_path, rng):
+    path = tmp_path / "b"
+    columns = nested(steps(rng, 60, 1))
+    buffer = mr.ReplayBuffer.create(path, SCHEMA, 60, engine="zarr")
+    buffer.extend(columns)
+    before = buffer.gather_all()
+    buffer.close(seal=False)
+    rows = buffer.metadata.sharding.shard_rows
+    about = zarr.open_group(buffer.zarr_path, mode="r").attrs["mmreplay"]
+    assert 60 % rows
+    assert about["stop"] == [60]
+    assert about["sealed"] == [60 // rows * rows]
+    with mr.ReplayBuffer.open(path) as again:
+        same(again.gather_all(), before)
+    with mr.ReplayBuffer.open(path, "r+", on_resume="continue"):
+        pass
+    about = zarr.open_group(buffer.zarr_path, mode="r").attrs["mmreplay"]
+    assert about["sealed"] == [60]
+
+
 def test_a_damaged_shard_is_told_by_name(tmp_path, rng):
     path = tmp_path / "b"
     with mr.ReplayBuffer.create(path, SCHEMA, 60, engine="zarr") as buffer:
@@ -162,6 +263,9 @@ def test_what_cannot_be_is_refused(tmp_path):
         mr.ReplayBuffer.create(tmp_path / "a", SCHEMA, 9, engine="zarr", codec="gzip")
     with pytest.raises(SchemaError, match="codec: got 'zstd' with engine='memmap'"):
         mr.ReplayBuffer.create(tmp_path / "a", SCHEMA, 9, codec="zstd")
-    buffer = mr.ReplayBuffer.create(tmp_path / "b", SCHEMA, 9, engine="zarr")
-    with buffer, pytest.raises(VersionError, match="expected 'memmap', whose files"):
-        buffer.snapshot(tmp_path / "c")
+    with pytest.raises(SchemaError, match="level: got 3 with engine='memmap'"):
+        mr.ReplayBuffer.create(tmp_path / "a", SCHEMA, 9, level=3)
+    with pytest.raises(SchemaError, match=r"level: got 10, expected an .*\[0, 9\]"):
+        mr.ReplayBuffer.create(tmp_path / "a", SCHEMA, 9, engine="zarr", level=10)
+    with pytest.raises(SchemaError, match="chunk_crc32c: got 1, expected True or"):
+        mr.ReplayBuffer.create(tmp_path / "a", SCHEMA, 9, engine="zarr", chunk_crc32c=1)

@@ -171,9 +171,9 @@ class Driven:
         """
         shutil.rmtree(folder, ignore_errors=True)
         # A copy takes its time: what seals meanwhile would be half in it.
-        sealer = getattr(self.buffer._parts.store, "_sealer", None)
-        if sealer is not None:
-            sealer.drain()
+        sealing = getattr(self.buffer._parts.store, "sealing", None)
+        if sealing is not None:
+            sealing.seal_now([])
         shutil.copytree(self.path, folder)
         with mr.ReplayBuffer.open(folder) as copy:
             span = copy.span

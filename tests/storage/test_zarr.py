@@ -1,7 +1,5 @@
 """Rows in Zarr shards keep the contract of every engine, and are read by zarr alone."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 
@@ -16,13 +14,19 @@ def describe(ring, schema, codec="blosc-lz4"):
     """Metadata of a Zarr buffer."""
     sharding = Sharding.sized(codec, ring, schema.row_nbytes)
     return Metadata(
-        bytes(16), "", 1, "zarr", "disabled", sharding.fit(ring), schema, {},
+        bytes(16), "", 1, "zarr", "disabled", ring, schema, {},
         sharding=sharding,
     )  # fmt: skip
 
 
 class TestZarrStore(StoreContract):
     codec = "blosc-lz4"
+
+    @pytest.fixture(autouse=True)
+    def quick(self):
+        """Some forty files are synced for each of hundreds of places sealed."""
+        with using(QuickDisk()):
+            yield
 
     def make(self, ring, schema, tmp_path):
         return ZarrStore.create(tmp_path, describe(ring, schema, self.codec))
@@ -34,12 +38,6 @@ class TestSealedEverywhere(TestZarrStore):
 
     codec = "zstd"
 
-    @pytest.fixture(autouse=True)
-    def quick(self):
-        """Some forty files are synced for each of a thousand places sealed."""
-        with using(QuickDisk()):
-            yield
-
     def make(self, ring, schema, tmp_path):
         store = super().make(ring, schema, tmp_path)
         gather = store.gather
@@ -50,8 +48,7 @@ class TestSealedEverywhere(TestZarrStore):
                 # same call: it is sealed already.
                 if not store._places.get(place) & 1:
                     # By the one thread that seals: temporary names are its own.
-                    store._sealer.give(partial(store._seal, place))
-                    store._sealer.drain()
+                    store.sealing.seal_now([place])
                 assert store._places.get(place) & 1
             return gather(rows, paths)
 

@@ -1,0 +1,261 @@
+"""Which rows of a ring shards hold: full places go there, written ones come back.
+
+A place whose last row was written is packed into one shard a field by a thread,
+written whole under another name, synced and renamed; then the place's number says so,
+durably; then the tail's space is given back. A sealed place that is written again is
+put back into the tail first; but where all its rows were given up it is retired whole,
+and nothing of it is unpacked.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.errors import system_failure
+from mmreplay.format.metadata import Metadata
+from mmreplay.ring import Run
+from mmreplay.storage import zarr_group
+from mmreplay.storage.base import Columns
+from mmreplay.storage.memmap import MemmapStore
+from mmreplay.storage.places import Places
+from mmreplay.storage.sealer import Sealer
+from mmreplay.storage.shard_maker import ShardMaker
+from mmreplay.storage.tail import free
+
+Ids = NDArray[np.int64]
+Gather = Callable[[Ids, Sequence[str]], Columns]
+TAIL_NBYTES = 256 << 20
+"""Raw rows that may wait to be sealed before who writes waits too."""
+UNPACK_ROWS = 1024
+
+
+class Sealing:
+    """The places of one store, and who holds each.
+
+    Threads: `lock` is held while rows are written and while a place changes hands.
+
+    Attributes:
+        places: The numbers that say who holds each.
+        lock: Held by who writes rows of the tail.
+        place_rows: Rows of a place.
+    """
+
+    def __init__(
+        self, folder: Path, metadata: Metadata, tail: MemmapStore, places: Places
+    ) -> None:
+        """Seal into the group of a data folder."""
+        sharding = metadata.sharding
+        assert sharding is not None
+        self._folder, self._metadata = folder, metadata
+        self._ring, self._steps = metadata.ring, sharding.shard_rows
+        self._wide = metadata.ring.num_envs if self._time_major else 1
+        self.place_rows = self._steps * self._wide
+        self.places = places
+        self._tail = tail
+        self._maker = ShardMaker(folder / zarr_group.FOLDER, metadata, tail)
+        self._sealer = Sealer()
+        self.lock = threading.Lock()
+        self._versions: dict[int, int] = {}
+        self._full: dict[int, NDArray[np.bool_]] = {}
+        self._limits: Ids | None = None
+        place_nbytes = max(1, self.place_rows * metadata.schema.row_nbytes)
+        # Every environment may fill a place in the same step.
+        self._most_waiting = max(
+            TAIL_NBYTES // place_nbytes, 2 * metadata.ring.num_envs + 2
+        )
+
+    @property
+    def _time_major(self) -> bool:
+        return self._metadata.ring.layout == "time_major"
+
+    @property
+    def grain(self) -> int:
+        """See `Store.grain`: whole shards, where there is one to spare."""
+        ring, size = self._ring, self._steps
+        needed = ring.capacity + ring.reserve + ring.block_rows
+        return size if ring.slots - size >= needed else 1
+
+    def give_up(self, limits: Ids) -> None:
+        """Note that rows a lap before these positions are nobody's any more."""
+        self._limits = limits.copy()
+
+    def touched(self, runs: Sequence[Run]) -> set[int]:
+        """Places that rows of a write are in."""
+        size = self.place_rows
+        return {
+            place
+            for row, first, stop in runs
+            for place in range(row // size, (row + stop - first - 1) // size + 1)
+        }
+
+    def take_over(self, runs: Sequence[Run], gather: Gather) -> None:
+        """Have what will be written in the tail, and void what is made of it.
+
+        Args:
+            runs: Of the write; the lock is held.
+            gather: Reads rows of sealed places.
+        """
+        for place in self.touched(runs):
+            number = self.places.get(place)
+            if number & 1:
+                if not self._given_up(place, runs):
+                    self._unpack(place, gather)
+                self.places.put(place, number + 1)
+                self._sealer.give(partial(self._retire, place))
+            self._versions[place] = self._versions.get(place, 0) + 1
+
+    def _given_up(self, place: int, runs: Sequence[Run]) -> bool:
+        """Whether nothing in a place is alive, nor would be after a power cut.
+
+        Rows are written in order, so what a write begins with its first step holds
+        none of this lap; and none of the lap before, if the limits, which are durable
+        before they are told, have passed the whole of it.
+        """
+        if self._limits is None:
+            return False
+        first, slots = place * self.place_rows, self._ring.slots
+        if not any(
+            row <= first and first + self._wide <= row + stop - start
+            for row, start, stop in runs
+        ):
+            return False
+        if self._time_major:
+            over = (self._limits - first // self._wide) % slots
+        else:
+            over = (self._limits[first // slots, None] - first % slots) % slots
+        return bool(((over == 0) | (over >= self._steps)).all())
+
+    def _unpack(self, place: int, gather: Gather) -> None:
+        """Put a sealed place's rows back into the tail."""
+        size = self.place_rows
+        for first in range(0, size, UNPACK_ROWS):
+            rows = np.arange(first, min(first + UNPACK_ROWS, size)) + place * size
+            columns = gather(rows, self._metadata.schema.paths)
+            flags = self._tail.flags(rows)
+            self._tail.write([(int(rows[0]), 0, len(rows))], columns, flags)
+        # What says where the rows are may reach the disk before anything else.
+        self._tail.sync()
+
+    def _retire(self, place: int) -> None:
+        """Remove the shards of a place that is not sealed any more."""
+        self.places.file.sync()
+        if not self.places.get(place) & 1:
+            self._maker.remove(place)
+
+    def filled(self, runs: Sequence[Run]) -> list[int]:
+        """Places whose last step, of each environment, was written now."""
+        size, wide = self.place_rows, self._wide
+        found = []
+        for row, first, stop in runs:
+            last = row + stop - first
+            for place in range(row // size, (last - 1) // size + 1):
+                end = (place + 1) * size
+                low = max(row, end - wide)
+                if last <= end - wide:
+                    continue
+                ends = self._full.setdefault(place, np.zeros(wide, bool))
+                ends[low - (end - wide) : min(last, end) - (end - wide)] = True
+                if ends.all():
+                    del self._full[place]
+                    found.append(place)
+        return found
+
+    def seal_soon(self, places: list[int]) -> None:
+        """Have places sealed by the thread; waits where too many wait already."""
+        for place in places:
+            self._sealer.give(partial(self._seal, place))
+        if self._sealer.waiting > self._most_waiting:
+            self._sealer.drain()
+
+    def seal_now(self, places: list[int]) -> None:
+        """Have places sealed, and wait until they are."""
+        self.seal_soon(places)
+        self._sealer.drain()
+
+    def _seal(self, place: int) -> None:
+        """Make shards of a place, and publish them unless it is written meanwhile."""
+        with self.lock:
+            number, version = self.places.get(place), self._versions.get(place, 0)
+        if number & 1:
+            return
+        with self._maker.made(place) as made:
+            if self._versions.get(place, 0) != version:
+                return
+            self._maker.publish(made)
+        with self.lock:
+            if self._versions.get(place, 0) != version:
+                return
+            self.places.put(place, number + 1)
+        # Only what survives a power cut takes the tail's place.
+        self.places.file.sync()
+        with self.lock:
+            if self.places.get(place) == number + 1:
+                free(self._tail, place * self.place_rows, self.place_rows)
+
+    def settle(self, first: Ids, stop: Ids, *, seal: bool) -> None:
+        """Say in the group what is alive, and how far of it shards hold.
+
+        Args:
+            first: int64 ``[E]``, oldest positions.
+            stop: int64 ``[E]``, the next positions.
+            seal: Seal every place that holds a row alive before.
+        """
+        if seal:
+            self.seal_now(self._alive(first, stop))
+        self._sealer.drain()
+        if self._sealer.failure is None:
+            state = {
+                "first": first.tolist(), "stop": stop.tolist(),
+                "sealed": self._sealed(first, stop).tolist(),
+            }  # fmt: skip
+            zarr_group.write_group(self._folder, self._metadata, state)
+
+    def _alive(self, first: Ids, stop: Ids) -> list[int]:
+        """Places that hold a row alive."""
+        size = self.place_rows
+        spans = [np.empty(0, np.int64)]
+        for env_id, oldest in enumerate(first.tolist()):
+            stretch = self._ring.stretch(env_id, oldest, int(stop[env_id]))
+            for row, step, count in stretch:
+                last = row + step * (count - 1)
+                spans.append(np.arange(row // size, last // size + 1))
+        found: list[int] = np.unique(np.concatenate(spans)).tolist()
+        return found
+
+    def _sealed(self, first: Ids, stop: Ids) -> Ids:
+        """The first position of each environment, from its oldest on, in no shard."""
+        reached, every = first.copy(), np.arange(len(first))
+        while True:
+            places = self._ring.rows(every, reached) // self.place_rows
+            held = (reached < stop) & (self.places.take(places) & 1 == 1)
+            if not held.any():
+                return np.minimum(reached, stop)
+            after = (reached // self._steps + 1) * self._steps
+            reached = np.where(held, after, reached)
+
+    def check(self) -> None:
+        """Raise what sealing failed with.
+
+        Raises:
+            FailedError: A shard could not be written.
+        """
+        failure = self._sealer.failure
+        if isinstance(failure, OSError):
+            path = self._folder / zarr_group.FOLDER
+            raise system_failure("seal", path, failure) from failure
+        if failure is not None:
+            raise failure
+
+    def compression(self) -> dict[str, tuple[int, int]]:
+        """Per path, (bytes of its shards, bytes of the rows in them)."""
+        return self._maker.compression(self.places.sealed())
+
+    def stop(self) -> None:
+        """Seal what is due, and end the thread."""
+        self._sealer.stop()
