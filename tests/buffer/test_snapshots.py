@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.buffer import snapshot as making
+from mmreplay.buffer import taking
+from mmreplay.buffer.snapshot import snapshot
 from mmreplay.errors import CorruptError, FailedError, FormatError, LockedError
 from mmreplay.files import Disk
 from mmreplay.storage import pause as pausing
@@ -103,7 +104,7 @@ def test_rows_given_up_meanwhile_are_cut_and_counted(
     tmp_path, rng, monkeypatch, layout, shared
 ):
     """Whatever is overwritten between any two files or pieces, no wrong row is in."""
-    monkeypatch.setattr(making, "CHUNK_NBYTES", 9000)
+    monkeypatch.setattr(taking, "CHUNK_NBYTES", 9000)
     cuts = []
     for turn in range(8):
         source, target = tmp_path / f"a{turn}", tmp_path / f"b{turn}"
@@ -349,5 +350,5 @@ def test_a_source_that_is_cut_short_is_told(tmp_path):
     path = tmp_path / "a" / "data-000001" / "f000.bin"
     os.truncate(path, 100)
     with pytest.raises(CorruptError, match=r"f000\.bin has 100 bytes"):
-        making.snapshot(tmp_path / "a", tmp_path / "b")
+        snapshot(tmp_path / "a", tmp_path / "b")
     assert not (tmp_path / "b").exists()

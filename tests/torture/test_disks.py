@@ -24,6 +24,7 @@ def everything(folder):
     with suppress(OSError):
         files.disk.clone(file.fd, file.fd)
     file.close()
+    files.disk.link(folder / "inner" / "a", folder / "inner" / "c")
     files.rename(folder / "inner" / "a", folder / "inner" / "b")
     files.remove_tree(folder / "inner")
 

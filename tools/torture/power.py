@@ -198,6 +198,12 @@ class SimulatedDisk(WatchedDisk):
             node = old.live[old_name]
             self._change([(new, new_name, node), (old, old_name, None)])
 
+    def link(self, source: Path, target: Path) -> None:
+        """Give a file a second name, and owe it."""
+        with self._lock:
+            super().link(source, target)
+            self._change([(*self._entry(target), self._node(source))])
+
     def unlink(self, path: Path) -> None:
         """Remove, and owe it."""
         with self._lock:
