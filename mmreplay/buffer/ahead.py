@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from mmreplay.buffer.drawing import Fold
 from mmreplay.buffer.steps import Ids
-from mmreplay.buffer.view import LiveView, Window
+from mmreplay.buffer.view import LiveView
 from mmreplay.samplers.base import Draw
 from mmreplay.schema import Schema
 from mmreplay.storage.base import Store
+from mmreplay.transforms.base import Touched
 
 Reach = Mapping[str, tuple[int, ...]]
 """Rows around a step, by the stored field that is read there."""
@@ -20,37 +22,30 @@ class ReadAhead:
     """Asks the disk for the rows of draws that are gathered later."""
 
     def __init__(
-        self, store: Store, view: LiveView, reach: Reach, window: Window | None
+        self,
+        store: Store,
+        view: LiveView,
+        nexts: Mapping[str, str],
+        fold: Fold | None,
     ) -> None:
         """Make one.
 
         Args:
             store: The rows.
             view: The buffer, for what is alive.
-            reach: Rows around a step that its batch is read from.
-            window: How far around it any field is read, which packed fields are asked
-                for: those rows lie in one page or two. None: as far as reach says.
+            nexts: Paths whose next row is read as well where there is no fold.
+            fold: What makes the batches; None gathers steps as they are.
         """
         self._store = store
         self._view = view
-        by_offsets: dict[tuple[int, ...], list[str]] = {}
-        packed = [path for path in reach if path in store.packed]
-        together = {offset for path in packed for offset in reach[path]}
-        if window is not None:
-            together = set(range(-window.before, window.after + 1))
-        for path, offsets in reach.items():
-            if path not in store.packed and offsets:
-                by_offsets.setdefault(offsets, []).append(path)
-        if packed:
-            # To read one of them is to read all: one stands for the others.
-            by_offsets.setdefault(tuple(sorted(together)), []).append(packed[0])
-        self._groups = [
-            (np.array(offsets), tuple(paths)) for offsets, paths in by_offsets.items()
-        ]
+        self._fold = fold
         fields = store.schema.fields
+        reach = plain_reach(store.schema, nexts) if fold is None else fold.reach
         self._step_nbytes = sum(
             len(offsets) * fields[path].nbytes for path, offsets in reach.items()
         )
+        following = tuple(path for path in fields if path in nexts)
+        self._plain = ((tuple(fields), 0), (following, 1))
 
     def nbytes(self, draw: Draw) -> int:
         """Bytes that the draw is read from, rows read twice counted twice."""
@@ -64,17 +59,33 @@ class ReadAhead:
         Returns:
             Bytes asked for; 0 where all seem to be in memory.
         """
-        env_ids, positions = _steps(draw)
-        span = self._view.span
-        first = span.first[env_ids][:, None]
-        last = np.maximum(first, span.stop[env_ids][:, None] - 1)
+        span, packed = self._view.span, self._store.packed
+        together: dict[str, list[Ids]] = {}
         asked = 0
-        for offsets, paths in self._groups:
-            around = np.clip(positions[:, None] + offsets, first, last)
-            every = np.repeat(env_ids, len(offsets))
-            rows = self._store.ring.rows(every, around.reshape(-1))
-            asked += self._store.prefetch(rows, paths)
+        for paths, env_ids, positions in self._touched(draw):
+            # A writer may have given some up since; others are still to be written.
+            last = np.maximum(span.first, span.stop - 1)
+            alive = np.clip(positions, span.first[env_ids], last[env_ids])
+            rows = self._store.ring.rows(env_ids, alive)
+            apart = tuple(path for path in paths if path not in packed)
+            if apart:
+                asked += self._store.prefetch(rows, apart)
+            for path in paths:
+                if path in packed:
+                    # To read one of them is to read all: one stands for the others.
+                    together.setdefault(next(iter(together), path), []).append(rows)
+                    break
+        for path, every in together.items():
+            asked += self._store.prefetch(np.concatenate(every), (path,))
         return asked
+
+    def _touched(self, draw: Draw) -> Iterable[Touched]:
+        """Where the draw is read."""
+        env_ids, positions = _steps(draw)
+        if self._fold is None:
+            return [(paths, env_ids, positions + k) for paths, k in self._plain]
+        length = None if draw.windows is None else draw.windows.positions.shape[1]
+        return self._fold.touched(self._view, env_ids, positions, draw.key, length)
 
 
 def _steps(draw: Draw) -> tuple[Ids, Ids]:

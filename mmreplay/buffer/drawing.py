@@ -6,6 +6,7 @@ overwriting meanwhile is drawn again, the batch whole.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -19,7 +20,7 @@ from mmreplay.errors import SchemaError, StaleError, StarvedError
 from mmreplay.samplers.base import Draw, Sampler
 from mmreplay.samplers.epochs import draws_once
 from mmreplay.schema import Schema
-from mmreplay.transforms.base import Rows
+from mmreplay.transforms.base import Rows, Touched
 
 MAX_REDRAWS = 100
 
@@ -34,6 +35,11 @@ class Fold(Window, Protocol):
     @property
     def reach(self) -> dict[str, tuple[int, ...]]:
         """Rows around a step that its batch is read from, by stored field."""
+
+    def touched(
+        self, rows: Rows, env_ids: Ids, positions: Ids, key: int, length: int | None
+    ) -> Iterable[Touched]:
+        """Say which rows `gather` will read, some of them twice; see there."""
 
     def gather(
         self, rows: Rows, env_ids: Ids, positions: Ids, key: int, length: int | None

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mmreplay.batch import Batch
-from mmreplay.buffer.ahead import ReadAhead, plain_reach
+from mmreplay.buffer.ahead import ReadAhead
 from mmreplay.buffer.drawing import Drawing, Fold
 from mmreplay.buffer.lifecycle import Parts
 from mmreplay.buffer.steps import Fields
@@ -54,9 +54,7 @@ class Reading:
             None if former is None else former.view,
         )  # fmt: skip
         self.drawing = Drawing(self.view, self._schema, fold)
-        reach = plain_reach(self._schema, self.view.next_paths)
-        reach = reach if fold is None else fold.reach
-        self.ahead = ReadAhead(parts.store, self.view, reach, fold)
+        self.ahead = ReadAhead(parts.store, self.view, self.view.next_paths, fold)
 
     def refresh(self) -> None:
         """Look at what the writer published since."""

@@ -87,3 +87,21 @@ def anchor(
         rows, env_ids, positions, positions - back, last, last + ~own, terminated,
         key, length,
     )  # fmt: skip
+
+
+def around(anchors: Anchors, begin: Ids, end: Ids, back: int) -> tuple[Ids, Ids]:
+    """Rows of the episodes of steps, from so many before one row to another.
+
+    Args:
+        anchors: N steps.
+        begin: int64 ``[N]``, not after end.
+        end: int64 ``[N]``.
+        back: Rows before begin.
+
+    Returns:
+        Environments and positions, int64 ``[N * K]`` each, some of them twice.
+    """
+    count = int((end - begin).max(initial=0)) + 1 + back
+    rows = end[:, None] - np.arange(count)
+    rows = np.maximum(rows, np.maximum(begin - back, anchors.first)[:, None])
+    return np.repeat(anchors.env_ids, count), rows.reshape(-1)

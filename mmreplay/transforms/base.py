@@ -8,7 +8,7 @@ frames are stacked before whichever row holds the next observation.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,6 +20,11 @@ from mmreplay.transforms.outline import Outline
 
 Fields = dict[str, NDArray[np.generic]]
 Ids = NDArray[np.int64]
+
+
+Touched = tuple[tuple[str, ...], Ids, Ids]
+"""Stored fields, and where they are read: environments ``[M]`` and positions ``[M]``,
+which may name rows twice, and rows that are not there."""
 
 
 class Rows(Protocol):
@@ -105,10 +110,13 @@ class Bound:
     Attributes:
         outline: The fields above it.
         over: Makes its layer, over the one below.
+        elsewhere: Rows that it reads beside those that the outline tells of, so that
+            the disk is asked for them early; None where there are none.
     """
 
     outline: Outline
     over: Callable[[Layer, Anchors], Layer]
+    elsewhere: Callable[[Anchors], Iterable[Touched]] | None = None
 
 
 class Transform(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from mmreplay.episodes import FINAL
 from mmreplay.errors import SchemaError
 from mmreplay.schema import Field
-from mmreplay.transforms.anchors import Anchors
-from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over
+from mmreplay.transforms.anchors import Anchors, around
+from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over, Touched
 from mmreplay.transforms.checks import fraction, numbers
 from mmreplay.transforms.outline import Outline
 
@@ -111,7 +111,10 @@ class HER:
         def over(below: Layer, anchors: Anchors) -> Layer:
             return _Relabelled(below, anchors, goals)
 
-        return Bound(above, over)
+        def elsewhere(anchors: Anchors) -> Iterator[Touched]:
+            return _touched(anchors, goals)
+
+        return Bound(above, over, elsewhere)
 
     def _check_names(
         self, outline: Outline, achieved: str, desired: str, reward: str | None
@@ -163,12 +166,87 @@ class _Goals:
     stream: int
 
     @property
+    def source(self) -> tuple[str, int]:
+        """The stored field of what a step achieved, and how many rows after it."""
+        if self.outline.derived:
+            return self.achieved, 1
+        return self.outline.nexts[self.achieved], 0
+
+    @property
     def desireds(self) -> tuple[str, ...]:
         """The desired goal, and the stored next one of it."""
         return tuple(self.outline.sources((self.desired,)))
 
     def numbers(self, path: str, values: NDArray[np.generic]) -> NDArray[np.generic]:
         return numbers(values, self.outline.fields[path])
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Steps after which goals were achieved.
+
+    Attributes:
+        chosen: bool ``[N]``, which steps are relabelled.
+        rows: int64 ``[N]``, the step that gives the goal.
+        later: int64 ``[N]``, one not before the step drawn, where that one is gone.
+    """
+
+    chosen: NDArray[np.bool_]
+    rows: Ids
+    later: Ids
+
+
+def _places(anchors: Anchors, goals: _Goals) -> _Places:
+    """Draw whose goals steps get: boundaries are read, no field."""
+    her, random = goals.her, anchors.random(goals.stream)
+    begin, end = anchors.rows.locate(anchors.env_ids, anchors.positions)
+    stop = _known_stop(anchors, end, goals.outline.derived)
+    group = _groups(anchors, begin)
+    count = int(group.max(initial=-1)) + 1
+    # Every step of a group has the same episode, so the same begin and stop.
+    start, last = np.zeros((2, count), np.int64)
+    np.maximum.at(start, group, anchors.positions)
+    np.maximum.at(last, group, anchors.last)
+    chance, place = random.random((2, count))
+    first = begin if her.strategy == "episode" else start[group]
+    chosen = (chance[group] < her.ratio) & (last[group] < stop)
+    share = np.ones(count) if her.strategy == "final" else place
+    later = _between(start[group], stop, place[group])
+    return _Places(chosen, _between(first, stop, share[group]), later)
+
+
+def _touched(anchors: Anchors, goals: _Goals) -> Iterator[Touched]:
+    """Rows of goals, and of what the rewards are made of; see `Bound.elsewhere`."""
+    places, (path, shift) = _places(anchors, goals), goals.source
+    chosen = places.chosen
+    yield (path,), anchors.env_ids[chosen], places.rows[chosen] + shift
+    every, steps = around(anchors, anchors.positions, anchors.last, 0)
+    yield (path,), every, steps + shift
+    yield tuple(goals.her.info), every, steps
+
+
+def _known_stop(anchors: Anchors, end: Ids, derived: bool) -> Ids:
+    """One past the last step whose next observation is known, int64 ``[N]``."""
+    if not derived:
+        return end
+    heads = anchors.rows.heads[anchors.env_ids]
+    flags = anchors.rows.flags(anchors.env_ids, np.minimum(end, heads - 1))
+    unknown = (end >= heads) | ((flags & FINAL) == 0)
+    stop: Ids = end - unknown
+    return stop
+
+
+def _groups(anchors: Anchors, begin: Ids) -> Ids:
+    """Number of the group that each step shares its goal with, int64 ``[N]``."""
+    length, count = anchors.length, len(begin)
+    if length is None:
+        return np.arange(count)
+    windows = np.arange(count) // length
+    _, group = np.unique(
+        np.stack([windows, begin], axis=1), axis=0, return_inverse=True
+    )
+    numbers: Ids = group.reshape(-1)
+    return numbers
 
 
 class _Relabelled(Over):
@@ -195,64 +273,25 @@ class _Relabelled(Over):
     @cached_property
     def _relabelling(self) -> tuple[NDArray[np.bool_], NDArray[np.generic]]:
         """Which steps are relabelled, bool ``[N]``, and their goals ``[M, *goal]``."""
-        anchors, her = self.anchors, self._goals.her
-        random = anchors.random(self._goals.stream)
-        begin, end = anchors.rows.locate(anchors.env_ids, anchors.positions)
-        stop = self._known_stop(end)
-        group = self._groups(begin)
-        count = int(group.max(initial=-1)) + 1
-        # Every step of a group has the same episode, so the same begin and stop.
-        start, last = np.zeros((2, count), np.int64)
-        np.maximum.at(start, group, anchors.positions)
-        np.maximum.at(last, group, anchors.last)
-        chance, place = random.random((2, count))
-        first = begin if her.strategy == "episode" else start[group]
-        chosen = (chance[group] < her.ratio) & (last[group] < stop)
-        share = np.ones(count) if her.strategy == "final" else place
-        rows = _between(first, stop, share[group])
+        anchors = self.anchors
+        places = _places(anchors, self._goals)
+        rows, chosen = places.rows, places.chosen
         goal = self._achieved(rows[:, None], chosen)
-        if her.strategy == "episode":
+        if self._goals.her.strategy == "episode":
             # The past may be overwritten while it is read; the future outlives us.
             lost = ~anchors.rows.intact(anchors.env_ids, rows)
             if lost.any():
-                rows = np.where(lost, _between(start[group], stop, place[group]), rows)
+                rows = np.where(lost, places.later, rows)
                 goal = self._achieved(rows[:, None], chosen)
         return chosen, goal[:, 0]
-
-    def _known_stop(self, end: Ids) -> Ids:
-        """One past the last step whose next observation is known, int64 ``[N]``."""
-        if not self._goals.outline.derived:
-            return end
-        anchors = self.anchors
-        heads = anchors.rows.heads[anchors.env_ids]
-        flags = anchors.rows.flags(anchors.env_ids, np.minimum(end, heads - 1))
-        unknown = (end >= heads) | ((flags & FINAL) == 0)
-        stop: Ids = end - unknown
-        return stop
-
-    def _groups(self, begin: Ids) -> Ids:
-        """Number of the group that each step shares its goal with, int64 ``[N]``."""
-        length, count = self.anchors.length, len(begin)
-        if length is None:
-            return np.arange(count)
-        windows = np.arange(count) // length
-        _, group = np.unique(
-            np.stack([windows, begin], axis=1), axis=0, return_inverse=True
-        )
-        numbers: Ids = group.reshape(-1)
-        return numbers
 
     def _achieved(self, rows: Ids, chosen: NDArray[np.bool_]) -> NDArray[np.generic]:
         """What chosen ones achieved after steps ``[N, K]``, ``[M, K, *goal]``."""
         goals = self._goals
-        if goals.outline.derived:
-            # Where a step keeps its goal, the row after it need not be there.
-            there = np.where(chosen[:, None], rows + 1, self.anchors.positions[:, None])
-            found = self.below.read((goals.achieved,), there)[goals.achieved][chosen]
-        else:
-            name = goals.outline.nexts[goals.achieved]
-            there = np.where(chosen[:, None], rows, self.anchors.positions[:, None])
-            found = self.below.read((name,), there)[name][chosen]
+        path, shift = goals.source
+        # Where a step keeps its goal, the row after it need not be there.
+        there = np.where(chosen[:, None], rows + shift, self.anchors.positions[:, None])
+        found = self.below.read((path,), there)[path][chosen]
         goal = goals.outline.fields[goals.desired]
         if goal.dtype == goals.outline.fields[goals.achieved].dtype:
             return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,8 +10,15 @@ from numpy.typing import NDArray
 
 from mmreplay.errors import SchemaError
 from mmreplay.schema import Field, Schema
-from mmreplay.transforms.anchors import Anchors, anchor
-from mmreplay.transforms.base import Bound, Fields, Layer, Rows, Transform
+from mmreplay.transforms.anchors import Anchors, anchor, around
+from mmreplay.transforms.base import (
+    Bound,
+    Fields,
+    Layer,
+    Rows,
+    Touched,
+    Transform,
+)
 from mmreplay.transforms.outline import Outline, Place
 
 Ids = NDArray[np.int64]
@@ -72,9 +79,8 @@ class Pipeline:
     def reach(self) -> dict[str, tuple[int, ...]]:
         """Rows around a step, by the stored field that its batch is read from there.
 
-        What it takes to ask the disk early, and no more: near an end others are read,
-        nearer to the step, and what a transform looks for elsewhere in the episode, or
-        makes of older rows, is not among them.
+        How much that is, and no more: near an end others are read, nearer to the step,
+        and what a transform looks for elsewhere is not among them; see `touched`.
         """
         outline, steps = self._outline, self._outline.steps
         found = {}
@@ -91,6 +97,40 @@ class Pipeline:
                 offsets |= set(range(steps - back, steps + 1))
             found[path] = tuple(sorted(offsets))
         return found
+
+    def touched(
+        self, rows: Rows, env_ids: Ids, positions: Ids, key: int,
+        length: int | None = None,
+    ) -> Iterator[Touched]:  # fmt: skip
+        """Say which rows `gather` will read, so that the disk is asked for them early.
+
+        Boundaries are read, no field. See `gather` for the arguments.
+        """
+        outline = self._outline
+        anchors = anchor(
+            rows, env_ids, positions, key, length,
+            before=self.before, steps=outline.steps,
+        )  # fmt: skip
+        here, last, after = anchors.positions, anchors.last, anchors.following
+        ends = {
+            Place.HERE: (here, here), Place.LAST: (last, last),
+            Place.MADE: (here, last), Place.NEXT: (after, after),
+        }  # fmt: skip
+        groups: dict[tuple[Place, int], list[str]] = {}
+        for path in outline.schema.paths:
+            for name in (path, outline.nexts.get(path)):
+                place = None if name is None else outline.places.get(name)
+                if place is None:
+                    continue
+                back = outline.before.get(path, 0)
+                # The frames before a stored next observation are those of its step.
+                if name == path or place is Place.NEXT or back:
+                    groups.setdefault((place, back), []).append(path)
+        for (place, back), paths in groups.items():
+            yield (tuple(paths), *around(anchors, *ends[place], back))
+        for bound in self._bounds:
+            if bound.elsewhere is not None:
+                yield from bound.elsewhere(anchors)
 
     def gather(
         self, rows: Rows, env_ids: Ids, positions: Ids, key: int,

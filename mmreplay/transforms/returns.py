@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mmreplay.episodes import CUT, FINAL, TERMINATED, TRUNCATED
 from mmreplay.errors import SchemaError
 from mmreplay.transforms.anchors import Anchors
-from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over
+from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over, Touched
 from mmreplay.transforms.checks import fraction, label, number, numbers, real
 from mmreplay.transforms.outline import Outline, Place
 
@@ -21,6 +21,8 @@ TIME_LIMITS = ("default", "none", "bootstrap")
 DISCOUNTS = ("reward", "observation")
 BLOCK_STEPS = 128
 """Steps of each episode read at a time."""
+SAME_PAGE = 16
+"""Rows, of those packed, that mostly lie in one page or two."""
 
 Floats = NDArray[np.float64]
 ValueFunction = Callable[[Mapping[str, NDArray[np.generic]]], Any]
@@ -130,7 +132,15 @@ class DiscountedReturn:
         def over(below: Layer, anchors: Anchors) -> Layer:
             return _Returns(below, anchors, self, outline)
 
-        return Bound(above, over)
+        def elsewhere(anchors: Anchors) -> Iterator[Touched]:
+            _, end = anchors.rows.locate(anchors.env_ids, anchors.positions)
+            last = np.maximum(anchors.positions, end - 1)[:, None]
+            rows = anchors.positions[:, None] + np.arange(0, BLOCK_STEPS, SAME_PAGE)
+            rows = np.concatenate([np.minimum(rows, last), last], axis=1)
+            paths = (outline.schema.roles["reward"],)
+            yield paths, np.repeat(anchors.env_ids, rows.shape[1]), rows.reshape(-1)
+
+        return Bound(above, over, elsewhere)
 
 
 def _ordered(bounds: tuple[float, float]) -> bool:

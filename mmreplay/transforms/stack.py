@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from mmreplay.errors import SchemaError
 from mmreplay.schema import Field
-from mmreplay.transforms.anchors import Anchors
-from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over
+from mmreplay.transforms.anchors import Anchors, around
+from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over, Touched
 from mmreplay.transforms.checks import whole
 from mmreplay.transforms.outline import Outline, Place
 
@@ -183,7 +183,10 @@ class ActionHistory:
         def over(below: Layer, anchors: Anchors) -> Layer:
             return _History(below, anchors, path, {self.name: 0, following: 1}, fill)
 
-        return Bound(above, over)
+        def elsewhere(anchors: Anchors) -> Iterator[Touched]:
+            yield (path,), *around(anchors, anchors.positions, anchors.last, depth)
+
+        return Bound(above, over, elsewhere)
 
     def _path(self, outline: Outline) -> str:
         chosen = self.path
