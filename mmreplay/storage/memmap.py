@@ -60,7 +60,6 @@ class MemmapStore:
         record = placement.record
         self.packed = frozenset(() if record is None else record.names or ())
         self.grain = 1
-        self.grain = 1
         self._placement = placement
         self._files = files
         self._recycler = Recycler()
