@@ -68,6 +68,9 @@ def _name(files: Contents, rng: Rng) -> str:
     which = rng.random()
     if which < 0.25:
         return str(rng.choice(["metadata.json", _last(files, "COMMIT")]))
+    shards = [name for name in files if "/c." in name]
+    if shards and which < 0.5:
+        return str(rng.choice([*shards, _last(files, "places.bin")]))
     if which < 0.6:
         return _last(files, str(rng.choice(IN_FORCE)))
     return str(rng.choice(list(files)))

@@ -22,10 +22,18 @@ import numpy as np
 import mmreplay as mr
 from mmreplay import boot
 from mmreplay.files import File
+from mmreplay.storage.zarr import ZarrStore
 from tools.torture.disks import using
 from tools.torture.forged import Unsynced
 from tools.torture.powerloss import abandon
-from tools.torture.rows import GEOMETRIES, MUTABLE, Array, Geometry, flags_of
+from tools.torture.rows import (
+    GEOMETRIES,
+    MUTABLE,
+    SHARDED,
+    Array,
+    Geometry,
+    flags_of,
+)
 from tools.torture.scribe import Notes, Scribe
 
 Rows = dict[tuple[int, int], bytes]
@@ -111,7 +119,7 @@ def specimens() -> list[Specimen]:
     made = []
     with tempfile.TemporaryDirectory(prefix="torture-") as folder, one_boot():
         path = Path(folder) / PLACE
-        for number, geometry in enumerate(GEOMETRIES):
+        for number, geometry in enumerate(GEOMETRIES + SHARDED):
             for closed in (True, False):
                 rng = np.random.default_rng([number, closed])
                 made.append(_specimen(path, geometry, closed, rng))
@@ -130,6 +138,7 @@ def _specimen(
         geometry.schema,
         geometry.capacity,
         geometry.num_envs,
+        engine=geometry.engine,
         layout=geometry.layout,
         autoreset="same_step",
         commit_every=None,
@@ -140,6 +149,7 @@ def _specimen(
     rows: Rows = {}
     for step in range(STEPS):
         scribe.step()
+        _sealed(buffer)
         rows |= alive(buffer)
         if step == STEPS - STEPS // 4:
             scribe.commit()
@@ -151,6 +161,7 @@ def _specimen(
     scribe.commit()
     scribe.add()
     rows |= alive(buffer)
+    _sealed(buffer)
     if closed:
         buffer.close()
         held = contents(path)
@@ -160,6 +171,13 @@ def _specimen(
     how = "closed" if closed else "killed"
     committed = scribe.notes.committed.copy()
     return Specimen(f"{geometry.name} {how}", held, older, rows, committed)
+
+
+def _sealed(buffer: mr.ReplayBuffer) -> None:
+    """Wait for what is being sealed: equal seeds make equal files."""
+    store = buffer._parts.store
+    if isinstance(store, ZarrStore):
+        store.sealing.seal_now([])
 
 
 def _learn(buffer: mr.ReplayBuffer) -> None:
