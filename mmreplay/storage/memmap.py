@@ -24,6 +24,7 @@ from mmreplay.ring import Ring, Run, runs
 from mmreplay.schema import Schema
 from mmreplay.storage import packing
 from mmreplay.storage.base import Columns
+from mmreplay.storage.edges import Edges
 from mmreplay.storage.flags import FlagReader, MappedFlags, ReadFlags
 from mmreplay.storage.inlet import LEAST_NBYTES, Inlet, write_pieces
 from mmreplay.storage.pages import Pages
@@ -98,10 +99,13 @@ class MemmapStore:
                 self.ring, self._records, self._placement.record, self._recycler
             )
         self._large: list[tuple[str, File, RowReader, int]] = []
+        self._edges: dict[str, Edges] = {}
         for path, name in self._placement.large.items():
             field = self.schema.fields[path]
             reader = self._rows_of(name, field.numpy, field.shape)
-            self._large.append((path, self._files[name], reader, field.nbytes))
+            file = self._files[name]
+            self._large.append((path, file, reader, field.nbytes))
+            self._edges[path] = Edges(file, field.nbytes, reader.pages)
         self._large_paths = {path: reader for path, _, reader, _ in self._large}
 
     def _rows_of(
@@ -163,6 +167,7 @@ class MemmapStore:
             for row, first, stop in runs:
                 data = np.ascontiguousarray(column[first:stop])
                 write_pieces(file, data.reshape(-1).view(np.uint8), row * nbytes)
+                self._edges[path].written(row, stop - first)
         if self._inlet is not None:
             self._write_records(self._inlet, runs, columns)
         for row, first, stop in runs:
@@ -196,6 +201,7 @@ class MemmapStore:
         """The same for one row: its values may be scalars."""
         for path, file, _, nbytes in self._large:
             file.pwrite(np.ascontiguousarray(columns[path]).data, row * nbytes)
+            self._edges[path].written(row, 1)
         if self._records_file is not None:
             for path in self._single.dtype.names or ():
                 self._single[path] = columns[path]
@@ -217,6 +223,7 @@ class MemmapStore:
         """Write the step taken; see `Store.write_step`."""
         for path, file, _, nbytes in self._large:
             file.pwrite(given[path].data, row * nbytes)
+            self._edges[path].written(row, 1)
         if self._records_file is not None:
             self._records_file.pwrite(self._record, row * self._placement.stride)
         self._flags_file.pwrite(ONE_BYTE[flags], row)
@@ -224,6 +231,9 @@ class MemmapStore:
     def allocate(self, first: NDArray[np.int64], stop: NDArray[np.int64]) -> None:
         """Reserve space for positions; see `Store.allocate`."""
         ring, some = self.ring, np.flatnonzero(stop > first)
+        if self._advise in ("auto", "always") and (stop > ring.slots).any():
+            for edges in self._edges.values():
+                edges.begin()
         wide = 1 if ring.layout == "env_major" else ring.num_envs
         if wide > 1:
             # One step's rows of all environments are one stretch of a file.
@@ -364,7 +374,7 @@ class MemmapStore:
         gone: Any = Gone(self._flags_file.path.parent)
         self._flags = self._records = self._large_paths = self._pages_of = gone
         self.records = gone
-        self._large, self._pages = [], {}
+        self._large, self._pages, self._edges = [], {}, {}
         for mapping in self._mappings:
             # One that a thread is reading just now goes when it has done.
             with suppress(BufferError):

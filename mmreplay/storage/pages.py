@@ -93,7 +93,7 @@ class Pages:
 
     def cached(self, rows: NDArray[np.int64]) -> list[bool]:
         """Whether the first page of each row is in memory."""
-        return [self._cached(row * self._row_nbytes) for row in rows.tolist()]
+        return [self.holds(row * self._row_nbytes) for row in rows.tolist()]
 
     def _wanted(self, rows: NDArray[np.int64]) -> bool:
         """Whether to ask."""
@@ -117,9 +117,9 @@ class Pages:
         """Tell whether the pages of a few rows are all in memory."""
         step = max(1, len(rows) // SAMPLED_ROWS)
         some = rows[::step].tolist()
-        return all(self._cached(row * self._row_nbytes) for row in some)
+        return all(self.holds(row * self._row_nbytes) for row in some)
 
-    def _cached(self, offset: int) -> bool:
+    def holds(self, offset: int) -> bool:
         """Whether the page of a byte is in memory."""
         if self._reads:
             try:

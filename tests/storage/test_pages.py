@@ -84,7 +84,7 @@ def looks(pages, monkeypatch, there):
         found.append(offset)
         return offset < there
 
-    monkeypatch.setattr(pages, "_cached", cached)
+    monkeypatch.setattr(pages, "holds", cached)
     return found
 
 
@@ -98,7 +98,7 @@ def test_one_missing_page_has_batches_asked_for_without_a_look(file, monkeypatch
     for _ in range(COLD_CALLS):
         assert pages.prefetch(rows) > 0
     assert len(looked) == 1
-    monkeypatch.setattr(pages, "_cached", lambda offset: True)
+    monkeypatch.setattr(pages, "holds", lambda offset: True)
     count = len(found)
     assert pages.prefetch(rows) == 0
     assert len(found) == count
@@ -130,8 +130,8 @@ def test_no_rows_are_no_pages(file, monkeypatch):
 
 def test_a_look_tells_what_is_there(file):
     mapping = file.map_readonly()
-    assert Pages(file, ROW, "auto", mapping)._cached(5 * ROW)
-    assert Pages(file, ROW, "auto")._cached(5 * ROW)
+    assert Pages(file, ROW, "auto", mapping).holds(5 * ROW)
+    assert Pages(file, ROW, "auto").holds(5 * ROW)
 
 
 @pytest.mark.parametrize("mapped", [False, True])
@@ -145,9 +145,9 @@ def test_a_file_system_that_cannot_tell_is_looked_at_through_the_mapping(
     pages = Pages(file, ROW, "auto", mapping)
     monkeypatch.setattr(module.os, "preadv", refuse)
     # Without a mapping nothing tells: what is not known to be there is asked for.
-    assert pages._cached(0) is mapped
+    assert pages.holds(0) is mapped
     monkeypatch.undo()
-    assert pages._cached(0) is mapped
+    assert pages.holds(0) is mapped
     assert not pages._reads
 
 
@@ -157,7 +157,7 @@ def test_what_would_have_to_be_waited_for_is_missing(file, monkeypatch):
 
     pages = Pages(file, ROW)
     monkeypatch.setattr(module.os, "preadv", wait)
-    assert not pages._cached(0)
+    assert not pages.holds(0)
     assert pages._reads
 
 
@@ -177,9 +177,9 @@ def test_pages_that_were_dropped_are_missing_until_they_are_read(tmp_path):
     file.sync()
     os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
     pages = Pages(file, 4096)
-    if pages._cached(40 * 4096):
+    if pages.holds(40 * 4096):
         pytest.skip("this file system does not drop pages")
     assert pages.prefetch(np.array([40, 9])) == 2 * 4096
     file.pread(4096, 40 * 4096)
-    assert pages._cached(40 * 4096)
+    assert pages.holds(40 * 4096)
     file.close()
