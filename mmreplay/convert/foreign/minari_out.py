@@ -28,6 +28,8 @@ VERSION = "0.5.4"
 ID = re.compile(r"([-_\w][-_\w/]*[-_\w]+/)?[-_\w]+?-v\d+")
 ROLE_NAMES = {"observation": "observations", "action": "actions", "reward": "rewards"}
 """What Minari calls the fields of a role; the others stand under infos."""
+EPISODE_NBYTES = 8 << 20
+"""Of an episode that is kept to be written at once; a longer one grows by pieces."""
 SPACES = {"observations": "observation_space", "actions": "action_space"}
 
 
@@ -35,15 +37,36 @@ class _Episode:
     """The episode that is being written.
 
     Attributes:
+        group: Its name in the file.
+        index: Its number.
         steps: Of it so far.
         rewards: All of them.
+        parts: Rows that are not written yet, by name in the group.
+        nbytes: Theirs.
+        begun: Whether earlier ones are.
     """
 
     def __init__(self, index: int) -> None:
         self.group = f"episode_{index}"
         self.index = index
-        self.steps = 0
+        self.steps = self.nbytes = 0
         self.rewards: list[Array] = []
+        self.parts: dict[str, list[Array]] = {}
+        self.begun = False
+
+    def add(self, name: str, part: Array) -> None:
+        """Keep rows until there are enough of them."""
+        self.parts.setdefault(name, []).append(part)
+        self.nbytes += part.nbytes
+
+    def take(self) -> dict[str, Array]:
+        """Give the rows that were kept."""
+        found = {
+            name: each[0] if len(each) == 1 else np.concatenate(each)
+            for name, each in self.parts.items()
+        }
+        self.parts, self.nbytes = {}, 0
+        return found
 
     def attributes(self) -> dict[str, object]:
         """What Minari keeps beside an episode."""
@@ -114,37 +137,48 @@ class MinariWriter(Writer):
             self._add(steps, first, len(steps))
 
     def _add(self, steps: Transitions, first: int, stop: int) -> None:
-        assert self._file is not None
-        group = self._episode.group
+        episode = self._episode
         for path, values in steps.columns.items():
             part = values[first:stop]
-            self._file.append(f"{group}/{self._names[path]}", part)
+            episode.add(self._names[path], part)
             if self._parts[path] == ("actions", "") and part.dtype.kind in "iu":
                 low, high = int(part.min()), int(part.max())
                 self._seen = [min(self._seen[0], low), max(self._seen[1], high)]
             if self._parts[path][0] == "rewards":
-                self._episode.rewards.append(part)
+                episode.rewards.append(part)
         truncated = steps.truncated | (steps.last & ~steps.terminated)
-        self._file.append(f"{group}/terminations", steps.terminated[first:stop])
-        self._file.append(f"{group}/truncations", truncated[first:stop])
-        self._episode.steps += stop - first
+        episode.add("terminations", steps.terminated[first:stop])
+        episode.add("truncations", truncated[first:stop])
+        episode.steps += stop - first
         self._steps += stop - first
+        if episode.nbytes > EPISODE_NBYTES:
+            self._spill()
+
+    def _spill(self) -> None:
+        """Write what there is of an episode that goes on."""
+        assert self._file is not None
+        for name, rows in self._episode.take().items():
+            self._file.append(f"{self._episode.group}/{name}", rows)
+        self._episode.begun = True
 
     def _end(self, steps: Transitions, last: int) -> None:
         """Add the row after the last step, and begin the next episode."""
         assert self._file is not None
-        group = self._episode.group
+        episode = self._episode
         for path, values in steps.columns.items():
             part = self._parts[path][0]
             if path in steps.nexts:
                 values = steps.nexts[path]
             if part in ("observations", "infos"):
-                seen = values[last : last + 1]
-                self._file.append(f"{group}/{self._names[path]}", seen)
+                episode.add(self._names[path], values[last : last + 1])
         self._unknown += not steps.known[last]
         self._unended += not (steps.terminated[last] or steps.truncated[last])
-        self._file.set_attributes(group, self._episode.attributes())
-        self._episode = _Episode(self._episode.index + 1)
+        if episode.begun:
+            self._spill()
+            self._file.set_attributes(episode.group, episode.attributes())
+        else:
+            self._file.put(episode.group, episode.take(), episode.attributes())
+        self._episode = _Episode(episode.index + 1)
 
     def finish(self) -> None:
         """See `Writer.finish`."""
