@@ -20,7 +20,14 @@ CRC = struct.Struct("<I")
 
 
 class ChunkCodec(Protocol):
-    """Packs one chunk's bytes and back."""
+    """Packs one chunk's bytes and back.
+
+    Attributes:
+        nbytes_apart: Chunks of so many bytes are unpacked sooner by two threads: of
+            less, what Python does between them is most of it.
+    """
+
+    nbytes_apart: int
 
     def pack(self, data: Bytes) -> Any:
         """Return the packed bytes, as a buffer."""
@@ -37,6 +44,8 @@ class ChunkCodec(Protocol):
 class Plain:
     """No packing; see `ChunkCodec`."""
 
+    nbytes_apart = 1 << 20
+
     def pack(self, data: Bytes) -> Any:
         """See `ChunkCodec.pack`."""
         return data.data
@@ -48,6 +57,8 @@ class Plain:
 
 class Blosc:
     """Blosc with lz4; see `ChunkCodec`."""
+
+    nbytes_apart = 1 << 18
 
     def __init__(self, level: int, itemsize: int) -> None:
         """Make one; bytes of an item's like places lie together before packing."""
@@ -70,6 +81,8 @@ class Blosc:
 class Zstd:
     """Zstandard; see `ChunkCodec`."""
 
+    nbytes_apart = 1 << 14
+
     def __init__(self, level: int) -> None:
         """Make one."""
         self._level = level
@@ -91,6 +104,7 @@ class Summed:
     def __init__(self, codec: ChunkCodec) -> None:
         """Make one of what packs the bytes."""
         self._codec = codec
+        self.nbytes_apart = codec.nbytes_apart
 
     def pack(self, data: Bytes) -> Any:
         """See `ChunkCodec.pack`."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
 import struct
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import google_crc32c
@@ -13,6 +16,8 @@ from numpy.typing import NDArray
 from mmreplay.errors import CorruptError
 from mmreplay.files import File
 from mmreplay.ring import Ring
+from mmreplay.storage.policy import Advise
+from mmreplay.storage.shard_pages import ChunkPages, ChunksAhead
 from mmreplay.storage.zarr_group import ShardedArray, shard_name
 
 Array = NDArray[np.generic]
@@ -23,6 +28,8 @@ MAX_OPEN = 4096
 MAX_READ = 64
 """Shards kept where they are read whole instead."""
 CACHE_NBYTES = 64 << 20
+FEW = 8
+"""Chunks for which no second thread is started."""
 
 
 def encode(array: ShardedArray, rows: Array, ring: Ring) -> list[Any]:
@@ -55,10 +62,13 @@ class Shard:
     """One open shard.
 
     Attributes:
-        offsets: Per chunk, first byte and length.
+        path: Its file.
+        pages: Of its mapping, if there is one.
     """
 
-    def __init__(self, file: File, array: ShardedArray, mapped: bool) -> None:
+    def __init__(
+        self, file: File, array: ShardedArray, mapped: bool, advise: Advise
+    ) -> None:
         """Read and check the index.
 
         Raises:
@@ -69,31 +79,54 @@ class Shard:
         if file.nbytes < size:
             raise self.damaged(f"{file.nbytes} bytes", f"an index of {size}")
         data: Any = file.map_readonly() if mapped else file.pread(file.nbytes, 0)
+        self.pages = ChunkPages(data, advise) if mapped else None
         self._data = memoryview(data)
         index = bytes(self._data[-size:-4])
         if google_crc32c.value(index) != struct.unpack("<I", self._data[-4:])[0]:
             raise self.damaged("an index that differs", "one of its checksum")
         table = np.frombuffer(index, "<u8").reshape(-1, 2)
         there = table[:, 0] != MISSING
-        ends = table[there].astype(object).sum(axis=1)
-        if len(ends) and ends.max() > file.nbytes - size:
+        most = np.uint64(file.nbytes - size)
+        # A sum of the two might wrap.
+        wrong = (table[there] > most).any(1) | (
+            table[there, 0] > most - table[there, 1]
+        )
+        if wrong.any():
             raise self.damaged("a chunk past the end", "chunks before the index")
-        self._offsets: list[list[int]] = table.tolist()
+        self._table = table
 
-    def unpack(self, array: ShardedArray, chunk: int, out: NDArray[np.uint8]) -> None:
-        """Fill out, uint8, with a chunk's bytes.
+    def where(self, chunks: Ids) -> list[list[int]]:
+        """First byte and length of chunks, `MISSING` where there is none."""
+        found: list[list[int]] = self._table[chunks].tolist()
+        return found
+
+    def bytes_of(self, chunks: Ids) -> tuple[Ids, Ids]:
+        """First bytes and the bytes after the last of those chunks that are there."""
+        found = self._table[chunks]
+        found = found[found[:, 0] != MISSING].astype(np.int64)
+        return found[:, 0], found.sum(1)
+
+    def unpack(
+        self, array: ShardedArray, extent: list[int], out: NDArray[np.uint8]
+    ) -> None:
+        """Fill out, uint8, with the bytes of a chunk.
+
+        Args:
+            array: Whose.
+            extent: What `where` said of it.
+            out: uint8 ``[N]``.
 
         Raises:
             CorruptError: The chunk is damaged.
         """
-        offset, nbytes = self._offsets[chunk]
+        offset, nbytes = extent
         if offset == MISSING:
             out[:] = 0
             return
         try:
             array.codec.unpack(self._data[offset : offset + nbytes], out)
         except (ValueError, RuntimeError, struct.error) as error:
-            got = f"chunk {chunk} at byte {offset}: {error}"
+            got = f"a chunk at byte {offset}: {error}"
             raise self.damaged(got, f"{len(out)} bytes") from error
 
     def damaged(self, got: str, expected: str) -> CorruptError:
@@ -110,11 +143,12 @@ class ShardReader:
     Threads: any; the two caches are dicts, whose single steps are whole.
     """
 
-    def __init__(self, folder: Path, ring: Ring, mapped: bool) -> None:
-        """Read below a group's folder."""
+    def __init__(self, folder: Path, ring: Ring, mapped: bool, advise: Advise) -> None:
+        """Read below a group's folder; see `ReadPolicy`."""
         self._folder = folder
         self._ring = ring
-        self._mapped = mapped
+        self._mapped, self._advise = mapped, advise
+        self._ahead: dict[str, ChunksAhead] = {}
         self._open: dict[tuple[str, int], tuple[int, Shard]] = {}
         self._chunks: dict[tuple[str, int, int, int], Array] = {}
         self._cached_nbytes = 0
@@ -132,28 +166,68 @@ class ShardReader:
             out: ``[B, *shape]``.
         """
         chunks, inner = self._where(array, within)
-        keys = places * array.num_chunks + chunks
-        order = np.argsort(keys, kind="stable")
-        if array.chunk_rows == 1:
-            flat = out.reshape(len(out), -1).view(np.uint8)
-            listed = zip(
-                order.tolist(), places[order].tolist(), entries[order].tolist(),
-                chunks[order].tolist(), strict=True,
-            )  # fmt: skip
-            for item, place, entry, chunk in listed:
-                self._shard(array, place, entry).unpack(array, chunk, flat[item])
+        order = np.argsort(places * array.num_chunks + chunks, kind="stable")
+        if array.chunk_rows > 1:
+            self._take_blocks(array, order, places, entries, chunks, inner, out)
             return
-        ordered = keys[order]
-        edges = np.flatnonzero(np.diff(ordered, prepend=-1))
-        for at, stop in zip(edges, [*edges[1:], len(order)], strict=True):
-            some = order[at:stop]
+        flat = out.reshape(len(out), -1).view(np.uint8)
+        found = []
+        for some in _groups(order, places[order]):
+            shard = self._shard(array, int(places[some[0]]), int(entries[some[0]]))
+            extents = shard.where(chunks[some])
+            found += [
+                (shard, extent, flat[item])
+                for extent, item in zip(extents, some.tolist(), strict=True)
+            ]
+        unpack_all(array, found)
+
+    def _take_blocks(
+        self,
+        array: ShardedArray,
+        order: Ids,
+        places: Ids,
+        entries: Ids,
+        chunks: Ids,
+        inner: Ids,
+        out: Array,
+    ) -> None:
+        """Copy rows out of chunks of several, each unpacked once and kept."""
+        keys = places * array.num_chunks + chunks
+        for some in _groups(order, keys[order]):
             item = some[0]
             place, entry, chunk = (
-                int(places[item]),
-                int(entries[item]),
-                int(chunks[item]),
-            )
+                int(places[item]), int(entries[item]), int(chunks[item]),
+            )  # fmt: skip
             out[some] = self._chunk(array, place, entry, chunk)[inner[some]]
+
+    def prefetch(
+        self, array: ShardedArray, places: Ids, entries: Ids, within: Ids
+    ) -> int:
+        """Ask the disk for the rows' chunks, where some of a sample are missing.
+
+        Args:
+            array: Whose.
+            places: See `take`, as the next two.
+            entries: Numbers of the places.
+            within: Rows within them.
+
+        Returns:
+            Bytes asked for.
+        """
+        if not self._mapped or not len(places):
+            return 0
+        chunks, _ = self._where(array, within)
+
+        def extents(some: Ids) -> Iterator[tuple[ChunkPages, Ids, Ids]]:
+            for same in _groups(some, places[some]):
+                place, entry = int(places[same[0]]), int(entries[same[0]])
+                shard = self._shard(array, place, entry)
+                starts, stops = shard.bytes_of(chunks[same])
+                if shard.pages is not None and len(starts):
+                    yield shard.pages, starts, stops
+
+        ahead = self._ahead.setdefault(array.path, ChunksAhead(self._advise))
+        return ahead.ask(np.argsort(places, kind="stable"), extents)
 
     def _where(self, array: ShardedArray, within: Ids) -> tuple[Ids, Ids]:
         """Chunks of rows, and their rows in them."""
@@ -170,7 +244,8 @@ class ShardReader:
         if found is None:
             found = np.empty((array.chunk_rows, *array.shape), array.dtype)
             shard = self._shard(array, place, entry)
-            shard.unpack(array, chunk, found.reshape(-1).view(np.uint8))
+            (extent,) = shard.where(np.array([chunk]))
+            shard.unpack(array, extent, found.reshape(-1).view(np.uint8))
             self._cached_nbytes += found.nbytes
             while self._cached_nbytes > CACHE_NBYTES and self._chunks:
                 oldest = self._chunks.pop(next(iter(list(self._chunks))), None)
@@ -186,7 +261,7 @@ class ShardReader:
         path = self._folder / shard_name(array, self._ring, place)
         file = File.open(path, None)
         try:
-            shard = Shard(file, array, self._mapped)
+            shard = Shard(file, array, self._mapped, self._advise)
         finally:
             file.close()
         most = MAX_OPEN if self._mapped else MAX_READ
@@ -199,3 +274,50 @@ class ShardReader:
         """Let everything go."""
         self._open, self._chunks = {}, {}
         self._cached_nbytes = 0
+
+
+def _groups(order: Ids, keys: Ids) -> Iterator[Ids]:
+    """Cut an order into stretches of one key each; keys are in that order."""
+    edges = np.flatnonzero(np.diff(keys, prepend=-1))
+    return iter(np.split(order, edges[1:])) if len(order) else iter(())
+
+
+Packed = tuple[Shard, list[int], NDArray[np.uint8]]
+
+
+def unpack_all(array: ShardedArray, found: Sequence[Packed]) -> None:
+    """Unpack chunks, on a second thread too where that is sooner.
+
+    Args:
+        array: Whose.
+        found: Shard, what `Shard.where` says of the chunk, and where it goes.
+    """
+    half = len(found) // 2
+    nbytes = array.chunk_rows * array.row_nbytes
+    if half < FEW or nbytes < array.codec.nbytes_apart:
+        _unpack_some(array, found)
+        return
+    ended: SimpleQueue[BaseException | None] = SimpleQueue()
+
+    def rest() -> None:
+        try:
+            _unpack_some(array, found[half:])
+        except BaseException as error:
+            ended.put(error)
+        else:
+            ended.put(None)
+
+    # A thread of its own each time: one that waits would be gone after a fork.
+    _thread.start_new_thread(rest, ())
+    try:
+        _unpack_some(array, found[:half])
+    finally:
+        # It fills memory of the caller's.
+        failure = ended.get()
+    if failure is not None:
+        raise failure
+
+
+def _unpack_some(array: ShardedArray, found: Sequence[Packed]) -> None:
+    for shard, extent, out in found:
+        shard.unpack(array, extent, out)

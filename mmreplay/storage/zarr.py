@@ -8,6 +8,7 @@ is said by its place's number, which readers look at before and after they copy.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,12 @@ class ZarrStore:
     """
 
     def __init__(
-        self, folder: Path, metadata: Metadata, tail: MemmapStore, places: Places
+        self,
+        folder: Path,
+        metadata: Metadata,
+        tail: MemmapStore,
+        places: Places,
+        policy: ReadPolicy = POLICY,
     ) -> None:
         self.ring, self.schema = metadata.ring, metadata.schema
         self.packed = frozenset[str]()
@@ -48,7 +54,7 @@ class ZarrStore:
         self._tail = tail
         self._arrays = zarr_group.arrays_of(metadata)
         self._served = zarr_group.served(metadata)
-        self._reader = ShardReader(self.path, metadata.ring, tail.maps)
+        self._reader = ShardReader(self.path, metadata.ring, tail.maps, policy.advise)
         self._places = places
         self.sealing = Sealing(folder, metadata, tail, places)
         self._place_rows = self.sealing.place_rows
@@ -84,7 +90,7 @@ class ZarrStore:
             )
             if writable:
                 zarr_group.sweep(folder)
-            return cls(folder, metadata, tail, places)
+            return cls(folder, metadata, tail, places, policy)
         except BaseException:
             tail.close()
             raise
@@ -116,6 +122,10 @@ class ZarrStore:
     def block(self, given: Mapping[str, object]) -> int:
         """Count the steps of a block; see `Store.block`."""
         return self._tail.block(given)
+
+    def wide(self, given: Mapping[str, object]) -> bool:
+        """Look at a step; see `Store.wide`."""
+        return self._tail.wide(given)
 
     def allocate(self, first: NDArray[np.int64], stop: NDArray[np.int64]) -> None:
         """Reserve space for positions; see `Store.allocate`."""
@@ -158,9 +168,9 @@ class ZarrStore:
             array = self._arrays[path]
             out: NDArray[Any] = np.empty((len(rows), *array.shape), array.dtype)
             into = out if not len(raw) else np.empty_like(out[: len(packed)])
-            self._reader.take(
-                array, places[packed], numbers[packed], within[packed], into
-            )
+            some = (array, places[packed], numbers[packed], within[packed])
+            self._reader.prefetch(*some)
+            self._reader.take(*some, into)
             if len(raw):
                 out[packed], out[raw] = into, part[path]
             found[path] = out
@@ -171,9 +181,25 @@ class ZarrStore:
         self.sealing.settle(first, stop, seal=seal)
 
     def prefetch(self, rows: NDArray[np.int64], paths: Sequence[str]) -> int:
-        """Ask the disk for missing rows of the tail; see `Store.prefetch`."""
-        raw = (self._places.take(rows // self._place_rows) & 1) == 0
-        return self._tail.prefetch(rows[raw], paths) if raw.any() else 0
+        """Ask the disk for missing rows; see `Store.prefetch`."""
+        places, within = np.divmod(rows, self._place_rows)
+        numbers = self._places.take(places)
+        sealed = (numbers & 1) == 1
+        asked = 0
+        if not sealed.all():
+            asked = self._tail.prefetch(rows[~sealed], paths)
+        if not sealed.any():
+            return asked
+        for path in paths:
+            if path in self._arrays and path not in self._served:
+                # A shard may be retired between the look and this: then its rows
+                # are read where they are, and waited for.
+                with suppress(CorruptError):
+                    asked += self._reader.prefetch(
+                        self._arrays[path], places[sealed], numbers[sealed],
+                        within[sealed],
+                    )  # fmt: skip
+        return asked
 
     @property
     def all_flags(self) -> NDArray[np.uint8]:

@@ -1,0 +1,127 @@
+"""Chunks are unpacked by one thread or two, and asked for where they are missing."""
+
+import mmap
+import os
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay.errors import CorruptError
+from mmreplay.storage import shards
+from mmreplay.storage.shard_pages import ASK_NBYTES, GAP_NBYTES, ChunkPages
+from tools.torture.disks import QuickDisk, using
+
+SHAPE = (64, 80, 4)
+SCHEMA = mr.Schema({"pixels": mr.Field(SHAPE, "uint8"), "n": mr.Field((), "int64")})
+ROWS = 120
+
+
+@pytest.fixture
+def made(tmp_path, rng):
+    """A closed buffer whose chunks of 20 KiB two threads unpack; and its rows."""
+    path = tmp_path / "b"
+    pixels = rng.integers(0, 9, (ROWS, *SHAPE)).astype(np.uint8)
+    with (
+        using(QuickDisk()),
+        mr.ReplayBuffer.create(
+            path, SCHEMA, ROWS, engine="zarr", codec="zstd"
+        ) as buffer,
+    ):
+        buffer.extend(pixels=pixels, n=np.arange(ROWS))
+    return path, pixels
+
+
+def test_two_threads_unpack_what_one_does(made, rng, monkeypatch):
+    path, pixels = made
+    positions = rng.integers(0, ROWS, 101)
+    with mr.ReplayBuffer.open(path) as buffer:
+        started = []
+        begin = shards._thread.start_new_thread
+        monkeypatch.setattr(
+            shards._thread,
+            "start_new_thread",
+            lambda *given: started.append(given) or begin(*given),
+        )
+        for count in (1, 15, 16, 101):
+            some = positions[:count]
+            found = buffer.get_field("pixels", 0, some)
+            assert (found == pixels[some]).all()
+            assert bool(started) == (count >= 2 * shards.FEW)
+
+
+@pytest.mark.parametrize("which", [0, -1])
+def test_what_either_thread_cannot_unpack_is_told(made, which):
+    path, _ = made
+    folder = path / "data-000001" / "zarr" / "pixels"
+    files = sorted(folder.glob("c.*"), key=lambda file: int(file.name.split(".")[2]))
+    shard = files[which]
+    data = bytearray(shard.read_bytes())
+    data[:4] = b"\0\0\0\0"
+    shard.write_bytes(data)
+    with (
+        mr.ReplayBuffer.open(path) as buffer,
+        pytest.raises(CorruptError, match=f"{shard.name}: got a chunk at byte 0"),
+    ):
+        buffer.get_field("pixels", 0, np.arange(ROWS))
+
+
+class Mapping:
+    """Stands for a mapping, and notes which pages it is asked for."""
+
+    def __init__(self):
+        self.asked = []
+
+    def madvise(self, advice, at, nbytes):
+        assert advice == mmap.MADV_WILLNEED
+        assert at % mmap.PAGESIZE == 0
+        assert nbytes <= ASK_NBYTES
+        self.asked.append((at, at + nbytes))
+
+
+def test_every_byte_is_asked_for_and_none_far_from_any(rng):
+    for _ in range(50):
+        count = int(rng.integers(1, 30))
+        starts = rng.integers(0, 4 << 20, count)
+        stops = starts + rng.integers(1, 300_000, count)
+        pages = ChunkPages.__new__(ChunkPages)
+        pages._mapping = Mapping()
+        told = pages.ask(starts, stops)
+        asked = pages._mapping.asked
+        assert told == sum(last - first for first, last in asked)
+        inside = np.zeros(5 << 20, bool)
+        for first, last in asked:
+            assert not inside[first:last].any()
+            inside[first:last] = True
+        wanted = np.zeros(len(inside), bool)
+        for start, stop in zip(starts, stops, strict=True):
+            assert inside[start:stop].all()
+            low = max(0, start - mmap.PAGESIZE)
+            wanted[low : stop + GAP_NBYTES] = True
+        assert wanted[inside].all()
+
+
+def drop(path):
+    """Have the shards leave the page cache, as far as the file system does that."""
+    for file in (path / "data-000001" / "zarr" / "pixels").glob("c.*"):
+        fd = os.open(file, os.O_RDONLY)
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+
+
+@pytest.mark.parametrize("advise", ["auto", "always", "never", "kernel"])
+def test_missing_chunks_are_asked_for_as_the_policy_says(made, advise, rng):
+    path, pixels = made
+    drop(path)
+    rows = rng.permutation(ROWS)
+    with mr.ReplayBuffer.open(path, advise=advise) as buffer:
+        store = buffer._parts.store
+        asked = store.prefetch(rows, ["pixels"])
+        if advise == "auto" and asked == 0:
+            pytest.skip("this file system keeps its pages")
+        assert (asked > 0) == (advise in ("auto", "always"))
+        assert (buffer.get_field("pixels", 0, rows) == pixels[rows]).all()
+        again = [store.prefetch(rows, ["pixels"]) for _ in range(60)]
+        # What is there is asked for no more, but for some calls after a miss.
+        assert (again[-1] > 0) == (advise == "always")
