@@ -12,6 +12,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+AT_FDCWD = -100
+RENAME_EXCHANGE = 2
 FICLONE = 0x40049409
 PUNCH_HOLE = 3  # keeps the size
 POPULATE_WRITE = 23
@@ -96,6 +98,12 @@ class Disk:
     def rename(self, source: Path, target: Path) -> None:
         """Put source in target's place, in one step."""
         os.replace(source, target)
+
+    def exchange(self, one: Path, other: Path) -> None:
+        """Let two entries change places in one step."""
+        here, both = ctypes.c_int(AT_FDCWD), ctypes.c_uint(RENAME_EXCHANGE)
+        if _libc.renameat2(here, os.fsencode(one), here, os.fsencode(other), both):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
     def unlink(self, path: Path) -> None:
         """Remove a file."""

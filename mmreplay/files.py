@@ -325,6 +325,14 @@ def rename(source: Path, target: Path) -> None:
     sync_folder(target.parent)
 
 
+def exchange(one: Path, other: Path) -> None:
+    """Let two folders of one parent change places in one step, durably."""
+    with _told("exchange", one):
+        disk.exchange(one, other)
+    for parent in {one.parent, other.parent}:
+        sync_folder(parent)
+
+
 def remove_tree(path: Path) -> None:
     """Remove a file, or a folder of ours with what is in it; absent is fine."""
     # Not by recursion: who made the folder may have made it deep.

@@ -20,7 +20,8 @@ def repair(
         Path | None,
         typer.Argument(
             metavar="[TARGET]", show_default=False,
-            help="The new buffer's folder; PATH-repaired by default.",
+            help="The new buffer's folder; PATH-repaired by default. With --in-place "
+            "the damaged buffer's, then PATH-damaged.",
         ),
     ] = None,
     keep_unproven: Annotated[
@@ -34,6 +35,13 @@ def repair(
             help="A snapshot or copy whose metadata.json is to be believed.",
         ),
     ] = None,
+    in_place: Annotated[
+        bool,
+        typer.Option(
+            "--in-place",
+            help="Put the new buffer in PATH's place, the damaged one in TARGET's.",
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:  # fmt: skip
     """Restore the newest consistent state into a new folder, and say what was cut."""
@@ -41,8 +49,9 @@ def repair(
 
     with show.waiting("repairing") as progress:
         made = restore(
-            path, target, keep_unproven=keep_unproven, like=like, progress=progress
-        )
+            path, target, keep_unproven=keep_unproven, like=like, in_place=in_place,
+            progress=progress,
+        )  # fmt: skip
     if json:
         facts = {"path": str(made.path), "target": str(made.target)}
         cuts = [asdict(cut) for cut in made.cuts]
@@ -60,3 +69,5 @@ def repair(
         f"{made.target}: {show.plural(made.rows, 'row')} kept, "
         f"{show.count(made.cut_rows)} cut"
     )
+    if in_place:
+        typer.echo(f"{made.path} holds what was there before")

@@ -6,7 +6,7 @@ Nothing is believed but what a checksum or a second fact bears out.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,11 +20,13 @@ from mmreplay.files import File
 from mmreplay.format import commit
 from mmreplay.format import metadata as metadata_file
 from mmreplay.format.metadata import Metadata
+from mmreplay.storage.engines import ON_DISK
 from mmreplay.storage.ledger import FILE_NAME as COMMIT
 from mmreplay.storage.memmap import file_sizes
 from mmreplay.storage.placement import SUMS, place
+from mmreplay.verify.sealed import sum_check
 from mmreplay.verify.slots import CommitFile
-from mmreplay.verify.sums import SumCheck, stripes
+from mmreplay.verify.sums import Stripe, SumCheck, stripes
 
 Array = NDArray[np.int64]
 # Every bit of a file this long is tried in less than a second.
@@ -61,17 +63,20 @@ class Evidence:
         size = ring.block_rows
         begins = np.maximum(self.firsts // size, -(-self.unsummed // size))
         ends = np.maximum(self.summed // size, begins)
-        check = sum_check(self.metadata, self.opened)
-        for stripe in stripes(ring, begins, ends):
-            sums: list[int] | None = None
-            with suppress(CorruptError, FailedError):
-                sums = check.compute(stripe, None)
-            for index, (_, env_id, block) in enumerate(stripe.blocks):
-                if sums is None:
-                    yield env_id, block, "missing"
-                elif not _proven(check, self.metadata, env_id, block, sums[index]):
-                    known = _lap_fits(check, self.metadata, env_id, block)
-                    yield env_id, block, "checksum" if known else "unproven"
+        with _checking(self.metadata, self.opened) as check:
+            for stripe in stripes(ring, begins, ends):
+                yield from self._bad(check, stripe)
+
+    def _bad(self, check: SumCheck, stripe: Stripe) -> Iterator[tuple[int, int, str]]:
+        sums: list[int] | None = None
+        with suppress(CorruptError, FailedError):
+            sums = check.compute(stripe, None)
+        for index, (_, env_id, block) in enumerate(stripe.blocks):
+            if sums is None:
+                yield env_id, block, "missing"
+            elif not _proven(check, self.metadata, env_id, block, sums[index]):
+                known = _lap_fits(check, self.metadata, env_id, block)
+                yield env_id, block, "checksum" if known else "unproven"
 
     def close(self) -> None:
         """Give the files back."""
@@ -79,10 +84,14 @@ class Evidence:
             file.close()
 
 
-def sum_check(metadata: Metadata, opened: dict[str, File]) -> SumCheck:
+@contextmanager
+def _checking(metadata: Metadata, opened: dict[str, File]) -> Iterator[SumCheck]:
     """What computes checksums as `verify` does."""
-    commit_file = CommitFile(opened[COMMIT], COMMIT, metadata)
-    return SumCheck(opened, metadata.folder, metadata, commit_file)
+    check = sum_check(opened, metadata, CommitFile(opened[COMMIT], COMMIT, metadata))
+    try:
+        yield check
+    finally:
+        check.close()
 
 
 def _proven(
@@ -108,11 +117,11 @@ def gather(folder: Path, like: Path | None) -> Evidence:
         CorruptError: What is left says too little.
     """
     metadata, restored = _metadata(folder, like)
-    if metadata.engine != "memmap" or metadata.unknown_features:
+    if metadata.engine not in ON_DISK or metadata.unknown_features:
         raise VersionError(
             f"{folder} was written with engine {metadata.engine!r} and the features "
-            f"{list(metadata.unknown_features)}, this mmreplay repairs 'memmap' "
-            "without any; install a newer mmreplay"
+            f"{list(metadata.unknown_features)}, this mmreplay repairs "
+            f"{list(ON_DISK)} without any; install a newer mmreplay"
         )
     opened = _opened(folder, metadata, restored)
     try:
@@ -216,20 +225,16 @@ def _scanned(
 ) -> tuple[Array, Array, Array, Array]:
     """The same from the checksums alone: a block whose sum fits was committed."""
     ring = metadata.ring
-    check = sum_check(metadata, opened)
     heads = np.zeros(ring.num_envs, np.int64)
-    for place_ in range(ring.num_blocks):
-        for env_id in range(ring.num_envs):
-            with suppress(CorruptError, FailedError):
-                lap = check.entry(env_id, place_)[2]
-                block = lap * ring.num_blocks + place_
-                one = np.zeros(ring.num_envs, np.int64)
-                one[env_id] = block
-                stripe = next(stripes(ring, one, one + (np.arange(len(one)) == env_id)))
-                [computed] = check.compute(stripe, None)
-                if _proven(check, metadata, env_id, block, computed):
-                    stop = (block + 1) * ring.block_rows
-                    heads[env_id] = max(heads[env_id], stop)
+    with _checking(metadata, opened) as check:
+        for place_ in range(ring.num_blocks):
+            for env_id in range(ring.num_envs):
+                with suppress(CorruptError, FailedError):
+                    lap = check.entry(env_id, place_)[2]
+                    block = lap * ring.num_blocks + place_
+                    if _found(check, metadata, env_id, block):
+                        stop = (block + 1) * ring.block_rows
+                        heads[env_id] = max(heads[env_id], stop)
     if not heads.any():
         raise CorruptError(
             f"{opened[SUMS].path.parent}: got no whole record in COMMIT and no block "
@@ -238,3 +243,13 @@ def _scanned(
         )
     zeros = np.zeros(ring.num_envs, np.int64)
     return np.maximum(heads - ring.capacity, 0), heads, heads, zeros
+
+
+def _found(check: SumCheck, metadata: Metadata, env_id: int, block: int) -> bool:
+    """Whether the data of a block has the checksum that is kept."""
+    one = np.zeros(metadata.ring.num_envs, np.int64)
+    one[env_id] = block
+    own = np.arange(len(one)) == env_id
+    stripe = next(stripes(metadata.ring, one, one + own))
+    [computed] = check.compute(stripe, None)
+    return _proven(check, metadata, env_id, block, computed)

@@ -1,4 +1,4 @@
-"""Repair: what is proven of a damaged buffer, in a new folder, and what was cut."""
+"""Repair: what is proven of a damaged buffer, beside it, and what was cut."""
 
 from __future__ import annotations
 
@@ -22,10 +22,14 @@ from mmreplay.format import metadata as metadata_file
 from mmreplay.format.metadata import Metadata
 from mmreplay.repairing.evidence import Evidence, gather
 from mmreplay.repairing.kept import Flags, Kept, Sorter
+from mmreplay.repairing.sealed import copied, unreadable
 from mmreplay.ring import runs
+from mmreplay.storage.base import CheckedStore
+from mmreplay.storage.engines import create_store
 from mmreplay.storage.lock import WriterLock, holder, locked, refuse_network
 from mmreplay.storage.memmap import MemmapStore, file_sizes
 from mmreplay.storage.placement import FLAGS, SUMS, place
+from mmreplay.storage.zarr import ZarrStore
 
 Array = NDArray[np.int64]
 Progress = Callable[[int, int], None]
@@ -56,8 +60,8 @@ class Repaired:
     """What `repair` made.
 
     Attributes:
-        path: The damaged buffer.
-        target: The new one.
+        path: Where the damaged buffer is.
+        target: Where the new one is.
         rows: Rows in it.
         cuts: What is not in it, by environment and position.
         restored: Facts that were found out in another way than the plain one.
@@ -81,6 +85,7 @@ def repair(
     *,
     keep_unproven: bool = False,
     like: str | os.PathLike[str] | None = None,
+    in_place: bool = False,
     progress: Progress | None = None,
 ) -> Repaired:
     """Restore the newest consistent state of a damaged buffer into a new folder.
@@ -100,6 +105,9 @@ def repair(
         target: A new or empty folder; ``<path>-repaired`` by default.
         keep_unproven: Keep rows whose checksum itself is lost.
         like: A snapshot or copy whose metadata.json is to be believed.
+        in_place: Let the new buffer and the damaged one change places in one step once
+            it is whole: the target, ``<path>-damaged`` by default, then holds the
+            damaged one, unchanged. Who has it open for reading goes on with that.
         progress: Called with (rows written, rows to write).
 
     Raises:
@@ -108,7 +116,8 @@ def repair(
         LockedError: Somebody is writing it.
     """
     source = lifecycle.absolute(path)
-    where = source.with_name(f"{source.name}-repaired")
+    named = "damaged" if in_place else "repaired"
+    where = source.with_name(f"{source.name}-{named}")
     where = where if target is None else lifecycle.absolute(target)
     if where.is_relative_to(source):
         raise FormatError(
@@ -133,6 +142,9 @@ def repair(
             lock.release()
     finally:
         evidence.close()
+    if in_place:
+        files.exchange(source, where)
+        source, where = where, source
     return Repaired(source, where, rows, tuple(cuts), tuple(evidence.restored))
 
 
@@ -148,7 +160,9 @@ def _choose(evidence: Evidence, keep_unproven: bool) -> tuple[list[Kept], list[C
     kept, cuts = [], []
     for env_id in range(ring.num_envs):
         first, head = int(evidence.firsts[env_id]), int(evidence.heads[env_id])
-        lost = sorted([*bad[env_id], *_missing(evidence, env_id)])
+        sealed = evidence.metadata.engine == "zarr"
+        missing = unreadable if sealed else _missing
+        lost = sorted([*bad[env_id], *missing(evidence, env_id)])
         good, gone = _rest(first, head, lost)
         found = sorter.sort(good, _reader(evidence, env_id))
         gone += _flagged(good, found)
@@ -238,9 +252,12 @@ def _build(
     files.make_folder(folder)
     totals = np.array([each.total for each in kept])
     tails = evidence.heads - totals
-    store = MemmapStore.create(folder, metadata.ring, metadata.schema)
+    store = create_store(folder, metadata)
     try:
-        _write(evidence, kept, store, tails, progress)
+        if isinstance(store, ZarrStore):
+            copied(evidence, kept, store, tails, _mark, progress)
+        else:
+            _write(evidence, kept, store, tails, progress)
         store.sync()
         _sum(store, tails, evidence.heads)
         store.sync_sums()
@@ -304,7 +321,7 @@ def _write(
                 progress(done, total)
 
 
-def _sum(store: MemmapStore, tails: Array, heads: Array) -> None:
+def _sum(store: CheckedStore, tails: Array, heads: Array) -> None:
     """Write the checksums of every whole block that holds a row."""
     size = store.ring.block_rows
     for env_id, (tail, head) in enumerate(

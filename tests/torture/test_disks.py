@@ -25,6 +25,7 @@ def everything(folder):
         files.disk.clone(file.fd, file.fd)
     file.close()
     files.disk.link(folder / "inner" / "a", folder / "inner" / "c")
+    files.exchange(folder / "inner" / "a", folder / "inner" / "c")
     files.rename(folder / "inner" / "a", folder / "inner" / "b")
     files.remove_tree(folder / "inner")
 

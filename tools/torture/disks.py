@@ -33,6 +33,7 @@ PRIMITIVES = (
     "datasync",
     "sync_folder",
     "rename",
+    "exchange",
     "unlink",
     "mkdir",
     "rmdir",
@@ -138,6 +139,11 @@ class WatchedDisk(Disk):
         """Watch, then rename."""
         self.watch("rename")
         super().rename(source, target)
+
+    def exchange(self, one: Path, other: Path) -> None:
+        """Watch, then let both change places."""
+        self.watch("exchange")
+        super().exchange(one, other)
 
     def unlink(self, path: Path) -> None:
         """Watch, then remove."""

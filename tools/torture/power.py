@@ -198,6 +198,13 @@ class SimulatedDisk(WatchedDisk):
             node = old.live[old_name]
             self._change([(new, new_name, node), (old, old_name, None)])
 
+    def exchange(self, one: Path, other: Path) -> None:
+        """Let two entries change places, and owe it."""
+        with self._lock:
+            super().exchange(one, other)
+            a, b = self._entry(one), self._entry(other)
+            self._change([(*a, b[0].live[b[1]]), (*b, a[0].live[a[1]])])
+
     def link(self, source: Path, target: Path) -> None:
         """Give a file a second name, and owe it."""
         with self._lock:

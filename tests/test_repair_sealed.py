@@ -1,0 +1,177 @@
+"""Repair of compressed buffers, and in the place of the damaged one."""
+
+import errno
+import os
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay.errors import CorruptError, FailedError, FormatError
+from mmreplay.files import Disk
+from mmreplay.verify import verify_buffer
+from tests.buffer.test_snapshots import SCHEMA, extend
+from tests.test_repair import assert_repaired, contents, put
+from tools.torture.disks import using
+from tools.torture.power import SimulatedDisk
+
+DATA = "data-000001"
+ROWS = range(59, 123)
+
+
+@pytest.fixture(params=["env_major", "time_major"])
+def damaged(tmp_path, request):
+    """A closed buffer, to be damaged: positions [59, 123), raw bytes in its shards."""
+    path = tmp_path / "b"
+    with mr.ReplayBuffer.create(
+        path, SCHEMA, 64, 2, layout=request.param, engine="zarr", codec="none",
+        commit_every=None,
+    ) as buffer:  # fmt: skip
+        for _ in range(3):
+            extend(buffer, 41)
+    return path
+
+
+def place_of(path, env_id, position, field="large"):
+    """The shard of a row, and the row's offset in it where a chunk is a row."""
+    with mr.ReplayBuffer.open(path) as buffer:
+        ring, sharding = buffer.metadata.ring, buffer.metadata.sharding
+    step, within = divmod(position % ring.slots, sharding.shard_rows)
+    env, at = env_id, within
+    if ring.layout == "time_major":
+        env, at = 0, env_id * sharding.shard_rows + within
+    tail = ".0" if field == "large" else ""
+    return path / DATA / "zarr" / field / f"c.{env}.{step}{tail}", at
+
+
+def without(*cut):
+    return [[n for n in ROWS if n not in each] for each in cut]
+
+
+def block_of(path, position):
+    with mr.ReplayBuffer.open(path) as buffer:
+        size = buffer.metadata.ring.block_rows
+    first = position // size * size
+    return range(first, first + size)
+
+
+def test_a_whole_buffer_is_copied_as_it_is(damaged):
+    made = mr.repair(damaged)
+    assert (made.cuts, made.restored) == ((), ())
+    assert_repaired(damaged, made, without([], []))
+    with mr.ReplayBuffer.open(made.target) as buffer:
+        assert buffer.metadata.engine == "zarr"
+        assert list(buffer.zarr_path.rglob("c.*"))
+
+
+def test_only_the_block_with_a_flipped_byte_is_cut(damaged):
+    before = {p: p.read_bytes() for p in damaged.rglob("*") if p.is_file()}
+    shard, at = place_of(damaged, 1, 90)
+    put(shard, at * 4800 + 9, b"\xff")
+    before[shard] = shard.read_bytes()
+    made = mr.repair(damaged)
+    block = block_of(damaged, 90)
+    assert made.cuts == (mr.Cut(1, block.start, block.stop, "checksum"),)
+    assert_repaired(damaged, made, without([], block))
+    assert before == {p: p.read_bytes() for p in damaged.rglob("*") if p.is_file()}
+
+
+def test_a_shard_that_is_gone_costs_its_rows_and_no_other(damaged):
+    shard, _ = place_of(damaged, 0, 100)
+    shard.unlink()
+    made = mr.repair(damaged)
+    with mr.ReplayBuffer.open(damaged) as buffer:
+        ring, size = buffer.metadata.ring, buffer.metadata.sharding.shard_rows
+    first = 100 // size * size
+    gone = [n for n in ROWS if first <= n < first + size]
+    # Where the place held another lap's rows too, those are gone with it.
+    gone += [n for n in ROWS if first - ring.slots <= n < first - ring.slots + size]
+    both = ring.layout == "time_major"
+    assert {cut.why for cut in made.cuts} == {"missing"}
+    assert_repaired(damaged, made, without(gone, gone if both else []))
+
+
+def test_newest_rows_that_no_sum_covers_are_cut_where_they_cannot_be_read(damaged):
+    shard, _ = place_of(damaged, 1, 122)
+    os.truncate(shard, 100)
+    made = mr.repair(damaged)
+    assert any(cut.stop == 123 and cut.why == "missing" for cut in made.cuts)
+    assert verify_buffer(made.target).findings == ()
+    numbers, _ = contents(made.target)
+    assert set(numbers[1]) < set(ROWS)
+    assert 122 not in numbers[1]
+
+
+def test_heads_are_found_without_a_record(damaged):
+    whole = block_of(damaged, 0).stop
+    commit = damaged / DATA / "COMMIT"
+    commit.write_bytes(bytes(len(commit.read_bytes())))
+    made = mr.repair(damaged)
+    assert "heads, from the checksums of whole blocks" in made.restored
+    numbers, _ = contents(made.target)
+    assert all(max(each) == 123 // whole * whole - 1 for each in numbers)
+
+
+def test_a_tail_that_was_cut_is_told(damaged):
+    os.truncate(damaged / DATA / "records.bin", 16)
+    with pytest.raises(CorruptError, match=r"records\.bin has 16 bytes, expected"):
+        mr.repair(damaged)
+
+
+def test_in_place_both_change_places(damaged, tmp_path):
+    before = {p.relative_to(damaged): p.read_bytes() for p in damaged.rglob("c.*")}
+    made = mr.repair(damaged, in_place=True)
+    assert (made.target, made.path) == (damaged, tmp_path / "b-damaged")
+    assert_repaired(damaged, made, without([], []))
+    for name, data in before.items():
+        assert (tmp_path / "b-damaged" / name).read_bytes() == data
+    assert contents(tmp_path / "b-damaged")[0] == without([], [])
+
+
+def test_in_place_the_place_of_the_damaged_one_may_be_named(damaged, tmp_path):
+    made = mr.repair(damaged, tmp_path / "old", in_place=True)
+    assert made.path == tmp_path / "old"
+    assert contents(damaged)[0] == contents(tmp_path / "old")[0]
+
+
+def test_in_place_a_place_that_is_taken_is_refused(damaged):
+    mr.repair(damaged, in_place=True)
+    with pytest.raises(FormatError, match="already holds a buffer"):
+        mr.repair(damaged, in_place=True)
+
+
+def test_a_file_system_that_cannot_exchange_leaves_both_and_says_so(damaged):
+    class PlainDisk(Disk):
+        def exchange(self, one, other):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    with using(PlainDisk()), pytest.raises(FailedError, match="cannot exchange"):
+        mr.repair(damaged, in_place=True)
+    assert contents(damaged)[0] == without([], [])
+    assert contents(damaged.with_name("b-damaged"))[0] == without([], [])
+
+
+def test_a_power_cut_at_the_exchange_leaves_one_or_the_other(tmp_path):
+    """By the entries alone: both names hold a whole buffer, whichever it is."""
+    seen = set()
+    for seed in range(12):
+        root = tmp_path / f"r{seed}"
+        root.mkdir()
+        with mr.ReplayBuffer.create(
+            root / "b", SCHEMA, 16, 2, commit_every=None
+        ) as buffer:
+            extend(buffer, 9)
+            uuid = buffer.metadata.uuid
+        mr.repair(root / "b", root / "new")
+        disk = SimulatedDisk(root)
+        with using(disk):
+            disk.exchange(root / "b", root / "new")
+        disk.crash(root, np.random.default_rng(seed))
+        uuids = []
+        for name in ("b", "new"):
+            with mr.ReplayBuffer.open(root / name) as buffer:
+                uuids.append(buffer.metadata.uuid)
+                assert buffer.heads.tolist() == [9, 9]
+        assert len(set(uuids)) == 2
+        seen.add(uuids[0] == uuid)
+    assert seen == {True, False}
