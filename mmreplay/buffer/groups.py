@@ -25,14 +25,14 @@ from mmreplay.schema.notes import Notes
 from mmreplay.storage import hierarchy as zarr_hierarchy
 from mmreplay.storage import sealed_group, zarr_group
 from mmreplay.storage.array_metadata import ForeignArray
-from mmreplay.storage.blobs import Blobs, Extent
+from mmreplay.storage.blobs import Blobs
 from mmreplay.storage.chunked import ChunkedReader
 from mmreplay.storage.group_mapping import GroupMapper, GroupMapping
 from mmreplay.storage.group_store import GroupStore
 from mmreplay.storage.hierarchy import Hierarchy
 from mmreplay.storage.ledger import MemoryLedger
 from mmreplay.storage.policy import ReadPolicy
-from mmreplay.storage.zarr_source import ZarrSource, source_of
+from mmreplay.storage.zarr_source import MARKS, ZarrSource, source_of
 
 Ids = NDArray[np.int64]
 
@@ -120,7 +120,9 @@ def _inside(source: ZarrSource, blobs: Blobs) -> ZarrSource:
     """The group that a remote copy of a buffer's whole folder holds."""
     if not source.remote:
         return source
-    (data,) = blobs.fetch([Extent(metadata_file.FILE_NAME)], metadata_file.MAX_NBYTES)
+    # One of them is there, which tells a refusal from a name that is not there.
+    asked = [metadata_file.FILE_NAME, *MARKS]
+    data, *_ = blobs.look(asked, zarr_hierarchy.MAX_JSON_NBYTES)
     if data is None:
         return source
     metadata = metadata_file.decode(

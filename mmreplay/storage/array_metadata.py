@@ -129,6 +129,8 @@ class _Parser:
             if isinstance(value, str) and value.startswith("0x"):
                 bits = np.dtype(f"u{dtype.itemsize}").type(int(value, 16))
                 return np.asarray(bits).view(dtype.newbyteorder("="))
+            if isinstance(value, list | dict):
+                raise TypeError(value)
             plain = dtype.newbyteorder("=")
             with np.errstate(over="raise", invalid="ignore"):
                 return np.asarray(0 if value is None else value).astype(plain)
@@ -198,7 +200,10 @@ def parse_v2(value: Json, name: str, what: str) -> ForeignArray:
     assert dtype is not None
     grid = read.lengths("chunks", value.get("chunks"), 1)
     packing = []
-    for each in [*(value.get("filters") or []), value.get("compressor")]:
+    filters = value.get("filters") or []
+    if not isinstance(filters, list):
+        read.refuse(f"filters {filters!r}", "a list of codecs")
+    for each in [*filters, value.get("compressor")]:
         if each is None:
             continue
         if not isinstance(each, dict) or not isinstance(each.get("id"), str):
@@ -214,12 +219,12 @@ def parse_v2(value: Json, name: str, what: str) -> ForeignArray:
 def parse_v3(value: Json, name: str, what: str) -> ForeignArray:
     """Read an array's ``zarr.json``; see `parse_v2`."""
     read = _Parser(value, name, what)
-    told, _ = read.named(value.get("data_type"))
-    if not V3_DTYPES.fullmatch(told):
+    kind, _ = read.named(value.get("data_type"))
+    if not V3_DTYPES.fullmatch(kind):
         raise SchemaError(
-            f"got items of {told[:40]!r}, expected numbers or bools; it can be no field"
+            f"got items of {kind[:40]!r}, expected numbers or bools; it can be no field"
         )
-    dtype = np.dtype(told)
+    dtype = np.dtype(kind)
     kind, options = read.named(value.get("chunk_grid"))
     if kind != "regular" or value.get("storage_transformers"):
         read.refuse(f"a grid {kind!r} or transformers", "a regular grid alone")
@@ -236,11 +241,13 @@ def parse_v3(value: Json, name: str, what: str) -> ForeignArray:
         read.refuse(f"codecs {codecs!r}", "sharding_indexed alone, with codecs in it")
     chunk = read.lengths("chunk_shape", options.get("chunk_shape"), 1)
     chain, order, dtype = _codecs(read, options["codecs"], dtype, len(grid))
-    names = [read.named(each)[0] for each in options.get("index_codecs") or []]
+    told = options.get("index_codecs")
+    index_codecs = told if isinstance(told, list) else []
+    names = [read.named(each)[0] for each in index_codecs]
     place = options.get("index_location", "end")
     if names not in (["bytes"], ["bytes", "crc32c"]) or place not in ("start", "end"):
         read.refuse(f"index {names} at {place!r}", "bytes and crc32c at start or end")
-    endian = read.named(options["index_codecs"][0])[1].get("endian", "little")
+    endian = read.named(index_codecs[0])[1].get("endian", "little")
     if endian != "little":
         read.refuse(f"an index of endian {endian!r}", "'little'")
     index = (place == "start", len(names) == 2)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from mmreplay.errors import CorruptError, FormatError
+from mmreplay.errors import CorruptError, FormatError, ReplayError
 from mmreplay.files import File
 
 MAX_CHILDREN = 100_000
@@ -63,6 +63,19 @@ class Blobs(Protocol):
             CorruptError: A blob ends before its extent does.
         """
 
+    def look(self, names: Sequence[str], most: int) -> list[bytes | None]:
+        """Read whole blobs of which some are there, None for the others.
+
+        Args:
+            names: At least one of them is expected.
+            most: Bytes of each, at most.
+
+        Raises:
+            FormatError: One is longer.
+            FailedError: None may be read.
+        """
+        return self.fetch([Extent(name) for name in names], most)
+
     def close(self) -> None:
         """Give everything back; a second call does nothing."""
 
@@ -98,7 +111,7 @@ def refuse_many(what: str, count: int) -> None:
         )
 
 
-class FolderBlobs:
+class FolderBlobs(Blobs):
     """Files of a folder; see `Blobs`. Links as files are refused."""
 
     def __init__(self, folder: Path) -> None:
@@ -168,7 +181,7 @@ class _Positioned(io.RawIOBase):
         return data
 
 
-class ZipBlobs:
+class ZipBlobs(Blobs):
     """Members of a zip file, stored or deflated; see `Blobs`."""
 
     def __init__(self, path: Path) -> None:
@@ -195,7 +208,10 @@ class ZipBlobs:
     def _directory(self, path: Path) -> zipfile.ZipFile:
         try:
             archive = zipfile.ZipFile(_Positioned(self._file))
-        except (zipfile.BadZipFile, ValueError, OverflowError) as error:
+        except ReplayError:
+            raise
+        except Exception as error:
+            # The library raises whatever it stumbles over.
             raise CorruptError(
                 f"{path} is no zip file ({error}), expected a Zarr group in one; it "
                 "was cut or damaged: restore it from a copy"

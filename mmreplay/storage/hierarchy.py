@@ -9,7 +9,7 @@ from mmreplay.errors import FormatError, SchemaError
 from mmreplay.format import strict_json
 from mmreplay.format.strict_json import Json
 from mmreplay.storage.array_metadata import ForeignArray, parse_v2, parse_v3
-from mmreplay.storage.blobs import Blobs, Extent
+from mmreplay.storage.blobs import Blobs
 
 MAX_JSON_NBYTES = 16 << 20
 MAX_NODES = 10_000
@@ -52,10 +52,9 @@ class Hierarchy:
 def read_json(blobs: Blobs, names: Iterable[str]) -> list[Json | None]:
     """JSON objects by name, None for those that are not there."""
     named = list(names)
-    wanted = [Extent(name) for name in named]
     return [
         None if data is None else strict_json.parse(data, f"{blobs.where}/{name}")
-        for name, data in zip(named, blobs.fetch(wanted, MAX_JSON_NBYTES), strict=True)
+        for name, data in zip(named, blobs.look(named, MAX_JSON_NBYTES), strict=True)
     ]
 
 

@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import Any, NoReturn
 
 from mmreplay.errors import CorruptError, FailedError, ForkedError, FormatError
-from mmreplay.storage.blobs import Extent, refuse_many, span_of
+from mmreplay.storage.blobs import Blobs, Extent, refuse_many, span_of
 
 URL = re.compile(r"s3:/{1,2}([^/]+)(?:/(.*))?")
 REQUESTS = 16
@@ -25,7 +25,14 @@ GAP_NBYTES = 64 << 10
 JOINED_NBYTES = 8 << 20
 CONNECT_TIMEOUT, READ_TIMEOUT = timedelta(seconds=10), timedelta(seconds=60)
 RETRIES = 3
+CUT = ("InvalidRange", " 416 ", "non-partial response")
+NO_CREDENTIALS = ("169.254.169.254", "/latest/api/token", "redential")
+"""What the library says where it looked for a machine's role in vain."""
 _first_pid: list[int] = []
+
+
+class RefusedError(FailedError):
+    """The server does not let us read that, or hides that it is not there."""
 
 
 @dataclass(slots=True)
@@ -69,7 +76,7 @@ def _library(name: str) -> Any:
     return found
 
 
-class RemoteBlobs:
+class RemoteBlobs(Blobs):
     """Objects below a prefix; see `blobs.Blobs`."""
 
     def __init__(
@@ -147,6 +154,27 @@ class RemoteBlobs:
             task.result()
         return found
 
+    def look(self, names: Sequence[str], most: int) -> list[bytes | None]:
+        """See `Blobs.look`.
+
+        Who may not list a bucket is refused what is not there.
+        """
+        module = self._module()
+        tasks = [
+            self._pool.submit(self._get, module, Extent(name), most) for name in names
+        ]
+        refused: FailedError | None = None
+        found: list[bytes | None] = []
+        for task in tasks:
+            try:
+                found.append(task.result())
+            except RefusedError as error:
+                refused = error
+                found.append(None)
+        if refused is not None and not any(found):
+            raise refused
+        return found
+
     def _get(self, module: Any, extent: Extent, most: int) -> bytes | None:
         name, first, nbytes = extent
         what = f"{self.where}/{name}"
@@ -165,7 +193,7 @@ class RemoteBlobs:
                 error
             ):
                 return None
-            if "InvalidRange" in str(error) or " 416 " in str(error):
+            if any(each in str(error) for each in CUT):
                 raise CorruptError(
                     f"{what} ends before byte {first}, expected {nbytes} bytes from "
                     "there; it was cut: upload it again"
@@ -191,8 +219,7 @@ class RemoteBlobs:
                 "expected one that holds a Zarr group; check the name, endpoint and "
                 "region"
             ) from error
-        unknown = ("169.254.169.254", "Credential", "credential", "metadata token")
-        if any(each in text for each in unknown):
+        if any(each in text for each in NO_CREDENTIALS):
             raise FailedError(
                 f"{self.where}: got no credentials ({text[:200]}), expected those of "
                 "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or of this machine's "
@@ -201,7 +228,7 @@ class RemoteBlobs:
         if isinstance(error, PermissionError) or any(
             each in text for each in (" 403 ", " 401 ", "AccessDenied")
         ):
-            raise FailedError(
+            raise RefusedError(
                 f"{self.where}: the server refused ({text[:200]}), expected "
                 "credentials that may list and read it; check AWS_ACCESS_KEY_ID, or "
                 "pass anonymous=True for a public bucket"

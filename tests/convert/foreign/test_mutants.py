@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import zarr
+from numcodecs import Zlib
 
 import mmreplay as mr
 from mmreplay import files
@@ -26,6 +28,7 @@ from tests.convert.foreign import (
     test_robomimic,
     test_tensors,
 )
+from tests.storage.zarr_groups import policy_store, put
 
 COUNT = int(os.environ.get("MUTANTS", "150"))
 
@@ -41,6 +44,18 @@ def pickled(folder, rng):
     path = folder / "data.pkl"
     path.write_bytes(pickle.dumps(test_pickles.generic(rng)[0]))
     return path
+
+
+def store(path, rng, version, **options):
+    policy_store(path, rng, version, (3, 2), **options)
+    return path
+
+
+def sharded(folder, rng):
+    made = zarr.open_group(folder / "a.zarr", mode="w")
+    for name in ("obs", "action"):
+        put(made, name, rng.random((12, 2)), chunks=(2, 2), shards=(6, 2))
+    return folder / "a.zarr"
 
 
 def unframed(folder, rng):
@@ -76,6 +91,10 @@ SOURCES = {
         f / "set", test_lerobot.frames(rng, (2, 3)), files=1
     ),
     "rlds": unframed,
+    "zarr v2": lambda f, rng: store(f / "a.zarr", rng, 2, compressors=Zlib()),
+    "zarr v3": lambda f, rng: store(f / "a.zarr", rng, 3),
+    "zarr shards": sharded,
+    "zarr-zip": lambda f, rng: store(f / "a.zip", rng, 2),
 }
 
 

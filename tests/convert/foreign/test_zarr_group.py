@@ -1,0 +1,200 @@
+"""Zarr groups as sources of buffers and files, and what info says of them."""
+
+import json
+
+import numpy as np
+import pytest
+import zarr
+
+import mmreplay as mr
+from mmreplay.cli.exits import run
+from mmreplay.convert import registry
+from mmreplay.errors import CorruptError, FormatError, SourceError
+from mmreplay.storage import chunked
+from tests.storage.zarr_groups import policy_store, put
+
+
+@pytest.mark.parametrize("name", ["a.zarr", "a.zarr.zip"])
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_group_becomes_a_buffer_and_a_file(tmp_path, rng, name, version):
+    held = policy_store(tmp_path / name, rng, version, lengths=(5, 30, 8))
+    report = mr.load(tmp_path / name, tmp_path / "buffer", strict=True)
+    assert (report.rows, report.episodes) == (43, 3)
+    assert "field 'img' is array 'data/img'" in report.notes
+    mr.load(tmp_path / name, tmp_path / "small", fields=["state"], capacity=10)
+    with (
+        mr.ReplayBuffer.open(tmp_path / "buffer") as buffer,
+        mr.ReplayBuffer.open(tmp_path / "small") as small,
+    ):
+        rows, few = buffer.gather_all(), small.gather_all()
+        assert buffer.episodes.episodes(0).begin.tolist() == [0, 5, 35]
+    for path, data in held.items():
+        assert np.array_equal(rows[path], data)
+    assert next(iter(few.fields)) == "state"
+    assert np.array_equal(few["state"], held["state"][-10:])
+    assert np.flatnonzero(rows["truncated"]).tolist() == [4, 34, 42]
+
+
+def test_shards_within_a_zip_file_are_read(tmp_path, rng):
+    held = policy_store(tmp_path / "a.zip", rng, 3)
+    with zarr.storage.ZipStore(tmp_path / "b.zip", mode="w") as store:
+        group = zarr.open_group(store, mode="w")
+        put(group, "obs", held["img"], chunks=(5, 6, 5, 3), shards=(25, 6, 5, 3))
+    with mr.ReplayBuffer.open(tmp_path / "b.zip") as buffer:
+        assert np.array_equal(buffer.gather_all()["obs"], held["img"])
+
+
+def test_options_say_what_arrays_are(tmp_path, rng):
+    held = policy_store(tmp_path / "a.zarr", rng)
+    mr.load(
+        tmp_path / "a.zarr", tmp_path / "b", ends="terminated",
+        fields_of={"data/img": "observation/img", "data/action": "action"},
+    )  # fmt: skip
+    with mr.ReplayBuffer.open(tmp_path / "b") as buffer:
+        rows = buffer.gather_all()
+    assert np.array_equal(rows["observation/img"], held["img"])
+    assert np.flatnonzero(rows["terminated"]).tolist() == [19, 59, 99]
+    assert "state" not in rows.fields
+
+
+def test_what_is_guessed_is_refused_under_strict(tmp_path, rng):
+    put(zarr.open_group(tmp_path / "a", mode="w"), "obs", rng.random((30, 2)))
+    assert mr.load(tmp_path / "a", tmp_path / "b").doubts
+    with pytest.raises(SourceError, match="no column tells where episodes end: all r"):
+        mr.load(tmp_path / "a", tmp_path / "c", strict=True)
+    assert not (tmp_path / "c").exists()
+
+
+def test_groups_are_told_from_other_folders_and_zip_files(tmp_path, rng):
+    policy_store(tmp_path / "a.zarr", rng)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "c.zip").write_bytes(b"no zip file")
+    assert registry.source_format(tmp_path / "a.zarr").name == "zarr"
+    for name in ("b", "c.zip"):
+        with pytest.raises(FormatError, match="of no known format, expected a buffer"):
+            registry.source_format(tmp_path / name)
+    with pytest.raises(FormatError, match="a target of a format that mmreplay does no"):
+        registry.target_format(tmp_path / "a.zip")
+
+
+def test_the_command_line_converts_and_tells(tmp_path, rng, capsys):
+    policy_store(tmp_path / "a.zarr", rng)
+    assert run(["convert", str(tmp_path / "a.zarr"), str(tmp_path / "b.npz")]) == 0
+    assert "3 episodes end where 'meta/episode_ends' says" in capsys.readouterr().out
+    assert run(["info", str(tmp_path / "a.zarr"), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["rows"], facts["episodes"], facts["never_drawn_steps"]) == (100, 3, 3)
+    assert facts["arrays"]["img"] == "data/img"
+    assert run(["info", str(tmp_path / "a.zarr")]) == 0
+    told = capsys.readouterr().out
+    assert "a Zarr group of version 2, not mmreplay's, read only" in told
+    assert "told by flags" in told
+
+
+def test_memory_is_some_chunks_whatever_the_size(tmp_path, rng, monkeypatch):
+    """Kept chunks and fetched ones, of a group many times as large."""
+    monkeypatch.setattr(chunked, "CACHE_NBYTES", 1 << 20)
+    monkeypatch.setattr(chunked, "FETCH_NBYTES", 1 << 20)
+    data = np.zeros((4000, 64, 64), np.uint8)
+    data[:, 0, 0] = np.arange(4000) % 251
+    put(
+        zarr.open_group(tmp_path / "a", mode="w"), "obs", data, chunks=(16, 64, 64)
+    )  # 16 MiB, packed to next to nothing
+    largest = [0]
+    take = chunked.ChunkedReader._take_chunks
+
+    def watched(self, array, places):
+        found = take(self, array, places)
+        held = sum(each.nbytes for each in found.values())
+        largest[0] = max(largest[0], held + self._chunks._nbytes)
+        return found
+
+    monkeypatch.setattr(chunked.ChunkedReader, "_take_chunks", watched)
+    report = mr.load(tmp_path / "a", tmp_path / "b")
+    assert report.rows == 4000
+    assert largest[0] <= 3 << 20
+
+
+def edited(path, name, change):
+    """Change the JSON of one file."""
+    told = json.loads((path / name).read_text())
+    change(told)
+    (path / name).write_text(json.dumps(told))
+
+
+V2 = "data/img/.zarray"
+LIES_2 = {
+    "shape": [[1 << 40, 6, 5, 3], [100, 6, 5], "a", [-1, 6, 5, 3], [True] * 4],
+    "chunks": [[0, 6, 5, 3], [1 << 30, 6, 5, 3], [7.5, 6, 5, 3], None],
+    "fill_value": ["a", [1, 2], {}],
+    "order": ["Q", 3],
+    "filters": ["a", 3, [3], [{"id": "pickle"}], [{"id": "delta", "dtype": "|O"}]],
+    "compressor": [{"id": "none of ours"}, {"id": 3}, "zlib"],
+    "dimension_separator": ["x", 3],
+}
+
+
+def test_metadata_of_version_2_that_lies_is_refused(tmp_path, rng):
+    policy_store(tmp_path / "a", rng)
+    truth = (tmp_path / "a" / V2).read_text()
+    for key, value in ((k, each) for k, found in LIES_2.items() for each in found):
+        (tmp_path / "a" / V2).write_text(truth)
+        edited(tmp_path / "a", V2, lambda told, k=key, v=value: told.update({k: v}))
+        with pytest.raises((FormatError, SourceError), match=r"expected .*; "):
+            mr.load(tmp_path / "a", tmp_path / f"b{key}", strict=True)
+
+
+V3 = "data/img/zarr.json"
+LIES_3 = {
+    "data_type": [3, {"name": 3}],
+    "chunk_grid": [{"name": "rectilinear"}, {"name": "regular"}, 3],
+    "chunk_key_encoding": [{"name": "other"}, {"name": "default", "configuration": 3}],
+    "codecs": [[], "a", [{"name": "zstd"}], [{"name": "sharding_indexed"}], [3]],
+    "storage_transformers": [[{"name": "a"}]],
+    "fill_value": ["0xzz", "a"],
+}
+
+
+def test_metadata_of_version_3_that_lies_is_refused(tmp_path, rng):
+    policy_store(tmp_path / "a", rng, 3)
+    truth = (tmp_path / "a" / V3).read_text()
+    for key, value in ((k, each) for k, found in LIES_3.items() for each in found):
+        (tmp_path / "a" / V3).write_text(truth)
+        edited(tmp_path / "a", V3, lambda told, k=key, v=value: told.update({k: v}))
+        with pytest.raises((FormatError, SourceError), match=r"expected .*; "):
+            mr.load(tmp_path / "a", tmp_path / f"b{key}", strict=True)
+
+
+def test_names_that_lead_out_of_the_group_are_refused(tmp_path, rng):
+    policy_store(tmp_path / "a", rng)
+    nodes = {"../b/.zarray": json.loads((tmp_path / "a" / V2).read_text())}
+    (tmp_path / "a/.zmetadata").write_text(
+        json.dumps({"zarr_consolidated_format": 1, "metadata": nodes})
+    )
+    with pytest.raises(FormatError, match=r"names an array '../b', expected names wit"):
+        mr.load(tmp_path / "a", tmp_path / "b")
+
+
+def test_arrays_that_are_no_numbers_are_left_out_and_told(tmp_path, rng):
+    policy_store(tmp_path / "a", rng)
+    group = zarr.open_group(tmp_path / "a", mode="r+")
+    put(group, "data/names", np.array(["abc"] * 100, "S3"))
+    put(group, "data/times", np.zeros(100, "M8[ns]"))
+    put(group, "data/waves", np.zeros(100, "c16"))
+    report = mr.load(tmp_path / "a", tmp_path / "b", strict=True)
+    left = [note for note in report.notes if "was left out" in note]
+    assert len(left) == 3
+
+
+def test_a_bomb_in_a_zip_file_is_refused(tmp_path, rng):
+    import zipfile
+
+    policy_store(tmp_path / "a", rng)
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for each in sorted((tmp_path / "a").rglob("*")):
+            if each.is_file():
+                name = str(each.relative_to(tmp_path / "a"))
+                bomb = name == "data/img/3.0.0.0"
+                archive.writestr(name, bytes(1 << 26) if bomb else each.read_bytes())
+    with pytest.raises((FormatError, CorruptError), match=r"img/3.0.0.0.*expected"):
+        mr.load(tmp_path / "a.zip", tmp_path / "b")
