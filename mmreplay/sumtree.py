@@ -12,7 +12,6 @@ while nobody else reads it (long batches release the GIL).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal, cast
 
@@ -21,18 +20,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from mmreplay import kernels
 from mmreplay.kernels import tree as twin
+from mmreplay.kernels.arrays import ALIGNMENT, aligned, limits, real
 
 Op = Literal["sum", "min", "max"]
 
-ALIGNMENT = 128
-"""Bytes of a node: two lines of the cache, which processors fetch in pairs."""
-
-_CODES: Mapping[str, int] = MappingProxyType(
-    {"sum": twin.SUM, "min": twin.MIN, "max": twin.MAX}
-)
-_IDENTITIES: Mapping[str, float] = MappingProxyType(
-    {"sum": 0.0, "min": np.inf, "max": -np.inf}
-)
+_CODES = MappingProxyType({"sum": twin.SUM, "min": twin.MIN, "max": twin.MAX})
+_IDENTITIES = MappingProxyType({"sum": 0.0, "min": np.inf, "max": -np.inf})
 
 
 class SegmentTree:
@@ -78,10 +71,10 @@ class SegmentTree:
                 f"{_IDENTITIES[op]}{', or 0' if op == 'max' else ''}"
             )
         self.capacity, self.op, self.identity = int(capacity), op, float(identity)
-        self.low, self.high = _limits(op, self.identity, self.capacity)
+        self.low, self.high = limits(op, self.identity, self.capacity)
         self._code = _CODES[op]
         self._kernel = cast(twin.TreeKernel, kernels.load("tree"))
-        self._nodes = _aligned(twin.num_nodes(self.capacity), self.identity)
+        self._nodes = aligned(twin.num_nodes(self.capacity), self.identity)
 
     @property
     def leaves(self) -> NDArray[np.float64]:
@@ -115,7 +108,7 @@ class SegmentTree:
             ValueError: A value cannot be, or the lengths differ.
         """
         where = self._whole(indices)
-        what = _real("tree values", values)
+        what = real("tree values", values)
         if where.shape != what.shape:
             raise ValueError(
                 f"tree values: got shape {list(what.shape)}, expected "
@@ -138,7 +131,7 @@ class SegmentTree:
             TypeError: Values are not real.
             ValueError: A value cannot be, or there are more or fewer than leaves.
         """
-        what = _real("tree values", values)
+        what = real("tree values", values)
         if what.shape != (self.capacity,):
             raise ValueError(
                 f"tree values: got shape {list(what.shape)}, expected "
@@ -289,9 +282,8 @@ class SumTree:
             ValueError: A sum is negative, above the total or NaN, or all leaves are
                 0 and there is something to find.
         """
-        wanted = _real("prefix sums", sums)
-        found = np.empty(wanted.shape, np.int64)
-        values = np.empty(wanted.shape)
+        wanted = real("prefix sums", sums)
+        found, values = np.empty(wanted.shape, np.int64), np.empty(wanted.shape)
         tree = self._tree
         bad = tree._kernel.find_leaves(
             tree._nodes, self.capacity, wanted, found, values
@@ -299,6 +291,61 @@ class SumTree:
         if bad >= 0:
             raise self._cannot_fall(float(wanted[bad]))
         return found, values
+
+    def draw_shares(
+        self, shares: NDArray[np.float64], stratified: bool, scale: float
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Find the leaves that shares of the total fall on, as `draw` does.
+
+        Args:
+            shares: float64 ``[B]``, in ``[0, 1]``; written over by each leaf's share.
+            stratified: Share i is one of the i-th of B equal segments.
+            scale: What leaves are compared with; 0 for the least of those found.
+
+        Returns:
+            Leaves, int64 ``[B]``, and the scale over their values, float64 ``[B]``.
+
+        Raises:
+            ValueError: All leaves are 0.
+        """
+        found, ratios = np.empty(len(shares), np.int64), np.empty(len(shares))
+        tree = self._tree
+        bad = tree._kernel.draw_leaves(
+            tree._nodes, self.capacity, shares, stratified, scale, found, ratios
+        )
+        if bad >= 0:
+            raise self._cannot_fall(float(shares[0]))
+        return found, ratios
+
+    def set_powers(
+        self,
+        indices: NDArray[np.int64],
+        numbers: NDArray[np.float32],
+        more: float,
+        exponent: float,
+    ) -> bool:
+        """Write leaves ``(number + more) ** exponent``, if all are above 0 until then.
+
+        Args:
+            indices: int64 ``[B]``.
+            numbers: float32 ``[capacity]``, one for every leaf.
+            more: Added to each.
+            exponent: What the sums are raised to.
+
+        Returns:
+            Whether they were written; else the tree is as it was.
+        """
+        tree, values = self._tree, np.empty(len(indices))
+        kernel, nodes = tree._kernel, tree._nodes
+        if not kernel.add_to_open(nodes, self.capacity, indices, numbers, more, values):
+            return False
+        # By numpy alone: another library's powers differ in the last bit.
+        np.power(values, exponent, out=values)
+        bad = kernel.set_leaves(
+            nodes, self.capacity, twin.SUM, tree.low, tree.high, indices, values
+        )
+        assert bad < 0, "a power that no sum can hold"
+        return True
 
     def find_sum_bound(self, thresholds: ArrayLike) -> NDArray[np.int64]:
         """Find leaves as alf's tree does.
@@ -351,39 +398,3 @@ def _restored(
     tree = SegmentTree(capacity, op, identity)
     tree.fill(leaves)
     return tree
-
-
-def _limits(op: Op, identity: float, capacity: int) -> tuple[float, float]:
-    """Least and greatest value of a leaf."""
-    if op == "sum":
-        return 0.0, float(np.finfo(np.float64).max) / 2 / capacity
-    return (0.0 if op == "max" and identity == 0 else -np.inf), np.inf
-
-
-def _aligned(count: int, value: float) -> NDArray[np.float64]:
-    """float64 ``[count]`` that begins where a line of the cache does."""
-    padding = ALIGNMENT // 8
-    # Zeros come from the kernel page by page, as they are written.
-    whole = np.zeros(count + padding)
-    skip = -whole.ctypes.data % ALIGNMENT // 8
-    nodes = whole[skip : skip + count]
-    if value != 0:
-        nodes.fill(value)
-    return nodes
-
-
-def _real(name: str, values: ArrayLike) -> NDArray[np.float64]:
-    """Numbers as float64 ``[B]``, contiguous.
-
-    Raises:
-        TypeError: They are not real numbers.
-        ValueError: They have not one axis.
-    """
-    array = np.asarray(values)
-    if array.dtype.kind not in "fiu" and array.size:
-        raise TypeError(f"{name}: got {array.dtype}, expected real numbers")
-    if array.ndim != 1:
-        raise ValueError(
-            f"{name}: got shape {list(array.shape)}, expected one axis; reshape them"
-        )
-    return np.ascontiguousarray(array, np.float64)

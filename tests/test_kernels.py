@@ -15,6 +15,7 @@ from mmreplay.kernels import tree as twin
 
 C = kernels.choose("tree", "").module
 needs_c = pytest.mark.skipif(C is twin, reason="the kernels in C are not built")
+TREES = [twin] if C is twin else [twin, C]
 LIMITS = {twin.SUM: (0.0, 1e300), twin.MIN: (-1e300, 1e300), twin.MAX: (0.0, np.inf)}
 
 
@@ -100,6 +101,61 @@ def test_both_twins_make_the_same_nodes_to_the_last_bit(data, capacity, op):
         assert alike(pair)
 
 
+@pytest.mark.parametrize("kernel", TREES)
+@given(data=st.data(), capacity=capacities, stratified=st.booleans())
+def test_shares_fall_where_the_sums_do_that_they_are(
+    kernel, data, capacity, stratified
+):
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    fill = rng.random(capacity) * 10.0 ** rng.integers(-30, 30, capacity)
+    fill[rng.integers(capacity)] = 1.0
+    nodes = both(capacity, twin.SUM, fill)[1]
+    count = data.draw(st.integers(0, 80))
+    scale = data.draw(st.sampled_from([0.0, 1.0, 1e-20]))
+    shares = rng.random(count)
+    sums = (shares + np.arange(count)) / count if stratified and count else shares
+    wanted, masses = np.empty(count, np.int64), np.empty(count)
+    assert twin.find_leaves(nodes, capacity, sums * nodes[0], wanted, masses) == -1
+    found, ratios = np.empty(count, np.int64), np.empty(count)
+    drawn = kernel.draw_leaves(
+        nodes, capacity, shares, stratified, scale, found, ratios
+    )
+    assert drawn == -1
+    assert found.tolist() == wanted.tolist()
+    assert shares.tolist() == (masses / nodes[0]).tolist()
+    least = scale or masses.min(initial=np.inf)
+    assert ratios.tolist() == (least / masses).tolist()
+
+
+@pytest.mark.parametrize("kernel", TREES)
+@pytest.mark.parametrize("bad", [np.nan, -0.1, 1.1])
+def test_a_share_that_is_none_is_refused(kernel, bad):
+    nodes = both(5, twin.SUM, 1.0)[1]
+    shares, some = np.array([0.5, bad, 0.5]), (np.empty(3, np.int64), np.empty(3))
+    assert kernel.draw_leaves(nodes, 5, shares, False, 0.0, *some) == 1
+    assert shares[0] == 0.5
+    nodes[:] = 0
+    assert kernel.draw_leaves(nodes, 5, shares, False, 0.0, *some) == 0
+
+
+@pytest.mark.parametrize("kernel", TREES)
+@given(data=st.data(), capacity=capacities)
+def test_numbers_are_looked_up_where_all_leaves_are_open(kernel, data, capacity):
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    fill = (rng.random(capacity) < data.draw(st.sampled_from([0.9, 1.0]))) * 1.0
+    nodes, numbers = both(capacity, twin.SUM, fill)[1], rng.random(capacity)
+    numbers = numbers.astype(np.float32)
+    places = rng.integers(0, capacity, data.draw(st.integers(0, 50)))
+    out = np.empty(len(places))
+    told = kernel.add_to_open(nodes, capacity, places, numbers, 1e-6, out)
+    assert told is bool(fill[places].all())
+    if told:
+        assert out.tolist() == (numbers[places].astype(np.float64) + 1e-6).tolist()
+    for stray in (-1, capacity):
+        where, room = np.array([stray]), np.empty(1)
+        assert not kernel.add_to_open(nodes, capacity, where, numbers, 0.0, room)
+
+
 @needs_c
 @given(data=st.data(), capacity=capacities)
 def test_both_twins_find_the_same_leaves(data, capacity):
@@ -162,6 +218,16 @@ def test_both_twins_refuse_the_same_pair_first(indices, values):
         lambda nodes, i, x: C.find_leaves(nodes, 100, x, i, np.zeros(3)),
         lambda nodes, i, x: C.set_leaves(nodes, 100, 0, 0.0, 1.0, i, np.zeros(3)),
         lambda nodes, i, x: C.set_leaves(bytes(nodes), 100, 0, 0.0, 1.0, i, x),
+        lambda nodes, i, x: C.draw_leaves(nodes, 100, x, 0, 0.0, i[:2].copy(), x),
+        lambda nodes, i, x: C.draw_leaves(nodes, 100, bytes(x), 0, 0.0, i, x),
+        lambda nodes, i, x: C.draw_leaves(nodes, 100, x, 0, "least", i, x),
+        lambda nodes, i, x: C.draw_leaves(nodes, 100, x),
+        lambda nodes, i, x: C.add_to_open(nodes, 100, i, np.zeros(99, "f4"), 0.0, x),
+        lambda nodes, i, x: C.add_to_open(
+            nodes, 100, i, np.zeros(198, "f4")[::2], 0, x
+        ),
+        lambda nodes, i, x: C.add_to_open(nodes, 100, i, np.zeros(100, "f4"), 0, x[:1]),
+        lambda nodes, i, x: C.add_to_open(nodes, 100, i),
         lambda nodes, i, x: C.rebuild(nodes, 1000, 0),
         lambda nodes, i, x: C.set_leaves(nodes),
         lambda nodes, i, x: C.get_leaves(nodes, "100", i, x),

@@ -3,6 +3,7 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <float.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -297,6 +298,7 @@ unplace(PyObject *module, PyObject *const *args, Py_ssize_t given)
     return release(&held, Py_NewRef(Py_None));
 }
 
+#include "_steps_store.h"
 #include "_steps_take.h"
 
 /* ---- module ------------------------------------------------------------------ */
@@ -307,6 +309,7 @@ static PyMethodDef methods[] = {
     {"pick_legal", (PyCFunction)(void (*)(void))pick_legal, METH_FASTCALL, NULL},
     {"legal", (PyCFunction)(void (*)(void))legal, METH_FASTCALL, NULL},
     {"place", (PyCFunction)(void (*)(void))place, METH_FASTCALL, NULL},
+    {"store", (PyCFunction)(void (*)(void))store, METH_FASTCALL, NULL},
     {"take", (PyCFunction)(void (*)(void))take, METH_FASTCALL, NULL},
     {"unplace", (PyCFunction)(void (*)(void))unplace, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},

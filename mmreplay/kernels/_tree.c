@@ -1,6 +1,7 @@
 /* Trees of 16 children, in C. tree.py is the twin that defines every result. */
 
 #include <Python.h>
+#include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -370,12 +371,15 @@ static PyObject *py_rebuild(PyObject *self, PyObject *const *args, Py_ssize_t co
     Py_RETURN_NONE;
 }
 
+#include "_tree_draw.h"
+
 #define METHOD(name, function) \
     {name, (PyCFunction)(void (*)(void))function, METH_FASTCALL, NULL}
 
 static PyMethodDef methods[] = {
     METHOD("set_leaves", py_set), METHOD("get_leaves", py_get),
     METHOD("find_leaves", py_find), METHOD("rebuild", py_rebuild),
+    METHOD("draw_leaves", py_draw), METHOD("add_to_open", py_add),
     {NULL, NULL, 0, NULL},
 };
 

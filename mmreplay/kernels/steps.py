@@ -176,6 +176,46 @@ def place(
     rows[:, 1] = following
 
 
+def store(
+    column: NDArray[np.float32], env_ids: Ids, positions: Ids,
+    numbers: NDArray[np.float32], firsts: Ids, stops: Ids, slots: int, num_envs: int,
+    time_major: bool, rows: Ids, /,
+) -> bool:  # fmt: skip
+    """Store a number for each of some steps, if all are alive and all are proper.
+
+    Args:
+        column: float32, of every row of the ring, written or left as it is.
+        env_ids: int64 ``[N]``.
+        positions: int64 ``[N]``; of equal places the last wins.
+        numbers: float32 ``[N]``, at least 0 and finite.
+        firsts: int64 ``[E]``, the oldest position alive.
+        stops: int64 ``[E]``, the next position to be written.
+        slots: Of the ring.
+        num_envs: Of the ring.
+        time_major: Of the ring.
+        rows: int64 ``[N]``, written: where the steps lie, if all are alive.
+
+    Returns:
+        Whether the numbers are stored.
+
+    Raises:
+        ValueError: Shapes do not fit each other.
+    """
+    fits = len(env_ids) == len(positions) == len(numbers) == len(rows)
+    fits &= len(column) == slots * num_envs
+    if not fits or not len(firsts) == len(stops) == num_envs:
+        raise ValueError("store: expected a number of every row, and one for each step")
+    known = (env_ids >= 0) & (env_ids < num_envs)
+    if not known.all() or not ((numbers >= 0) & (numbers < np.inf)).all():
+        return False
+    alive = (positions >= np.maximum(firsts[env_ids], 0)) & (positions < stops[env_ids])
+    if not alive.all():
+        return False
+    rows[:], _ = _rows(env_ids, positions, slots, num_envs, time_major)
+    column[rows] = numbers
+    return True
+
+
 def take(
     records: NDArray[np.generic], stride: int,
     flags: Bytes, env_ids: Ids, positions: Ids, heads: Ids, slots: int, num_envs: int,

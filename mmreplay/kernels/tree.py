@@ -59,6 +59,31 @@ class TreeKernel(Protocol):
     ) -> int:
         """Find where prefix sums ``[B]`` fall; write leaf numbers and values."""
 
+    def draw_leaves(
+        self,
+        nodes: Floats,
+        capacity: int,
+        shares: Floats,
+        stratified: bool,
+        scale: float,
+        indices: Places,
+        ratios: Floats,
+        /,
+    ) -> int:
+        """Draw leaves ``[B]``; write their numbers, probabilities and ratios."""
+
+    def add_to_open(
+        self,
+        nodes: Floats,
+        capacity: int,
+        indices: Places,
+        numbers: NDArray[np.float32],
+        more: float,
+        out: Floats,
+        /,
+    ) -> bool:
+        """Look up numbers of leaves ``[B]``, if all of the leaves are above 0."""
+
     def rebuild(self, nodes: Floats, capacity: int, op: int, /) -> None:
         """Compute every inner node from the leaves."""
 
@@ -177,6 +202,68 @@ def find_leaves(
     indices[:] = place
     values[:] = value
     return -1
+
+
+def draw_leaves(
+    nodes: Floats, capacity: int, shares: Floats, stratified: bool, scale: float,
+    indices: Places, ratios: Floats, /,
+) -> int:  # fmt: skip
+    """Find the leaves that shares of the total fall on.
+
+    Args:
+        nodes: A tree of sums.
+        capacity: Its leaves.
+        shares: float64 ``[B]``, in ``[0, 1]``; each leaf's part of the total instead
+            is written to it.
+        stratified: Share i is one of the i-th of B equal segments.
+        scale: What leaves are compared with; where it is not above 0, the least leaf
+            found.
+        indices: int64 ``[B]``, written to: as `find_leaves` finds them.
+        ratios: float64 ``[B]``, written to: the scale over each leaf's value.
+
+    Returns:
+        Place of the first share refused, or -1; all are where the total is 0.
+    """
+    total = nodes[0]
+    legal = (shares >= 0) & (shares <= 1) & (total > 0)
+    if not legal.all():
+        return int(np.argmin(legal))
+    if len(shares) == 0:
+        return -1
+    if stratified:
+        shares += np.arange(float(len(shares)))
+        shares /= len(shares)
+    shares *= total
+    find_leaves(nodes, capacity, shares, indices, ratios)
+    np.divide(ratios, total, out=shares)
+    np.divide(scale if scale > 0 else ratios.min(), ratios, out=ratios)
+    return -1
+
+
+def add_to_open(
+    nodes: Floats, capacity: int, indices: Places, numbers: NDArray[np.float32],
+    more: float, out: Floats, /,
+) -> bool:  # fmt: skip
+    """Look up a number for each of some leaves, if all of them are above 0.
+
+    Args:
+        nodes: The tree.
+        capacity: Its leaves.
+        indices: int64 ``[B]``.
+        numbers: float32 ``[capacity]``.
+        more: Added to each.
+        out: float64 ``[B]``, written to.
+
+    Returns:
+        Whether all leaves are in the tree and above 0; else out means nothing.
+    """
+    if not ((indices >= 0) & (indices < capacity)).all():
+        return False
+    offset, count = levels(capacity)[-1]
+    if not (nodes[offset : offset + count][indices] > 0).all():
+        return False
+    np.add(numbers[indices], more, out=out, dtype=np.float64)
+    return True
 
 
 def rebuild(nodes: Floats, capacity: int, op: int, /) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TypeGuard, cast
+from typing import Any, TypeGuard, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mmreplay.errors import SchemaError
 from mmreplay.samplers.base import Sampler
+
+MOST = float(np.finfo(np.float32).max)
+"""The greatest priority that can be stored."""
 
 
 def whole(name: str, value: object, least: int, way_out: str) -> int:
@@ -67,6 +71,26 @@ def finite(name: str, number: object) -> float:
         f"{name}: got {number!r}, expected a finite number of at least 0; leave it out "
         "for the default"
     )
+
+
+def storable(values: NDArray[Any]) -> NDArray[np.float32]:
+    """Priorities as they are stored, ``[B]``.
+
+    Raises:
+        SchemaError: One is negative, NaN, or infinite as float32.
+    """
+    if len(values) == 0:
+        return np.zeros(0, np.float32)
+    # NaN is in no order: it fails both.
+    low, high = np.minimum.reduce(values), np.maximum.reduce(values)
+    if not (low >= 0 and high <= MOST):
+        which = int(np.argmin((values >= 0) & (values <= MOST)))
+        raise SchemaError(
+            f"priorities: got {values[which]} at {which}, expected finite float32 "
+            "numbers of at least 0; take the absolute value of TD errors, and find "
+            "out where NaN comes from"
+        )
+    return values.astype(np.float32)
 
 
 def is_number(value: object) -> TypeGuard[float]:

@@ -69,7 +69,10 @@ class Column:
         seen: int64 ``[E]``, positions below have numbers of their own; others may
             hold anything.
         where: ``"disk"``, or why it is in RAM.
+        direct: What is set in ``values`` is stored.
     """
+
+    direct = True
 
     def __init__(self, ring: Ring, values: Numbers, seen: Ids, where: str) -> None:
         self.ring = ring
@@ -109,6 +112,7 @@ class DiskColumn(Column):
     def __init__(self, ring: Ring, values: Numbers, seen: Ids, held: _Held) -> None:
         super().__init__(ring, values, seen, "disk")
         self._held = held
+        self.direct = held.mapped
         # One that was dropped, or left open at exit, is closed all the same.
         self._finalizer = weakref.finalize(self, held.close_in_owner)
         _open.add(held)

@@ -11,7 +11,8 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-BLOCK = 16
+BLOCK_BITS = 4
+BLOCK = 1 << BLOCK_BITS
 FEW_BLOCKS = 4096
 """As many are looked through whole."""
 
@@ -49,7 +50,7 @@ class Extremes(Generic[T]):
         if self._num_changed > len(self._blocks):
             self.forget()
             return
-        self._changed.append(places // BLOCK)
+        self._changed.append(places >> BLOCK_BITS)
         self._num_changed += len(places)
 
     def forget(self) -> None:

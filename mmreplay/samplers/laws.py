@@ -60,12 +60,26 @@ class Law(Protocol):
     def is_open(self, rows: Ids) -> NDArray[np.bool_]:
         """Tell which rows have a mass above 0, bool ``[N]``."""
 
-    def draw(self, sums: Masses) -> tuple[Ids, Masses]:
-        """Rows on which sums of masses fall, and their masses, ``[B]`` each.
+    def renew(self, rows: Ids, values: Numbers) -> bool:
+        """Take note of new priorities, as `put` does, if all rows are open.
+
+        Returns:
+            False where one is not, and nothing was done.
+        """
+
+    def draw(
+        self, shares: Masses, stratified: bool, scale: float
+    ) -> tuple[Ids, Masses]:
+        """Rows on which shares of the total fall, and what a scale is of their masses.
 
         Args:
-            sums: float64 ``[B]``, in ``[0, total]``; growing ones give growing
-                places in the law's own order.
+            shares: float64 ``[B]``, in ``[0, 1]``; growing ones give growing places
+                in the law's own order. Written over by the rows' probabilities.
+            stratified: Share i is one of the i-th of B equal segments.
+            scale: A mass, or 0 for the least of those drawn.
+
+        Returns:
+            Rows, and the scale over their masses, ``[B]`` each.
         """
 
     @property
@@ -105,6 +119,19 @@ class TreeLaw(Protocol):
     def num_open(self) -> int:
         """Rows with a mass above 0."""
         return self._tree.nnz
+
+    def is_open(self, rows: Ids) -> NDArray[np.bool_]:
+        """See `Law.is_open`."""
+
+    def put(self, rows: Ids, values: Numbers) -> None:
+        """See `Law.put`."""
+
+    def renew(self, rows: Ids, values: Numbers) -> bool:
+        """See `Law.renew`."""
+        if not self.is_open(rows).all():
+            return False
+        self.put(rows, values)
+        return True
 
     def lowest(self) -> float:
         """The least mass above 0; see `Law.lowest`."""
@@ -170,9 +197,17 @@ class Powers(TreeLaw):
         """See `Law.is_open`."""
         return self._tree.get(rows) > 0
 
-    def draw(self, sums: Masses) -> tuple[Ids, Masses]:
-        """See `Law.draw`; rows grow with the sums."""
-        return self._tree.draw(sums)
+    def renew(self, rows: Ids, values: Numbers) -> bool:
+        """See `Law.renew`."""
+        if self._low is not None:
+            self._low.note(rows)
+        return self._tree.set_powers(rows, values, self._eps, self._alpha)
+
+    def draw(
+        self, shares: Masses, stratified: bool, scale: float
+    ) -> tuple[Ids, Masses]:
+        """See `Law.draw`; rows grow with the shares."""
+        return self._tree.draw_shares(shares, stratified, scale)
 
     def state_dict(self) -> State:
         """Nothing: masses follow from priorities, to the last bit."""

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay import kernels
-from mmreplay.ring import Ring
+from mmreplay.errors import SchemaError, StaleError
+from mmreplay.ring import Ring, Span
 
 _steps = kernels.load("steps")
 
@@ -70,3 +71,33 @@ def places_of(ring: Ring, stop: Ids, rows: Ids) -> tuple[Ids, Ids]:
     rows = np.ascontiguousarray(rows)
     _steps.unplace(rows, stop, *ring.shape, env_ids, positions)
     return env_ids, positions
+
+
+def alive(span: Span, env_ids: Ids, positions: Ids) -> NDArray[np.bool_] | None:
+    """Which places are still in a buffer, bool ``[B]``, or None where all are.
+
+    Args:
+        span: What is alive.
+        env_ids: int64 ``[B]``, B at least 1.
+        positions: int64 ``[B]``.
+
+    Raises:
+        SchemaError: An environment is unknown.
+        StaleError: A position was never written.
+    """
+    if env_ids.min() < 0 or env_ids.max() >= len(span.stop):
+        raise SchemaError(
+            f"env_ids: got values in [{env_ids.min()}, {env_ids.max()}], expected "
+            f"them in [0, {len(span.stop)}); pass those of the batch"
+        )
+    strange = (positions >= span.stop[env_ids]) | (positions < 0)
+    if strange.any():
+        which = int(np.argmax(strange))
+        env_id, position = int(env_ids[which]), int(positions[which])
+        raise StaleError(
+            f"position {position} of environment {env_id}: got a priority for a "
+            "row that was never written, expected one below "
+            f"{span.stop[env_id]}; pass the positions of the batch"
+        )
+    found: NDArray[np.bool_] = positions >= span.first[env_ids]
+    return None if found.all() else found

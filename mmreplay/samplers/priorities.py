@@ -12,13 +12,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.errors import FormatError, SchemaError, StaleError
+from mmreplay import kernels
+from mmreplay.errors import FormatError
 from mmreplay.ring import Span
 from mmreplay.samplers.base import Home, State, View
+from mmreplay.samplers.checks import storable
 from mmreplay.samplers.columns import Column, carried, open_column
 from mmreplay.samplers.extremes import Extremes
 from mmreplay.samplers.laws import Law
-from mmreplay.samplers.places import places_of, stretches
+from mmreplay.samplers.places import alive, places_of, stretches
+
+_steps = kernels.load("steps")
 
 Ids = NDArray[np.int64]
 Numbers = NDArray[np.float32]
@@ -95,6 +99,8 @@ class Priorities:
         starts = view.starts
         if starts is self._starts and not self._torn:
             return
+        if self._torn and self._home is not None:
+            self._highest.forget()
         span, home = view.span, view.home
         if self._home is not home and not self._at_home(home):
             self.move(home, span)
@@ -310,70 +316,75 @@ class Priorities:
         self.law.drop(rows[open_ & ~legal])
         self.law.put(rows[legal & ~open_], self.column.values)
 
-    def update(self, view: View, env_ids: Ids, positions: Ids, values: Numbers) -> int:
+    def update(
+        self, view: View, env_ids: Ids, positions: Ids, values: NDArray[np.generic]
+    ) -> int:
         """Set priorities, all or none.
 
         Args:
             view: The buffer now.
             env_ids: int64 ``[B]``.
             positions: int64 ``[B]``; of equal places the last wins.
-            values: float32 ``[B]``, at least 0 and finite.
+            values: Real numbers ``[B]``, at least 0 and finite.
 
         Returns:
             How many were dropped, because they have been overwritten since.
+
+        Raises:
+            SchemaError: A value cannot be stored.
+            StaleError: A position was never written.
         """
         self.follow(view)
-        if len(positions) == 0:
-            return 0
-        alive = self._alive(env_ids, positions)
-        dropped = 0
-        if alive is not None:
-            env_ids, positions, values = env_ids[alive], positions[alive], values[alive]
-            dropped = len(alive) - len(positions)
-        rows = self.column.ring.rows(env_ids, positions)
-        self._torn = True
-        self._store(rows, values)
-        open_ = self.law.is_open(rows)
-        if np.count_nonzero(open_) < len(rows):
+        dropped, rows = 0, self._rows_stored(env_ids, positions, values)
+        if rows is None:
+            numbers = storable(values)
+            if len(numbers) == 0:
+                return 0
+            there = alive(self._span, env_ids, positions)
+            if there is not None:
+                env_ids, positions = env_ids[there], positions[there]
+                numbers, dropped = numbers[there], len(there) - len(positions)
+            rows = self.column.ring.rows(env_ids, positions)
+            self._torn = True
+            self._store(rows, numbers)
+        if not self.law.renew(rows, self.column.values):
             # Never opens what is no legal start; a mass of 0 says nothing of that.
+            open_ = self.law.is_open(rows)
             closed = np.flatnonzero(~open_)
             legal = self._legal(view, env_ids[closed], positions[closed])
             open_[closed[legal]] = True
-            rows = rows[open_]
-        self.law.put(rows, self.column.values)
+            self.law.put(rows[open_], self.column.values)
         self._torn = False
         return dropped
 
-    def check(self, view: View, env_ids: Ids, positions: Ids) -> None:
-        """Refuse places that `update` would, of which one was never written."""
-        self.follow(view)
-        if len(positions):
-            self._alive(env_ids, positions)
+    def _rows_stored(
+        self, env_ids: Ids, positions: Ids, values: NDArray[np.generic]
+    ) -> Ids | None:
+        """Store priorities in one go, as nearly always can be done; None where not."""
+        column, span = self.column, self._span
+        if values.dtype != np.float32 or not column.direct:
+            return None
+        rows = np.empty(len(positions), np.int64)
+        self._torn = True
+        if not _steps.store(
+            column.values, np.ascontiguousarray(env_ids),
+            np.ascontiguousarray(positions), np.ascontiguousarray(values),
+            span.first, span.stop, *column.ring.shape, rows,
+        ):  # fmt: skip
+            self._torn = False
+            return None
+        # After the storing: whoever is interrupted in between looks at everything.
+        self._highest.note(rows)
+        return rows
 
-    def _alive(self, env_ids: Ids, positions: Ids) -> NDArray[np.bool_] | None:
-        """Which places are still in the buffer, or None where all are."""
-        span = self._span
-        if len(span.stop) == 1 and not np.count_nonzero(env_ids):
-            # Unsigned, what is below first is far above: one comparison for both.
-            ages = (positions - span.first[0]).view(np.uint64)
-            if not np.count_nonzero(ages >= span.lengths.view(np.uint64)[0]):
-                return None
-        if env_ids.min() < 0 or env_ids.max() >= len(span.stop):
-            raise SchemaError(
-                f"env_ids: got values in [{env_ids.min()}, {env_ids.max()}], expected "
-                f"them in [0, {len(span.stop)}); pass those of the batch"
-            )
-        strange = (positions >= span.stop[env_ids]) | (positions < 0)
-        if strange.any():
-            which = int(np.argmax(strange))
-            env_id, position = int(env_ids[which]), int(positions[which])
-            raise StaleError(
-                f"position {position} of environment {env_id}: got a priority for a "
-                "row that was never written, expected one below "
-                f"{span.stop[env_id]}; pass the positions of the batch"
-            )
-        alive: NDArray[np.bool_] = positions >= span.first[env_ids]
-        return None if alive.all() else alive
+    def check(
+        self, view: View, env_ids: Ids, positions: Ids, values: NDArray[np.generic]
+    ) -> None:
+        """Refuse what `update` would."""
+        self.follow(view)
+        storable(values)
+        if len(positions):
+            alive(self._span, env_ids, positions)
 
     def _legal(self, view: View, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
         starts = self._opened

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, cast, get_args
+from typing import Literal, Protocol, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from mmreplay.errors import EmptyError, FormatError, SchemaError
 from mmreplay.samplers import states
 from mmreplay.samplers.base import Draw, State, View
+from mmreplay.samplers.checks import MOST, storable
 from mmreplay.samplers.columns import check_name
 from mmreplay.samplers.priorities import MakeLaw, Priorities, Saved
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.ranks import nothing_to_draw
 from mmreplay.samplers.schedules import Scheduled
 
-MOST = float(np.finfo(np.float32).max)
 Normalize = Literal["batch", "buffer", "mean"]
 Ids = NDArray[np.int64]
 Masses = NDArray[np.float64]
@@ -80,7 +80,6 @@ class Prioritizing:
         self._priorities = Priorities(
             options.name, float(options.initial_priority), make_law
         )
-        self._strata = np.arange(0.0)
 
     def draw(self, view: View, batch_size: int) -> Draw:
         """Draw a batch; see `Sampler.draw`.
@@ -102,36 +101,28 @@ class Prioritizing:
                 f"{rows.num_legal} legal starts, expected one above it; update "
                 "priorities, or make the sampler with eps above 0"
             )
-        sums = self._random.shares(self._step, batch_size)
-        if self._options.stratified:
-            sums += self._strata_of(batch_size)
-            sums /= batch_size
-        sums *= total
-        drawn, masses = law.draw(sums)
-        weights = self._weights(masses, total)
+        options, step = self._options, self._step
+        beta = options.beta.at(step)
+        shares = self._random.shares(step, batch_size)
+        drawn, ratios = law.draw(shares, options.stratified, self._scale(total))
         env_ids, positions = rows.places(drawn)
-        key = self._random.key(self._step)
         self._step += 1
-        return Draw(env_ids, positions, masses / total, weights, key)
+        return Draw(
+            env_ids, positions, shares, (ratios**beta).astype(np.float32),
+            self._random.key(step),
+        )  # fmt: skip
 
-    def _strata_of(self, count: int) -> Masses:
-        if len(self._strata) != count:
-            self._strata = np.arange(float(count))
-        return self._strata
+    def _scale(self, total: float) -> float:
+        """What importance weights compare masses with; 0 is the least drawn.
 
-    def _weights(self, masses: Masses, total: float) -> NDArray[np.float32]:
-        """Importance weights; with P = mass / total, ``(N * P) ** -beta``, normalised.
-
-        Divided by a greatest weight, N and the total are no part of them.
+        With P = mass / total, weights are ``(N * P) ** -beta``, normalised. Divided
+        by a greatest weight, N and the total are no part of them.
         """
-        beta = self._options.beta.at(self._step)
+        if self._options.normalize == "batch":
+            return 0.0
         if self._options.normalize == "mean":
-            scale = total / self._priorities.num_legal
-        elif self._options.normalize == "batch":
-            scale = np.minimum.reduce(masses)
-        else:
-            scale = self._priorities.law.lowest()
-        return ((scale / masses) ** beta).astype(np.float32)
+            return total / self._priorities.num_legal
+        return self._priorities.law.lowest()
 
     def update_priorities(
         self,
@@ -154,8 +145,8 @@ class Prioritizing:
         mask: NDArray[np.bool_] | None = None,
     ) -> None:
         """Refuse what `update_priorities` would; see `joined.check_each`."""
-        ids, places, _ = self._numbers(env_ids, positions, values, mask)
-        self._priorities.check(view, ids, places)
+        ids, places, numbers = self._numbers(env_ids, positions, values, mask)
+        self._priorities.check(view, ids, places, numbers)
 
     def _numbers(
         self,
@@ -163,8 +154,8 @@ class Prioritizing:
         positions: Ids,
         values: NDArray[np.generic],
         mask: NDArray[np.bool_] | None,
-    ) -> tuple[Ids, Ids, NDArray[np.float32]]:
-        """Environments, positions and priorities as they are stored, ``[B]`` each."""
+    ) -> tuple[Ids, Ids, NDArray[np.generic]]:
+        """Environments, positions and priorities, ``[B]`` each, of one shape."""
         ids, places = np.asarray(env_ids, np.int64), np.asarray(positions, np.int64)
         numbers = np.asarray(values)
         if numbers.dtype.kind not in "fiu" and numbers.size:
@@ -179,7 +170,7 @@ class Prioritizing:
                 f"{list(ids.shape)} env_ids and {list(places.shape)} positions, "
                 "expected one for each step drawn; pass the batch that they are of"
             )
-        return ids, places, _stored(numbers)
+        return ids, places, numbers
 
     @property
     def where(self) -> str | None:
@@ -257,28 +248,8 @@ def _mixed(
         )
     numbers = np.where(real, values.astype(np.float64), 0.0)
     if np.isnan(numbers).any() or (numbers < 0).any():
-        _stored(numbers.ravel())  # says which
+        storable(numbers.ravel())  # says which
     return cast(Masses, eta * numbers.max(1) + (1 - eta) * (numbers.sum(1) / counts))
-
-
-def _stored(values: NDArray[Any]) -> NDArray[np.float32]:
-    """Priorities as they are stored.
-
-    Raises:
-        SchemaError: One is negative, NaN, or infinite as float32.
-    """
-    if len(values) == 0:
-        return np.zeros(0, np.float32)
-    # NaN is in no order: it fails both.
-    low, high = np.minimum.reduce(values), np.maximum.reduce(values)
-    if not (low >= 0 and high <= MOST):
-        which = int(np.argmin((values >= 0) & (values <= MOST)))
-        raise SchemaError(
-            f"priorities: got {values[which]} at {which}, expected finite float32 "
-            "numbers of at least 0; take the absolute value of TD errors, and find "
-            "out where NaN comes from"
-        )
-    return values.astype(np.float32)
 
 
 def _saved(state: State) -> Saved:
@@ -308,7 +279,7 @@ def _saved(state: State) -> Saved:
             "state_dict returned, unchanged"
         )
     try:
-        numbers = _stored(values)
+        numbers = storable(values)
     except SchemaError as error:
         raise FormatError(f"sampler state: {error}") from error
     return Saved(uuid, first, seen, numbers)

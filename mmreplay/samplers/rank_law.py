@@ -128,10 +128,12 @@ class Ranks(TreeLaw):
         found: NDArray[np.bool_] = self._place[rows] != CLOSED
         return found
 
-    def draw(self, sums: Masses) -> tuple[Ids, Masses]:
+    def draw(
+        self, shares: Masses, stratified: bool, scale: float
+    ) -> tuple[Ids, Masses]:
         """See `Law.draw`; the highest ranks come first."""
-        places, masses = self._tree.draw(sums)
-        return self._order[places].astype(np.int64), masses
+        places, ratios = self._tree.draw_shares(shares, stratified, scale)
+        return self._order[places].astype(np.int64), ratios
 
     def state_dict(self) -> State:
         """The order, which later draws follow until it is sorted again."""

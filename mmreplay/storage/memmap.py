@@ -95,9 +95,7 @@ class MemmapStore:
             self._single = np.zeros(1, self._placement.record)
             raw = np.dtype((np.void, self._placement.stride))
             self._records = self._rows_of(RECORDS, raw, ())
-            self.records = records_of(
-                self.ring, self._records, self._placement.record, self._recycler
-            )
+            self.records = records_of(self.ring, self._records, self._placement)
         self._large: list[tuple[str, File, RowReader, int]] = []
         self._edges: dict[str, Edges] = {}
         for path, name in self._placement.large.items():

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from mmreplay import kernels
 from mmreplay.ring import Ring
+from mmreplay.storage.placement import Placement
 from mmreplay.storage.readers import MappedRows, RowReader
 from mmreplay.storage.recycler import Recycler
 
@@ -21,25 +22,18 @@ Ends = NDArray[np.bool_]
 class Records:
     """The records of every row, where they are mapped."""
 
-    def __init__(
-        self,
-        ring: Ring,
-        rows: MappedRows,
-        record: np.dtype[np.void],
-        recycler: Recycler,
-    ) -> None:
+    def __init__(self, ring: Ring, rows: MappedRows, record: np.dtype[np.void]) -> None:
         """Copy out of a mapping.
 
         Args:
             ring: Where rows lie.
             rows: The mapping.
             record: What a row of it holds.
-            recycler: Where batches come from.
         """
         self._ring = ring.shape
         self._rows = rows
         self._record = record
-        self._recycler = recycler
+        self._recycler = Recycler()
 
     def take(
         self,
@@ -80,13 +74,8 @@ class Records:
         return out, ends
 
 
-def records_of(
-    ring: Ring,
-    rows: RowReader,
-    record: np.dtype[np.void] | None,
-    recycler: Recycler,
-) -> Records | None:
+def records_of(ring: Ring, rows: RowReader, placement: Placement) -> Records | None:
     """Records, or None where rows are read rather than mapped."""
-    if record is None or not isinstance(rows, MappedRows):
+    if placement.record is None or not isinstance(rows, MappedRows):
         return None
-    return Records(ring, rows, record, recycler)
+    return Records(ring, rows, placement.record)

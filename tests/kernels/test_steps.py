@@ -121,6 +121,49 @@ def test_steps_are_taken_as_they_are_placed(kernel, wide, ring, seed, count):
     assert out.tolist() == records[rows.reshape(-1)].tolist()
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
+@given(ring=rings(), seed=st.integers(0, 1 << 32), count=st.integers(0, 20))
+def test_numbers_of_steps_are_stored_where_all_are_alive(kernel, ring, seed, count):
+    rng = random(seed)
+    firsts = rng.integers(0, 30, ring.num_envs)
+    stops = firsts + rng.integers(0, ring.slots + 1, ring.num_envs)
+    env_ids = rng.integers(0, ring.num_envs, count)
+    positions = firsts[env_ids] + rng.integers(0, 2 * ring.slots, count)
+    if rng.random() < 0.7:
+        kept = positions < stops[env_ids]
+        env_ids, positions = env_ids[kept], positions[kept]
+    numbers = rng.random(len(env_ids)).astype(np.float32)
+    if rng.random() < 0.3 and len(numbers):
+        bad = [-1.0, np.nan, np.inf, -0.0]
+        numbers[rng.integers(len(numbers))] = bad[rng.integers(4)]
+    column = rng.random(ring.num_rows).astype(np.float32)
+    wanted, rows = column.copy(), np.full(len(env_ids), -1)
+    alive = (positions >= firsts[env_ids]) & (positions < stops[env_ids])
+    good = alive.all() and (numbers >= 0).all() and np.isfinite(numbers).all()
+    told = kernel.store(
+        column, env_ids, positions, numbers, firsts, stops, *ring.shape, rows
+    )
+    assert told is bool(good)
+    if good:
+        expected = ring.rows(env_ids, positions)
+        assert rows.tolist() == expected.tolist()
+        # One after the other: of equal places the last wins.
+        for row, number in zip(expected, numbers, strict=True):
+            wanted[row] = number
+    assert column.tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(("env_id", "position"), [(-1, 1), (2, 1), (0, -1), (0, 0)])
+def test_no_number_of_an_unknown_place_is_stored(kernel, env_id, position):
+    column, one = np.zeros(6, np.float32), np.ones(1, np.float32)
+    places = np.array([env_id]), np.array([position])
+    alive = np.array([1, 1]), np.array([3, 3])
+    rows = np.zeros(1, np.int64)
+    assert not kernel.store(column, *places, one, *alive, 3, 2, False, rows)
+    assert not column.any()
+
+
 @pytest.mark.skipif(C is twin, reason="the kernels in C are not built")
 def test_a_batch_during_which_others_run_is_whole():
     flags, some = np.zeros(9, np.uint8), np.zeros(5000, np.int64)
@@ -178,16 +221,6 @@ def refusals():
     yield "place", (flags, one, one, one, *ring, BITS, False, one, ends)
     yield "place", (flags, one, one, two, *ring, b"\2", False, one, ends)
     yield "place", (flags, one, one, two, *ring, BITS, False, np.arange(3), ends)
-    records, whole = np.zeros((6, 4), np.uint8), np.zeros((1, 4), np.uint8)
-    at = (flags, one, one, two, *ring, BITS, False)
-    yield "take", (records, 4, *at, whole[:, :3].copy(), ends)
-    yield "take", (records, 4, *at, np.zeros((3, 4), np.uint8), ends)
-    yield "take", (records[:5], 4, *at, whole, ends)
-    yield "take", (records, 0, *at, whole, ends)
-    yield "take", (records, 1 << 62, *at, whole, ends)
-    yield "take", (records, 4, flags, one - 1, *at[2:], whole, ends)
-    yield "take", (records, 4, flags[:5], *at[1:], whole, ends)
-    yield "take", (records, 4, *at, whole, ends[:1].copy())
     yield "unplace", (np.array([6]), two, *ring, one, one)
     yield "unplace", (np.array([-1]), two, *ring, one, one)
     yield "unplace", (one, one, *ring, one, one)
@@ -202,8 +235,33 @@ def refusals():
     yield "pick", (1, 0, np.ones(1, np.int64), one, one, two)
 
 
+def refusals_of_columns():
+    flags, ends = np.zeros(6, np.uint8), np.empty((2, 1), bool)
+    one, two, ring = np.zeros(1, np.int64), np.zeros(2, np.int64), (3, 2, False)
+    records, whole = np.zeros((6, 4), np.uint8), np.zeros((1, 4), np.uint8)
+    at = (flags, one, one, two, *ring, BITS, False)
+    yield "take", (records, 4, *at, whole[:, :3].copy(), ends)
+    yield "take", (records, 4, *at, np.zeros((3, 4), np.uint8), ends)
+    yield "take", (records[:5], 4, *at, whole, ends)
+    yield "take", (records, 0, *at, whole, ends)
+    yield "take", (records, 1 << 62, *at, whole, ends)
+    yield "take", (records, 4, flags, one - 1, *at[2:], whole, ends)
+    yield "take", (records, 4, flags[:5], *at[1:], whole, ends)
+    yield "take", (records, 4, *at, whole, ends[:1].copy())
+    column, number, spans = np.zeros(6, np.float32), np.ones(1, np.float32), (two, two)
+    yield "store", (column[:5], one, one, number, *spans, *ring, one)
+    yield "store", (column, one, two, number, *spans, *ring, one)
+    yield "store", (column, one, one, column[:2], *spans, *ring, one)
+    yield "store", (column, one, one, number, one, two, *ring, one)
+    yield "store", (column, one, one, number, two, one, *ring, one)
+    yield "store", (column, one, one, number, *spans, *ring, two)
+
+
+REFUSALS = [*refusals(), *refusals_of_columns()]
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize(("name", "arguments"), list(refusals()))
+@pytest.mark.parametrize(("name", "arguments"), REFUSALS)
 def test_what_does_not_fit_is_refused(kernel, name, arguments):
     with pytest.raises(ValueError, match="expected"):
         getattr(kernel, name)(*arguments)
@@ -211,13 +269,14 @@ def test_what_does_not_fit_is_refused(kernel, name, arguments):
 
 @pytest.mark.skipif(C is twin, reason="the kernels in C are not built")
 @pytest.mark.parametrize(
-    "name", ["shares", "pick", "pick_legal", "legal", "place", "take", "unplace"]
+    "name",
+    ["shares", "pick", "pick_legal", "legal", "place", "store", "take", "unplace"],
 )
 def test_c_counts_its_arguments_and_wants_arrays(name):
     with pytest.raises(TypeError, match=rf"{name}: got 1 arguments, expected \d+"):
         getattr(C, name)(1)
     counts = {"shares": 3, "pick": 6, "legal": 8, "place": 11, "unplace": 7}
-    counts["take"] = 13
+    counts |= {"take": 13, "store": 10}
     count = counts.get(name, 12)
     with pytest.raises(TypeError):
         getattr(C, name)(*["x"] * count)

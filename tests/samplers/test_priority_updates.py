@@ -12,11 +12,17 @@ from tests.buffer.support import Twin
 from tests.contracts.sampler import places
 from tests.samplers.prioritized import (
     KINDS,
+    WAY,
     column_of,
     held,
     masses_of,
     update,
 )
+
+
+@pytest.fixture(params=[False, True], ids=["float64", "float32"], autouse=True)
+def _narrow(request, monkeypatch):
+    monkeypatch.setitem(WAY, "narrow", request.param)
 
 
 @pytest.mark.parametrize("make", KINDS)
@@ -253,3 +259,32 @@ def test_no_environment_and_no_position_is_mixed_up(make, rng):
         for (env_id, position), found in masses_of(twin.buffer, 9000).items():
             mass = (env_id + position / 100 + 1e-6) ** 0.6
             assert found == pytest.approx(mass / total, rel=1e-5)
+
+
+@pytest.mark.parametrize("make", KINDS)
+@pytest.mark.parametrize("at", ["note", "renew"])
+def test_what_an_interrupted_update_stored_is_drawn_by(make, at, monkeypatch):
+    """Also by rows that enter after it, which ask for the highest priority."""
+    twin = Twin(None, 9, sampler=make(alpha=1.0, seed=0))
+    twin.extend([[""]] * 4)
+    buffer = twin.buffer
+    buffer.sample(2)
+    known = buffer.sampler._work._priorities
+    whole = {"note": known._highest, "renew": known.law}[at]
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(whole), at, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            update(buffer, [(0, 1), (0, 2)], [50.0, 3.0])
+    stored = column_of(buffer)[1] == 50.0
+    twin.extend([[""]])
+    probabilities = masses_of(buffer)
+    assert (column_of(buffer)[4] == 50.0) == stored
+    if make is PrioritizedSampler:
+        masses = {place: column_of(buffer)[place[1]] + 1e-6 for place in probabilities}
+        total = sum(masses.values())
+        for place, probability in probabilities.items():
+            assert probability == pytest.approx(masses[place] / total)

@@ -190,8 +190,7 @@ def test_by_default_a_quarter_of_the_rows_is_changed_before_a_sort(rows, changes
     values[0] = rows + 9.0
     law.put(np.zeros(changes - 1, np.int64), values)
     law.ready(1, values)
-    first = np.array([0.0])
-    assert law.draw(first)[0].tolist() == [rows - 1]
+    assert law.draw(np.zeros(1), False, 0.0)[0].tolist() == [rows - 1]
     law.put(np.zeros(1, np.int64), values)
     law.ready(2, values)
-    assert law.draw(first)[0].tolist() == [0]
+    assert law.draw(np.zeros(1), False, 0.0)[0].tolist() == [0]
