@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from mmreplay.errors import EmptyError, FormatError, SchemaError
 from mmreplay.ring import LAYOUTS, Layout, Span
 from mmreplay.samplers.base import Draw, State, View
+from mmreplay.samplers.blocks import BlockPermutation, checked_block, order_of
 from mmreplay.samplers.checks import whole
 from mmreplay.samplers.frozen import Frozen
 from mmreplay.samplers.permutation import Permutation
@@ -59,6 +60,7 @@ class ShuffledSampler:
         shuffle: bool = True,
         layout: Layout = "env_major",
         batches: int | None = None,
+        block: int = 1,
     ) -> None:
         """Make a sampler.
 
@@ -74,6 +76,8 @@ class ShuffledSampler:
             batches: Split each epoch into so many batches, whose sizes differ by
                 one at most (fewer where there are fewer steps); the batch_size asked
                 for is then not looked at. At least 1.
+            block: Keep so many legal starts that follow each other together, of all
+                ranks, and shuffle those; see docs/samplers.md.
 
         Raises:
             SchemaError: An argument is not legal.
@@ -83,6 +87,7 @@ class ShuffledSampler:
         self.skipped = 0
         self._random = StepGenerator(seed)
         self._drop_last, self._batches = drop_last, batches
+        self._block = checked_block(block, shuffle)
         self._options: dict[str, Any] = {
             "num_ranks": num_ranks,
             "shuffle": shuffle,
@@ -90,13 +95,15 @@ class ShuffledSampler:
             "batches": batches,
             "drop_last": drop_last,
         }
+        if self._block > 1:
+            self._options["block"] = self._block
         self._epoch = self._step = self._done = 0
         self._frozen: Frozen | None = None
         self._forget()
 
     def _forget(self) -> None:
         """Drop what was worked out for an epoch."""
-        self._order: Permutation | None = None
+        self._order: Permutation | BlockPermutation | None = None
         self._chunk: tuple[int, Ids, Ids] = (0, np.empty(0, int), np.empty(0, int))
         self._moment: Span | None = None
 
@@ -251,7 +258,7 @@ class ShuffledSampler:
             if self._options["shuffle"]:
                 if self._order is None:
                     rng = self._random.at(self._epoch)
-                    self._order = Permutation(frozen.total, rng)
+                    self._order = order_of(frozen.total, self._block, rng)
                 ranks = self._order(indices)
             elif self._options["layout"] == "env_major":
                 ranks = indices
@@ -290,6 +297,7 @@ class ShuffledSampler:
     def load_state_dict(self, state: State) -> None:
         """Go on from a state; see `Sampler.load_state_dict`."""
         check_kind(state, "ShuffledSampler")
+        same({"block": 1, **state}, "block", self._block)
         for name, own in self._options.items():
             same(state, name, own)
         seed, step = integer(state, "seed"), integer(state, "step")

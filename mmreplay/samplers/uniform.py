@@ -11,8 +11,10 @@ from mmreplay.errors import FormatError
 from mmreplay.kernels.steps import Judge
 from mmreplay.ring import Span
 from mmreplay.samplers.base import Draw, State, View
+from mmreplay.samplers.blocks import block_ranks, checked_block
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.ranks import nothing_to_draw
+from mmreplay.samplers.states import same
 
 Ids = NDArray[np.int64]
 MIN_LEGAL = 0.75
@@ -30,12 +32,19 @@ class UniformSampler:
     of the illegal rows.
     """
 
-    def __init__(self, seed: int | None = None) -> None:
+    def __init__(self, seed: int | None = None, *, block: int = 1) -> None:
         """Make a sampler.
 
         Args:
             seed: Seed of its own generator; None takes one from the system.
+            block: Draw so many legal starts that follow each other at a time, which
+                reads fewer chunks and pages and makes steps of a batch depend on each
+                other; see docs/samplers.md.
+
+        Raises:
+            SchemaError: An argument is not legal.
         """
+        self._block = checked_block(block)
         self._random = StepGenerator(seed)
         self._step = 0
         self._starts = _Starts(Span(np.zeros(1, np.int64), np.zeros(1, np.int64)))
@@ -50,7 +59,12 @@ class UniformSampler:
         num_legal = starts.total - view.num_illegal
         if num_legal < 1:
             raise nothing_to_draw(view, batch_size)
-        if num_legal == starts.total:
+        if self._block > 1:
+            ranks = block_ranks(
+                self._random, self._step, num_legal, self._block, batch_size
+            )
+            env_ids, positions = view.start_at(ranks)
+        elif num_legal == starts.total:
             env_ids, positions = self._pick(batch_size)
         elif num_legal < MIN_LEGAL * starts.total:
             ranks = _below(num_legal, self._random.shares(self._step, batch_size))
@@ -99,11 +113,15 @@ class UniformSampler:
 
     def state_dict(self) -> State:
         """Seed and step."""
-        return {"kind": "UniformSampler", "seed": self._random.seed, "step": self._step}
+        found: State = {
+            "kind": "UniformSampler", "seed": self._random.seed, "step": self._step,
+        }  # fmt: skip
+        return found | ({"block": self._block} if self._block > 1 else {})
 
     def load_state_dict(self, state: State) -> None:
         """Go on from a state; see `Sampler.load_state_dict`."""
         seed, step = _checked(state)
+        same({"block": 1, **state}, "block", self._block)
         self._random = StepGenerator(seed)
         self._step = step
 
