@@ -77,12 +77,13 @@ def test_tuples_and_dataclasses_have_the_fields_of_the_originals():
     )  # fmt: skip
 
 
-def tmrl_top():
-    """Let tmrl's modules be imported without its top package, which wants a folder."""
-    if "tmrl" not in sys.modules:
-        found = find_spec("tmrl")
-        top = sys.modules["tmrl"] = ModuleType("tmrl")
-        top.__path__ = list(found.submodule_search_locations)
+def without_its_top(patch):
+    """Import tmrl's modules without its top package, which wants a folder at home."""
+    top = ModuleType("tmrl")
+    top.__path__ = list(find_spec("tmrl").submodule_search_locations)
+    patch.setitem(sys.modules, "tmrl", top)
+    for name in [name for name in sys.modules if name.startswith("tmrl.")]:
+        patch.delitem(sys.modules, name)
 
 
 PAIRS = [
@@ -116,12 +117,12 @@ def arguments(call):
 @pytest.mark.peer
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("mine", "module", "name"), PAIRS)
-def test_calls_take_what_the_originals_take(mine, module, name):
+def test_calls_take_what_the_originals_take(mine, module, name, monkeypatch):
     library = module.split(".")[0]
-    if library not in sys.modules and find_spec(library) is None:
+    if find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
     if library == "tmrl":
-        tmrl_top()
+        without_its_top(monkeypatch)
     if library == "velora":
         import_module("velora.models")  # first: its imports are circular
     original = getattr(import_module(module), name)
