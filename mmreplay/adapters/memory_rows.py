@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from mmreplay.adapters.home import Home, Kept, StrPath
-from mmreplay.adapters.tensors import Tensor, found_roles, space_size
+from mmreplay.adapters.tensors import Shape, Tensor, found_roles, space_size
 from mmreplay.adapters.values import check_counts
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import SchemaError
@@ -98,6 +98,8 @@ class Rows(Kept):
         self.sampling_indexes: torch.Tensor | None = None
         self._declared: dict[str, Tensor] = {}
         self._kept: dict[str, bool] = {}
+        self._plain: list[tuple[str, str, Shape, np.dtype[Any], Shape | None]] | None
+        self._plain = None
         self._mutable = frozenset(mutable)
         self._seed = torch.initial_seed() % (1 << 63) if seed is None else seed
         self._base = np.zeros(num_envs, np.int64)
@@ -200,6 +202,7 @@ class Rows(Kept):
         if self.ring is not None:
             tensor = self._joined(self.ring, tensor)
         self._declared[name] = tensor
+        self._plain = None
         self._kept[name] = keep_dimensions
         return True
 
@@ -253,6 +256,8 @@ class Rows(Kept):
             SchemaError: No tensor is known, shapes do not fit, or a whole row comes
                 while one is half written.
         """
+        if self._add_plain(tensors):
+            return
         given = {
             name: value
             for name, value in tensors.items()
@@ -271,6 +276,27 @@ class Rows(Kept):
             columns[tensor.path] = tensor.stored(tensor.empty(count))
         while done < count:
             done += self._put(ring, columns, done, count)
+
+    def _add_plain(self, tensors: Mapping[str, torch.Tensor]) -> bool:
+        """Add a whole row of tensors as they are stored; False where one is not so."""
+        if self.ring is None or self.env_index or len(tensors) != len(self._declared):
+            return False
+        if self._plain is None:
+            every = self._declared.items()
+            self._plain = [(name, *each.plain(self.num_envs)) for name, each in every]
+        columns: Columns = {}
+        try:
+            for name, path, given, dtype, stored in self._plain:
+                array = tensors[name].numpy()
+                if array.shape != given or array.dtype != dtype:
+                    return False
+                columns[path] = array if stored is None else array.reshape(stored)
+        except (KeyError, AttributeError, TypeError, RuntimeError):
+            # A tensor on a device, with a gradient or without a numpy dtype; or none.
+            return False
+        self.ring.add(columns)
+        self._moved(self.num_envs)
+        return True
 
     def _columns(
         self, given: Mapping[str, torch.Tensor], names: list[str]

@@ -204,6 +204,11 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
             SchemaError: A shape or dtype does not fit the spaces.
         """
         ring, steps = self._ready(), self._steps
+        plain = steps.plain(obs, next_obs, action, reward, done)
+        if plain is not None:
+            ring.add(plain)
+            steps.follow()
+            return
         now, then = steps.observed(obs), steps.observed(next_obs)
         apart = steps.apart(now)
         if len(apart):

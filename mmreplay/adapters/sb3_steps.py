@@ -13,6 +13,7 @@ from mmreplay.schema import Field, Schema
 
 Arrays = dict[str, NDArray[Any]]
 NONE = np.empty(0, np.int64)
+ARRAY, ONE = np.ndarray, (1,)
 
 
 class Steps:
@@ -55,14 +56,74 @@ class Steps:
         self.schema = Schema.from_flat(fields)
         self._action = action
         # What the last step led to, by which a step that does not follow is told.
-        self._led_to: Arrays = {}
-        self._over = np.zeros(num_envs, bool)
+        self._led_to: dict[str, bytes] = {}
+        self._over = self._none_over = np.zeros(num_envs, bool)
+        self._plain = [
+            (
+                key,
+                path,
+                f"observation{path}",
+                None if once else f"next_observation{path}",
+                field.numpy,
+                (num_envs, *field.shape),
+            )
+            for key, path, field in self._kinds
+        ]
+        self._coming: dict[str, bytes] = {}
+        self._plain_action = (action.numpy, (num_envs, *action.shape))
+
+    def plain(
+        self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any
+    ) -> dict[str, Any] | None:
+        """One step of the only environment, as it mostly comes, in few calls.
+
+        Returns:
+            Values by path, and what it leads to is remembered; None where something is
+            to be cast, shaped or looked at: an end, a step that does not follow.
+        """
+        if (
+            self._num_envs > 1
+            or not type(done) is type(reward) is type(action) is ARRAY
+        ):
+            return None
+        if done.shape != ONE or reward.shape != ONE or done.item():
+            return None
+        dtype, shape = self._plain_action
+        if action.shape != shape or action.dtype != dtype:
+            return None
+        step: dict[str, Any] = {
+            "reward": reward.item(),
+            "terminated": False,
+            "truncated": False,
+        }
+        step["action"] = action
+        known, led_to = not self._over[0] and self._led_to, {}
+        for key, path, name, following, dtype, shape in self._plain:
+            now, then = (obs, next_obs) if key is None else (obs[key], next_obs[key])
+            if not type(now) is type(then) is ARRAY:
+                return None
+            if now.shape != shape or then.shape != shape:
+                return None
+            if now.dtype != dtype or then.dtype != dtype:
+                return None
+            if known and now.tobytes() != known[path]:
+                return None
+            step[name] = now
+            if following is not None:
+                step[following] = then
+            led_to[path] = then.tobytes()
+        self._coming = led_to
+        return step
+
+    def follow(self) -> None:
+        """Remember what the step that `plain` gave led to, now that it is in."""
+        self._led_to, self._over = self._coming, self._none_over
 
     def observed(self, given: Any) -> Arrays:
         """Observations as they are stored, by what follows the role in their path."""
         found = {}
         for key, path, field in self._kinds:
-            array = np.array(given if key is None else given[key], field.numpy)
+            array = np.asarray(given if key is None else given[key], field.numpy)
             name = "observation" if key is None else f"observation {key!r}"
             found[path] = fitted(name, array, (self._num_envs, *field.shape))
         return found
@@ -115,13 +176,15 @@ class Steps:
         found = self._over  # and so none of those
         for path, led_to in self._led_to.items():
             # Bytes: NaN equals itself.
-            if now[path].tobytes() != led_to.tobytes():
-                found = found | (_bits(now[path]) != _bits(led_to)).any(axis=1)
+            if now[path].tobytes() != led_to:
+                before = np.frombuffer(led_to, np.uint8).reshape(self._num_envs, -1)
+                found = found | (_bits(now[path]) != before).any(axis=1)
         return NONE if found is self._over else np.flatnonzero(found & ~self._over)
 
     def lead_to(self, then: Arrays, ended: NDArray[np.bool_]) -> None:
         """Remember what steps led to, and whose episode is over; nothing for `{}`."""
-        self._led_to, self._over = then, ended
+        self._led_to = {path: array.tobytes() for path, array in then.items()}
+        self._over = ended
 
 
 def fitted(name: str, array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:

@@ -15,6 +15,7 @@ from mmreplay.errors import SchemaError
 from mmreplay.schema import Field
 from mmreplay.schema.roles import ROLES
 
+Shape = tuple[int, ...]
 ENDS = ("terminated", "truncated")
 UNDER = "tensor/"
 """Where a tensor is stored whose name is that of a role it does not play."""
@@ -87,6 +88,19 @@ class Tensor:
         array: NDArray[Any] = value.detach().numpy()
         shape = (len(array), *self.field.shape)
         return array if array.shape == shape else array.reshape(shape)
+
+    def plain(self, count: int) -> tuple[str, Shape, np.dtype[Any], Shape | None]:
+        """What so many samples look like that are stored as they come.
+
+        Returns:
+            The field's path, the shape and dtype of their array, and the shape in
+            which it is stored, None for the same.
+        """
+        kind = str(self.dtype).removeprefix("torch.")
+        # A tensor of bfloat16 has no array.
+        dtype = np.dtype("V2" if self.dtype is torch.bfloat16 else kind)
+        stored = None if self.field.shape == self.shape else (count, *self.field.shape)
+        return self.path, (count, *self.shape), dtype, stored
 
     def seen(self, array: NDArray[Any]) -> torch.Tensor:
         """Stored values ``[*lead, *shape]`` as they lie, without a copy."""

@@ -107,7 +107,7 @@ class Marker:
             if self._truncated and columns[self._truncated]:
                 ends |= TRUNCATED
             return np.array([self.one(ends)], np.uint8)
-        flags: NDArray[np.uint8] = self.block(columns, self.before, self.pending, 1)[0]
+        flags: NDArray[np.uint8] = self.plain(columns, 1)[0]
         return flags
 
     def one(self, ends: int) -> int:
@@ -131,7 +131,7 @@ class Marker:
         """Flags of T steps of all environments, as plain arrays; see `block`.
 
         Args:
-            columns: Per path ``[T, E, *shape]``, or ``[T, *shape]`` of one environment.
+            columns: Per path ``[T, E, *shape]``; without an axis that is 1 long.
             steps: T.
         """
         if not self._bools:

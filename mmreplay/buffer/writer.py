@@ -55,8 +55,8 @@ class Writer:
         self.hold: Hold | None = None
         self._add_lock = threading.Lock()
         self._ahead = max(2, ALLOCATE_AHEAD_NBYTES // max(1, row_nbytes))
-        ring = self._ring
-        self._slots = ring.slots
+        ring = store.ring
+        self._slots, self._wide = ring.slots, ring.num_envs > 1
         self._one = np.ones(ring.num_envs, np.int64)
         self._bases = [env * ring.slots for env in range(ring.num_envs)]
         self._know(book.heads, book.limits, book.tails)
@@ -137,13 +137,16 @@ class Writer:
     def add_plain(self, given: Mapping[str, object]) -> bool:
         """Write one step that needs no conversion; False leaves it to `add`.
 
-        In as few calls as can be, which are what a step costs; noted in the order
-        of `_add_lockstep`.
+        In as few calls as can be, which are what a step costs, as in `_add_lockstep`.
         """
         self.check()
         with self._add_lock:
             self._catch_up()
             head = self._lockstep
+            if self._wide:
+                if plain := head >= 0 and self._store.wide(given):
+                    self._add_lockstep(given)  # type: ignore[arg-type]  # arrays, as the store says
+                return plain
             ends = self._store.step(given)
             if ends < 0 or head < 0:
                 return False

@@ -57,7 +57,7 @@ typedef struct {
     Py_ssize_t rows, items;
 } Ends;
 
-/* Bools [T, N] of any strides, [T] of one environment, or None. */
+/* Bools [T, N] of any strides, without an axis that is 1 long, or None. */
 static int
 read_ends(PyObject *value, Ends *ends, Py_ssize_t steps, Py_ssize_t envs)
 {
@@ -68,17 +68,23 @@ read_ends(PyObject *value, Ends *ends, Py_ssize_t steps, Py_ssize_t envs)
     }
     if (PyObject_GetBuffer(value, &ends->view, PyBUF_STRIDED_RO) < 0)
         return -1;
-    int wide = ends->view.ndim == 2;
-    if ((!wide && (ends->view.ndim != 1 || envs != 1)) || ends->view.itemsize != 1 ||
-        ends->view.shape[0] != steps || (wide && ends->view.shape[1] != envs)) {
-        PyBuffer_Release(&ends->view);
-        PyErr_Format(PyExc_ValueError, "mark: expected bools [%zd, %zd]", steps, envs);
-        return -1;
-    }
+    const Py_ssize_t *shape = ends->view.shape, *strides = ends->view.strides;
     ends->at = ends->view.buf;
-    ends->rows = ends->view.strides[0];
-    ends->items = wide ? ends->view.strides[1] : 1;
-    return 0;
+    if (ends->view.itemsize == 1 && ends->view.ndim == 2 && shape[0] == steps &&
+        shape[1] == envs) {
+        ends->rows = strides[0];
+        ends->items = strides[1];
+        return 0;
+    }
+    if (ends->view.itemsize == 1 && ends->view.ndim == 1 && shape[0] == steps * envs &&
+        (steps == 1 || envs == 1)) {
+        ends->rows = envs == 1 ? strides[0] : envs;
+        ends->items = envs == 1 ? 1 : strides[0];
+        return 0;
+    }
+    PyBuffer_Release(&ends->view);
+    PyErr_Format(PyExc_ValueError, "mark: expected bools [%zd, %zd]", steps, envs);
+    return -1;
 }
 
 /* Whether both ends are there and lie as the flags do. */

@@ -156,21 +156,23 @@ Packer_step(Packer *self, PyObject *given)
 }
 
 /* The steps that an array [T, E, *shape], or [T, *shape] of an only environment, has;
- * 0 where it must be looked at. */
+ * 0 where it must be looked at. One that is a step itself, [E, *shape], has one. */
 static Py_ssize_t
-steps_of(Packer *self, const Member *member, PyObject *value)
+steps_of(Packer *self, const Member *member, PyObject *value, int step)
 {
     Py_buffer view;
     Py_ssize_t steps = 0;
     if ((PyObject *)Py_TYPE(value) != self->array_type ||
         same_dtype(self, member, value) != 1)
         return 0;
-    if (PyObject_GetBuffer(value, &view, PyBUF_C_CONTIGUOUS) < 0) {
+    if (PyObject_GetBuffer(value, &view, step ? PyBUF_STRIDED_RO : PyBUF_C_CONTIGUOUS)) {
         PyErr_Clear();
         return 0;
     }
     Py_ssize_t lead = view.ndim - member->ndim;
-    if ((lead == 1 && self->num_envs == 1) ||
+    if (step)
+        steps = lead == 1 && view.shape[0] == self->num_envs;
+    else if ((lead == 1 && self->num_envs == 1) ||
         (lead == 2 && view.shape[1] == self->num_envs))
         steps = view.shape[0];
     for (Py_ssize_t i = 0; i < member->ndim; i++)
@@ -180,8 +182,8 @@ steps_of(Packer *self, const Member *member, PyObject *value)
     return steps;
 }
 
-static PyObject *
-Packer_block(Packer *self, PyObject *given)
+static Py_ssize_t
+steps_in(Packer *self, PyObject *given, int step)
 {
     Py_ssize_t steps = -1;
     for (Py_ssize_t i = 0; i < self->count; i++) {
@@ -190,16 +192,30 @@ Packer_block(Packer *self, PyObject *given)
         Py_ssize_t told = 0;
         if (value != NULL) {
             Py_INCREF(value);
-            told = steps_of(self, member, value);
+            told = steps_of(self, member, value, step);
             Py_DECREF(value);
         }
         if (PyErr_Occurred())
-            return NULL;
+            return -2;
         if (told < 1 || (i && told != steps))
-            return PyLong_FromLong(-1);
+            return -1;
         steps = told;
     }
-    return PyLong_FromSsize_t(steps);
+    return steps;
+}
+
+static PyObject *
+Packer_block(Packer *self, PyObject *given)
+{
+    Py_ssize_t steps = steps_in(self, given, 0);
+    return steps < -1 ? NULL : PyLong_FromSsize_t(steps);
+}
+
+static PyObject *
+Packer_wide(Packer *self, PyObject *given)
+{
+    Py_ssize_t steps = steps_in(self, given, 1);
+    return steps < -1 ? NULL : PyBool_FromLong(steps == 1);
 }
 
 /* The bytes of an array, of a copy where it is not contiguous. */
@@ -307,6 +323,7 @@ Packer_record(Packer *self, void *closure)
 static PyMethodDef Packer_methods[] = {
     {"step", (PyCFunction)(void (*)(void))Packer_step, METH_O, NULL},
     {"block", (PyCFunction)(void (*)(void))Packer_block, METH_O, NULL},
+    {"wide", (PyCFunction)(void (*)(void))Packer_wide, METH_O, NULL},
     {"pack", (PyCFunction)(void (*)(void))Packer_pack, METH_VARARGS, NULL},
     {"stream", (PyCFunction)(void (*)(void))Packer_stream, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},

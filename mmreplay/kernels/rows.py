@@ -57,6 +57,12 @@ class PackerKernel(Protocol):
             T, at least 1, or -1: the block is not plain.
         """
 
+    def wide(self, given: Mapping[str, object], /) -> bool:
+        """Tell whether every value of one step of all environments is plain.
+
+        Plain is as in `block`, of ``[E, *shape]`` and of any strides.
+        """
+
     def pack(
         self, out: Bytes, given: Mapping[str, Any], first: int, stop: int, /
     ) -> None:
@@ -137,7 +143,7 @@ def mark(
     Args:
         out: uint8 ``[T, E]``, written.
         before: uint8 ``[E]``, flags of the row before the block; FINAL for none.
-        terminated: bool ``[T, E]``, or ``[T]`` of one environment; None for never.
+        terminated: bool ``[T, E]``, without an axis that is 1 long; None for never.
         truncated: Likewise.
         final_follows: The row after an end is the final row (``"next_step"``).
 
@@ -155,7 +161,8 @@ def mark(
     for ends, bit in ((terminated, TERMINATED), (truncated, TRUNCATED)):
         if ends is None:
             continue
-        if ends.shape != flags.shape and (envs > 1 or ends.shape != flags.shape[:1]):
+        alone = 1 in flags.shape and ends.shape == (flags.size,)
+        if ends.shape != flags.shape and not alone:
             raise ValueError(f"mark: expected bools {list(flags.shape)}")
         flags |= ends.reshape(flags.shape) * np.uint8(bit)
     if len(flags):
@@ -294,6 +301,15 @@ class Packer:
             return -1
         steps = {self._steps(given[member[0]], member) for member in self._members}
         return max(steps) if len(steps) == 1 and min(steps) else -1
+
+    def wide(self, given: Mapping[str, object], /) -> bool:
+        """See `PackerKernel.wide`."""
+        return self._exact(given) and all(
+            type(given[path]) is self._array
+            and cast("NDArray[Any]", given[path]).shape == (self._num_envs, *shape)
+            and cast("NDArray[Any]", given[path]).dtype == dtype
+            for path, dtype, _, _, _, shape, _, _ in self._members
+        )
 
     def _steps(self, value: Any, member: Member) -> int:
         """Steps of an array, 0 where it must be looked at."""

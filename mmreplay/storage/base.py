@@ -101,6 +101,13 @@ class Store(Protocol):
             T, or -1 as `step` does.
         """
 
+    def wide(self, given: Mapping[str, object]) -> bool:
+        """Tell whether `write` may have one step of all environments as it is.
+
+        Args:
+            given: Per path one value, checked by nobody yet.
+        """
+
     def allocate(self, first: NDArray[np.int64], stop: NDArray[np.int64]) -> None:
         """Reserve space for each environment's positions ``[first, stop)``.
 

@@ -134,6 +134,10 @@ class GroupStore:
         """Refuse."""
         self._refuse()
 
+    def wide(self, given: Mapping[str, object]) -> bool:
+        """Refuse."""
+        self._refuse()
+
     def allocate(self, first: Ids, stop: Ids) -> None:
         """Refuse."""
         self._refuse()

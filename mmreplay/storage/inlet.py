@@ -14,7 +14,6 @@ import ctypes
 import mmap
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mmreplay import files
 from mmreplay.disk import Pack
@@ -98,10 +97,10 @@ class Inlet:
         files.disk.fill(self._file.fd, mapping, offset, nbytes, pack, given)
         return True
 
-    def write(self, data: NDArray[np.uint8], offset: int) -> None:
+    def write(self, data: memoryview, offset: int) -> None:
         """Write bytes, in pieces where their pages are new."""
         if offset < self._reached:
-            self._file.pwrite(data.data, offset)
+            self._file.pwrite(data, offset)
         else:
             write_pieces(self._file, data, offset)
         self._reached = max(self._reached, offset + len(data))
@@ -127,17 +126,17 @@ class Inlet:
         return self._seen.count(1, 0, count) == count
 
 
-def write_pieces(file: File, data: NDArray[np.uint8], offset: int) -> None:
+def write_pieces(file: File, data: memoryview, offset: int) -> None:
     """Write bytes at an offset, a piece at a time.
 
     Pieces end where pieces of the file do: the kernel takes page cache for them in
     one go, and no page twice.
     """
     if len(data) <= PIECE_NBYTES:
-        file.pwrite(data.data, offset)
+        file.pwrite(data, offset)
         return
     first = 0
     while first < len(data):
         stop = first + PIECE_NBYTES - (offset + first) % PIECE_NBYTES
-        file.pwrite(data[first:stop].data, offset + first)
+        file.pwrite(data[first:stop], offset + first)
         first = stop

@@ -71,9 +71,8 @@ class MemmapStore:
         self._records_file = files.get(RECORDS)
         self._packer = packing.packer(schema, placement, ring.num_envs)
         self._record = self._packer.record
-        self._inlet: Inlet | None = None
-        if self._records_file is not None:
-            self._inlet = Inlet(self._records_file, created=created)
+        file = self._records_file
+        self._inlet = None if file is None else Inlet(file, created=created)
         self._advise = policy.advise
         self.maps = policy.maps(self._flags_file.path.parent)
         self._open_rows()
@@ -92,6 +91,7 @@ class MemmapStore:
             # Padding between fields is never written, and must read as zeros.
             room = max(1, STAGE_NBYTES // self._placement.stride)
             self._stage = np.zeros((room, self._placement.stride), np.uint8)
+            self._staged = self._stage.reshape(-1).data
             self._single = np.zeros(1, self._placement.record)
             raw = np.dtype((np.void, self._placement.stride))
             self._records = self._rows_of(RECORDS, raw, ())
@@ -164,7 +164,7 @@ class MemmapStore:
             column = columns[path].reshape(count, -1)
             for row, first, stop in runs:
                 data = np.ascontiguousarray(column[first:stop])
-                write_pieces(file, data.reshape(-1).view(np.uint8), row * nbytes)
+                write_pieces(file, data.reshape(-1).view(np.uint8).data, row * nbytes)
                 self._edges[path].written(row, stop - first)
         if self._inlet is not None:
             self._write_records(self._inlet, runs, columns)
@@ -175,15 +175,15 @@ class MemmapStore:
         self, inlet: Inlet, runs: Sequence[Run], columns: Columns
     ) -> None:
         """Pack rows where they belong, or in pieces that a cache holds, and write."""
-        stride, packer = self._placement.stride, self._packer
-        stage, room = self._stage, len(self._stage)
+        stride, packer, stage = self._placement.stride, self._packer, self._stage
+        staged, room = self._staged, len(stage)
         begin, end = runs[0][1], runs[-1][2]
         short = (end - begin) * stride < len(runs) * LEAST_NBYTES
         if short and len(runs) > 1 and end - begin <= room:
             packer.pack(stage, columns, begin, end)
-            for row, first, stop in runs:
-                rows = stage[first - begin : stop - begin].reshape(-1)
-                inlet.write(rows, row * stride)
+            for row, a, b in runs:
+                part = slice((a - begin) * stride, (b - begin) * stride)
+                inlet.write(staged[part], row * stride)
             return
         for row, first, stop in runs:
             given, nbytes = (columns, first, stop), (stop - first) * stride
@@ -192,8 +192,8 @@ class MemmapStore:
             for at in range(first, stop, room):
                 until = min(at + room, stop)
                 packer.pack(stage, columns, at, until)
-                rows = stage[: until - at].reshape(-1)
-                inlet.write(rows, (row + at - first) * stride)
+                part = slice((until - at) * stride)
+                inlet.write(staged[part], (row + at - first) * stride)
 
     def _write_one(self, row: int, columns: Columns, flags: NDArray[np.uint8]) -> None:
         """The same for one row: its values may be scalars."""
@@ -216,6 +216,10 @@ class MemmapStore:
         if self.ring.num_envs > 1 and self.ring.layout == "env_major":
             return -1
         return self._packer.block(given)
+
+    def wide(self, given: Mapping[str, object]) -> bool:
+        """Tell whether `write` may have a step as it is; see `Store.wide`."""
+        return self._packer.wide(given)
 
     def write_step(self, row: int, given: Columns, flags: int) -> None:
         """Write the step taken; see `Store.write_step`."""

@@ -59,6 +59,10 @@ class MemoryStore:
         """Take no block as it is: `write` wants arrays without the axes of one."""
         return -1
 
+    def wide(self, given: Mapping[str, object]) -> bool:
+        """Take no step as it is, as with `block`."""
+        return False
+
     def allocate(self, first: NDArray[np.int64], stop: NDArray[np.int64]) -> None:
         """Do nothing: memory was promised when the arrays were made."""
 

@@ -224,6 +224,23 @@ def test_a_block_that_must_be_looked_at_is_left(packer, path, value, rng):
     assert packer.block(block) == -1
 
 
+def test_a_step_of_all_environments_is_told_by_its_shapes(rows, monkeypatch, rng):
+    monkeypatch.setattr(packing, "rows", rows)
+    packer = packing.packer(SCHEMA, PLACED, 3)
+    step = arrays((3,), rng)
+    assert packer.wide(step)
+    # Packing copies what has strides of its own.
+    assert packer.wide(step | {"float32": np.zeros(6, "f4")[::2]})
+    assert not packer.wide(arrays((2,), rng))
+    assert not packer.wide(arrays((1, 3), rng))
+    assert not packer.wide(arrays((), rng))
+    for value in (np.zeros(3), np.zeros(4, "f4"), np.zeros((3, 1), "f4"), [0.0] * 3):
+        assert not packer.wide(step | {"float32": value})
+    assert not packer.wide(step | {"more": np.zeros(3)})
+    del step["int8"]
+    assert not packer.wide(step)
+
+
 def test_rows_are_packed_where_they_belong(packer, rng):
     block = arrays((40,), rng)
     stride = PLACED.stride

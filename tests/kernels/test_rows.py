@@ -47,8 +47,8 @@ def test_flags_follow_from_the_row_before(rows, final_follows, chance, rng):
         rows.mark(out, before, terminated, truncated, final_follows)
         expected = marked(before, terminated, truncated, final_follows)
         assert np.array_equal(out, expected)
-        if shape[1] == 1:
-            only = terminated[:, 0], truncated[:, 0]
+        if 1 in shape:
+            only = terminated.reshape(-1), truncated.reshape(-1)
             rows.mark(out, before, *only, final_follows)
             assert np.array_equal(out, expected)
 
