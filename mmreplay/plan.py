@@ -7,12 +7,23 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mmreplay.buffer import arguments
+from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.format import commit
+from mmreplay.format.sharding import Codec
 from mmreplay.ring import Layout, Ring
 from mmreplay.schema import Field, Schema
+from mmreplay.storage import zarr_group
 from mmreplay.storage.memmap import file_sizes
 from mmreplay.storage.placement import FLAGS, RECORDS, SUMS, Placement, place
+from mmreplay.storage.zarr_group import ShardedArray
+
+SAMPLE_NBYTES = 4 << 20
+MAX_SAMPLED = 64
+INDEX_NBYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +129,97 @@ def plan_buffer(
         pages_nbytes=data // rows * alive,
         flags_working_nbytes=rows,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a buffer's rows would take in compressed shards.
+
+    Attributes:
+        codec: Of the shards.
+        level: The codec's.
+        nbytes: Of the rows of a full buffer, mutable fields as they are.
+        ratios: Bytes of rows over bytes in shards, by field; 1 where it is mutable.
+        sampled_nbytes: Bytes of rows that were packed to know.
+    """
+
+    codec: Codec
+    level: int
+    nbytes: int
+    ratios: dict[str, float]
+    sampled_nbytes: int
+
+
+def estimate(
+    path: str | os.PathLike[str],
+    capacity: int,
+    num_envs: int,
+    codec: Codec,
+    level: int | None = None,
+) -> Estimate | None:
+    """Pack a sample of a buffer's rows as the Zarr engine would; writes nothing.
+
+    Chunks from all over the ring, 4 MiB or 64 of them a field.
+
+    Args:
+        path: A buffer of either engine.
+        capacity: Rows per environment of the one that is planned.
+        num_envs: Its environments.
+        codec: Its codec.
+        level: The codec's; None for its own.
+
+    Returns:
+        None where the buffer holds no rows.
+
+    Raises:
+        SchemaError: The codec is unknown, or has no such level.
+    """
+    with ReplayBuffer.open(path) as buffer:
+        if not buffer.span.lengths.any():
+            return None
+        metadata = arguments.describe(
+            buffer.schema, capacity, num_envs, "zarr", None, "disabled", None, codec,
+            level,
+        )  # fmt: skip
+        assert metadata.sharding is not None
+        rows, sampled, nbytes = capacity * num_envs, 0, 0.0
+        ratios = {}
+        arrays = zarr_group.arrays_of(metadata)
+        for name, array in arrays.items():
+            raw, packed = _packed(buffer, array)
+            sampled += raw
+            ratios[name] = raw / packed
+            nbytes += rows * array.row_nbytes * packed / raw
+        for name, field in buffer.schema.fields.items():
+            if name not in arrays:
+                ratios[name] = 1.0
+                nbytes += rows * field.nbytes
+    del ratios[zarr_group.FLAGS_NAME]
+    sharding = metadata.sharding
+    return Estimate(sharding.codec, sharding.level, int(nbytes), ratios, sampled)
+
+
+def _packed(buffer: ReplayBuffer, array: ShardedArray) -> tuple[int, int]:
+    """Bytes of a sample of chunks as they are, and packed with their indices."""
+    span = buffer.span
+    held = np.flatnonzero(span.lengths)
+    chunk_nbytes = max(1, array.chunk_rows * array.row_nbytes)
+    count = max(1, min(MAX_SAMPLED, SAMPLE_NBYTES // chunk_nbytes))
+    raw = packed = 0
+    for number in range(count):
+        ids = np.roll(held, -number)[: array.chunk[0]]
+        steps = min(array.chunk[1], int(span.lengths[ids].min()))
+        room = span.lengths[ids] - steps
+        firsts = span.first[ids] + room * (2 * number + 1) // (2 * count)
+        positions = firsts[:, None] + np.arange(steps)
+        if array.path == zarr_group.FLAGS_NAME:
+            rows: NDArray[np.generic] = buffer.flags(ids[:, None], positions)
+        else:
+            rows = buffer.get_field(array.path, ids[:, None], positions)
+        data = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
+        raw += data.nbytes
+        packed += memoryview(array.codec.pack(data)).nbytes + INDEX_NBYTES
+    return raw, packed
 
 
 def _part(path: str, field: Field, placement: Placement, rows: int) -> FieldPlan:

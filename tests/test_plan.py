@@ -1,10 +1,12 @@
 """What a plan says is what a buffer takes."""
 
+import numpy as np
 import pytest
 
 import mmreplay as mr
 from mmreplay.errors import SchemaError
-from mmreplay.plan import free_nbytes, plan_buffer
+from mmreplay.plan import estimate, free_nbytes, plan_buffer
+from tools.torture.disks import QuickDisk, using
 
 SCHEMA = mr.Schema(
     {
@@ -55,3 +57,46 @@ def test_free_space_is_that_of_the_disk_that_would_hold_the_path(tmp_path):
     # The disk is shared: it fills and empties between two looks.
     gap = free_nbytes(tmp_path / "not" / "there" / "yet") - free_nbytes(tmp_path)
     assert abs(gap) < 1 << 30
+
+
+@pytest.mark.parametrize("codec", ["blosc-lz4", "zstd"])
+@pytest.mark.parametrize("num_envs", [1, 3, 40])
+def test_the_estimate_is_near_what_shards_take(tmp_path, rng, codec, num_envs):
+    steps = 4000 // num_envs
+    frames = np.repeat(rng.integers(0, 50, (steps, num_envs, 84, 7)), 12, axis=-1)
+    columns = {
+        "observation": frames.astype(np.uint8),
+        "x": rng.random((steps, num_envs, 3), np.float32),
+        "action": rng.integers(0, 6, (steps, num_envs)),
+        "advantage": rng.random((steps, num_envs), np.float32),
+        "terminated": np.zeros((steps, num_envs), bool),
+        "truncated": np.zeros((steps, num_envs), bool),
+    }
+    if num_envs == 1:
+        columns = {path: column[:, 0] for path, column in columns.items()}
+    with using(QuickDisk()):
+        for name, options in (("a", {}), ("b", {"engine": "zarr", "codec": codec})):
+            with mr.ReplayBuffer.create(
+                tmp_path / name, SCHEMA, steps, num_envs, **options
+            ) as buffer:
+                buffer.extend(columns)
+    found = estimate(tmp_path / "a", steps, num_envs, codec)
+    with mr.ReplayBuffer.open(tmp_path / "b") as buffer:
+        packed = buffer.compression
+    assert found.ratios["advantage"] == 1
+    for path, (nbytes, raw) in packed.items():
+        if path in ("terminated", "truncated"):
+            continue  # a few bytes of them are mostly the indices of their shards
+        # Rows are alike all over, but for shards that are half empty: a quarter of
+        # the capacity each, of which the last is not full, holds zeros.
+        assert found.ratios[path] == pytest.approx(raw / nbytes, rel=0.35), path
+    assert mr.ReplayBuffer.open(tmp_path / "a").compression == {}
+    del columns["advantage"]
+    told = sum(c.nbytes / found.ratios[path] for path, c in columns.items())
+    assert found.nbytes == pytest.approx(told, rel=0.02, abs=4 * steps * num_envs + 999)
+
+
+def test_of_an_empty_buffer_nothing_is_estimated(tmp_path):
+    with mr.ReplayBuffer.create(tmp_path / "b", SCHEMA, 9):
+        pass
+    assert estimate(tmp_path / "b", 9, 1, "zstd") is None

@@ -49,6 +49,8 @@ def compact(
     target: lifecycle.StrPath,
     *,
     codec: Codec | None = "blosc-lz4",
+    level: int | None = None,
+    chunk_crc32c: bool = False,
     allow_network: bool = False,
     progress: Progress | None = None,
 ) -> Compacted:
@@ -62,12 +64,14 @@ def compact(
             meanwhile is an error.
         target: A new or empty folder, which is a buffer only once it is whole.
         codec: Of the Zarr engine; None for the memmap engine's files.
+        level: The codec's; None for its own.
+        chunk_crc32c: Whether each chunk carries a checksum.
         allow_network: Write to a network file system all the same.
         progress: Called with (rows copied, rows in all).
 
     Raises:
         FormatError: The path holds something already, or the source is no buffer.
-        SchemaError: The codec is unknown.
+        SchemaError: The codec is unknown, or has no such level.
         StaleError: The source's writer gave up rows that were not copied yet.
         FullError: No space is left.
     """
@@ -81,7 +85,7 @@ def compact(
         parts = lifecycle.open_reader(where)
         stack.callback(parts.store.unmap)
         stack.callback(parts.close)
-        metadata = _described(parts.metadata, codec)
+        metadata = _described(parts.metadata, codec, level, chunk_crc32c)
         lifecycle.make_place(place)
         refuse_network(place, allow_network)
         stack.callback(WriterLock(place).release)
@@ -102,14 +106,17 @@ def compact(
         fresh.close()
 
 
-def _described(metadata: Metadata, codec: Codec | None) -> Metadata:
+def _described(
+    metadata: Metadata, codec: Codec | None, level: int | None, chunk_crc32c: bool
+) -> Metadata:
     """The metadata of the same buffer in another engine."""
     old, row_nbytes = metadata.ring, metadata.schema.row_nbytes
     ring = Ring.sized(old.capacity, old.num_envs, old.layout, row_nbytes)
     engine: Engine = "memmap"
     sharding = None
     if codec is not None:
-        engine, sharding = "zarr", Sharding.sized(codec, ring, row_nbytes)
+        engine = "zarr"
+        sharding = Sharding.sized(codec, ring, row_nbytes, level, chunk_crc32c)
         ring = sharding.fit(ring)
     return replace(
         metadata, uuid=secrets.token_bytes(16), generation=1, engine=engine,

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from mmreplay.cli import show
-from mmreplay.cli.options import BufferPath, Json, usage_error
+from mmreplay.cli.options import BufferPath, Json, Level, usage_error
 from mmreplay.format.sharding import CODECS
 
 RAW = "raw"
@@ -30,18 +30,26 @@ def compact(
             help="Of the shards; raw for files that are mapped.",
         ),
     ] = "blosc-lz4",
+    level: Level = None,
+    chunk_crc32c: Annotated[
+        bool, typer.Option("--chunk-crc32c", help="A checksum for every chunk.")
+    ] = False,
     json: Json = False,
 ) -> None:  # fmt: skip
     """Copy a buffer into compressed Zarr shards, or back into plain files."""
     if codec not in (*CODECS, RAW):
         expected = ", ".join([*CODECS, RAW])
         raise usage_error(f"--codec: got {codec!r}, expected one of {expected}")
+    if codec == RAW and (level is not None or chunk_crc32c):
+        raise usage_error(
+            "--level and --chunk-crc32c: got --codec raw, expected a codec that packs"
+        )
     from mmreplay.buffer.compacting import compact as copy
 
     with show.waiting("copying") as progress:
         made = copy(
             path, target, codec=None if codec == RAW else codec,  # type: ignore[arg-type]  # checked above
-            progress=progress,
+            level=level, chunk_crc32c=chunk_crc32c, progress=progress,
         )  # fmt: skip
     if json:
         show.print_json({**asdict(made), "path": str(path), "target": str(target)})

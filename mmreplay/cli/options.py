@@ -73,6 +73,15 @@ Envs = Annotated[
 ]  # fmt: skip
 
 
+Level = Annotated[
+    int | None,
+    typer.Option(
+        "--level", parser=parse_integer, metavar="N", show_default=False,
+        help="The codec's; more is smaller and slower to write.",
+    ),
+]  # fmt: skip
+
+
 def confirm(question: str, yes: bool) -> None:
     """Ask before rows are given up.
 

@@ -11,12 +11,14 @@ import typer
 from mmreplay.cli import show
 from mmreplay.cli.options import Json, NumEnvs, parse_count, usage_error
 from mmreplay.errors import SchemaError
+from mmreplay.format.sharding import Codec
 
 if TYPE_CHECKING:
-    from mmreplay.plan import Plan
+    from mmreplay.plan import Estimate, Plan
     from mmreplay.schema import Field, Schema
 
 BATCH_SIZE = 256
+ESTIMATED: tuple[Codec, ...] = ("blosc-lz4", "zstd")
 
 
 def plan(
@@ -59,12 +61,24 @@ def plan(
         )
     found = plan_buffer(schema, rows, num_envs or known_envs)
     free = free_nbytes(at)
+    packed = _packed(source, rows, num_envs or known_envs)
     if json:
         batch = {"batch_256_nbytes": found.batch_nbytes(BATCH_SIZE)}
         facts = {**asdict(found), **batch, "free_nbytes": free}
-        show.print_json({**facts, "fits": found.nbytes <= free})
+        told = {each.codec: asdict(each) for each in packed}
+        show.print_json({**facts, "fits": found.nbytes <= free, "compressed": told})
     else:
-        _print(found, free)
+        _print(found, free, packed)
+
+
+def _packed(source: str | None, rows: int, num_envs: int) -> list[Estimate]:
+    """What a buffer that is there would take in shards, by codec."""
+    from mmreplay.plan import estimate
+
+    if source is None or not Path(source).exists():
+        return []
+    found = [estimate(source, rows, num_envs, codec) for codec in ESTIMATED]
+    return [each for each in found if each is not None]
 
 
 def _known(
@@ -126,7 +140,7 @@ def parse_field(text: str) -> tuple[str, Field]:
         raise usage_error(f"--field {text!r}: {error}") from error
 
 
-def _print(plan_: Plan, free: int) -> None:
+def _print(plan_: Plan, free: int, packed: list[Estimate]) -> None:
     size, count = show.size, show.count
     ring = plan_.ring
     rows = [
@@ -153,6 +167,7 @@ def _print(plan_: Plan, free: int) -> None:
                       f"environment (reserve {count(ring.reserve)}, a block of "
                       f"{count(ring.block_rows)}, rounding)"),
             ("free disk", f"{size(free)}: {room}"),
+            *[(f"as {each.codec}", _told(each)) for each in packed],
             ("RAM, warm", f"{size(plan_.pages_nbytes)} of page cache for draws that "
                           "never wait for the disk; with less they go at its speed"),
             ("RAM, least", f"{size(plan_.flags_working_nbytes)} of flags, and "
@@ -160,3 +175,12 @@ def _print(plan_: Plan, free: int) -> None:
                            f"{BATCH_SIZE} with next observations"),
         ],
     )  # fmt: skip
+
+
+def _told(packed: Estimate) -> str:
+    """An estimate in words."""
+    fields = [f"{path} {show.number(r)}x" for path, r in packed.ratios.items()]
+    return (
+        f"about {show.size(packed.nbytes)} in shards ({', '.join(fields)}), from a "
+        f"sample of {show.size(packed.sampled_nbytes)}"
+    )

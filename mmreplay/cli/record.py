@@ -16,12 +16,14 @@ from mmreplay.cli import show
 from mmreplay.cli.options import (
     BufferPath,
     Json,
+    Level,
     NumEnvs,
     parse_count,
     parse_integer,
     usage_error,
 )
 from mmreplay.errors import FailedError
+from mmreplay.format.sharding import CODECS
 
 RESUMES = ("break", "truncate", "continue")
 ENGINES = ("memmap", "zarr")
@@ -76,6 +78,13 @@ EngineName = Annotated[
         help="Of a new buffer; zarr is compressed.",
     ),
 ]  # fmt: skip
+CodecName = Annotated[
+    str | None,
+    typer.Option(
+        "--codec", metavar="|".join(CODECS), show_default=False,
+        help="With --engine zarr, what packs the rows.",
+    ),
+]  # fmt: skip
 
 
 def record(
@@ -88,6 +97,8 @@ def record(
     policy: PolicyName = None,
     on_resume: OnResume = "break",
     engine: EngineName = None,
+    codec: CodecName = None,
+    level: Level = None,
     json: Json = False,
 ) -> None:
     """Play an environment into a new buffer, or go on with an existing one."""
@@ -101,13 +112,18 @@ def record(
         raise usage_error(
             f"--engine: got {engine!r}, expected one of {', '.join(ENGINES)}"
         )
+    if codec not in (None, *CODECS):
+        raise usage_error(
+            f"--codec: got {codec!r}, expected one of {', '.join(CODECS)}"
+        )
     function = None if policy is None else load_policy(policy)
     from mmreplay.collect import record as play
 
     found = play(
         env, path, function, steps=steps, num_envs=num_envs, capacity=capacity,
         seed=seed, on_resume=on_resume,  # type: ignore[arg-type]  # checked above
-        engine=engine,  # type: ignore[arg-type]  # likewise
+        engine=engine, codec=codec,  # type: ignore[arg-type]  # likewise
+        level=level,
     )  # fmt: skip
     if json:
         show.print_json({**asdict(found), "path": str(path)})

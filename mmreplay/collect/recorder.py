@@ -19,6 +19,7 @@ from mmreplay.collect.policies import Actor, Policy
 from mmreplay.collect.sources import Leaves, Source, open_source
 from mmreplay.errors import SchemaError
 from mmreplay.format.metadata import FILE_NAME, Autoreset, Engine, load
+from mmreplay.format.sharding import Codec
 from mmreplay.nesting import unflatten
 from mmreplay.schema import Field, Schema
 
@@ -63,6 +64,8 @@ def record(
     on_resume: Resume = "break",
     commit_every: float | None = 10.0,
     engine: Engine | None = None,
+    codec: Codec | None = None,
+    level: int | None = None,
 ) -> Recorded:
     """Play an environment into a new buffer, or go on with an existing one.
 
@@ -93,6 +96,9 @@ def record(
         commit_every: As in `ReplayBuffer.create`.
         engine: ``"memmap"`` (by default) or ``"zarr"``; a buffer that exists keeps
             its own.
+        codec: Of a new buffer of the Zarr engine, as the next; see
+            `ReplayBuffer.create`.
+        level: The codec's.
 
     Raises:
         SchemaError: The environment is unknown, has a space that cannot be stored,
@@ -118,7 +124,7 @@ def record(
         started = perf_counter()
         buffer = _open(
             Path(path), Schema.from_env(played), source, capacity, most,
-            on_resume, commit_every, engine,
+            on_resume, commit_every, {"engine": engine, "codec": codec, "level": level},
         )  # fmt: skip
         with buffer, Meter(steps, _row_nbytes(buffer.schema), progress) as meter:
             source.reset(seed)
@@ -222,34 +228,37 @@ def _random(env: Any, seed: int | None) -> Policy:
 
 def _open(
     path: Path, schema: Schema, source: Source, capacity: int | None, most: int,
-    on_resume: Resume, commit_every: float | None, engine: Engine | None,
+    on_resume: Resume, commit_every: float | None, asked: dict[str, Any],
 ) -> ReplayBuffer:  # fmt: skip
     """Create the buffer, or open the one that is there and compare."""
+    given = {name: value for name, value in asked.items() if value is not None}
     if not (path / FILE_NAME).exists():
         return ReplayBuffer.create(
             path, schema, most if capacity is None else capacity, source.num_envs,
-            autoreset=source.autoreset, commit_every=commit_every,
-            engine="memmap" if engine is None else engine,
+            autoreset=source.autoreset, commit_every=commit_every, **given,
         )  # fmt: skip
     buffer = ReplayBuffer.open(
         path, "r+", on_resume=on_resume, commit_every=commit_every
     )
     try:
         _compare(buffer, schema, source, capacity)
-        _compare_engine(buffer, engine)
+        _compare_engine(buffer, given)
     except BaseException:
         buffer.close()
         raise
     return buffer
 
 
-def _compare_engine(buffer: ReplayBuffer, engine: Engine | None) -> None:
-    held = buffer.metadata.engine
-    if engine is not None and engine != held:
-        raise SchemaError(
-            f"engine: got {engine!r}, expected {held!r}, that of the buffer at "
-            f"{buffer.path}; leave it out, or copy it with mmreplay compact"
-        )
+def _compare_engine(buffer: ReplayBuffer, given: dict[str, Any]) -> None:
+    sharding = buffer.metadata.sharding
+    for name, value in given.items():
+        held = getattr(sharding, name, None)
+        held = buffer.metadata.engine if name == "engine" else held
+        if value != held:
+            raise SchemaError(
+                f"{name}: got {value!r}, expected {held!r}, that of the buffer at "
+                f"{buffer.path}; leave it out, or copy it with mmreplay compact"
+            )
 
 
 def _compare(

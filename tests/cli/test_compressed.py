@@ -42,3 +42,44 @@ def test_telling_of_a_compressed_buffer_unpacks_nothing(tmp_path):
         "sys.exit(code or bool({'zarr', 'numcodecs'} & set(sys.modules)))"
     )
     subprocess.run([sys.executable, "-c", told], check=True, capture_output=True)
+
+
+def test_codec_and_level_are_options_of_every_command_that_makes_shards(
+    tmp_path, capsys
+):
+    pytest.importorskip("gymnasium")
+    path, kept = str(tmp_path / "b"), str(tmp_path / "c")
+    line = ["record", "CartPole-v1", path, "--steps", "40"]
+    asked = ["--engine", "zarr", "--codec", "zstd", "--level", "9"]
+    assert run([*line, *asked]) == 0
+    assert run([*line, *asked]) == 0
+    with mr.ReplayBuffer.open(path) as buffer:
+        assert buffer.metadata.sharding.to_json().items() >= {
+            ("codec", "zstd"), ("level", 9),
+        }  # fmt: skip
+    assert run([*line, "--level", "3"]) == 3
+    assert "level: got 3, expected 9, that of the buffer" in capsys.readouterr().err
+    assert run([*line, "--codec", "gzip"]) == 2
+    assert run(["compact", path, kept, "--level", "1", "--chunk-crc32c"]) == 0
+    with mr.ReplayBuffer.open(kept) as buffer:
+        assert buffer.metadata.sharding.level == 1
+        assert buffer.metadata.sharding.chunk_crc32c
+    assert run(["verify", kept]) == 0
+    raw = ["compact", path, str(tmp_path / "d"), "--codec", "raw", "--level", "1"]
+    assert run(raw) == 2
+    assert "got --codec raw, expected a codec" in capsys.readouterr().err
+
+
+def test_a_plan_tells_what_shards_would_take(tmp_path, capsys):
+    schema = mr.Schema({"reward": mr.Field((), "float32")})
+    with mr.ReplayBuffer.create(tmp_path / "b", schema, 5000) as buffer:
+        buffer.extend(reward=np.zeros(5000, np.float32))
+    assert run(["plan", str(tmp_path / "b"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["compressed"]
+    assert set(told) == {"blosc-lz4", "zstd"}
+    assert told["zstd"]["ratios"]["reward"] > 100
+    assert told["zstd"]["nbytes"] < 4 * 5000 / 50
+    assert run(["plan", str(tmp_path / "b"), "--capacity", "1e6"]) == 0
+    assert "as zstd" in capsys.readouterr().out
+    assert run(["plan", "--field", "a:bool", "--capacity", "9", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["compressed"] == {}

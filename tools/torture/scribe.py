@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.ring import Ring
+from mmreplay.storage.base import whole
 from mmreplay.storage.memmap import MemmapStore
 from mmreplay.storage.zarr import ZarrStore
 from tools.torture.rows import (
@@ -271,9 +272,9 @@ class Scribe:
         self.notes.committed[:] = np.maximum(self.notes.committed, heads)
 
 
-def highest_lift(notes: Notes, ring: Ring) -> Array:
+def highest_lift(notes: Notes, ring: Ring, grain: int) -> Array:
     """Positions below may have been given up for what was being written."""
-    return notes.attempted + ring.reserve - ring.slots
+    return whole(notes.attempted + ring.reserve, grain) - ring.slots
 
 
 def broken_promises(
@@ -289,7 +290,7 @@ def broken_promises(
         gone: int64 ``[E]``, positions below which nothing may be.
     """
     span, ring = buffer.span, buffer.metadata.ring
-    lift = highest_lift(notes, ring)
+    lift = highest_lift(notes, ring, buffer._parts.store.grain)
     found = []
     if (span.stop < low).any():
         found.append(f"lost: heads {span.stop} of at least {low}")
