@@ -24,6 +24,7 @@ from typing import Any
 
 from tools.bench import (
     bench_adapters,
+    bench_zarr_peers,
     disk_peers,
     held_to,
     make_peers,
@@ -47,11 +48,12 @@ BESIDE: dict[str, Collection[str]] = {
     "bench_sample": peers.MODULES,
     "bench_sequences": slices.MAKERS,
     "bench_tree": peers.MODULES,
+    "bench_zarr_peers": bench_zarr_peers.PEERS,
 }
 """Scripts that measure others too, and the names that each knows them by."""
 LIBRARIES = (
     "cpprb", "flashbax", "h5py", "jax", "numpy", "pandas", "pyarrow", "safetensors",
-    "skrl", "stable-baselines3", "tianshou", "torch", "torchrl", "zarr",
+    "skrl", "stable-baselines3", "tensorstore", "tianshou", "torch", "torchrl", "zarr",
 )  # fmt: skip
 RAW = "benchmarks.json"
 

@@ -99,6 +99,17 @@ CONVERT = (
     ),
 )  # fmt: skip
 
+SHARDS = tuple(
+    least(f"256 rows of {codec}, {words}, over tensorstore", "bench_zarr_peers",
+          f"{kind} {codec} speedup_over *", bound)
+    for kind, words, codec, bound in (
+        ("one_row_a_chunk", "one a chunk", "blosc-lz4", 1),
+        ("one_row_a_chunk", "one a chunk", "zstd", 0.77),
+        ("blocks", "many a chunk", "blosc-lz4", 0.77),
+        ("blocks", "many a chunk", "zstd", 0.77),
+    )
+)  # fmt: skip
+
 TARGETS: tuple[Target, ...] = (
     least("add 1, over cpprb", "bench_add", "speedup add_1_full_ring cpprb", 3),
     least("add 1, over Stable-Baselines3", "bench_add",
@@ -121,6 +132,7 @@ TARGETS: tuple[Target, ...] = (
     *COLD,
     *BEYOND,
     *CONVERT,
+    *SHARDS,
     least("ring beyond memory, adds over np.memmap's", "bench_beyond",
           "add_speedup np_memmap", 1),
     least("loader, pixels, over the bare gather", "bench_loader",
