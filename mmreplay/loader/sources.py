@@ -125,6 +125,8 @@ class OneBuffer:
         """Draw by the sampler that the buffer has now."""
         self._sampler = buffer.sampler
         self._buffer = buffer
+        # One for all generations, and of a buffer that is closed as well.
+        self._lock = buffer.view.lock
         self._epoch: int | None = None
 
     def begin(self) -> None:
@@ -223,12 +225,12 @@ class OneBuffer:
 
     def state_dict(self, priorities: bool = False) -> State:
         """See `Source.state_dict`."""
-        with self._buffer.view.lock:
+        with self._lock:
             return state_of(self._sampler, priorities)
 
     def load_state_dict(self, state: State) -> None:
         """See `Source.load_state_dict`."""
-        with self._buffer.view.lock:
+        with self._lock:
             self._sampler.load_state_dict(state)
 
     def update_priorities(self, batch: Batch, values: ArrayLike) -> int:

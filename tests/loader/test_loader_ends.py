@@ -141,6 +141,26 @@ def test_a_closed_buffer_is_an_error_of_the_next_batch(path):
             [next(loader) for _ in range(9)]
 
 
+@pytest.mark.parametrize("how", ["close", "drop"])
+def test_a_loader_may_be_closed_after_its_buffer(path, how):
+    unraisable = []
+    buffer = mr.ReplayBuffer.open(path, sampler=mr.UniformSampler(seed=0))
+    loader = mr.ReplayLoader(buffer, 8, prefetch=3)
+    next(loader)
+    before = sys.unraisablehook
+    sys.unraisablehook = unraisable.append
+    try:
+        buffer.close()
+        if how == "close":
+            loader.close()
+        del loader
+        gc.collect()
+    finally:
+        sys.unraisablehook = before
+    assert loaders() == []
+    assert unraisable == []
+
+
 def test_a_dropped_loader_ends_its_threads(buffer):
     loader = mr.ReplayLoader(buffer, 8, num_threads=2)
     found = iter(loader)

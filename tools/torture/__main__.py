@@ -11,6 +11,7 @@ from tools.torture import (
     actors,
     forged,
     kills,
+    loading,
     mutants,
     mutate,
     outages,
@@ -67,6 +68,10 @@ def _parser() -> argparse.ArgumentParser:
     attack("actors", "eight writers and a learner", "kills", 1000)
     lasting = attack("soak", "five processes for long", "rows", 100_000_000)
     lasting.add_argument("--seconds", type=float, default=1800.0, help="at least")
+    loaders = attack("loading", "loaders, whatever happens to them", "count", 100)
+    loaders.add_argument("--seconds", type=float, default=0.0, help="at least")
+    loaders.add_argument("--first", type=int, default=0, help="number of the first")
+    loaders.add_argument("--tell", action="store_true", help="print each try")
     real = attack("outages", "real power cuts on loop mounts; root", "cuts", 500)
     real.add_argument("--kind", choices=outages.KINDS, default=None)
     return parser
@@ -97,6 +102,9 @@ ATTACKS: dict[str, Callable[[argparse.Namespace], Report]] = {
     ),
     "kills": lambda told: kills.attack(
         told.points, told.seed, geometries=ENGINES[told.engine]
+    ),
+    "loading": lambda told: loading.attack(
+        told.count, told.seed, told.first, told.seconds, told.tell
     ),
     "mutate": _mutate,
     "actors": lambda told: actors.attack(told.kills, told.seed),
