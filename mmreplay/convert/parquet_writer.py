@@ -27,6 +27,17 @@ FIRST_ROW = "mmreplay.first_row"
 """Row of the whole dataset that a part of several begins with."""
 
 
+def part_name(number: int) -> str:
+    """What the files of a folder are called, from 0 on."""
+    return f"part-{number:05d}.parquet"
+
+
+def owns(folder: Path) -> bool:
+    """Whether a folder holds such files, from the first on, and nothing else."""
+    names = {each.name for each in folder.iterdir()}
+    return names == {part_name(number) for number in range(len(names))}
+
+
 class ParquetWriter(Writer):
     """Writes rows in row groups; see `Writer`."""
 
@@ -50,7 +61,7 @@ class ParquetWriter(Writer):
         self._done = self._held_rows = self._number = 0
         self._part: PartWriter | None = None
         self._staging = Staging(
-            target, overwrite=overwrite, folder=file_nbytes is not None
+            target, overwrite=overwrite, folder=file_nbytes is not None, owns=owns
         )
 
     def _names(self) -> dict[str, str]:
@@ -129,7 +140,7 @@ class ParquetWriter(Writer):
         if self._file_nbytes is None:
             file = self._staging.open(0)
         else:
-            file = File.create(path / f"part-{self._number:05d}.parquet", 0)
+            file = File.create(path / part_name(self._number), 0)
             self._number += 1
         self._sums = dict.fromkeys(self._description.columns, 0)
         self._first = self._done

@@ -97,8 +97,7 @@ class Staging:
                 f"{target} is a file or a link, expected a folder or nothing to "
                 "overwrite with a folder; remove it yourself, or choose another path"
             )
-        known = (target / METADATA).exists() or self._owns(target)
-        if is_folder and not known and any(target.iterdir()):
+        if is_folder and not self._known() and any(target.iterdir()):
             raise FormatError(
                 f"{target} is a folder that holds no buffer, expected a file, a "
                 "buffer or nothing to overwrite; remove it yourself, or choose "
@@ -109,6 +108,9 @@ class Staging:
                 f"{target} is open for writing, expected a closed buffer to "
                 "overwrite; close it first, or choose another path"
             )
+
+    def _known(self) -> bool:
+        return (self.target / METADATA).exists() or self._owns(self.target)
 
     def _sweep(self) -> None:
         """Remove what a killed run left, unless somebody is still writing it."""

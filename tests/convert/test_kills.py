@@ -32,6 +32,7 @@ WAYS = {
     "csv": ("a.csv", {}),
     "csv.gz": ("a.csv.gz", {}),
     "parquet": ("a.parquet", {}),
+    "files": ("a.parquet", {"file_nbytes": 400}),
 }
 ONE_WAY = {
     "skrl": ("b.pt", {"layout": "skrl"}),

@@ -173,7 +173,11 @@ def test_parts_of_two_datasets_are_refused(source, folder, tmp_path):
         load(folder)
 
 
-def test_a_folder_is_not_overwritten_as_it_may_be_anybodys(source, folder):
+def test_a_folder_of_parts_is_replaced_and_anybodys_is_not(source, folder):
+    assert len(list(folder.iterdir())) > 2
+    mr.export(source, folder, file_nbytes=1 << 20, overwrite=True)
+    assert [each.name for each in folder.iterdir()] == ["part-00000.parquet"]
+    (folder / "notes.txt").write_text("mine")
     with pytest.raises(FormatError, match="is a folder that holds no buffer"):
         mr.export(source, folder, file_nbytes=3000, overwrite=True)
 

@@ -31,7 +31,9 @@ class Hdf5Output:
         self._low = low = library()
         self._types: dict[np.dtype[Any], Any] = {}
         self._scalar = low.h5s.create(low.h5s.SCALAR)
-        self._compact = low.h5p.create(low.h5p.DATASET_CREATE)
+        self._compact, self._apart = (
+            low.h5p.create(low.h5p.DATASET_CREATE) for _ in range(2)
+        )
         self._compact.set_layout(low.h5d.COMPACT)
         self._nested = low.h5p.create(low.h5p.LINK_CREATE)
         self._nested.set_create_intermediate_group(True)
@@ -40,6 +42,9 @@ class Hdf5Output:
         self._grouped.set_link_creation_order(
             low.h5p.CRT_ORDER_TRACKED | low.h5p.CRT_ORDER_INDEXED
         )
+        for each in (self._compact, self._apart, self._grouped):
+            # Equal buffers give equal files.
+            each.set_obj_track_times(False)
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -69,7 +74,7 @@ class Hdf5Output:
                 dataset = low.h5d.create(
                     group, below.encode(), self._type(array.dtype),
                     low.h5s.create_simple(array.shape),
-                    self._compact if compact else None, self._nested,
+                    self._compact if compact else self._apart, self._nested,
                 )  # fmt: skip
                 whole = np.ascontiguousarray(array)
                 dataset.write(low.h5s.ALL, low.h5s.ALL, whole, self._type(array.dtype))

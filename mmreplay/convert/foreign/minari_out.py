@@ -23,6 +23,7 @@ from mmreplay.files import File
 from mmreplay.format.strict_json import Json
 
 WHAT = "Minari"
+MAIN, METADATA = "main_data.hdf5", "metadata.json"
 VERSION = "0.5.4"
 """The version of Minari whose layout this is; newer ones read it."""
 ID = re.compile(r"([-_\w][-_\w/]*[-_\w]+/)?[-_\w]+?-v\d+")
@@ -31,6 +32,13 @@ ROLE_NAMES = {"observation": "observations", "action": "actions", "reward": "rew
 EPISODE_NBYTES = 8 << 20
 """Of an episode that is kept to be written at once; a longer one grows by pieces."""
 SPACES = {"observations": "observation_space", "actions": "action_space"}
+
+
+def owns(folder: Path) -> bool:
+    """Whether a folder holds a dataset as it is written here, and nothing else."""
+    data = folder / "data"
+    names = sorted(each.name for each in data.iterdir()) if data.is_dir() else []
+    return names == [MAIN, METADATA] and [*folder.iterdir()] == [data]
 
 
 class _Episode:
@@ -101,12 +109,12 @@ class MinariWriter(Writer):
         self._seen = [0, 0]
         self._steps = self._unended = self._unknown = 0
         self._episode = _Episode(0)
-        self._staging = Staging(target, overwrite=overwrite, folder=True)
+        self._staging = Staging(target, overwrite=overwrite, folder=True, owns=owns)
         self._file: Hdf5Output | None = None
         try:
             self._folder = self._staging.path / "data"
             files.make_folder(self._folder)
-            path = self._folder / "main_data.hdf5"
+            path = self._folder / MAIN
             File.create(path, 0).close()
             self._file = Hdf5Output(path)
         except BaseException:
@@ -193,9 +201,9 @@ class MinariWriter(Writer):
                 f"{self._unended:,} episodes were cut off without an end: truncated"
             )
         self._close()
-        nbytes = (self._folder / "main_data.hdf5").stat().st_size
+        nbytes = (self._folder / MAIN).stat().st_size
         told = json.dumps(self._metadata(nbytes), allow_nan=False).encode()
-        files.replace_bytes(self._folder / "metadata.json", told)
+        files.replace_bytes(self._folder / METADATA, told)
         self.nbytes = self._staging.publish()
 
     def _metadata(self, nbytes: int) -> Json:

@@ -6,6 +6,7 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.convert.foreign import minari_out
+from mmreplay.errors import FormatError
 from tests.convert.foreign.oracle import assert_same, drawn
 
 SCHEMA = mr.Schema(
@@ -44,6 +45,8 @@ def contents(path):
     found = {}
 
     def look(name, item):
+        # Equal buffers give equal files, whenever.
+        assert h5py.h5o.get_info(item.id).mtime == 0
         if isinstance(item, h5py.Dataset):
             found[name] = (item.dtype, item.shape, item[()].tobytes())
         found[f"{name}@"] = {
@@ -91,3 +94,17 @@ def test_an_episode_of_one_step_takes_little_room(tmp_path, rng):
     )
     names = ["observation/a", "observation/b", "reward"]
     assert_same({n: one[n] for n in names}, {n: other[n] for n in names})
+
+
+def test_a_dataset_is_replaced_and_a_folder_with_more_is_not(tmp_path, rng):
+    source = record(tmp_path / "buffer", rng, 20, [9])
+    target = tmp_path / "a-v0"
+    mr.export(source, target, format="minari")
+    whole = contents(target / "data" / "main_data.hdf5")
+    with pytest.raises(FormatError, match="exists already"):
+        mr.export(source, target, format="minari")
+    mr.export(source, target, format="minari", overwrite=True)
+    assert contents(target / "data" / "main_data.hdf5") == whole
+    (target / "notes.txt").write_text("mine")
+    with pytest.raises(FormatError, match="is a folder that holds no buffer"):
+        mr.export(source, target, format="minari", overwrite=True)
