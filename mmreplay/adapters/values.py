@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,34 @@ def rows_of(name: str, value: object, shape: tuple[int, ...]) -> NDArray[np.floa
             "are not repeated to fit"
         )
     return array.reshape(shape).astype(np.float32, copy=False)
+
+
+def plain_rows(
+    shapes: Mapping[str, tuple[int, ...]], given: tuple[object, ...]
+) -> dict[str, NDArray[np.float32]] | None:
+    """One row of float32 fields as it mostly comes, in few calls.
+
+    Args:
+        shapes: Of the fields, by name.
+        given: A value of each: float32 tensors on the CPU, of the shape or with one
+            axis of 1 before it; a float or bool where there is one number.
+
+    Returns:
+        Arrays by name, or None where a value is something else: see `rows_of`.
+    """
+    row: dict[str, NDArray[np.float32]] = {}
+    for (name, shape), value in zip(shapes.items(), given, strict=True):
+        if type(value) is torch.Tensor:
+            if value.dtype is not torch.float32 or not value.is_cpu:
+                return None
+            if value.requires_grad or value.shape not in (shape, (1, *shape)):
+                return None
+            row[name] = value.numpy()
+        elif type(value) in (float, bool) and shape == (1,):
+            row[name] = np.array((value,), np.float32)
+        else:
+            return None
+    return row
 
 
 def check_counts(least: int = 1, **counts: object) -> None:

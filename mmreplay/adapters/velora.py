@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from mmreplay import files
 from mmreplay.adapters import velora_files as saved
 from mmreplay.adapters.home import Home, Kept, StrPath
-from mmreplay.adapters.values import rows_of
+from mmreplay.adapters.values import plain_rows, rows_of
 from mmreplay.adapters.velora_files import METADATA, BufferConfig
 from mmreplay.adapters.velora_play import played
 from mmreplay.buffer.replay_buffer import ReplayBuffer as Ring
@@ -189,8 +189,11 @@ class BufferBase(Kept):
             SchemaError: A shape does not fit.
         """
         given = (state, action, reward, next_state, done, hidden)
-        rows = zip(self._shapes.items(), given, strict=True)
-        self._ring.add({name: rows_of(name, v, shape) for (name, shape), v in rows})
+        row = plain_rows(self._shapes, given)
+        if row is None:
+            rows = zip(self._shapes.items(), given, strict=True)
+            row = {name: rows_of(name, v, shape) for (name, shape), v in rows}
+        self._ring.add(row)
 
     def add_multi(
         self,
