@@ -10,9 +10,10 @@ from unittest import mock
 import numpy as np
 import pytest
 
+import mmreplay as mr
 from mmreplay import boot
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.errors import FormatError, ReplayError
+from mmreplay.errors import FormatError, FullError, ReplayError
 from mmreplay.files import Disk
 from mmreplay.schema import Field
 from tools.torture.disks import PRIMITIVES, FaultyDisk, WatchedDisk, using
@@ -32,6 +33,7 @@ def create(path):
         GEOMETRY.schema,
         GEOMETRY.capacity,
         GEOMETRY.num_envs,
+        engine=GEOMETRY.engine,
         autoreset="same_step",
         commit_every=None,
     )
@@ -72,7 +74,9 @@ OPERATIONS = {
         path, lambda buffer: buffer.add_field("extra", Field((), "int8"), 7)
     ),
     "statistics": lambda path: used(path, lambda b: b.set_statistics({"mean": 1})),
+    "export": lambda path: mr.export(path, path.with_name(EXPORTED)),
 }
+EXPORTED = "out.npz"
 NUM_ROWS = 30
 
 
@@ -127,6 +131,7 @@ def check(path, name):
         with pytest.raises(FormatError):
             reopen(path)
         create(path).close()
+    check_exported(path.with_name(EXPORTED))
     least = 0 if name == "create" else NUM_ROWS
     for mode in ("r", "r+"):
         buffer = ReplayBuffer.open(path, mode, commit_every=None)
@@ -143,6 +148,13 @@ def check(path, name):
         add(buffer, 3)
         assert faults(buffer, GEOMETRY, STARTS) == []
     buffer.close()
+
+
+def check_exported(target):
+    """There is no file, or the whole one."""
+    if target.exists():
+        with np.load(target) as found:
+            assert len(found["reward"]) == 2 * GEOMETRY.capacity
 
 
 @pytest.mark.slow
@@ -196,6 +208,14 @@ def test_what_goes_on_after_a_kill_survives_a_power_cut(name, prepared, tmp_path
                 buffer.close()
 
 
+def told(fault):
+    """It is raised; but a place that found no room to be sealed stays in the tail."""
+    full = isinstance(fault, OSError) and fault.errno in (errno.ENOSPC, errno.EDQUOT)
+    if GEOMETRY.engine == "zarr" and full:
+        return suppress(FullError)
+    return pytest.raises((KeyboardInterrupt, ReplayError))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "fault",
@@ -222,7 +242,7 @@ def test_a_fault_at_any_call_is_told_and_gives_everything_back(
         # A new one each time: it remembers the frames that it went through.
         again = type(fault)(*fault.args)
         disk = FaultyDisk(again, at, names=names)
-        with using(disk), pytest.raises((KeyboardInterrupt, ReplayError)):
+        with using(disk), told(again):
             OPERATIONS[name](work / "buffer")
         assert disk.struck == 1
         del again, disk
