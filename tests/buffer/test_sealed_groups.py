@@ -89,6 +89,23 @@ def test_a_group_alone_converts_to_the_buffer_it_was(tmp_path, rng):
     assert np.array_equal(found["observation/pixels"], wanted["observation/pixels"])
 
 
+def test_rows_that_are_in_no_shard_are_left_out(tmp_path, rng):
+    fields = {"observation": mr.Field((3,), "float64"), "reward": mr.Field((), "int8")}
+    seen = rng.random((500, 3))
+    buffer = mr.ReplayBuffer.create(
+        tmp_path / "b", mr.Schema(fields), 1000, engine="zarr", chunk_crc32c=True
+    )
+    buffer.extend(observation=seen, reward=np.zeros(500, np.int8))
+    path = buffer.zarr_path
+    buffer.close(seal=False)
+    with mr.ReplayBuffer.open(path) as group:
+        rows = group.gather_all()
+    # Shards are a quarter of the capacity at most, in powers of two.
+    assert len(rows) == 384 or len(rows) == 256
+    assert 0 < len(rows) < 500
+    assert np.array_equal(rows["observation"], seen[: len(rows)])
+
+
 def test_a_shard_of_living_rows_that_is_missing_is_damage(tmp_path, rng):
     _, path = record(tmp_path / "b", rng)
     for each in (path / "observation/pixels").glob("c.*"):
