@@ -189,11 +189,6 @@ class File:
         with _told("map", self.path):
             return mmap.mmap(self.fd, self.nbytes, access=mmap.ACCESS_COPY)
 
-    def map_private(self) -> mmap.mmap:
-        """Return a mapping of the whole file; what is written there stays in it."""
-        with _told("map", self.path):
-            return mmap.mmap(self.fd, self.nbytes, access=mmap.ACCESS_COPY)
-
     def allocate(self, offset: int, nbytes: int) -> None:
         """Reserve space, so that a later write there does not find the disk full.
 
