@@ -81,7 +81,8 @@ class Tmrl:
             self.memory = adapter.GenericTorchMemory(**given, path=path)
         self._action = np.zeros(ACTION, np.float32)
         self._next = 0
-        self._append(steps + 1)
+        for first in range(0, steps + 1, BLOCK):
+            self._append(min(BLOCK, steps + 1 - first))
 
     def _append(self, count: int) -> None:
         """Append samples; an observation is the action's outcome, and so the reward."""
@@ -156,6 +157,8 @@ class Pytorchrl:
         self.add()
         for first in range(1, steps, BLOCK):
             self._fill(first, min(BLOCK, steps - first))
+            if first % (50 * BLOCK) == 1:
+                self.sample(1)  # learners draw while the memory grows
 
     def _fill(self, first: int, count: int) -> None:
         rows = numbered(first, count)[:, None]
