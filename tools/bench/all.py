@@ -39,6 +39,7 @@ from tools.bench.turns import rounded
 SCRIPTS = tuple(sorted(path.stem for path in Path(__file__).parent.glob("bench_*.py")))
 BESIDE: dict[str, Collection[str]] = {
     "bench_adapters": bench_adapters.MODULES,
+    "bench_adapters_beyond": bench_adapters.MODULES,
     "bench_add": peers.MODULES,
     "bench_beyond": disk_peers.RINGS,
     "bench_cold": disk_peers.MAKERS,
