@@ -15,6 +15,7 @@ from tools.torture import (
     mutants,
     mutate,
     outages,
+    peers,
     powerloss,
     soak,
 )
@@ -72,6 +73,9 @@ def _parser() -> argparse.ArgumentParser:
     loaders.add_argument("--seconds", type=float, default=0.0, help="at least")
     loaders.add_argument("--first", type=int, default=0, help="number of the first")
     loaders.add_argument("--tell", action="store_true", help="print each try")
+    beside = attack("peers", "other ways to keep steps, by one measure", "points", 200)
+    beside.add_argument("--side", choices=peers.SIDES, default=None)
+    beside.add_argument("--how", choices=peers.ATTACKS, default=None)
     real = attack("outages", "real power cuts on loop mounts; root", "cuts", 500)
     real.add_argument("--kind", choices=outages.KINDS, default=None)
     return parser
@@ -85,6 +89,8 @@ def main() -> int:
         return _forged(arguments, started)
     if arguments.command == "outages":
         return _outages(arguments, started)
+    if arguments.command == "peers":
+        return _peers(arguments, started)
     if arguments.command == "mutants":
         return 1 if mutants.hunt(arguments.states, arguments.seed) else 0
     return show(arguments.command, ATTACKS[arguments.command](arguments), started)
@@ -124,6 +130,14 @@ def _outages(arguments: argparse.Namespace, started: float) -> int:
             continue
         code |= show(f"outages {kind}", report, started)
     return code
+
+
+def _peers(arguments: argparse.Namespace, started: float) -> int:
+    for side in [arguments.side] if arguments.side else peers.SIDES:
+        for how in [arguments.how] if arguments.how else peers.ATTACKS:
+            report = peers.attack(side, how, arguments.points, arguments.seed)
+            show(f"peers {side} {how}", report, started)
+    return 0
 
 
 def _forged(arguments: argparse.Namespace, started: float) -> int:
