@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from mmreplay.errors import SchemaError
@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 
 Array = Any
 """``numpy.ndarray`` in a batch from a buffer, ``torch.Tensor`` after `Batch.torch`."""
+
+DRAWN = frozenset(("env_ids", "positions", "probabilities", "weights"))
+"""Columns of every draw."""
+REST = ("mask", "window_positions", "offsets", "buffer_ids")
+"""Those of some."""
 
 
 @dataclass(slots=True, repr=False)  # frozen, each costs a microsecond more
@@ -52,6 +57,29 @@ class Batch:
     window_positions: Array | None = None
     offsets: Array | None = None
     buffer_ids: Array | None = None
+    _drawn: dict[str, Array] | None = field(default=None, init=False, compare=False)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Array:
+            """Make a tensor of a column of the draw, when first asked for.
+
+            Most learners never look at them, and a tensor costs as much as gathering
+            ten rows.
+            """
+            drawn = self._drawn if name in DRAWN else None
+            if drawn is None:
+                raise AttributeError(f"Batch has no attribute {name!r}")
+            import torch
+
+            column = torch.from_numpy(drawn[name])
+            setattr(self, name, column)
+            return column
+
+    def __getstate__(self) -> tuple[None, dict[str, Any]]:
+        """What is copied and pickled: each column once, as what it is told to be."""
+        state = {name: getattr(self, name) for name in self.__slots__}
+        return None, state | {"_drawn": None}
 
     @property
     def data(self) -> dict[str, Any]:
@@ -106,25 +134,22 @@ class Batch:
         """
         import torch
 
-        if isinstance(self.positions, torch.Tensor):
+        if self._drawn is not None or isinstance(self.positions, torch.Tensor):
             return self if device is None else self.to(device)
         from_numpy = torch.from_numpy
         fields = {path: from_numpy(array) for path, array in self.fields.items()}
-        for path in self.bfloat16 & fields.keys():
-            fields[path] = fields[path].view(torch.bfloat16)
-        batch = Batch(
-            fields,
-            from_numpy(self.env_ids),
-            from_numpy(self.positions),
-            from_numpy(self.probabilities),
-            from_numpy(self.weights),
-            None if self.mask is None else from_numpy(self.mask),
-            self.bfloat16,
-            self.key,
-            None if (w := self.window_positions) is None else from_numpy(w),
-            None if self.offsets is None else from_numpy(self.offsets),
-            None if self.buffer_ids is None else from_numpy(self.buffer_ids),
-        )
+        for path in self.bfloat16:
+            if path in fields:
+                fields[path] = fields[path].view(torch.bfloat16)
+        batch = Batch.__new__(Batch)
+        batch.fields, batch.bfloat16, batch.key = fields, self.bfloat16, self.key
+        batch._drawn = {
+            "env_ids": self.env_ids, "positions": self.positions,
+            "probabilities": self.probabilities, "weights": self.weights,
+        }  # fmt: skip
+        for name in REST:
+            column = getattr(self, name)
+            setattr(batch, name, None if column is None else from_numpy(column))
         return batch if device is None else batch.to(device)
 
     def to(self, device: str | Device, non_blocking: bool = False) -> Batch:

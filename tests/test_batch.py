@@ -1,11 +1,19 @@
 """A batch: fields by path, nested on request, tensors without a copy."""
 
+import copy
+import pickle
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import mmreplay as mr
 from mmreplay.batch import Batch
 from mmreplay.errors import SchemaError
+
+
+def pickled(value):
+    return pickle.loads(pickle.dumps(value))
 
 
 @pytest.fixture
@@ -59,6 +67,54 @@ def test_tensors_share_the_memory_and_name_bfloat16(batch):
     assert tensors["reward"].tolist() == [1, 9, 3]
     assert tensors["observation/state"][0, 0] == 8
     assert tensors.to("cpu")["brain"].dtype == torch.bfloat16
+
+
+COLUMNS = ["env_ids", "positions", "probabilities", "weights"]
+
+
+def test_columns_of_the_draw_are_tensors_of_the_same_memory(batch):
+    import torch
+
+    tensors = batch.torch()
+    for name in COLUMNS:
+        column = getattr(tensors, name)
+        assert isinstance(column, torch.Tensor)
+        assert column is getattr(tensors, name)
+        assert column.data_ptr() == getattr(batch, name).ctypes.data
+    assert len(tensors) == 3
+    assert tensors.torch() is tensors
+
+
+@pytest.mark.parametrize("looked", [False, True])
+def test_a_column_is_what_it_was_set_to(batch, looked):
+    import torch
+
+    tensors = batch.torch()
+    if looked:
+        assert tensors.weights.tolist() == [1, 1, 1]
+    tensors.weights = torch.arange(3.0)
+    assert tensors.weights.tolist() == [0, 1, 2]
+    assert tensors.to("cpu").weights.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("change", [copy.copy, copy.deepcopy, pickled, replace])
+def test_what_is_copied_has_tensors_for_columns(batch, change):
+    import torch
+
+    copied = change(batch.torch())
+    assert copied._drawn is None
+    for name in COLUMNS:
+        assert isinstance(getattr(copied, name), torch.Tensor)
+        assert getattr(copied, name).tolist() == getattr(batch, name).tolist()
+    assert copied["brain"].tolist() == [1.0, 2.0, -2.0]
+    assert copied.key == batch.key
+    assert change(batch).weights.tolist() == [1, 1, 1]
+
+
+def test_a_name_that_is_none_is_told(batch):
+    for each in (batch, batch.torch()):
+        with pytest.raises(AttributeError, match="Batch has no attribute 'rewards'"):
+            _ = each.rewards
 
 
 def test_a_mask_travels_along(batch):

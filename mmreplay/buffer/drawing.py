@@ -90,7 +90,7 @@ class Drawing:
 
     def sample(self, sampler: Sampler, batch_size: int, contiguous: bool) -> Batch:
         """Draw and gather; see `ReplayBuffer.sample`."""
-        if not isinstance(batch_size, int | np.integer) or batch_size < 1:
+        if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
             raise SchemaError(
                 f"batch_size: got {batch_size!r}, expected an integer of at least 1; "
                 "ask for a step"
@@ -122,7 +122,7 @@ class Drawing:
             moment = view.moment
             draw = sampler.draw(view, count)
         fields = self.fields(draw)
-        return draw, fields, self._stale(draw, moment)
+        return draw, fields, view.stale(draw.env_ids, _oldest(draw), moment)
 
     def ahead(self, sampler: Sampler, count: int) -> Drawn:
         """Draw, and copy later, by `finish`."""
@@ -169,6 +169,8 @@ class Drawing:
         """
         windows = draw.windows
         if windows is None:
+            if self._fold is None:
+                return self._view.gather(draw.env_ids, draw.positions)
             return self._gather(draw.env_ids, draw.positions, draw.key, None)
         shape = windows.positions.shape
         env_ids = np.repeat(draw.env_ids, shape[1])

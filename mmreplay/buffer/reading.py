@@ -231,6 +231,8 @@ def _given(env_ids: Ids, positions: Ids, key: int = 0) -> Draw:
 
 def _array(values: Any) -> NDArray[Any]:
     """An array of what may be a tensor, of any device, with a gradient or without."""
+    if type(values) is np.ndarray:
+        return values
     if hasattr(values, "detach"):
         values = values.detach().cpu()
     return array_of(values, "values")

@@ -16,7 +16,7 @@ from mmreplay.episodes import (
 from mmreplay.kernels.steps import Judge
 from mmreplay.schema import Schema
 from mmreplay.storage.base import Store
-from mmreplay.storage.records import Records
+from mmreplay.storage.records import Records, after
 
 Fields = dict[str, NDArray[np.generic]]
 Ids = NDArray[np.int64]
@@ -57,6 +57,7 @@ class StepReader:
         self._law = judged(derived=self.derived)
         apart = self._single or self._apart or not self._packed
         self._wide = 0 if apart else 2 if self._pairs else 1
+        self._afters = {after(p): n for p, n in self._pairs.items()}
 
     def legal(self, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
         """Tell legal starts by their flags and those after; see `EpisodeIndex.legal`.
@@ -89,9 +90,10 @@ class StepReader:
         Returns:
             Per path ``[B, *shape]``.
         """
-        found = self._at_hand(env_ids, positions, heads, index) if self._wide else None
-        if found is not None:
-            return found
+        # Records that are mapped are placed and copied in one go.
+        records: Records | None = getattr(self._store, "records", None)
+        if self._wide and records is not None:
+            return self._at_hand(records, env_ids, positions, heads, index)
         if self.derived:
             return self._with_next(env_ids, positions, heads, index)
         rows = np.empty(len(positions), np.int64)
@@ -101,31 +103,22 @@ class StepReader:
         return self._serve(found, ends, env_ids, positions, heads, index)
 
     def _at_hand(
-        self, env_ids: Ids, positions: Ids, heads: Ids, index: EpisodeIndex
-    ) -> Fields | None:
-        """Copy in one go what lies in mapped records alone, as nearly all does."""
-        store = self._store
-        records: Records | None = getattr(store, "records", None)
-        if records is None:
-            return None
-        taken = records.take(
-            store.all_flags, np.ascontiguousarray(env_ids),
+        self,
+        records: Records,
+        env_ids: Ids,
+        positions: Ids,
+        heads: Ids,
+        index: EpisodeIndex,
+    ) -> Fields:
+        """Copy steps of which nothing lies but in mapped records."""
+        packed, ends = records.take(
+            self._store.all_flags, np.ascontiguousarray(env_ids),
             np.ascontiguousarray(positions), heads, self._bits, index.bare, self._wide,
         )  # fmt: skip
-        if taken is None:
-            return None
-        packed, ends = taken
-        found = self._unpacked(packed)
+        found: Fields = {path: packed[path] for path in self._packed}
+        for path, name in self._afters.items():
+            found[name] = packed[path]
         return self._serve(found, ends, env_ids, positions, heads, index)
-
-    def _unpacked(self, packed: Fields | NDArray[np.void]) -> Fields:
-        """Fields of steps' records, those after among them where they are read."""
-        if self._wide == 1:
-            return {path: packed[path] for path in self._packed}
-        found = {path: packed[path][::2] for path in self._packed}
-        for path, name in self._pairs.items():
-            found[name] = packed[path][1::2]
-        return found
 
     def _place(
         self, env_ids: Ids, positions: Ids, heads: Ids, index: EpisodeIndex, rows: Ids
@@ -160,7 +153,9 @@ class StepReader:
             rows = pairs.reshape(-1) if self._pairs else rows
             store.prefetch(rows, self._packed)
             packed = store.gather(rows, self._packed)
-            found |= self._unpacked(packed) if self._pairs else packed
+            for path, array in packed.items():
+                found[path] = array[::2] if self._pairs else array
+            found |= {name: packed[path][1::2] for path, name in self._pairs.items()}
         return self._serve(found, ends, env_ids, positions, heads, index)
 
     def _serve(

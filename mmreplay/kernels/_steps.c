@@ -180,37 +180,44 @@ typedef struct {
 
 /* Rows of all steps and of those after, and their flags on the way to the caches. */
 static int
-rows_of_all(const Placing *p, const Ring *ring)
+rows_of_all(const Placing *placing, const Ring *where)
 {
-    for (Py_ssize_t i = 0; i < p->count; i++) {
+    /* Copies: what is written may be anywhere, the originals included. */
+    const Placing p = *placing;
+    const Ring ring = *where;
+    for (Py_ssize_t i = 0; i < p.count; i++) {
         int64_t row, following;
-        if (outside(ring, p->env_ids[i], p->positions[i]))
+        if (outside(&ring, p.env_ids[i], p.positions[i]))
             return -1;
-        rows_of(ring, p->env_ids[i], p->positions[i], &row, &following);
-        FETCH(p->flags + row);
-        if (p->paired) {
-            FETCH(p->flags + following);
-            p->out[2 * i] = row;
-            p->out[2 * i + 1] = following;
+        rows_of(&ring, p.env_ids[i], p.positions[i], &row, &following);
+        FETCH(p.flags + row);
+        if (p.paired) {
+            FETCH(p.flags + following);
+            p.out[2 * i] = row;
+            p.out[2 * i + 1] = following;
         }
         else
-            p->out[i] = row;
+            p.out[i] = row;
     }
     return 0;
 }
 
 static void
-flags_of_all(const Placing *p)
+flags_of_all(const Placing *placing)
 {
-    int width = p->paired ? 2 : 1;
-    for (Py_ssize_t i = 0; i < p->count; i++) {
-        int64_t *rows = p->out + width * i;
-        uint8_t here = p->flags[rows[0]];
-        for (Py_ssize_t kind = 0; kind < p->kinds; kind++)
-            p->ends[kind * p->apart + i] = (here & p->bits[kind]) != 0;
-        if (p->paired && p->bare && (here & TERMINATED) &&
-            !((p->flags[rows[1]] & FINAL) &&
-              p->positions[i] + 1 < p->heads[p->env_ids[i]]))
+    const Placing p = *placing;
+    int width = p.paired ? 2 : 1;
+    for (Py_ssize_t kind = 0; kind < p.kinds; kind++) {
+        uint8_t bit = p.bits[kind], *ends = p.ends + kind * p.apart;
+        for (Py_ssize_t i = 0; i < p.count; i++)
+            ends[i] = (p.flags[p.out[width * i]] & bit) != 0;
+    }
+    if (!p.paired || !p.bare)
+        return;
+    for (Py_ssize_t i = 0; i < p.count; i++) {
+        int64_t *rows = p.out + 2 * i;
+        if ((p.flags[rows[0]] & TERMINATED) &&
+            !((p.flags[rows[1]] & FINAL) && p.positions[i] + 1 < p.heads[p.env_ids[i]]))
             rows[1] = rows[0];
     }
 }

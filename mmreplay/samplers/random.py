@@ -16,6 +16,9 @@ from mmreplay import kernels
 from mmreplay.errors import SchemaError
 from mmreplay.kernels.steps import Judge
 
+INT64 = np.dtype(np.int64)
+"""Given as what it is, it need not be looked up."""
+
 Ids = NDArray[np.int64]
 _steps = kernels.load("steps")
 
@@ -70,7 +73,7 @@ class StepGenerator:
         Returns:
             Stretch and position, int64 ``[count]`` each; a number for each row.
         """
-        env_ids, positions = np.empty(count, np.int64), np.empty(count, np.int64)
+        env_ids, positions = np.empty(count, INT64), np.empty(count, INT64)
         _steps.pick(self.seed, step, ends, stops, env_ids, positions)
         return env_ids, positions
 
@@ -90,7 +93,7 @@ class StepGenerator:
         Returns:
             Stretch and position, int64 ``[N]`` each, N at most count.
         """
-        env_ids, positions = np.empty(count, np.int64), np.empty(count, np.int64)
+        env_ids, positions = np.empty(count, INT64), np.empty(count, INT64)
         found = _steps.pick_legal(
             self.seed, step, ends, stops, *law, tries, env_ids, positions
         )

@@ -15,6 +15,9 @@ from mmreplay.storage.recycler import Recycler
 
 _steps = kernels.load("steps")
 
+BOOL = np.dtype(np.bool_)
+"""Given as what it is, it need not be looked up."""
+
 Ids = NDArray[np.int64]
 Ends = NDArray[np.bool_]
 
@@ -30,9 +33,10 @@ class Records:
             rows: The mapping.
             record: What a row of it holds.
         """
-        self._ring = ring.shape
+        self._ring, self._shape = ring, ring.shape
         self._rows = rows
-        self._record = record
+        self._stride = record.itemsize
+        self._dtypes = {1: record, 2: twice(record)}
         self._recycler = Recycler()
 
     def take(
@@ -44,8 +48,8 @@ class Records:
         bits: bytes,
         bare: bool,
         wide: int,
-    ) -> tuple[NDArray[np.void], Ends] | None:
-        """Copy the records of steps, unless their pages are to be looked at first.
+    ) -> tuple[NDArray[np.void], Ends]:
+        """Copy the records of steps, after asking the disk for pages that are missing.
 
         Args:
             flags: Of every row; see `kernels.steps.take`, as the next five.
@@ -57,21 +61,44 @@ class Records:
             wide: 1, or 2 for the records of the steps after as well.
 
         Returns:
-            Records ``[wide * N]``, each step's one after the other, and bool ``[K,
-            N]``, which flags each step has; or None.
+            Records ``[N]``, with those after in fields that are called `after`, and
+            bool ``[K, N]``, which flags each step has.
         """
         if not self._rows.pages.warm():
-            return None
+            self._prefetch(env_ids, positions, wide)
         count = len(positions)
         out = cast(
-            "NDArray[np.void]", self._recycler.empty((wide * count,), self._record)
+            "NDArray[np.void]", self._recycler.empty((count,), self._dtypes[wide])
         )
-        ends = np.empty((len(bits), count), np.bool_)
+        ends = np.empty((len(bits), count), BOOL)
         _steps.take(
-            self._rows.array, self._record.itemsize, flags, env_ids, positions, heads,
-            *self._ring, bits, bare, out, ends,
+            self._rows.array, self._stride, flags, env_ids, positions, heads,
+            *self._shape, bits, bare, out, ends,
         )  # fmt: skip
         return out, ends
+
+    def _prefetch(self, env_ids: Ids, positions: Ids, wide: int) -> None:
+        rows = [self._ring.rows(env_ids, positions + ahead) for ahead in range(wide)]
+        self._rows.pages.prefetch(np.concatenate(rows))
+
+
+def after(path: str) -> str:
+    """Name of a field of the record after, which no path can be."""
+    return f"{path}/"
+
+
+def twice(record: np.dtype[np.void]) -> np.dtype[np.void]:
+    """Dtype of two records, one after the other."""
+    members = [(name, *found[:2]) for name, found in (record.fields or {}).items()]
+    names, formats, offsets = zip(*members, strict=True)
+    return np.dtype(
+        {
+            "names": [*names, *map(after, names)],
+            "formats": [*formats, *formats],
+            "offsets": [*offsets, *(record.itemsize + each for each in offsets)],
+            "itemsize": 2 * record.itemsize,
+        }
+    )
 
 
 def records_of(ring: Ring, rows: RowReader, placement: Placement) -> Records | None:
