@@ -1,0 +1,80 @@
+"""What arguments of alf's ReplayBuffer do that no other test turns."""
+
+import numpy as np
+import pytest
+import torch
+
+from mmreplay.adapters.alf import ReplayBuffer
+from tests.adapters.alf.support import FIRST, MID, SPEC, rows
+
+ROWS = 10
+
+
+def filled(**options):
+    """A full ring of one environment whose positions are 0 to 9."""
+    buffer = ReplayBuffer(SPEC, 1, ROWS, **options)
+    for number in range(ROWS):
+        buffer.add_batch(rows([FIRST if number == 0 else MID], [1.0], [float(number)]))
+    return buffer
+
+
+@pytest.mark.parametrize("replacement", [False, True])
+def test_draws_with_replacement_are_each_for_itself(replacement):
+    buffer = filled(with_replacement=replacement)
+    counts = np.zeros((200, ROWS))
+    for batch in counts:
+        _, info = buffer.get_batch(ROWS, 1)
+        np.add.at(batch, info.positions.numpy(), 1)
+    # Spread, each of ten steps is in a batch of ten once; else 1 - 0.9**10 of them.
+    assert (counts == 1).all() == (not replacement)
+    if replacement:
+        # 2,000 draws; the deviation of a share of 0.65 is 0.011, and of a count 13.
+        assert abs((counts > 0).mean() - (1 - 0.9**10)) < 0.055
+        assert np.abs(counts.sum(0) - 200).max() < 65
+
+
+@pytest.mark.parametrize("least", [0.5, 3.0])
+def test_new_rows_enter_at_the_initial_priority_or_the_highest(least):
+    buffer = filled(prioritized_sampling=True, initial_priority=least)
+    assert float(buffer.initial_priority) == least
+    every = torch.arange(ROWS)
+    buffer.update_priority(torch.zeros_like(every), every, torch.ones(ROWS))
+    highest = max(least, 1.0)
+    assert float(buffer.initial_priority) == highest
+    buffer.add_batch(rows([MID], [1.0], [10.0]))
+    _, info = buffer.get_batch(1000 * (ROWS - 1), 1)
+    total = ROWS - 1 + highest
+    share = float((info.positions == ROWS).double().mean())
+    # Draws are stratified: a share is exact but for one draw at each end.
+    assert abs(share - highest / total) < 2 / 9000
+
+
+def test_episodes_are_kept_where_frames_are_ignored_unless_told_otherwise():
+    zeros = torch.zeros(1, dtype=torch.int64)
+    kept = filled(num_earliest_frames_ignored=2)
+    assert kept.get_episode_begin_position(zeros + 5, zeros).tolist() == [0]
+    for options in (
+        {},
+        {"num_earliest_frames_ignored": 2, "keep_episodic_info": False},
+    ):
+        with pytest.raises(AssertionError, match="keep_episodic_info"):
+            filled(**options).get_episode_begin_position(zeros + 5, zeros)
+
+
+def test_all_arguments_are_taken_by_place(tmp_path):
+    buffer = ReplayBuffer(
+        SPEC, 1, ROWS, 1, True, 2.0, 3, 0.5, True, "cpu", True, True, True, -3.0, 0.5,
+        (-1.0, 1.0), True, "mine", path=tmp_path / "ring",
+    )  # fmt: skip
+    for number in range(ROWS):
+        buffer.add_batch(rows([FIRST if number == 0 else MID], [1.0], [9.0]))
+    batch, info = buffer.get_batch(8, 2)
+    assert batch.reward.shape == (8, 2)
+    # One oldest row starts no window, and half a batch is of the newest three starts.
+    assert int(info.positions.min()) >= 1
+    assert int(info.positions[:4].min()) >= 6
+    assert (info.discounted_return == -3).all()
+    assert float(buffer.initial_priority) == 2
+    assert "mine" in repr(buffer)
+    assert buffer.enqueue(rows([MID], [1.0], [0.0]), None, False)
+    buffer.close()
