@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import struct
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -28,6 +29,8 @@ MAX_OPEN = 4096
 MAX_READ = 64
 """Shards kept where they are read whole instead."""
 CACHE_NBYTES = 64 << 20
+UNREADABLE = (ValueError, RuntimeError, struct.error)
+"""What codecs raise of bytes that are no chunk."""
 FEW = 8
 """Chunks for which no second thread is started."""
 
@@ -119,15 +122,19 @@ class Shard:
         Raises:
             CorruptError: The chunk is damaged.
         """
-        offset, nbytes = extent
-        if offset == MISSING:
+        if extent[0] == MISSING:
             out[:] = 0
             return
         try:
-            array.codec.unpack(self._data[offset : offset + nbytes], out)
-        except (ValueError, RuntimeError, struct.error) as error:
-            got = f"a chunk at byte {offset}: {error}"
+            array.codec.unpack(self.packed(extent), out)
+        except UNREADABLE as error:
+            got = f"a chunk at byte {extent[0]}: {error}"
             raise self.damaged(got, f"{len(out)} bytes") from error
+
+    def packed(self, extent: list[int]) -> memoryview:
+        """Bytes of a chunk that is there, as they are stored."""
+        offset, nbytes = extent
+        return self._data[offset : offset + nbytes]
 
     def damaged(self, got: str, expected: str) -> CorruptError:
         """The error for what cannot be read."""
@@ -171,15 +178,13 @@ class ShardReader:
             self._take_blocks(array, order, places, entries, chunks, inner, out)
             return
         flat = out.reshape(len(out), -1).view(np.uint8)
-        found = []
+        found: dict[int, Packed] = {}
         for some in _groups(order, places[order]):
             shard = self._shard(array, int(places[some[0]]), int(entries[some[0]]))
             extents = shard.where(chunks[some])
-            found += [
-                (shard, extent, flat[item])
-                for extent, item in zip(extents, some.tolist(), strict=True)
-            ]
-        unpack_all(array, found)
+            for item, extent in zip(some.tolist(), extents, strict=True):
+                found[item] = (shard, extent)
+        unpack_all(array, [found[item] for item in range(len(flat))], flat)
 
     def _take_blocks(
         self,
@@ -282,26 +287,29 @@ def _groups(order: Ids, keys: Ids) -> Iterator[Ids]:
     return iter(np.split(order, edges[1:])) if len(order) else iter(())
 
 
-Packed = tuple[Shard, list[int], NDArray[np.uint8]]
+Packed = tuple[Shard, list[int]]
 
 
-def unpack_all(array: ShardedArray, found: Sequence[Packed]) -> None:
+def unpack_all(
+    array: ShardedArray, found: Sequence[Packed], out: NDArray[np.uint8]
+) -> None:
     """Unpack chunks, on a second thread too where that is sooner.
 
     Args:
         array: Whose.
-        found: Shard, what `Shard.where` says of the chunk, and where it goes.
+        found: Shard, and what `Shard.where` says of the chunk, of each.
+        out: uint8 ``[K, N]``, where they go.
     """
     half = len(found) // 2
     nbytes = array.chunk_rows * array.row_nbytes
     if half < FEW or nbytes < array.codec.nbytes_apart:
-        _unpack_some(array, found)
+        _unpack_some(array, found, out)
         return
     ended: SimpleQueue[BaseException | None] = SimpleQueue()
 
     def rest() -> None:
         try:
-            _unpack_some(array, found[half:])
+            _unpack_some(array, found[half:], out[half:])
         except BaseException as error:
             ended.put(error)
         else:
@@ -310,7 +318,7 @@ def unpack_all(array: ShardedArray, found: Sequence[Packed]) -> None:
     # A thread of its own each time: one that waits would be gone after a fork.
     _thread.start_new_thread(rest, ())
     try:
-        _unpack_some(array, found[:half])
+        _unpack_some(array, found[:half], out[:half])
     finally:
         # It fills memory of the caller's.
         failure = ended.get()
@@ -318,6 +326,14 @@ def unpack_all(array: ShardedArray, found: Sequence[Packed]) -> None:
         raise failure
 
 
-def _unpack_some(array: ShardedArray, found: Sequence[Packed]) -> None:
-    for shard, extent, out in found:
-        shard.unpack(array, extent, out)
+def _unpack_some(
+    array: ShardedArray, found: Sequence[Packed], out: NDArray[np.uint8]
+) -> None:
+    if all(extent[0] != MISSING for _, extent in found):
+        # One by one below, to tell which of them is damaged.
+        with suppress(*UNREADABLE):
+            parts = [shard.packed(extent) for shard, extent in found]
+            array.codec.unpack_many(parts, out)
+            return
+    for (shard, extent), row in zip(found, out, strict=True):
+        shard.unpack(array, extent, row)
