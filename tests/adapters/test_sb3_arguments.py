@@ -1,5 +1,7 @@
 """What Stable-Baselines3's buffers on disk refuse, before anything is stored."""
 
+import inspect
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from mmreplay.errors import EmptyError, SchemaError
 pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore")]
 pytest.importorskip("stable_baselines3", reason="stable-baselines3 is not installed")
 spaces = pytest.importorskip("gymnasium").spaces
+theirs = pytest.importorskip("stable_baselines3.common.buffers")
 adapter = pytest.importorskip("mmreplay.adapters.sb3")
 
 BOX = spaces.Box(-1, 1, (3,), np.float32)
@@ -75,3 +78,16 @@ def test_no_environments_are_refused():
 def test_priorities_of_nothing_are_refused(buffer):
     with pytest.raises(EmptyError, match="expected samples that it drew"):
         buffer.update_priorities(None, [1.0])
+
+
+@pytest.mark.parametrize("name", ["ReplayBuffer", "DictReplayBuffer"])
+def test_calls_take_what_the_originals_take(name):
+    original, mine = getattr(theirs, name), getattr(adapter, name)
+    for label, member in inspect.getmembers(original, callable):
+        if label.startswith("_") and label != "__init__":
+            continue
+        wanted = list(inspect.signature(member).parameters.values())
+        given = list(inspect.signature(getattr(mine, label)).parameters.values())
+        for one, other in zip(given, wanted, strict=False):
+            assert (one.name, one.default) == (other.name, other.default), label
+        assert len(given) >= len(wanted), label
