@@ -1,10 +1,13 @@
 """What every test may use, and the settings that make test runs repeatable."""
 
 import os
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
+
+import mmreplay as mr
 
 # A shared or virtual machine stalls for longer than any deadline worth having, and
 # a failure that CI finds has to be found again here.
@@ -17,6 +20,20 @@ settings.register_profile(
 )
 settings.register_profile("explore", deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+
+ENGINES = ("memmap", "zarr")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--engine zarr`` runs any suite over compressed shards."""
+    parser.addoption("--engine", choices=ENGINES, default="memmap")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have buffers that name no engine be of the one asked for."""
+    create: Any = mr.ReplayBuffer.create
+    create.__func__.__kwdefaults__["engine"] = config.getoption("--engine")
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 import mmreplay as mr
 from mmreplay.files import File
 from mmreplay.nesting import unflatten
+from mmreplay.storage.zarr import ZarrStore
 
 TARGET = Path(__file__).parent.parent / "tests" / "golden" / "v1"
 BOOT = bytes([0x11]) * 16
@@ -193,7 +194,59 @@ def large(folder: Path) -> mr.ReplayBuffer:
     return buffer
 
 
-MAKERS = (env_major, time_major, large)
+def shards(folder: Path) -> mr.ReplayBuffer:
+    """Two environments out of step in shards as they are, with checksums; closed."""
+    schema = mr.Schema.from_flat(
+        {
+            "observation/pix.els": mr.Field((3, 5), "uint8"),
+            "number": mr.Field((), "int64"),
+            "terminated": mr.Field((), "bool"),
+            "advantage": mr.Field((2,), "float32", mutable=True),
+        }
+    )
+    buffer = mr.ReplayBuffer.create(
+        folder, schema, 8, 2, engine="zarr", codec="none", chunk_crc32c=True,
+        commit_every=None,
+    )  # fmt: skip
+    for number in range(23):
+        ids = [0, 1] if number % 5 else [1]
+        ends = {"terminated": [number == 18] * len(ids)}
+        numbers = [1000 * e + number for e in ids]
+        buffer.add(step(buffer, numbers, ends), env_ids=ids)
+        _seal(buffer)
+    buffer.close()
+    return buffer
+
+
+def packed(folder: Path) -> mr.ReplayBuffer:
+    """Three environments in step in lz4's shards and a tail, over laps; killed."""
+    schema = mr.Schema.from_flat(
+        {
+            "number": mr.Field((), "int64"),
+            "marks": mr.Field((2,), "bfloat16"),
+            "heat": mr.Field((), "float64"),
+            **ENDS,
+        }
+    )
+    buffer = mr.ReplayBuffer.create(
+        folder, schema, 32, 3, layout="time_major", engine="zarr", commit_every=None
+    )
+    for number in range(90):
+        ends = {"terminated": [number % 9 == 8] * 3, "truncated": [number == 70] * 3}
+        buffer.add(step(buffer, [1000 * e + number for e in range(3)], ends))
+        _seal(buffer)
+    buffer.commit()
+    return buffer
+
+
+def _seal(buffer: mr.ReplayBuffer) -> None:
+    """Have the thread done with what is due, so that each run does the same."""
+    store = buffer._parts.store
+    assert isinstance(store, ZarrStore)
+    store.sealing.seal_now([])
+
+
+MAKERS = (env_major, time_major, large, shards, packed)
 
 
 def describe(folder: Path) -> dict[str, Any]:

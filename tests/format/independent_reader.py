@@ -14,6 +14,8 @@ from pathlib import Path
 import google_crc32c
 import numpy as np
 
+from tests.format import independent_shards
+
 STORED = {"bool": "?", "bfloat16": "<u2"} | {
     kind + str(bits): f"<{kind[0]}{bits // 8}"
     for kind, sizes in (
@@ -44,7 +46,7 @@ def read_metadata(folder):
     assert said["format"] == "mmreplay"
     assert said["version"][0] == 1
     assert not said["features"]["incompat"]
-    assert said["engine"] == "memmap"
+    assert said["engine"] in ("memmap", "zarr")
     assert said["slots"] >= said["capacity"] + said["reserve"] + said["block_rows"]
     assert said["slots"] % said["block_rows"] == 0
     return said
@@ -131,24 +133,47 @@ def rows_of(said, env, positions):
     return positions % said["slots"] * said["num_envs"] + env
 
 
+def read_files(said, data, total):
+    """Raw bytes of every field's rows, of shards where those hold them.
+
+    Returns:
+        By file, and the records, uint8 ``[total, stride]``; None where there are none.
+    """
+    files, members, stride, _ = parts(said)
+    raws = {
+        name: bytearray(load(data / file, total * dtype.itemsize * math.prod(shape)))
+        for name, (file, dtype, shape, _) in files.items()
+    }
+    records, targets = None, {}
+    if members:
+        raw = bytearray(load(data / "records.bin", total * stride))
+        records = np.frombuffer(raw, "u1").reshape(total, stride)
+        for name, (offset, _, _, nbytes) in members.items():
+            targets[name] = records[:, offset : offset + nbytes]
+    for name, (_, _, _, mutable) in files.items():
+        if not mutable:
+            targets[name] = np.frombuffer(raws[name], "u1").reshape(total, -1)
+    if said["engine"] == "zarr":
+        independent_shards.fill(said, data, targets)
+    return raws, records
+
+
 def read(folder):
     """Everything alive: first, stop, flags and rows per environment; blocks checked."""
     said = read_metadata(folder)
     data = folder / f"data-{said['generation']:06d}"
-    files, members, stride, served = parts(said)
+    files, members, _, served = parts(said)
     total = said["slots"] * said["num_envs"]
     flags = np.frombuffer(load(data / "flags.bin", total), "u1")
     covered, values = [flags], {}
-    if members:
-        raw = load(data / "records.bin", total * stride)
-        records = np.frombuffer(raw, "u1").reshape(total, stride)
+    raws, records = read_files(said, data, total)
+    if records is not None:
         covered.append(records)
-        for name, (offset, dtype, shape, nbytes) in members.items():
-            part = np.ascontiguousarray(records[:, offset : offset + nbytes])
-            values[name] = part.view(dtype).reshape(total, *shape)
-    for name, (file, dtype, shape, mutable) in files.items():
-        raw = load(data / file, total * dtype.itemsize * math.prod(shape))
-        values[name] = np.frombuffer(raw, dtype).reshape(total, *shape)
+    for name, (offset, dtype, shape, nbytes) in members.items():
+        part = np.ascontiguousarray(records[:, offset : offset + nbytes])
+        values[name] = part.view(dtype).reshape(total, *shape)
+    for name, (_, dtype, shape, mutable) in files.items():
+        values[name] = np.frombuffer(raws[name], dtype).reshape(total, *shape)
         if not mutable:
             covered.append(values[name])
     heads, tails, limits, committed = read_commit(data / "COMMIT", said)

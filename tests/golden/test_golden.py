@@ -20,7 +20,13 @@ HERE = Path(__file__).parent / "v1"
 EXPECTED = json.loads((HERE / "expected.json").read_text())
 GOLDEN = sorted(EXPECTED)
 # Blocks with a valid sum, and those of them that hold a row alive.
-BLOCKS = {"env_major": (48, 48), "time_major": (51, 48), "large": (5, 3)}
+BLOCKS = {
+    "env_major": (48, 48),
+    "time_major": (51, 48),
+    "large": (5, 3),
+    "shards": (25, 16),
+    "packed": (63, 48),
+}
 
 
 @pytest.fixture
@@ -127,6 +133,9 @@ def test_the_writer_of_today_makes_the_same_bytes(name, tmp_path):
     assert names == made
     # How many records a writer makes on the way is its own affair.
     same = [path for path in names if not path.endswith("COMMIT")]
+    if name == "packed":
+        # Nor are a codec's bytes ours: a newer one of the same format may do better.
+        same = [path for path in same if "/c." not in path]
     assert not filecmp.cmpfiles(old, new, same, shallow=False)[1]
     assert commit_says(old) == commit_says(new)
 
