@@ -36,6 +36,7 @@ from mmreplay.errors import (
 )
 from mmreplay.files import File
 from mmreplay.format import strict_json
+from mmreplay.mounts import refuse_link
 from mmreplay.storage.pause import taken
 
 FOLDER = "limiter"
@@ -176,6 +177,7 @@ class BoundLimit:
     def _agree(self) -> int:
         """Rows that were written and gone before the law was; checks the law."""
         path = self._folder / LAW
+        refuse_link(self._folder)
         if not path.exists():
             files.make_folder(self._folder, exist_ok=True)
             written, alive = self._rows()

@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.errors import FailedError, ForkedError, SchemaError, StarvedError
+from mmreplay.errors import (
+    FailedError,
+    ForkedError,
+    FormatError,
+    SchemaError,
+    StarvedError,
+)
 
 SCHEMA = mr.Schema({"number": mr.Field((), "int64")})
 LAW = {"samples_per_insert": 4.0, "min_size": 10, "error_buffer": 20.0}
@@ -311,3 +317,18 @@ def test_the_law_is_json(tmp_path):
     create(tmp_path / "b", law()).close()
     text = (tmp_path / "b" / "limiter" / "law.json").read_text()
     assert json.loads(text) == {"law": [4.0, 10, 20.0], "base": 0}
+
+
+@pytest.mark.parametrize("name", ["limiter", "samplers"])
+def test_a_link_in_the_place_of_a_folder_is_not_followed(tmp_path, name):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "law.json").write_text("{}")
+    create(tmp_path / "b", None).close()
+    (tmp_path / "b" / name).symlink_to(outside)
+    report = mr.verify_buffer(tmp_path / "b")
+    assert [(f.kind, f.file) for f in report.findings] == [("unknown", name)]
+    if name == "limiter":
+        with pytest.raises(FormatError, match="limiter is a link, expected a folder"):
+            reader(tmp_path / "b", law())
+    assert [each.name for each in outside.iterdir()] == ["law.json"]

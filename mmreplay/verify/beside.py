@@ -34,8 +34,7 @@ def check_columns(
     folder: Path, metadata: Metadata, notes: Notebook, deep: bool
 ) -> None:
     """Check the samplers' columns; their numbers too where it is to be deep."""
-    root = folder / "samplers"
-    for place in sorted(root.iterdir()) if root.is_dir() else []:
+    for place in _inside(folder / "samplers", notes):
         name = f"samplers/{place.name}"
         if not place.is_dir() or place.is_symlink():
             notes.note("unknown", name, None, f"{name} is not a column's folder")
@@ -46,6 +45,14 @@ def check_columns(
                 notes.note("unknown", what, None, f"{what} is not a name of ours")
         _check_state(place / STATE, f"{name}/{STATE}", metadata, notes)
         _check_numbers(place / COLUMN, f"{name}/{COLUMN}", metadata, notes, deep)
+
+
+def _inside(root: Path, notes: Notebook) -> list[Path]:
+    """What is in a folder of ours; a link in its place leads nowhere."""
+    if root.is_symlink():
+        notes.note("unknown", root.name, None, f"{root.name} is a link, no folder")
+        return []
+    return sorted(root.iterdir()) if root.is_dir() else []
 
 
 @contextmanager
@@ -121,8 +128,7 @@ def _held(file: File) -> Iterator[int]:
 
 def check_limiter(folder: Path, notes: Notebook) -> None:
     """Check the law and the counts of a limiter."""
-    root = folder / "limiter"
-    for entry in sorted(root.iterdir()) if root.is_dir() else []:
+    for entry in _inside(folder / "limiter", notes):
         name = f"limiter/{entry.name}"
         if entry.name == "law.json":
             try:

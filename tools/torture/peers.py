@@ -8,6 +8,7 @@ the figures are of the usual ways to keep a replay buffer, and of ours, by one m
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import logging
 import mmap
@@ -178,6 +179,7 @@ def _child(do: Callable[[], None]) -> int:
     code = FAILED
     # What is dropped here has nobody to tell.
     sys.unraisablehook = lambda _: None
+    faulthandler.disable()
     try:
         do()
         code = 0
