@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from time import perf_counter
 
 import numpy as np
 
@@ -21,11 +22,18 @@ from mmreplay.errors import FailedError
 from mmreplay.files import File
 from mmreplay.mounts import KEEPS_PAGES, file_system
 
-# The kernel takes page cache in pieces as large as the write. Free pieces of 128 KiB
-# and more a virtual machine has given back to its host, and waits for them anew; up
-# to 32 KiB it keeps a stock of its own. 7 MB at once took up to seven times as long as
-# in such pieces (tools/bench/bench_pixels.py, filling).
+# The kernel takes page cache in pieces as large as the write. A virtual machine gives
+# free pages back to its host in pieces, and to get one anew takes 11 us: 20 ms where 7
+# MB take 2. Up to 32 KiB the kernel keeps a stock of its own, which may run dry; single
+# pages it nearly always has, and 7 MB of them take 4 ms. (Medians of pwrite into new
+# pages, tools/bench/bench_pixels.py filling; 64 KiB: 20 ms, whole: 4 to 8.)
 PIECE_NBYTES = 32 << 10
+# A page that took longer came from the host; one at hand takes 0.3 us.
+SLOW_PAGE_S = 5e-6
+# Bytes written page by page, and stretches written rather than stored, until the next
+# look whether larger pieces are at hand again.
+CAREFUL_NBYTES = 1 << 20
+CAREFUL_CALLS = 16
 # Shorter ones take as long either way.
 LEAST_NBYTES = 16 << 10
 # Stretches stored between two looks whether their pages are in memory, while they were
@@ -59,7 +67,7 @@ class Inlet:
         self._created = created and kind not in PAGE_BY_PAGE
         self._mapping: mmap.mmap | None = None
         self._address = 0
-        self._warm_calls = 0
+        self._warm_calls = self._careful_calls = 0
         self._seen = bytearray()
         self._vector: ctypes.Array[ctypes.c_char] | None = None
 
@@ -79,22 +87,37 @@ class Inlet:
         mapping = self._mapping or self._map()
         if mapping is None:
             return False
-        if offset >= self._reached:
-            self._reached = offset + nbytes
-            self._warm_calls = WARM_CALLS if self._created else 0
+        new = offset >= self._reached
         first = offset & PAGE_MASK
-        if self._warm_calls > 0:
-            self._warm_calls -= 1
-        elif self._there(first, offset + nbytes - first):
-            self._warm_calls = WARM_CALLS
-        else:
+        if not self._ready(first, offset + nbytes - first, new):
             return False
+        began = perf_counter()
         try:
             files.disk.populate(self._address + first, offset + nbytes - first)
         except OSError:
             # `write` says why, in an error of the file's.
             return False
+        if new:
+            self._reached = offset + nbytes
+            if perf_counter() - began > nbytes / mmap.PAGESIZE * SLOW_PAGE_S:
+                self._careful_calls = CAREFUL_CALLS
         files.disk.fill(self._file.fd, mapping, offset, nbytes, pack, given)
+        return True
+
+    def _ready(self, first: int, nbytes: int, new: bool) -> bool:
+        """Whether pages are to be stored into, those of a stretch or after others."""
+        if new and self._created:
+            careful = self._careful_calls > 0
+            self._careful_calls -= careful
+            return not careful
+        if new:
+            self._warm_calls = 0
+        if self._warm_calls > 0:
+            self._warm_calls -= 1
+        elif self._there(first, nbytes):
+            self._warm_calls = WARM_CALLS
+        else:
+            return False
         return True
 
     def write(self, data: memoryview, offset: int) -> None:
@@ -127,7 +150,7 @@ class Inlet:
 
 
 def write_pieces(file: File, data: memoryview, offset: int) -> None:
-    """Write bytes at an offset, a piece at a time.
+    """Write bytes at an offset, a piece at a time, or a page where those are slow.
 
     Pieces end where pieces of the file do: the kernel takes page cache for them in
     one go, and no page twice.
@@ -135,8 +158,13 @@ def write_pieces(file: File, data: memoryview, offset: int) -> None:
     if len(data) <= PIECE_NBYTES:
         file.pwrite(data, offset)
         return
-    first = 0
+    first, slow_s = 0, PIECE_NBYTES / mmap.PAGESIZE * SLOW_PAGE_S
     while first < len(data):
         stop = first + PIECE_NBYTES - (offset + first) % PIECE_NBYTES
+        began = perf_counter()
         file.pwrite(data[first:stop], offset + first)
         first = stop
+        if perf_counter() - began > slow_s:
+            stop = first + CAREFUL_NBYTES
+            file.pwrite_pages(data[first:stop], offset + first)
+            first = stop

@@ -3,7 +3,8 @@
 A store through a sparse mapping on a full disk kills the process with SIGBUS on
 every file system tried, while pwrite raises. And advising a mapping for random
 reads slows whoever writes through it twentyfold. So the mappings here are
-read-only, and advised as the reading wants.
+read-only, and advised as the reading wants; long stretches of records have a
+mapping of their own (`inlet`).
 """
 
 from __future__ import annotations

@@ -13,7 +13,15 @@ from mmreplay.errors import FailedError, FullError
 from mmreplay.files import File
 from mmreplay.ring import Ring
 from mmreplay.storage import inlet
-from mmreplay.storage.inlet import LEAST_NBYTES, WARM_CALLS, Inlet
+from mmreplay.storage.inlet import (
+    CAREFUL_CALLS,
+    CAREFUL_NBYTES,
+    LEAST_NBYTES,
+    PIECE_NBYTES,
+    WARM_CALLS,
+    Inlet,
+    write_pieces,
+)
 from mmreplay.storage.memmap import MemmapStore
 from tools.torture.disks import FaultyDisk, WatchedDisk, using
 
@@ -44,6 +52,8 @@ def block(count, rng):
 @pytest.fixture
 def stores(tmp_path, monkeypatch):
     """Whether stretches are stored where the test's files are."""
+    # However long a page takes on a busy machine.
+    monkeypatch.setattr(inlet, "SLOW_PAGE_S", 1e9)
     kind = mounts.file_system(tmp_path)
     if kind not in mounts.KEEPS_PAGES:
         pytest.skip(f"{kind} is written, never stored into")
@@ -194,4 +204,61 @@ def test_file_systems_that_promise_no_page_are_written(tmp_path, monkeypatch, ki
     monkeypatch.setattr(inlet, "file_system", lambda path: kind)
     file = File.create(tmp_path / "a", 4 * LEAST_NBYTES)
     assert not filled(Inlet(file, created=True), 0)
+    file.close()
+
+
+def test_stretches_are_written_for_a_while_where_new_pages_are_slow(
+    tmp_path, stores, monkeypatch
+):
+    file = File.create(tmp_path / "a", (CAREFUL_CALLS + 4) * LEAST_NBYTES)
+    file.allocate(0, file.nbytes)
+    way = Inlet(file, created=True)
+    monkeypatch.setattr(inlet, "SLOW_PAGE_S", 0.0)
+    stored = [filled(way, n * LEAST_NBYTES) for n in range(CAREFUL_CALLS + 2)]
+    assert stored == [True, *[False] * CAREFUL_CALLS, True]
+    file.close()
+
+
+@pytest.mark.parametrize("offset", [0, 5, 4096])
+def test_pages_are_written_one_by_one_where_larger_pieces_are_slow(
+    tmp_path, rng, monkeypatch, offset
+):
+    nbytes = CAREFUL_NBYTES + 4 * PIECE_NBYTES
+    data = rng.integers(0, 256, nbytes, np.uint8)
+    file = File.create(tmp_path / "a", nbytes + 5000)
+    sizes = []
+
+    class Noting(WatchedDisk):
+        def pwrite(self, fd, data, offset):
+            sizes.append((offset, len(data)))
+            return super().pwrite(fd, data, offset)
+
+    monkeypatch.setattr(inlet, "SLOW_PAGE_S", 0.0)
+    with using(Noting()):
+        write_pieces(file, data.data, offset)
+    assert file.pread(nbytes, offset) == data.tobytes()
+    whole = [size for _, size in sizes if size > mmap.PAGESIZE]
+    assert len(whole) <= 4
+    assert all(
+        at % mmap.PAGESIZE == 0 or at == offset
+        for at, size in sizes
+        if size not in whole
+    )
+    file.close()
+
+
+def test_a_page_that_is_written_in_part_is_written_on(tmp_path):
+    file = File.create(tmp_path / "a", 3 * mmap.PAGESIZE)
+    data = bytes(range(256)) * 2 * 16
+    with using(FaultyDisk("short", count=2, names=("pwrite",))):
+        file.pwrite_pages(memoryview(data), 100)
+    assert file.pread(len(data), 100) == data
+    file.close()
+
+
+def test_a_full_disk_is_told_page_by_page(tmp_path):
+    file = File.create(tmp_path / "a", 3 * mmap.PAGESIZE)
+    full = FaultyDisk(OSError(errno.ENOSPC, "full"), at=1, names=("pwrite",))
+    with using(full), pytest.raises(FullError, match="write"):
+        file.pwrite_pages(memoryview(bytes(2 * mmap.PAGESIZE)), 0)
     file.close()

@@ -202,7 +202,10 @@ def test_files_that_are_not_what_they_should_be(
 
 
 @pytest.mark.parametrize("first", [0, 1, 37, 61])
-def test_a_large_write_is_cut_where_pieces_of_the_file_end(tmp_path, first, rng):
+def test_a_large_write_is_cut_where_pieces_of_the_file_end(
+    tmp_path, first, rng, monkeypatch
+):
+    monkeypatch.setattr(inlet, "SLOW_PAGE_S", 1e9)
     schema = mr.Schema({"large": mr.Field((5000,), "uint8")})
     ring = Ring.sized(100, 1)
     store = MemmapStore.create(tmp_path, ring, schema)
@@ -227,6 +230,7 @@ def test_a_large_write_is_cut_where_pieces_of_the_file_end(tmp_path, first, rng)
 
 def test_records_over_old_ones_are_written_in_one_call(tmp_path, rng, monkeypatch):
     monkeypatch.setattr(inlet, "LEAST_NBYTES", 1 << 40)
+    monkeypatch.setattr(inlet, "SLOW_PAGE_S", 1e9)
     schema = mr.Schema({"small": mr.Field((500,), "uint8")})
     store = MemmapStore.create(tmp_path, Ring.sized(300, 1), schema)
     values = rng.integers(0, 256, (200, 500), np.uint8)
