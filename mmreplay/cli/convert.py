@@ -142,14 +142,14 @@ def convert(
     json: Json = False,
 ) -> None:
     """Convert buffers and files into each other; DST appears whole or not at all."""
-    from mmreplay.buffer.lifecycle import absolute
     from mmreplay.collect.meter import Meter
     from mmreplay.convert import between, registry
     from mmreplay.convert.select import Choice
     from mmreplay.convert.transfer import told_of
 
     typed = target
-    source, target = absolute(source), Path(os.path.abspath(target))
+    source = between.local(source, "SRC", remote=True)
+    target = between.local(target, "DST")
     named = {
         "capacity": capacity, "engine": engine, "codec": codec,
         "compression": compression, "priorities": priorities,

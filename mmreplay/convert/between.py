@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
+import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
+from mmreplay.buffer.lifecycle import StrPath, absolute
 from mmreplay.convert import registry
 from mmreplay.convert.base import Progress, Reader, Report, Writer
 from mmreplay.convert.description import Description
 from mmreplay.convert.registry import BUFFER, Format
 from mmreplay.convert.select import Choice, choose
 from mmreplay.convert.transfer import transfer
-from mmreplay.errors import SchemaError
+from mmreplay.errors import FormatError, SchemaError
+from mmreplay.storage.remote import url_of
 
 Options = dict[str, object]
+ADDRESS = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+:/")
 CHOSEN = ("fields", "env_ids")
 """Options of a buffer's reader that have a way of their own to be told."""
+
+
+def local(path: StrPath, what: str, *, remote: bool = False) -> Path:
+    """An absolute path, of something on this machine.
+
+    Args:
+        path: As the user gave it.
+        what: For the error.
+        remote: Let addresses of stores that are read from afar pass.
+
+    Raises:
+        FormatError: It is an address, which would be taken for folders of that name.
+    """
+    typed = os.fspath(path)
+    if ADDRESS.match(typed) and not (remote and url_of(typed)):
+        raise FormatError(
+            f"{what}: got the address {typed!r}, expected a path on this machine; "
+            "convert here, and copy the file by a tool of that place"
+        )
+    return absolute(path)
 
 
 def open_source(

@@ -46,9 +46,11 @@ def open_plain(
         survey = _Survey(file, allow_expansion)
     guessed = survey.dtypes(notes)
     if not guessed:
+        parted = len(survey.names) == 1 and re.search(r"[;\t|]", survey.names[0])
+        way_out = "separate them by commas" if parted else "name the format by --from"
         raise FormatError(
             f"{path} has no column of numbers among {survey.names[:20]}, expected at "
-            "least one and a row; name the format with format= (--from)"
+            f"least one and a row; {way_out}"
         )
     if all(_is_number(name) for name in survey.names):
         notes.doubt(
@@ -191,7 +193,8 @@ class _Survey:
         found = {}
         for name, guess in self._guessed.items():
             if guess == "text" or not name or not self.rows:
-                notes.note(f"column {name!r} holds no numbers, and was left out")
+                lacks = "holds no numbers" if name else "has no name"
+                notes.note(f"column {name!r} {lacks}, and was left out")
                 continue
             if name in self._empty:
                 notes.note(f"empty cells of column {name!r} became NaN")

@@ -13,7 +13,7 @@ from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.convert import registry
 from mmreplay.convert import rows as buffers
 from mmreplay.convert.base import Progress, Report, Writer
-from mmreplay.convert.between import chosen
+from mmreplay.convert.between import chosen, local
 from mmreplay.convert.description import Description
 from mmreplay.convert.select import Choice
 from mmreplay.convert.transfer import transfer
@@ -74,7 +74,7 @@ def export(
         StaleError: A live writer gave up rows before they were read.
         FullError: No space is left; the target is as it was.
     """
-    place = absolute(target)
+    place = local(target, "target")
     found = registry.target_format(place, format)
     wanted: Wanted = {
         "fields": fields, "env_ids": env_ids, "priorities": priorities,

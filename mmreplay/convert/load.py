@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from numpy.typing import ArrayLike
 
-from mmreplay.buffer.lifecycle import StrPath, absolute
+from mmreplay.buffer.lifecycle import StrPath
 from mmreplay.convert import registry
 from mmreplay.convert import rows as buffers
 from mmreplay.convert.base import Progress, Report
-from mmreplay.convert.between import open_source
+from mmreplay.convert.between import local, open_source
 from mmreplay.convert.description import Description
 from mmreplay.convert.rows_writer import BufferWriter
 from mmreplay.convert.select import Choice
@@ -69,14 +69,14 @@ def load(
         SourceError: Its rows contradict each other, or strict and doubtful.
         FullError: No space is left; the target is as it was.
     """
-    path = absolute(source)
+    path, place = local(source, "source", remote=True), local(target, "target")
     found = registry.source_format(path, format)
     choice = Choice(fields, env_ids, episodes, rows)
     with told_of(path), open_source(path, found, options, choice) as reader:
 
         def open_writer(description: Description) -> BufferWriter:
             return buffers.open_writer(
-                absolute(target), description, overwrite=overwrite,
+                place, description, overwrite=overwrite,
                 capacity=capacity, engine=engine, codec=codec, priorities=priorities,
             )  # fmt: skip
 

@@ -7,6 +7,7 @@ their bytes are then read from where it found them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 ROOT = "archive"
 MAX_HEADER_NBYTES = 16 << 20
 MAX_DEPTH = 8
+UNPICKLER = "WeightsUnpickler error:"
+ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class PtPlan:
@@ -245,7 +248,7 @@ def _tensors(
         )
     except Exception as error:
         # torch lets through whatever its parsers stumble over.
-        why = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        why = _why(error)
         raise FormatError(
             f"{file.path}: torch refuses its member data.pkl with weights_only=True "
             f"({why}), expected a dict of tensors; save one of those only"
@@ -313,6 +316,14 @@ def _strided() -> torch.layout:
     import torch
 
     return torch.strided
+
+
+def _why(error: Exception) -> str:
+    """What torch's unpickler stumbled over, without the advice around it."""
+    lines = ESCAPES.sub("", str(error)).splitlines() or [type(error).__name__]
+    told = next((line for line in lines if UNPICKLER in line), lines[0])
+    told = (told.partition(UNPICKLER)[2] or told).partition(" Please use")[0]
+    return told.strip()[:200]
 
 
 def _maps() -> list[tuple[int, int, int]]:

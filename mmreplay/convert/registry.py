@@ -190,7 +190,8 @@ def source_format(path: Path, name: str | None = None) -> Format:
         return plain[0]
     raise FormatError(
         f"{path}: got a {'folder' if path.is_dir() else 'file'} of no known format, "
-        f"expected a buffer or one of {_endings()}; name it with format= (--from)"
+        f"expected a buffer or one of {_endings('reads')}; name it with format= "
+        "(--from)"
     )
 
 
@@ -209,7 +210,8 @@ def target_format(path: Path, name: str | None = None) -> Format:
     if fitting or path.suffix:
         raise FormatError(
             f"{path}: got a target of a format that mmreplay does not write, expected "
-            f"one of {_endings()} or a folder's name; name it with format= (--to)"
+            f"one of {_endings('writes')} or a folder's name; name it with format= "
+            "(--to)"
         )
     return formats()[BUFFER]
 
@@ -247,8 +249,9 @@ def _asked(path: Path) -> Format | None:
     return None
 
 
-def _endings() -> str:
-    return ", ".join(sorted({s for each in formats().values() for s in each.suffixes}))
+def _endings(does: str) -> str:
+    able = [each for each in formats().values() if getattr(each, does)]
+    return ", ".join(sorted({suffix for each in able for suffix in each.suffixes}))
 
 
 def _function(found: Format, name: str) -> Callable[..., Any]:
@@ -350,4 +353,5 @@ def who_takes(option: str) -> str:
     ]
     if not takers:
         return "leave it out"
-    return f"leave it out, or use {' or '.join(takers)}, which takes it"
+    verb = "takes" if len(takers) == 1 else "take"
+    return f"leave it out, or use {' or '.join(takers)}, which {verb} it"

@@ -111,6 +111,15 @@ def test_strict_refuses_what_is_guessed(cli, tmp_path):
         (["source", "b.npz", "--capacity", "0"], 2, "expected at least 1"),
         (["source", "b.npz", "--capacity", "9"], 3, "option 'capacity'"),
         (["source"], 2, "Missing argument"),
+        (["source", "s3://b/a.npz"], 3, "DST: got the address 's3:.*a.npz', expected"),
+        (["https://x.org/a.npz", "b"], 3, "SRC: got the address 'https:/.*a path on"),
+        (
+            ["source", "b.zip"],
+            3,
+            r"does not write, expected one of .*\.pt, \.pth, \.sa",
+        ),
+        (["source", "b.pt", "--compression", "zstd"], 3, "npz or .*, which take it"),
+        (["source", "b.npz", "--codec", "zstd"], 3, "use buffer, which takes it"),
     ],
 )
 def test_mistakes_are_one_line_and_an_exit_code(
@@ -146,3 +155,28 @@ def test_a_damaged_file_exits_with_1_and_names_it(cli, source, tmp_path):
     code, _, err = cli(path, tmp_path / "b")
     assert code == 1
     assert str(path) in err
+
+
+def test_what_others_wrote_is_refused_with_what_to_do(cli, tmp_path):
+    torch = pytest.importorskip("torch")
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "model.pt")
+    (tmp_path / "semi.csv").write_text("a;b\n1;2\n")
+    said = {}
+    for name in ("model.pt", "semi.csv"):
+        code, _, said[name] = cli(tmp_path / name, tmp_path / "b")
+        assert code == 3
+        assert "\x1b" not in said[name]
+        assert not (tmp_path / "b").exists()
+    assert "(Unsupported global: GLOBAL torch.nn.modules.linear" in said["model.pt"]
+    assert (
+        "of numbers among ['a;b'], expected at least one and a row; separate them"
+        in (said["semi.csv"])
+    )
+
+
+def test_a_column_without_a_name_is_said_to_have_none(cli, tmp_path):
+    (tmp_path / "a.csv").write_text(",reward,note\n0,1.5,x\n1,2.5,y\n")
+    code, out, _ = cli(tmp_path / "a.csv", tmp_path / "b")
+    assert code == 0
+    assert "note: column '' has no name, and was left out" in out
+    assert "note: column 'note' holds no numbers, and was left out" in out

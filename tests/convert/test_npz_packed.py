@@ -155,7 +155,7 @@ def test_other_packing_is_refused(source, tmp_path, options, message):
 
 def test_formats_that_cannot_pack_say_which_can(source, tmp_path, capsys):
     with pytest.raises(
-        SchemaError, match=r"leave it out, or use npz.*, which takes it"
+        SchemaError, match=r"leave it out, or use npz.*, which takes? it"
     ):
         export(source, tmp_path / "a.pt")
     source.commit()
