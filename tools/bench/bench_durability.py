@@ -4,20 +4,24 @@ One buffer per level on the same disk: no commit until the end (what survives th
 death of the process), a commit every ten seconds, every second, every tenth of one by
 the thread, and after every so many steps by hand. Each is given the same steps at the
 same pace, in turns of a stretch each; the share of that time in which the caller was
-inside `extend` or `commit` is printed, and how many times as long as without commits.
+inside `add` or `commit` is printed, and how many times as long as without commits; and
+what part of a writer's time, at full speed and committed once a lap, checksums are.
 """
 
 from __future__ import annotations
 
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter, sleep
+from typing import Any
+from unittest import mock
 
 import numpy as np
 
 import mmreplay as mr
+from mmreplay.buffer.committer import Committer
 from tools.bench.turns import arguments, report, rounded
 
 FIELDS = {
@@ -99,10 +103,47 @@ class Paced:
         self.shares.append(busy / (perf_counter() - start))
 
 
+def checksum_percent(root: Path, sizes: Sizes) -> float:
+    """What of the time that laps and their commits take, checksums are."""
+    steps = max(1, sizes.capacity // 10)
+    rng = np.random.default_rng(0)
+    block = {
+        "observation": rng.integers(0, 256, (steps, ENVS, 84, 84)).astype(np.uint8),
+        "action": np.zeros((steps, ENVS), np.int64),
+        "reward": np.zeros((steps, ENVS), np.float32),
+        "terminated": np.zeros((steps, ENVS), bool),
+    }
+    spent = 0.0
+    summed = Committer._sum_blocks
+
+    def timed(self: Committer, *given: Any) -> bool:
+        nonlocal spent
+        begin = perf_counter()
+        try:
+            return summed(self, *given)
+        finally:
+            spent += perf_counter() - begin
+
+    with (
+        mr.ReplayBuffer.create(
+            root / "sums", mr.Schema(FIELDS), sizes.capacity, ENVS, commit_every=None
+        ) as buffer,
+        mock.patch.object(Committer, "_sum_blocks", timed),
+    ):
+        begin = perf_counter()
+        for number in range(10 * sizes.turns):
+            buffer.extend(block)
+            if number % 10 == 9:
+                buffer.commit()
+        return 100 * spent / (perf_counter() - begin)
+
+
 def measure(sizes: Sizes) -> dict[str, object]:
     """Measure every level; see the module."""
     root = Path(tempfile.mkdtemp(prefix="bench-"))
     try:
+        sums = checksum_percent(root, replace(sizes, capacity=sizes.capacity // 10))
+        shutil.rmtree(root / "sums")
         sides = {level: Paced(root / level, level, sizes) for level in LEVELS}
         for _ in range(sizes.turns):
             for side in sides.values():
@@ -114,6 +155,7 @@ def measure(sizes: Sizes) -> dict[str, object]:
     shares = {level: float(np.median(side.shares)) for level, side in sides.items()}
     return {
         "busy_percent": {k: rounded(100 * v) for k, v in shares.items()},
+        "checksum_percent": rounded(sums),
         "times_process": {k: rounded(v / shares["process"]) for k, v in shares.items()},
     }
 
