@@ -351,8 +351,9 @@ class OpenBuffer(Generations):
         self._read()
         if self.path is None:
             raise FailedError(
-                "this buffer is in RAM, expected one with a folder; write it to a file "
-                "with mmreplay.export, or create it with a path"
+                f"{self.source or 'this buffer, which is in RAM,'} has no folder of "
+                "its own, expected a buffer with one; write it to a file with "
+                "mmreplay.export, or create it with a path"
             )
         where = lifecycle.absolute(path)
         return snapshot(self.path, where, pause=pause, allow_network=allow_network)

@@ -17,6 +17,7 @@ from mmreplay.convert.between import chosen, local
 from mmreplay.convert.description import Description
 from mmreplay.convert.select import Choice
 from mmreplay.convert.transfer import transfer
+from mmreplay.storage.zarr_source import ZarrSource
 
 
 class Wanted(TypedDict):
@@ -93,4 +94,7 @@ def export(
 def _reader(buffer: ReplayBuffer | StrPath, wanted: Wanted) -> buffers.BufferReader:
     if isinstance(buffer, ReplayBuffer):
         return buffers.BufferReader(buffer, **wanted)
-    return buffers.open_reader(absolute(os.fspath(buffer)), **wanted)
+    # A Zarr group that says more than where it lies stays what it is.
+    known = isinstance(buffer, ZarrSource)
+    place = buffer if known else absolute(os.fspath(buffer))
+    return buffers.open_reader(place, **wanted)

@@ -17,6 +17,7 @@ from mmreplay.convert.select import Choice
 from mmreplay.convert.transfer import told_of, transfer
 from mmreplay.format.metadata import Engine
 from mmreplay.format.sharding import Codec
+from mmreplay.storage.zarr_source import ZarrSource
 
 
 def load(
@@ -70,6 +71,8 @@ def load(
         FullError: No space is left; the target is as it was.
     """
     path, place = local(source, "source", remote=True), local(target, "target")
+    if isinstance(source, ZarrSource):
+        options = {**source.options, **options}
     found = registry.source_format(path, format)
     choice = Choice(fields, env_ids, episodes, rows)
     with told_of(path), open_source(path, found, options, choice) as reader:

@@ -160,7 +160,7 @@ def _part(span: Span, env_ids: ArrayLike | None, num_envs: int) -> Span:
 
 
 def open_reader(
-    path: Path,
+    path: lifecycle.StrPath,
     *,
     fields: Sequence[str] | None = None,
     env_ids: ArrayLike | None = None,

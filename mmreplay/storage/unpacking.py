@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bz2
 import lzma
+import re
 import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,7 @@ where that is known. Raises ValueError, RuntimeError, OSError or struct.error.""
 
 FILTERS = ("delta", "shuffle", "fixedscaleoffset", "quantize", "bitround", "astype")
 """Codecs of numcodecs that make as many items of as many."""
+NUMBERS = re.compile(r"[<>|=]?[biuf]\d{1,2}|(u?int|float)\d{1,2}|bool")
 MAX_WIDER = 8
 LZMA_MEMORY = 256 << 20
 
@@ -97,6 +99,11 @@ def _bytes(found: Any) -> Buffer:
     return found if isinstance(found, bytes) else memoryview(found).cast("B")
 
 
+def _plain(dtype: str) -> bool:
+    """Whether text names numbers or bools."""
+    return NUMBERS.fullmatch(dtype) is not None
+
+
 class Chain:
     """What one array's chunks go through, in the order of unpacking.
 
@@ -133,15 +140,22 @@ class Chain:
                 "fields=, or copy the group with other codecs"
             )
         try:
+            odd = [v for v in options.values() if isinstance(v, str) and not _plain(v)]
+            if odd:
+                raise ValueError(f"{odd[0]!r:.40} is no dtype of numbers")
             made = codecs.library("registry").get_codec({"id": name, **options})
-        except (ValueError, TypeError, KeyError) as error:
+        except Exception as error:
+            # The library raises whatever it stumbles over, here and below.
             raise FormatError(
                 f"{self._what}: codec {name!r} of {dict(options)} cannot be made "
                 f"({error}), expected options that numcodecs takes; it is damaged"
             ) from error
 
         def decode(data: Buffer, most: int, exact: int | None) -> Buffer:
-            found = _bytes(np.ascontiguousarray(made.decode(bytes(data))).data)
+            try:
+                found = _bytes(np.ascontiguousarray(made.decode(bytes(data))).data)
+            except Exception as error:
+                raise ValueError(f"{name}: {error}") from error
             if len(found) > most:
                 raise ValueError(f"{len(found)} bytes")
             return found

@@ -72,6 +72,15 @@ class ZarrSource(os.PathLike[str]):
         return self.location
 
     @property
+    def options(self) -> dict[str, object]:
+        """What it says beside the location, as options of the format ``zarr``."""
+        return {
+            "fields_of": self.fields, "episode_ends": self.episode_ends,
+            "ends": self.ends, "endpoint": self.endpoint, "region": self.region,
+            "anonymous": self.anonymous,
+        }  # fmt: skip
+
+    @property
     def remote(self) -> bool:
         """Whether it is no path of this machine."""
         return url_of(self.location) is not None

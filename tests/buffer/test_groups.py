@@ -234,6 +234,11 @@ def test_a_group_is_not_written_to(tmp_path, rng):
         pytest.raises(FailedError, match="is a Zarr group, which is only read, expect"),
     ):
         buffer.add(img=0, state=0, action=0)
+    with (
+        mr.ReplayBuffer.open(tmp_path / "a.zarr") as buffer,
+        pytest.raises(FailedError, match=r"a.zarr has no folder of its own, expected"),
+    ):
+        buffer.snapshot(tmp_path / "b")
 
 
 def test_what_is_no_group_is_refused(tmp_path, rng):

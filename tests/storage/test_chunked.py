@@ -4,6 +4,8 @@ import numcodecs
 import numpy as np
 import pytest
 import zarr
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from mmreplay.errors import CorruptError, FormatError
 from mmreplay.storage import chunked, hierarchy
@@ -93,6 +95,26 @@ def test_transposed_shards_with_their_index_at_either_end_are_read(
         tmp_path / "g", rng, data, 3, chunks=(20, 4, 6, 2), serializer=codec,
         compressors=None,
     )  # fmt: skip
+
+
+@settings(
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(st.data())
+def test_any_shape_in_any_chunks_and_shards_is_read(tmp_path, data):
+    axes = data.draw(st.integers(1, 4))
+    chunk = data.draw(st.tuples(*[st.integers(1, 5)] * axes))
+    shape = data.draw(st.tuples(*[st.integers(1, 11)] * axes))
+    inner = data.draw(st.none() | st.tuples(*[st.integers(1, 3)] * axes))
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    held = values(rng, data.draw(st.sampled_from(DTYPES[:12])), shape)
+    shards = inner and tuple(c * n for c, n in zip(chunk, inner, strict=True))
+    made = zarr.open_group(tmp_path / "g", mode="w")
+    put(made, "a", held, chunks=chunk, shards=shards)
+    rows = rng.integers(0, shape[0], 20)
+    assert np.array_equal(taken(tmp_path / "g", "a", rows), held[rows])
 
 
 @pytest.mark.parametrize("separator", [".", "/"])

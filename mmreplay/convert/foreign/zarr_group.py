@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from mmreplay.buffer.replay_buffer import ReplayBuffer
@@ -31,7 +32,7 @@ def recognizes(path: Path) -> bool:
 def open_reader(
     path: Path,
     *,
-    fields_of: dict[str, str] | None = None,
+    fields_of: Mapping[str, str] | None = None,
     episode_ends: str | None = None,
     ends: str = "truncated",
     endpoint: str | None = None,

@@ -57,6 +57,20 @@ def test_options_say_what_arrays_are(tmp_path, rng):
     assert "state" not in rows.fields
 
 
+@pytest.mark.parametrize("name", ["a.zarr", "a.zip"])
+def test_a_source_goes_with_all_that_it_says(tmp_path, rng, name):
+    held = policy_store(tmp_path / name, rng)
+    source = mr.ZarrSource(tmp_path / name, fields={"data/img": "observation"})
+    mr.load(source, tmp_path / "b")
+    mr.export(source, tmp_path / "c.npz")
+    mr.load(tmp_path / "c.npz", tmp_path / "c")
+    for each in ("b", "c"):
+        with mr.ReplayBuffer.open(tmp_path / each) as buffer:
+            rows = buffer.gather_all()
+        assert set(rows.fields) == {"observation", "terminated", "truncated", "final"}
+        assert np.array_equal(rows["observation"], held["img"])
+
+
 def test_what_is_guessed_is_refused_under_strict(tmp_path, rng):
     put(zarr.open_group(tmp_path / "a", mode="w"), "obs", rng.random((30, 2)))
     assert mr.load(tmp_path / "a", tmp_path / "b").doubts
@@ -128,7 +142,14 @@ LIES_2 = {
     "chunks": [[0, 6, 5, 3], [1 << 30, 6, 5, 3], [7.5, 6, 5, 3], None],
     "fill_value": ["a", [1, 2], {}],
     "order": ["Q", 3],
-    "filters": ["a", 3, [3], [{"id": "pickle"}], [{"id": "delta", "dtype": "|O"}]],
+    "filters": [
+        "a",
+        3,
+        [3],
+        [{"id": "pickle"}],
+        [{"id": "delta", "dtype": "|O"}],
+        [{"id": "astype", "encode_dtype": "O", "decode_dtype": "u1"}],
+    ],
     "compressor": [{"id": "none of ours"}, {"id": 3}, "zlib"],
     "dimension_separator": ["x", 3],
 }
