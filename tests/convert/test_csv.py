@@ -209,8 +209,9 @@ def test_a_plain_file_comes_in(tmp_path, ending, start, packed):
     report = load(path, strict=True)
     assert (report.rows, report.episodes) == (2, 1)
     told = " ".join(report.notes)
-    for name in ("name", "tags", ""):
+    for name in ("name", "tags"):
         assert f"column '{name}' holds no numbers, and was left out" in told
+    assert "column '' has no name, and was left out" in told
     assert "episode ends were read from 'terminated'" in told
     with mr.ReplayBuffer.open(tmp_path / "target") as target:
         rows = target.gather_all()
