@@ -143,11 +143,13 @@ class Prefetcher:
         self._handed_at = perf_counter()
         if entry.error is None:
             return entry.result
+        # The error's traceback holds whoever called, and the loader: what is held here
+        # would keep it and its threads alive when everybody else has dropped it.
+        error, entry.error = entry.error, None
         try:
-            raise _raisable(entry.error)
+            raise _raisable(error)
         finally:
-            # The error's traceback holds this frame, which would hold the error.
-            del entry
+            del entry, error
 
     def _make(self) -> Any:
         """Draw and make a batch here and now, none being under way.

@@ -141,6 +141,21 @@ def test_a_closed_buffer_is_an_error_of_the_next_batch(path):
             [next(loader) for _ in range(9)]
 
 
+def test_a_loader_that_failed_and_was_dropped_ends_its_threads(tmp_path):
+    def learn(loader):
+        # Whose frame the error's traceback holds, and with it the loader.
+        with suppress(EmptyError):
+            next(loader)
+
+    with fill(tmp_path / "b", count=1, close=False) as buffer:
+        buffer.clear()
+        loader = mr.ReplayLoader(buffer, 8)
+        learn(loader)
+        del loader
+        gc.collect()
+        assert loaders() == []
+
+
 @pytest.mark.parametrize("how", ["close", "drop"])
 def test_a_loader_may_be_closed_after_its_buffer(path, how):
     unraisable = []
