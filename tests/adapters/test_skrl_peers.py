@@ -318,12 +318,40 @@ def run_ppo(memory, directory):
     return weights(kinds)
 
 
+def run_ddpg(memory, directory):
+    """Train over a memory by seeds alone; weights afterwards."""
+    torch.manual_seed(3)
+    env = pendulum(3)
+    env._env.reset(seed=3)
+    shape = {
+        "observation_space": env.observation_space, "action_space": env.action_space,
+        "device": "cpu",
+    }  # fmt: skip
+    kinds = {name: Fixed(3, 1, **shape) for name in ("policy", "target_policy")}
+    kinds |= {name: Fixed(4, 1, **shape) for name in ("critic", "target_critic")}
+    agent = ddpg.DDPG(
+        models=kinds, memory=memory, **shape,
+        cfg={"batch_size": 16, "learning_starts": 9, "experiment": quiet(directory)},
+    )  # fmt: skip
+    trained(agent, env, 60)
+    return weights(kinds)
+
+
 class SameDraws(ours.RandomMemory):
     """Ours, with the draws of skrl's under the same seed."""
 
     def sample(self, names, *, batch_size, mini_batches=1):
         indexes = torch.randperm(len(self))[:batch_size]
         return self.sample_by_index(names, indexes, mini_batches)
+
+
+def test_ddpg_learns_bit_for_bit_what_it_learns_from_ram(tmp_path):
+    size = {"memory_size": 40, "num_envs": 3, "device": "cpu"}
+    memory = SameDraws(**size, path=tmp_path / "r")
+    ran = [run_ddpg(m, tmp_path) for m in (theirs.RandomMemory(**size), memory)]
+    assert memory.filled
+    assert all(map(torch.equal, *ran))
+    memory.home.close()
 
 
 def test_ppo_learns_bit_for_bit_what_it_learns_from_ram(tmp_path):
