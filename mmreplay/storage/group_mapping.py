@@ -29,6 +29,7 @@ NUMBERS = ("episode_index", "episode_id", "episode")
 DATA = "data/"
 MAX_ROWS = 1 << 30
 """A byte of flags a row is held in memory."""
+MAX_CHUNKS = 1 << 22
 BLOCK_ROWS = 1 << 20
 
 
@@ -192,6 +193,13 @@ class GroupMapper:
         return array is not None and array.dtype.kind in "iu" and len(array.shape) == 1
 
     def _read(self, array: ForeignArray, first: int, stop: int) -> Array:
+        if array.shape[0] > MAX_CHUNKS * array.chunk[0]:
+            raise FormatError(
+                f"{self.source.location}: array {array.name!r} has {array.shape[0]} "
+                f"rows in chunks of {array.chunk[0]}, expected at most {MAX_CHUNKS} "
+                "chunks, as all of them are read to find episodes; leave it out with "
+                "fields=, or copy it with larger ones"
+            )
         out: Array = np.empty(
             (stop - first, *array.shape[1:]), array.dtype.newbyteorder("=")
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.convert.base import Notes
 from mmreplay.convert.rows import BufferReader
+from mmreplay.convert.tables import refuse_expansion
 from mmreplay.storage.zarr_source import ZarrSource, source_of
 
 
@@ -24,6 +25,13 @@ class ZarrReader(BufferReader):
                 self.report.note(f"field {path!r} is array {name!r}")
 
 
+def _taken(path: Path) -> int:
+    """Bytes of a zip file, or of all files of a folder."""
+    if path.is_file():
+        return path.stat().st_size
+    return sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
+
+
 def recognizes(path: Path) -> bool:
     """Whether a folder or zip file is a Zarr group."""
     return source_of(path) is not None
@@ -38,6 +46,7 @@ def open_reader(
     endpoint: str | None = None,
     region: str | None = None,
     anonymous: bool = False,
+    allow_expansion: bool = False,
 ) -> ZarrReader:
     """Open a group as a source; see `ZarrSource`.
 
@@ -49,12 +58,17 @@ def open_reader(
         endpoint: Of an S3 server that is not Amazon's.
         region: Of the bucket.
         anonymous: Send no credentials.
+        allow_expansion: Read a group that holds more than 1,000 times what its files
+            take; what lies in a bucket is not measured.
     """
     source = ZarrSource(
         str(path), fields_of, episode_ends, ends, endpoint, region, anonymous
     )
     buffer = ReplayBuffer.open(source)
     try:
+        if not source.remote:
+            held = int(buffer.span.lengths.sum()) * buffer.schema.row_nbytes
+            refuse_expansion(path, held, _taken(path), allowed=allow_expansion)
         return ZarrReader(buffer)
     except BaseException:
         buffer.close()

@@ -17,6 +17,7 @@ from numcodecs import Zlib
 
 import mmreplay as mr
 from mmreplay import files
+from tests.buffer.test_sealed_groups import record
 from tests.convert.contract import error_of, told
 from tests.convert.foreign import (
     test_d4rl,
@@ -94,6 +95,7 @@ SOURCES = {
     "zarr v2": lambda f, rng: store(f / "a.zarr", rng, 2, compressors=Zlib()),
     "zarr v3": lambda f, rng: store(f / "a.zarr", rng, 3),
     "zarr shards": sharded,
+    "zarr ours": lambda f, rng: record(f / "ours", rng, steps=12)[1],
     "zarr-zip": lambda f, rng: store(f / "a.zip", rng, 2),
 }
 

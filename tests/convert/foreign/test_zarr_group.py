@@ -8,7 +8,7 @@ import zarr
 
 import mmreplay as mr
 from mmreplay.cli.exits import run
-from mmreplay.convert import registry
+from mmreplay.convert import registry, tables
 from mmreplay.errors import CorruptError, FormatError, SourceError
 from mmreplay.storage import chunked
 from tests.storage.zarr_groups import policy_store, put
@@ -127,6 +127,26 @@ def test_memory_is_some_chunks_whatever_the_size(tmp_path, rng, monkeypatch):
     report = mr.load(tmp_path / "a", tmp_path / "b")
     assert report.rows == 4000
     assert largest[0] <= 3 << 20
+
+
+def test_a_group_of_next_to_nothing_is_not_unpacked_unasked(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "HARMLESS_NBYTES", 1 << 20)
+    made = zarr.open_group(tmp_path / "a", mode="w")
+    made.create_array("obs", shape=(6000, 64, 64), chunks=(1000, 64, 64), dtype="u1")
+    made["obs"][0] = 1
+    with pytest.raises(FormatError, match=r"expected at most 1,000 times .*allow_exp"):
+        mr.load(tmp_path / "a", tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+    with mr.ReplayBuffer.open(tmp_path / "a") as buffer:
+        assert buffer.take(0, [0, 5998])["obs"].max(axis=(1, 2)).tolist() == [1, 0]
+
+
+def test_ends_that_would_take_hours_to_read_are_refused(tmp_path):
+    made = zarr.open_group(tmp_path / "a", mode="w")
+    for name, chunk in (("obs", 1 << 20), ("done", 1)):
+        made.create_array(name, shape=(1 << 23,), chunks=(chunk,), dtype="u1")
+    with pytest.raises(FormatError, match=r"array 'done' has \d+ rows in chunks of 1,"):
+        mr.ReplayBuffer.open(tmp_path / "a")
 
 
 def edited(path, name, change):
