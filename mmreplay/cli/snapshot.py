@@ -45,7 +45,7 @@ def snapshot(
             }
         )
         return
-    shared = "shared" if made.how == "reflink" else "copied"
+    shared = "copied" if made.how == "copy" else "shared"
     typer.echo(
         f"{target}: {show.plural(made.rows, 'row')}, {show.size(made.nbytes)} "
         f"{shared}, {show.plural(made.cut_rows, 'row')} cut that the writer gave up "
