@@ -351,9 +351,8 @@ class OpenBuffer(Generations):
         self._read()
         if self.path is None:
             raise FailedError(
-                f"{self.source or 'this buffer, which is in RAM,'} has no folder of "
-                "its own, expected a buffer with one; write it to a file with "
-                "mmreplay.export, or create it with a path"
+                f"{self.source or 'a buffer that is in RAM'}: got none of its own, "
+                "expected a folder; write it to a file by mmreplay.export first"
             )
         where = lifecycle.absolute(path)
         return snapshot(self.path, where, pause=pause, allow_network=allow_network)
