@@ -34,19 +34,21 @@ def columns(first, count, envs):
 @pytest.mark.parametrize("envs", [1, 3])
 def test_views_are_what_is_gathered_at_every_turn_of_the_ring(tmp_path, layout, envs):
     path, lengths = tmp_path / "ring", set()
-    with mr.ReplayBuffer.create(path, SCHEMA, 20, envs, layout=layout) as buffer:
-        for first in range(0, 90, 3):
-            buffer.extend(columns(first, 3, envs))
+    with (
+        mr.ReplayBuffer.create(path, SCHEMA, 20, envs, layout=layout) as buffer,
+        mr.ReplayBuffer.open(path) as reader,
+    ):
+        for first in range(0, 70, 7):
+            buffer.extend(columns(first, 7, envs))
             span = buffer.span
             places = np.arange(span.first[0], span.stop[0])[:, None]
-            with mr.ReplayBuffer.open(path) as reader:
-                for name in PATHS:
-                    for each in (buffer, reader):
-                        views = each.mapped(name)
-                        lengths.add(len(views))
-                        expected = each.get_field(name, np.arange(envs), places)
-                        np.testing.assert_array_equal(np.concatenate(views), expected)
-                        assert not any(view.flags.owndata for view in views)
+            for name in PATHS:
+                for each in (buffer, reader):
+                    views = each.mapped(name)
+                    lengths.add(len(views))
+                    expected = each.get_field(name, np.arange(envs), places)
+                    np.testing.assert_array_equal(np.concatenate(views), expected)
+                    assert not any(view.flags.owndata for view in views)
     assert lengths == {1, 2}
 
 
