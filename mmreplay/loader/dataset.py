@@ -17,6 +17,7 @@ from mmreplay.buffer.drawing import left_of
 from mmreplay.buffer.lifecycle import StrPath
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.buffer.view import LiveView
+from mmreplay.concatenation import Concat
 from mmreplay.errors import EmptyError, SchemaError, StaleError, StarvedError
 from mmreplay.loader import forks
 from mmreplay.loader.draws import Draws
@@ -68,8 +69,14 @@ class ReplayDataset(Dataset[Any]):
 
         Raises:
             FormatError: There is no buffer at the path.
-            SchemaError: A transform cannot stand where it does.
+            SchemaError: A transform cannot stand where it does, or it is several
+                buffers.
         """
+        if isinstance(source, Concat):
+            raise SchemaError(
+                "source: got several buffers, expected one; pass what concat gave to "
+                "ConcatDataset or ConcatStream"
+            )
         if not isinstance(source, ReplayBuffer):
             source = ReplayBuffer.open(source, transforms=transforms)
         elif transforms:

@@ -101,3 +101,7 @@ def test_what_makes_no_sense_is_refused(paths):
         dataset.draws(0)
     with pytest.raises(TypeError, match="draws: got no num_batches"):
         len(dataset.draws(4))
+    with pytest.raises(SchemaError, match="source: got several buffers, expected one"):
+        mr.ReplayDataset(opened(paths))
+    with pytest.raises(SchemaError, match="source: got several buffers, expected one"):
+        mr.ReplayStream(opened(paths), mr.UniformSampler(0), 4)
