@@ -18,7 +18,7 @@ from mmreplay.storage.pages import COLD_CALLS, SAMPLED_ROWS, WARM_CALLS
 from mmreplay.storage.policy import Advise
 
 Ids = NDArray[np.int64]
-GAP_NBYTES = 1 << 16
+GAP_NBYTES = 1 << 14
 """Chunks that lie closer are asked for as one stretch."""
 ASK_NBYTES = 1 << 17
 """The kernel reads no more for one call than its device takes in one request."""

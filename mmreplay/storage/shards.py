@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import _thread
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
@@ -46,17 +46,23 @@ def encode(array: ShardedArray, rows: Array, ring: Ring) -> list[Any]:
     wide, steps = array.shard
     envs, size = array.chunk
     grid = rows.reshape(steps, wide, *array.shape)
-    parts: list[Any] = []
-    index = np.empty((array.num_chunks, 2), "<u8")
-    offset = number = 0
-    for env in range(0, wide, envs):
-        for step in range(0, steps, size):
+    corners = [(e, s) for e in range(0, wide, envs) for s in range(0, steps, size)]
+    parts: list[Any] = [None] * len(corners)
+
+    def pack(first: int, stop: int) -> None:
+        for number in range(first, stop):
+            env, step = corners[number]
             block = grid[step : step + size, env : env + envs].swapaxes(0, 1)
             raw = np.ascontiguousarray(block).reshape(-1).view(np.uint8)
-            part = memoryview(array.codec.pack(raw)).cast("B")
-            parts.append(part)
-            index[number] = offset, part.nbytes
-            offset, number = offset + part.nbytes, number + 1
+            parts[number] = memoryview(array.codec.pack(raw)).cast("B")
+
+    half = len(corners) // 2
+    if half < FEW or array.chunk_nbytes < array.codec.nbytes_apart:
+        pack(0, len(corners))
+    else:
+        _beside(lambda: pack(half, len(corners)), lambda: pack(0, half))
+    lengths = np.array([part.nbytes for part in parts], "<u8")
+    index = np.stack([np.cumsum(lengths) - lengths, lengths], axis=1).astype("<u8")
     data = index.tobytes()
     return [*parts, data + struct.pack("<I", google_crc32c.value(data))]
 
@@ -300,25 +306,34 @@ def unpack_all(
         found: Shard, and what `Shard.where` says of the chunk, of each.
         out: uint8 ``[K, N]``, where they go.
     """
-    half = len(found) // 2
-    nbytes = array.chunk_rows * array.row_nbytes
-    if half < FEW or nbytes < array.codec.nbytes_apart:
+    if len(found) < 2 * FEW or array.chunk_nbytes < array.codec.nbytes_apart:
         _unpack_some(array, found, out)
-        return
+    else:
+        half = len(found) // 2
+        _beside(
+            lambda: _unpack_some(array, found[half:], out[half:]),
+            lambda: _unpack_some(array, found[:half], out[:half]),
+        )
+
+
+def _beside(one: Callable[[], None], other: Callable[[], None]) -> None:
+    """Do two things at once, the first on a thread of its own.
+
+    One that waited for work would be gone after a fork.
+    """
     ended: SimpleQueue[BaseException | None] = SimpleQueue()
 
-    def rest() -> None:
+    def begun() -> None:
         try:
-            _unpack_some(array, found[half:], out[half:])
+            one()
         except BaseException as error:
             ended.put(error)
         else:
             ended.put(None)
 
-    # A thread of its own each time: one that waits would be gone after a fork.
-    _thread.start_new_thread(rest, ())
+    _thread.start_new_thread(begun, ())
     try:
-        _unpack_some(array, found[:half], out[:half])
+        other()
     finally:
         # It fills memory of the caller's.
         failure = ended.get()

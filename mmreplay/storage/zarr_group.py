@@ -61,6 +61,11 @@ class ShardedArray:
         return self.chunk[0] * self.chunk[1]
 
     @property
+    def chunk_nbytes(self) -> int:
+        """Bytes of one inner chunk, unpacked."""
+        return self.chunk_rows * self.row_nbytes
+
+    @property
     def num_chunks(self) -> int:
         """Inner chunks of a shard."""
         return self.shard[0] * self.shard[1] // self.chunk_rows

@@ -8,10 +8,12 @@ from tools.bench import bench_zarr
 
 def test_every_codec_is_told_with_ratios(tmp_path):
     result = bench_zarr.measure(bench_zarr.QUICK, tmp_path)
-    assert set(result) == {*bench_zarr.CODECS, "add"}
+    assert set(result) == {*bench_zarr.CODECS, "add", "seal", "rows"}
     told = result["blosc-lz4"]
     assert told["times_smaller"] > 5
     assert set(told["speedup_over"]) == {bench_zarr.ZARR, bench_zarr.RAW}
+    assert set(told["cold"]["speedup_over"]) == {bench_zarr.RAW}
+    assert set(result["seal"]["zstd"]["speedup_over"]) == {bench_zarr.ZARR}
 
 
 def test_sides_that_differ_are_not_timed():

@@ -110,6 +110,26 @@ SHARDS = tuple(
     )
 )  # fmt: skip
 
+SEALED = (
+    *(
+        least(f"256 rows of {codec}, over {side}", "bench_zarr",
+              f"{codec} speedup_over {side}", bound)
+        for codec in ("blosc-lz4", "zstd")
+        for side, bound in (("zarr-python", 50), ("mmreplay_memmap", 0.125))
+    ),
+    *(
+        least(f"256 cold rows of {codec}, over cold raw files", "bench_zarr",
+              f"{codec} cold speedup_over mmreplay_memmap", 1)
+        for codec in ("blosc-lz4", "zstd")
+    ),
+    least("a step of 8 environments into shards, over raw files", "bench_zarr",
+          "add speedup_over mmreplay_memmap", 0.5),
+    least("sealing, over 20,000 rows a second", "bench_zarr",
+          "seal blosc-lz4 rows_per_s_over_20000", 1),
+    least("sealing, over zarr-python", "bench_zarr",
+          "seal blosc-lz4 speedup_over zarr-python", 20),
+)  # fmt: skip
+
 TARGETS: tuple[Target, ...] = (
     least("add 1, over cpprb", "bench_add", "speedup add_1_full_ring cpprb", 3),
     least("add 1, over Stable-Baselines3", "bench_add",
@@ -133,6 +153,7 @@ TARGETS: tuple[Target, ...] = (
     *BEYOND,
     *CONVERT,
     *SHARDS,
+    *SEALED,
     least("ring beyond memory, adds over np.memmap's", "bench_beyond",
           "add_speedup np_memmap", 1),
     least("loader, pixels, over the bare gather", "bench_loader",
