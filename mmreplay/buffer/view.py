@@ -128,6 +128,10 @@ class LiveView:
     @property
     def starts(self) -> Span:
         """Where legal starts lie; see `samplers.base.View`."""
+        known, ledger = self._span is self._indexed, self._ledger
+        if known and self._of[0] is ledger.heads and self._of[1] is ledger.tails:
+            # Nothing came or went since the last look, as between most draws.
+            return self._index.starts
         with self.lock:
             self._look()
             return self._index.starts

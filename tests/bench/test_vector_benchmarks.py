@@ -43,6 +43,7 @@ def test_adds_are_measured_without_any_peer(tmp_path):
 def test_draws_are_measured_without_any_peer(tmp_path):
     result = bench_sample.measure(tmp_path, bench_sample.QUICK, [])
     assert set(result["sample_256"]["median_us"]) == set(bench_sample.VARIANTS)
+    assert set(result["floor_256_us"]) == {"records", "records_as_tensors", "mmreplay"}
     assert result["live_reader_us"]["beside_a_writer"]["sample_256"] > 0
     assert result["live_reader_us"]["writer_steps_per_s"] > 0
 

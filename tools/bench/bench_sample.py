@@ -4,8 +4,9 @@ Vector transitions (obs f32[17], action f32[6], reward, next_obs f32[17], two
 bools), a million rows of 10,000 episodes. Ours are drawn from the files' mapping,
 with the next observation stored and with it derived from the following row;
 packed (small fields are views of one array) and contiguous (copied apart). Peers
-store the next observation and hold everything in RAM. A live reader draws while
-another process adds.
+store the next observation and hold everything in RAM. The floor is what no draw from
+the files can do without: copying as many random records out of a mapping, and handing
+six arrays to torch. A live reader draws while another process adds.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from importlib import import_module
+from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from mmreplay import ReplayBuffer
 from tools.bench import peers, transitions
 from tools.bench.peers import Peer
-from tools.bench.transitions import BLOCK
+from tools.bench.transitions import BLOCK, ROW_NBYTES
 from tools.bench.turns import (
     OURS,
     Side,
@@ -76,6 +80,10 @@ def measure(folder: Path, sizes: Sizes, names: list[str]) -> dict[str, object]:
             sides = _draws(stored, derived, others, batch)
             times = race(sides, sizes.turns, sizes.calls)
             result[f"sample_{batch}"] = over_each(times, VARIANTS)
+            bare = floor(folder / "stored", batch) | {OURS: sides[OURS]}
+            result[f"floor_{batch}_us"] = medians_us(
+                race(bare, sizes.turns, sizes.calls)
+            )
     result["live_reader_us"] = live(folder / "stored", sizes)
     return result
 
@@ -108,6 +116,27 @@ def _draw(buffer: ReplayBuffer, batch: int, contiguous: bool) -> Side:
 
 def _draw_of(peer: Peer, batch: int) -> Side:
     return lambda: peer.sample(batch)
+
+
+def floor(path: Path, batch: int) -> dict[str, Side]:
+    """Callables that copy random records of a buffer, and make tensors of them."""
+    torch = import_module("torch")
+    raw = np.dtype((np.void, ROW_NBYTES))
+    records = np.memmap(next(path.rglob("records.bin")), raw, "r")
+    rng, out = np.random.default_rng(0), np.empty(batch, raw)
+    numbers = out.view(np.float32).reshape(batch, -1)
+    ends = np.zeros((2, batch), np.bool_)
+    rows = cycle([rng.integers(len(records), size=batch) for _ in range(256)])
+
+    def take() -> None:
+        records.take(next(rows), 0, out, "clip")
+
+    def tensors() -> list[Any]:
+        take()
+        parts = [numbers[:, 0:17], numbers[:, 17:23], numbers[:, 23], numbers[:, 24:41]]
+        return [torch.from_numpy(part) for part in (*parts, *ends)]
+
+    return {"records": take, "records_as_tensors": tensors}
 
 
 def live(path: Path, sizes: Sizes) -> dict[str, object]:
