@@ -162,9 +162,6 @@ class Ring:
         The batch is laid out as the ring is: environment by environment when
         env-major, step by step when time-major.
         """
-        slot = first % self.slots
-        if self.num_envs == 1 and slot + count <= self.slots:
-            return [(slot, 0, count)]
         found: list[Run] = []
         wide = self.num_envs if self.layout == "time_major" else 1
         for env_id in range(self.num_envs // wide):

@@ -230,8 +230,6 @@ def expand(finals: NDArray[np.bool_]) -> Expansion:
 
 def as_laid(ring: Ring, column: NDArray[Any]) -> NDArray[Any]:
     """A block ``[T, E, *shape]`` as ``[N, *shape]`` in the order of the ring's rows."""
-    if ring.num_envs == 1 and column.ndim == 2 and column.flags.c_contiguous:
-        return column.reshape(-1)
     if ring.layout == "env_major" and ring.num_envs > 1:
         column = column.swapaxes(0, 1)
     return np.ascontiguousarray(column).reshape(-1, *column.shape[2:])

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from mmreplay.buffer.boundaries import Marker, as_laid, expand, laid_out
 from mmreplay.buffer.committer import Committer
-from mmreplay.buffer.intake import Columns, Intake, counted
+from mmreplay.buffer.intake import Columns, Intake, tell
 from mmreplay.episodes import BREAK, CUT, END, FINAL, START
 from mmreplay.errors import ForkedError, SchemaError
-from mmreplay.ring import Ring, Run, runs
+from mmreplay.ring import Run, runs
 from mmreplay.schema import Schema
 from mmreplay.storage.base import Store, whole
 from mmreplay.storage.ledger import Book, refuse_overflow
@@ -41,22 +41,19 @@ class Writer:
         autoreset: str,
         row_nbytes: int,
     ) -> None:
-        self._store = store
-        self._book = book
-        self._committer = committer
-        self._ring: Ring = store.ring
+        self._store, self._book, self._committer = store, book, committer
+        self._ring = ring = store.ring
         self._final_follows = autoreset == "next_step"
         self._marker = Marker(
             schema, self._ring.num_envs, final_follows=self._final_follows
         )
         self.intake = Intake(schema, self._ring.num_envs)
-        self._fields = schema.fields
-        self._pid = os.getpid()
+        self._fields, self._pid = schema.fields, os.getpid()
         self.hold: Hold | None = None
         self._add_lock = threading.Lock()
         self._ahead = max(2, ALLOCATE_AHEAD_NBYTES // max(1, row_nbytes))
-        ring = store.ring
         self._slots, self._wide = ring.slots, ring.num_envs > 1
+        self._straight = not self._wide or ring.layout == "time_major"
         self._one = np.ones(ring.num_envs, np.int64)
         self._bases = [env * ring.slots for env in range(ring.num_envs)]
         self._know(book.heads, book.limits, book.tails)
@@ -220,10 +217,8 @@ class Writer:
         if head >= self._room:
             self._make_room(self._heads + 1)
         slot = head % ring.slots
-        if ring.num_envs == 1:
-            places: list[Run] = [(slot, 0, 1)]
-        elif ring.layout == "time_major":
-            places = [(slot * ring.num_envs, 0, ring.num_envs)]
+        if self._straight:
+            places: list[Run] = [(slot * ring.num_envs, 0, ring.num_envs)]
         else:
             places = [(base + slot, e, e + 1) for e, base in enumerate(self._bases)]
         flags = self._marker.step(columns)
@@ -255,8 +250,11 @@ class Writer:
             laid: Columns = given  # type: ignore[assignment]  # arrays, as the store says
             flags, size = self._marker.plain(laid, steps), self._ring.reserve
             for first in range(0, steps, size):
-                with counted(first, steps):
+                try:
                     self._add_laid(laid, flags, first, min(first + size, steps))
+                except OSError as error:
+                    tell(error, first, steps)
+                    raise
         return True
 
     def extend(
@@ -279,11 +277,12 @@ class Writer:
             for first in range(0, steps, size):
                 piece = slice(first, min(first + size, steps))
                 part = {path: column[piece] for path, column in columns.items()}
-                ends = (
-                    None if final is None else {p: c[piece] for p, c in final.items()}
-                )
-                with counted(first, steps):
+                ends = final and {path: column[piece] for path, column in final.items()}
+                try:
                     self._add_block(part, ends, env_ids)
+                except OSError as error:
+                    tell(error, first, steps)
+                    raise
 
     def _add_block(
         self,
@@ -316,10 +315,8 @@ class Writer:
 
     def _add_lockstep_block(self, columns: Columns) -> None:
         """The same for all environments at equal heads, with no final rows."""
-        ring = self._ring
-        marker = self._marker
-        flags = marker.block(columns, marker.before, marker.pending)
-        laid = {path: as_laid(ring, column) for path, column in columns.items()}
+        flags = self._marker.block(columns, self._marker.before, self._marker.pending)
+        laid = {path: as_laid(self._ring, column) for path, column in columns.items()}
         self._add_laid(laid, flags, 0, len(flags))
 
     def _add_laid(
@@ -338,11 +335,14 @@ class Writer:
         heads = self._heads + count
         if self._lockstep + count > self._room:
             self._make_room(heads)
-        places = ring.block_runs(self._lockstep, count)
-        if skipped:
+        row, head = self._lockstep % self._slots * ring.num_envs, self._lockstep + count
+        if self._straight and row + count * ring.num_envs <= ring.num_rows:
+            places = [(row, skipped, skipped + count * ring.num_envs)]
+            self._store.write(places, laid, flags.reshape(-1))
+        else:
+            places = ring.block_runs(self._lockstep, count)
             places = [(row, skipped + a, skipped + b) for row, a, b in places]
-        self._store.write(places, laid, as_laid(ring, flags))
-        head = self._lockstep + count
+            self._store.write(places, laid, as_laid(ring, flags))
         self._book.publish(heads, self._limits, self._tails)
         self._marker.note_all(flags[stop - 1])
         self._lockstep = head
