@@ -8,6 +8,7 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.errors import CorruptError, FormatError, LockedError, VersionError
+from mmreplay.repairing import mending
 from mmreplay.verify import verify_buffer
 from tests.buffer.test_snapshots import SCHEMA, create, extend
 
@@ -224,3 +225,17 @@ def test_a_newer_version_is_refused(damaged):
 
 def test_schema_is_what_the_tests_think():
     assert [f.nbytes for f in SCHEMA.fields.values()] == [8, 4800, 8, 1]
+
+
+def test_blocks_above_the_heads_are_no_rows():
+    """A record that contradicts itself may vouch for them."""
+    good, gone = mending._rest(74, 82, [(76, 78, "checksum"), (84, 86, "unproven")])
+    assert good == [(74, 76), (78, 82)]
+    assert gone == [(76, 78, "checksum")]
+
+
+def test_an_empty_file_costs_its_rows_and_is_no_error(damaged):
+    os.truncate(damaged / DATA / "flags.bin", 0)
+    made = mr.repair(damaged)
+    assert (made.rows, {cut.why for cut in made.cuts}) == (0, {"missing"})
+    assert verify_buffer(made.target).findings == ()

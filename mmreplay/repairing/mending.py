@@ -207,7 +207,8 @@ def _rest(
     """Divide ``[first, head)`` into what is not lost, and what is and why."""
     good, gone = [], []
     for begin, end, why in lost:
-        begin, end = max(begin, first), min(end, head)
+        # A record that contradicts itself may vouch for blocks above its heads.
+        begin, end = min(max(begin, first), head), min(end, head)
         if begin > first:
             good.append((first, begin))
         if end > begin:
@@ -294,9 +295,11 @@ def _write(
     nbytes = metadata_rows(evidence.metadata)
     size = max(1, CHUNK_NBYTES // sum(nbytes.values()))
     done, total = 0, int((evidence.heads - tails).sum())
+    # An empty file cannot be mapped, and none of its rows is kept.
     maps = {
-        name: np.frombuffer(evidence.opened[name].map_readonly(), np.uint8)
-        for name in nbytes
+        name: np.frombuffer(file.map_readonly() if file.nbytes else b"", np.uint8)
+        for name, file in evidence.opened.items()
+        if name in nbytes
     }
     for env_id in range(ring.num_envs):
         tail, head = int(tails[env_id]), int(evidence.heads[env_id])

@@ -3,10 +3,10 @@
 Each try damages the files of a buffer that has lived: bytes flipped, cut, spliced,
 put back from before, files gone, linked, swapped or of a terabyte, and records that
 lie under a right checksum, as only an adversary writes them. Then it is verified,
-read, drawn from with priorities and written. Allowed are named errors and right rows;
-findings are a crash, a hang, memory beyond a bound, an unexpected error, a wrong row
-in a whole committed block that `verify` calls well, and committed rows that are lost
-without a word. Tries run in child processes, so that a crash is a finding too, and
+read, drawn from with priorities, repaired and written. Allowed are named errors and
+right rows; findings are a crash, a hang, memory beyond a bound, an unexpected error, a
+wrong row in a whole committed block that `verify` calls well, committed rows that are
+lost without a word, and a repaired buffer that is not whole. Tries run in child processes, so that a crash is a finding too, and
 depend on the seed and their number alone, with which each finding is made again:
 ``python -m tools.torture mutate --seed 1 --first 7 --count 1``.
 """
@@ -52,7 +52,8 @@ from tools.torture.specimens import (
 
 ROOM_NBYTES = 256 << 20
 """Address space that a try may add; buffers here have less than a MiB."""
-SLOW_S = forged.TRY_S / 2
+SLOW_S = forged.TRY_S
+"""Of all that is done in a try; each part has as long."""
 CHUNK = 250
 """Tries of one child process."""
 
@@ -82,7 +83,10 @@ class Try:
     def run(self) -> list[str]:
         """What is wrong with how everything ended."""
         begin = time.monotonic()
-        for do in (self._verify, self._read, self._draw, self._write, self._read_again):
+        for do in (
+            *(self._verify, self._read, self._draw, self._repair),
+            *(self._write, self._read_again),
+        ):
             self._guarded(do)
         if time.monotonic() - begin > SLOW_S:
             self.faults.append(f"slow: {time.monotonic() - begin:.0f} s")
@@ -159,6 +163,24 @@ class Try:
             buffer.update_priorities(batch, np.ones(32))
             buffer.sample(32)
         self.report.seen["draw: drawn"] += 1
+
+    def _repair(self) -> None:
+        """What is repaired is whole; without damage all that was committed is kept."""
+        target = self.path.with_name(f"{self.path.name}-repaired")
+        try:
+            made = mr.repair(self.path, target)
+            report = mr.verify_buffer(target)
+            if not report.ok:
+                self.faults.append(f"repaired damaged: {report.findings[:2]}")
+            with mr.ReplayBuffer.open(target) as buffer:
+                if len(alive(buffer)) != made.rows:
+                    self.faults.append("repaired: not as many rows as were told")
+            well = self.verified is not None and self.verified.ok
+            if well and made.cut_rows and self.damage.lawful:
+                self.faults.append(f"cut unsaid: {made.cuts[:2]}, and verify is well")
+            self.report.seen["repair: cut" if made.cuts else "repair: all"] += 1
+        finally:
+            shutil.rmtree(target, ignore_errors=True)
 
     def _write(self) -> None:
         buffer = mr.ReplayBuffer.open(self.path, "r+", commit_every=None)
