@@ -6,8 +6,9 @@ lie under a right checksum, as only an adversary writes them. Then it is verifie
 read, drawn from with priorities, repaired and written. Allowed are named errors and
 right rows; findings are a crash, a hang, memory beyond a bound, an unexpected error, a
 wrong row in a whole committed block that `verify` calls well, committed rows that are
-lost without a word, and a repaired buffer that is not whole. Tries run in child processes, so that a crash is a finding too, and
-depend on the seed and their number alone, with which each finding is made again:
+lost without a word, and a repaired buffer that is not whole. Tries run in child
+processes, so that a crash is a finding too, and depend on the seed and their number
+alone, with which each finding is made again:
 ``python -m tools.torture mutate --seed 1 --first 7 --count 1``.
 """
 
