@@ -1,0 +1,62 @@
+"""Work that threads do ahead comes in order, and not too far ahead."""
+
+import threading
+from itertools import count
+
+import pytest
+
+from mmreplay.convert.ahead import in_order
+
+
+def test_results_come_in_the_order_of_the_items():
+    first = threading.Event()
+
+    def work(item):
+        if item == 0:
+            first.wait(10)
+        elif item == 1:
+            first.set()
+        return item * item
+
+    assert list(in_order(work, range(50), ahead=3)) == [n * n for n in range(50)]
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 4])
+def test_no_more_items_are_taken_than_said(ahead):
+    taken = []
+
+    def items():
+        for number in count():
+            taken.append(number)
+            yield number
+
+    results = in_order(str, items(), ahead)
+    for number in range(20):
+        assert next(results) == str(number)
+        assert len(taken) <= number + 1 + ahead
+    results.close()
+
+
+def test_an_error_comes_where_its_result_would():
+    results = in_order(lambda item: 6 // item, [3, 2, 0, 1], ahead=3)
+    assert next(results) == 2
+    assert next(results) == 3
+    with pytest.raises(ZeroDivisionError):
+        next(results)
+
+
+def test_an_error_of_the_items_is_told():
+    def items():
+        yield 1
+        raise OSError("cut")
+
+    with pytest.raises(OSError, match="cut"):
+        list(in_order(str, items(), ahead=0))
+
+
+def test_threads_end_when_it_is_given_up():
+    results = in_order(str, count(), ahead=4)
+    next(results)
+    results.close()
+    names = [each.name for each in threading.enumerate()]
+    assert not [name for name in names if name.startswith("mmreplay-convert")]
