@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +23,7 @@ from mmreplay.storage.base import Columns
 from mmreplay.storage.memmap import POLICY, MemmapStore
 from mmreplay.storage.places import Places
 from mmreplay.storage.policy import ReadPolicy
+from mmreplay.storage.recycler import Recycler
 from mmreplay.storage.sealing import Sealing
 from mmreplay.storage.shards import ShardReader
 from mmreplay.storage.tail import checksum
@@ -58,6 +58,7 @@ class ZarrStore:
         self._places = places
         self.sealing = Sealing(folder, metadata, tail, places)
         self._place_rows = self.sealing.place_rows
+        self._recycler = Recycler()
         self.grain = self.sealing.grain
 
     @classmethod
@@ -166,7 +167,7 @@ class ZarrStore:
         part = self._tail.gather(rows[raw], kept) if len(raw) else {}
         for path in kept:
             array = self._arrays[path]
-            out: NDArray[Any] = np.empty((len(rows), *array.shape), array.dtype)
+            out = self._recycler.empty((len(rows), *array.shape), array.dtype)
             into = out if not len(raw) else np.empty_like(out[: len(packed)])
             some = (array, places[packed], numbers[packed], within[packed])
             self._reader.prefetch(*some)
