@@ -50,7 +50,7 @@ class Store(Protocol):
     packed: frozenset[str]
     """Paths whose values lie together, so that to read one is to read all."""
     grain: int
-    """Rows an environment that are best given up at once: limits are multiples of it."""
+    """Rows of an environment to give up at once: limits are multiples of it."""
 
     @property
     def all_flags(self) -> NDArray[np.uint8]:
