@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader
 
 import mmreplay as mr
 from mmreplay.errors import EmptyError, FailedError, ForkedError
-from mmreplay.storage.memmap import MemmapStore
 from tests.loader.support import fill, same_as_take, steps
 
 ROOT = Path(__file__).parents[2]
@@ -103,7 +102,7 @@ def test_what_the_disk_refuses_is_raised_with_its_type(buffer, monkeypatch):
     with mr.ReplayLoader(buffer, 8) as loader:
         next(loader)
         for name in ("gather", "prefetch"):
-            monkeypatch.setattr(MemmapStore, name, refuse)
+            monkeypatch.setattr(type(buffer._parts.store), name, refuse)
             with pytest.raises(FailedError, match="the disk is gone"):
                 [next(loader) for _ in range(4)]
             monkeypatch.undo()
