@@ -8,11 +8,11 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.errors import CorruptError, FailedError
 from mmreplay.repairing.evidence import Evidence
 from mmreplay.repairing.kept import Flags, Kept
 from mmreplay.ring import runs
 from mmreplay.storage.zarr import ZarrStore
+from mmreplay.verify.sealed import unreadable as torn
 
 Array = NDArray[np.int64]
 Progress = Callable[[int, int], None]
@@ -32,21 +32,15 @@ def opened(evidence: Evidence) -> Iterator[ZarrStore]:
 
 def unreadable(evidence: Evidence, env_id: int) -> list[tuple[int, int, str]]:
     """Stretches of rows that no checksum covers, and whose shards cannot be read."""
-    ring, size = evidence.metadata.ring, evidence.metadata.ring.block_rows
+    size = evidence.metadata.ring.block_rows
     first, head = int(evidence.firsts[env_id]), int(evidence.heads[env_id])
     begin = min(max(first, int(evidence.unsummed[env_id])), head)
     end = max(begin, min(int(evidence.summed[env_id]) // size * size, head))
     found = []
     with opened(evidence) as store:
         for low, high in ((first, -(-begin // size) * size), (end, head)):
-            for at in range(low, min(high, head), size):
-                stop = min(at + size, high, head)
-                positions = np.arange(at, stop)
-                rows = ring.rows(np.full(len(positions), env_id), positions)
-                try:
-                    store.gather(rows, evidence.metadata.schema.paths)
-                except (CorruptError, FailedError):
-                    found.append((at, stop, "missing"))
+            for at, stop, _ in torn(store, env_id, low, min(high, head)):
+                found.append((at, stop, "missing"))
     return found
 
 

@@ -177,6 +177,11 @@ class ZarrStore:
             found[path] = out
         return {path: found[path] for path in paths if path in found}
 
+    def sealed(self, rows: Ids) -> NDArray[np.bool_]:
+        """Which rows are in shards now, bool of their shape."""
+        found: NDArray[np.bool_] = self._places.take(rows // self._place_rows) & 1 == 1
+        return found
+
     def settle(self, first: Ids, stop: Ids, *, seal: bool = True) -> None:
         """Say in the group what is alive; see `Sealing.settle`."""
         self.sealing.settle(first, stop, seal=seal)

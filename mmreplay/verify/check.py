@@ -39,8 +39,9 @@ def verify_buffer(
 
     Metadata, names, file sizes and types, the slots of COMMIT, the flags of all
     committed rows alive, and the checksums of all committed whole blocks that hold
-    one. Works on a read-only folder and while a writer lives: what that gives up
-    meanwhile is skipped and counted. Memory: a few MiB, whatever the size.
+    one; of a compressed buffer, also whether whatever else is served unpacks. Works
+    on a read-only folder and while a writer lives: what that gives up meanwhile is
+    skipped and counted. Memory: a few MiB, whatever the size.
 
     Args:
         path: The buffer's folder.

@@ -31,11 +31,14 @@ class Claim:
     Attributes:
         firsts: int64 ``[E]``, the oldest position alive.
         heads: int64 ``[E]``, positions below are committed.
+        published: int64 ``[E]``, positions below are served to readers; at least the
+            heads.
         limits: int64 ``[E]``, positions below may be overwritten one lap earlier.
     """
 
     firsts: Array
     heads: Array
+    published: Array
     limits: Array
 
 
@@ -207,4 +210,4 @@ class CommitFile:
         tails = np.maximum(np.maximum(durable.tails, newest.tails), limits - ring.slots)
         firsts = np.maximum(tails, heads - ring.capacity)
         kept = replace(durable, heads=np.maximum(durable.heads, firsts))
-        return Claim(firsts, kept.heads, limits)
+        return Claim(firsts, kept.heads, np.maximum(heads, firsts), limits)
