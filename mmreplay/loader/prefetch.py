@@ -249,8 +249,16 @@ class Prefetcher:
         self._drawing = self._stop = self._told = False
         self._failed = None
 
-    def run(self) -> None:
-        """What each thread does."""
+    def run(self, ticket: list[None]) -> None:
+        """What each thread does.
+
+        Args:
+            ticket: One item, which the thread takes; without it, it ends at once.
+        """
+        try:
+            ticket.pop()
+        except IndexError:
+            return
         with self._recycler:
             while not self._stop:
                 entry = self._next()

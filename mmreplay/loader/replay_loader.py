@@ -6,6 +6,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -106,7 +107,7 @@ class ReplayLoader:
         )  # fmt: skip
         self._threads: list[threading.Thread] = []
         self._pid = os.getpid()
-        self._closed = False
+        self._begun = self._closed = False
         # Threads hold the work and not the loader: one that was dropped ends.
         self._finalizer = weakref.finalize(
             self, _end, self._work, self._threads, self._sender, self._pid
@@ -132,7 +133,7 @@ class ReplayLoader:
         limits = self._source.limits
         for limit in limits:
             limit.await_sample()
-        if not self._threads:
+        if not self._begun:
             self._start()
         elif self._pid != os.getpid():
             self._check()
@@ -148,20 +149,27 @@ class ReplayLoader:
     def _start(self) -> None:
         self._check()
         while len(self._threads) < self._num_threads:
+            ticket: list[None] = [None]
             thread = threading.Thread(
-                target=self._work.run, name="mmreplay-load", daemon=True
+                target=self._work.run, args=(ticket,), name="mmreplay-load", daemon=True
             )
             # Before it runs: whoever is interrupted here ends it all the same.
             self._threads.append(thread)
             try:
                 thread.start()
             except BaseException:
-                self._threads.remove(thread)
+                # Ctrl-C comes before a thread is there or after, and only the ticket
+                # tells: one that runs stays, one to come finds none and ends.
+                with suppress(IndexError):
+                    ticket.pop()
+                    self._threads.remove(thread)
                 raise
             forks.started(self._work)
         self._work.begin()
+        self._begun = True
 
     def _stop(self) -> None:
+        self._begun = False
         _end(self._work, self._threads, self._sender, self._pid, None)
 
     def _check(self) -> None:

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 import mmreplay as mr
 from mmreplay.errors import EmptyError, FailedError, ForkedError
-from tests.loader.support import fill, same_as_take, steps
+from tests.loader.support import CtrlC, fill, same_as_take, steps
 
 ROOT = Path(__file__).parents[2]
 
@@ -212,39 +212,44 @@ def test_a_thousand_loaders_leave_nothing_behind(path):
     assert descriptors() == before
 
 
-def strike(number):
-    """Ctrl-C a moment from now, as often as asked for."""
-
-    def later():
-        for _ in range(number):
-            threading.Event().wait(0.002)
-            os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=later)
-    thread.start()
-    return thread
-
-
 def test_batches_go_on_where_ctrl_c_struck(buffer, path):
     with mr.ReplayBuffer.open(path, sampler=mr.UniformSampler(seed=0)) as alone:
         expected = [alone.sample(8).positions.tolist() for _ in range(4000)]
-    found, strikes = [], 0
-    with mr.ReplayLoader(buffer, 8, prefetch=2) as loader:
-        thread = strike(60)
-        while len(found) < 200 or thread.is_alive():
-            try:
-                batch = next(loader)
-                found.append(batch.positions.tolist())
-            except KeyboardInterrupt:
-                strikes += 1
-        thread.join()
+    found = []
+    with mr.ReplayLoader(buffer, 8, prefetch=2) as loader, CtrlC(60) as ctrl_c:
+        while len(found) < 200 or ctrl_c.comes():
+            with suppress(KeyboardInterrupt):
+                found.append(ctrl_c.during(loader.__next__).positions.tolist())
     assert loaders() == []
-    assert strikes > 20
+    assert ctrl_c.strikes > 20
     # Where it struck between two lines a batch may be lost, never changed or moved.
     places = {str(draw): number for number, draw in enumerate(expected)}
     numbers = [places[str(draw)] for draw in found[:3000]]
     assert numbers == sorted(set(numbers))
-    assert numbers[-1] + 1 - len(numbers) <= strikes
+    assert numbers[-1] + 1 - len(numbers) <= ctrl_c.strikes
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
+def test_ctrl_c_while_a_thread_starts_leaves_none_behind(buffer, monkeypatch, late):
+    begin, struck = threading.Thread.start, []
+
+    def start(self):
+        if self.name == "mmreplay-load" and not struck:
+            struck.append(self)
+            if late:
+                begin(self)
+            raise KeyboardInterrupt
+        begin(self)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with mr.ReplayLoader(buffer, 8) as loader:
+        with pytest.raises(KeyboardInterrupt):
+            next(loader)
+        # The learner asks again, and is not left without a thread either.
+        assert len(next(loader)) == 8
+        assert len(loaders()) == 1
+    assert struck
+    assert loaders() == []
 
 
 PROGRAM = """

@@ -1,15 +1,16 @@
 """A learner that is back at once makes small batches itself: the same ones."""
 
 import threading
+from contextlib import suppress
 
 import numpy as np
 import pytest
 
 import mmreplay as mr
 from mmreplay.loader import prefetch
-from tests.loader.support import fill, steps
+from tests.loader.support import CtrlC, fill, steps
 from tests.loader.test_loader import SAMPLERS, TRANSFORMS, endless, opened, same
-from tests.loader.test_loader_ends import failing, strike
+from tests.loader.test_loader_ends import failing
 
 
 @pytest.fixture(scope="module")
@@ -119,17 +120,15 @@ def test_batches_go_on_where_ctrl_c_struck(path):
     with opened(path) as alone:
         expected = [alone.sample(8).positions.tolist() for _ in range(20_000)]
     places = {str(draw): number for number, draw in enumerate(expected)}
-    found, strikes = [], 0
-    with opened(path) as buffer, mr.ReplayLoader(buffer, 8) as loader:
-        thread = strike(40)
-        while thread.is_alive():
-            try:
-                found.append(places.get(str(next(loader).positions.tolist())))
-            except KeyboardInterrupt:
-                strikes += 1
+    found, buffer = [], opened(path)
+    with buffer, mr.ReplayLoader(buffer, 8) as loader, CtrlC(40) as ctrl_c:
+        while ctrl_c.comes():
+            with suppress(KeyboardInterrupt):
+                batch = ctrl_c.during(loader.__next__)
+                found.append(places.get(str(batch.positions.tolist())))
     numbers = [number for number in found if number is not None]
     assert numbers == sorted(set(numbers))
-    assert numbers[-1] + 1 - len(numbers) <= strikes
+    assert numbers[-1] + 1 - len(numbers) <= ctrl_c.strikes
 
 
 def test_a_writer_beside_it_is_followed(tmp_path, made):
