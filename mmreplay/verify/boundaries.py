@@ -1,4 +1,4 @@
-"""The flags of committed rows: known bits, in an order that an episode can have."""
+"""The flags of rows alive: known bits, in an order that an episode can have."""
 
 from __future__ import annotations
 
@@ -91,10 +91,10 @@ class FlagCheck:
 
     def nbytes(self, claim: Claim) -> int:
         """Bytes that `run` will read, about."""
-        return int((claim.heads - claim.firsts).sum())
+        return int((claim.published - claim.firsts).sum())
 
     def run(self, claim: Claim, notes: Notebook) -> None:
-        """Check all committed rows alive."""
+        """Check all rows alive, those too that are published and not yet committed."""
         ring = self._ring
         notes.rows += int((claim.heads - claim.firsts).sum())
         if ring.layout == "time_major":
@@ -109,10 +109,10 @@ class FlagCheck:
         Args:
             base: Row of their slot 0.
             ids: int64 ``[W]``, the environments of a slot's W rows.
-            claim: What is committed.
+            claim: What is committed, and what is published.
             notes: Where findings go.
         """
-        firsts, heads = claim.firsts[ids], claim.heads[ids]
+        firsts, heads = claim.firsts[ids], claim.published[ids]
         width = len(ids)
         for slot, count in self._pieces(int(firsts.min()), int(heads.max()), width):
             here = self._read(base, slot, count, width)

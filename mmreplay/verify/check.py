@@ -37,11 +37,11 @@ def verify_buffer(
 ) -> VerifyReport:
     """Check every claim that the files of a buffer make; change nothing.
 
-    Metadata, names, file sizes and types, the slots of COMMIT, the flags of all
-    committed rows alive, and the checksums of all committed whole blocks that hold
-    one; of a compressed buffer, also whether whatever else is served unpacks. Works
-    on a read-only folder and while a writer lives: what that gives up meanwhile is
-    skipped and counted. Memory: a few MiB, whatever the size.
+    Metadata, names, file sizes and types, the slots of COMMIT, the flags of all rows
+    alive, and the checksums of all committed whole blocks that hold one; of a
+    compressed buffer, also whether whatever else is served unpacks. Works on a
+    read-only folder and while a writer lives: what that gives up meanwhile is skipped
+    and counted. Memory: a few MiB, whatever the size.
 
     Args:
         path: The buffer's folder.

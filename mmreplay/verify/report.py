@@ -59,7 +59,8 @@ class VerifyReport:
         omitted: Findings beyond those.
         blocks: Blocks whose checksum was computed and compared.
         skipped_blocks: Blocks that a live writer gave up while they were read.
-        rows: Committed rows alive whose flags were checked.
+        rows: Committed rows alive; their flags were checked, and those of the rows
+            published since.
         unsummed_rows: Those of them in blocks that have no checksum yet (the
             newest of each environment) or no longer.
         nbytes: Bytes read from the data files.

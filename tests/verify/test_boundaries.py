@@ -1,5 +1,7 @@
 """Flags: rows that are impossible, alone or after one another, are found."""
 
+import shutil
+
 import numpy as np
 import pytest
 
@@ -74,6 +76,27 @@ def test_a_first_row_that_starts_nothing_is_found(tmp_path):
     path = plain(tmp_path / "b")
     set_flags(path, 0, 0, 0)
     assert "START at the first row ever written" in messages(path, "flags")
+
+
+@pytest.mark.parametrize("layout", ["env_major", "time_major"])
+@pytest.mark.parametrize("position", [19, 20, 22])
+def test_flags_that_are_published_and_not_yet_committed_are_found(
+    tmp_path, layout, position
+):
+    """They are served; of a copy they are cut."""
+    path = plain(tmp_path / "b", layout=layout)
+    with mr.ReplayBuffer.open(path, "r+", commit_every=None) as buffer:
+        more = np.zeros((3, 2))
+        buffer.extend(observation=more.astype(np.int64), terminated=more != 0)
+        assert buffer.committed.tolist() == [20, 20]
+        assert buffer.heads.tolist() == [23, 23]
+        assert verify_buffer(path).findings == ()
+        set_flags(path, 1, position, 64)
+        shutil.copytree(path, tmp_path / "copy")
+        (told,) = [f for f in verify_buffer(path).findings if f.kind == "flags"]
+        assert told.message.startswith(f"environment 1, position {position}: got")
+        assert verify_buffer(path).rows == 40
+        assert verify_buffer(tmp_path / "copy").ok == (position >= 20)
 
 
 @pytest.mark.parametrize("final_follows", [False, True])
