@@ -104,9 +104,10 @@ class CtrlC:
     def during(self, call):
         """What a call returns, unless it is struck."""
         self._inside = True
-        found = call()
-        self._inside = False
-        return found
+        try:
+            return call()
+        finally:
+            self._inside = False
 
     def _come(self, number):
         for _ in range(number):
