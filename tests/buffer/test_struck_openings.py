@@ -66,7 +66,7 @@ def strikes(path, act, expected, stride=1):
         try:
             whole = act(place, striker)
             gc.collect()
-            assert threading.active_count() == threads
+            assert threading.active_count() <= threads
             with opened(place, None) as again:
                 again.add(row(99))
                 assert again.gather_all()["number"].tolist() == [*expected, 99]

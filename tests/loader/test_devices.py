@@ -163,7 +163,7 @@ def test_memory_is_not_filled_again_before_it_was_copied(
     path, monkeypatch, kind, pinned
 ):
     monkeypatch.setattr(devices, "is_pinned", lambda array: pinned)
-    monkeypatch.setattr(devices, "sender_of", lambda device, room: LateSender(room))
+    monkeypatch.setattr(devices, "sender_of", lambda device, room, _: LateSender(room))
     monkeypatch.setattr(replay_loader, "sender_of", devices.sender_of)
     with mr.ReplayBuffer.open(path, sampler=SAMPLERS[kind]()) as alone:
         expected = [alone.sample(64).torch() for _ in range(30)]
