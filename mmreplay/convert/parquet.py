@@ -167,6 +167,11 @@ class ParquetReader(Reader):
             FormatError: It does not, or a column is missing or of another type.
         """
         raw = part.metadata.get(KEY.encode(), b"{}")
+        if SUMS.encode() not in part.metadata:
+            self.report.doubt(
+                f"{part.path.name} has no {SUMS!r} beside its description, so that its "
+                "values are taken as they are"
+            )
         _compare(part, {KEY: crc32c(memoryview(raw))})
         told = Description.from_bytes(raw, f"{part.path}: {KEY!r} in its metadata")
         if told.to_bytes() != self._description.to_bytes():

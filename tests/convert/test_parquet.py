@@ -265,11 +265,14 @@ def changed(table, name, value=5):
     return table.set_column(number, name, pa.array(values, table[name].type))
 
 
-def test_a_file_without_its_checksums_is_read(source, tmp_path):
+def test_a_file_without_its_checksums_is_read_with_a_doubt(source, tmp_path):
     mr.export(source, tmp_path / "a.parquet")
     metadata = told(tmp_path / "a.parquet")
     del metadata[b"mmreplay.crc32c"]
-    same_as(source, rewritten(tmp_path / "a.parquet", lambda t: t, metadata))
+    path = rewritten(tmp_path / "a.parquet", lambda t: t, metadata)
+    same_as(source, path)
+    with pytest.raises(mr.errors.SourceError, match="has no .* beside its description"):
+        mr.load(path, tmp_path / "strict", strict=True)
 
 
 def test_rows_that_differ_from_the_description_are_refused(source, tmp_path):

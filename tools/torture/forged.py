@@ -43,7 +43,8 @@ Columns = Mapping[str, NDArray[np.generic]]
 
 ROOM_NBYTES = 2 << 30
 """Address space that one try may add; a claim that is believed takes more."""
-TRY_S = 20
+TRY_S = 60
+"""Far beyond what any takes, also on a machine that is busy: 20 were not."""
 EXTREMES = (0, 1, -1, 2**15, 2**31 - 1, -(2**31), 2**32 - 1, 2**40, 2**63 - 1, -(2**63))
 NAMED = (FormatError, SourceError, SchemaError)
 
