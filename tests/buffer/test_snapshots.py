@@ -240,25 +240,31 @@ def test_a_paused_writer_waits_at_its_reserve_and_goes_on_after(tmp_path):
     reader.close()
 
 
-def test_with_a_pause_nothing_is_cut(tmp_path):
-    with create(tmp_path / "a", capacity=512) as buffer:
-        extend(buffer, 900)
+def assert_nothing_is_cut(folder, turns, rows):
+    """Take paused snapshots of a buffer that another process writes all along."""
     pid = os.fork()
     if pid == 0:
-        buffer = mr.ReplayBuffer.open(tmp_path / "a", "r+", commit_every=0.01)
+        buffer = mr.ReplayBuffer.open(folder / "a", "r+", commit_every=0.01)
         while True:
             extend(buffer, 5)
     try:
-        with mr.ReplayBuffer.open(tmp_path / "a") as reader:
+        with mr.ReplayBuffer.open(folder / "a") as reader:
             made = [
-                reader.snapshot(tmp_path / f"b{turn}", pause=True) for turn in range(5)
+                reader.snapshot(folder / f"b{turn}", pause=True)
+                for turn in range(turns)
             ]
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    assert [each.cut_rows for each in made] == [0] * 5
-    for turn in range(5):
-        assert len(assert_whole(tmp_path / f"b{turn}").positions) == 1024
+    assert [each.cut_rows for each in made] == [0] * turns
+    for turn in range(turns):
+        assert len(assert_whole(folder / f"b{turn}").positions) == rows
+
+
+def test_with_a_pause_nothing_is_cut(tmp_path):
+    with create(tmp_path / "a", capacity=512) as buffer:
+        extend(buffer, 900)
+    assert_nothing_is_cut(tmp_path, turns=5, rows=1024)
 
 
 def test_a_pause_dies_with_its_owner(tmp_path):

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import signal
 import threading
 
 import numpy as np
@@ -13,7 +12,13 @@ from mmreplay.buffer import taking_shards
 from mmreplay.errors import CorruptError, FailedError, StarvedError
 from mmreplay.files import Disk
 from mmreplay.verify import verify_buffer
-from tests.buffer.test_snapshots import SCHEMA, assert_right, assert_whole, extend
+from tests.buffer.test_snapshots import (
+    SCHEMA,
+    assert_nothing_is_cut,
+    assert_right,
+    assert_whole,
+    extend,
+)
 from tools.torture.disks import using
 
 LAYOUTS = ("env_major", "time_major")
@@ -138,22 +143,7 @@ def test_places_that_change_hands_meanwhile_cost_no_row_that_is_alive(
 def test_with_a_pause_nothing_is_cut_from_under_a_writer(tmp_path):
     with create(tmp_path / "a", capacity=256) as buffer:
         extend(buffer, 300)
-    pid = os.fork()
-    if pid == 0:
-        buffer = mr.ReplayBuffer.open(tmp_path / "a", "r+", commit_every=0.01)
-        while True:
-            extend(buffer, 5)
-    try:
-        with mr.ReplayBuffer.open(tmp_path / "a") as reader:
-            made = [
-                reader.snapshot(tmp_path / f"b{turn}", pause=True) for turn in range(3)
-            ]
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    assert [each.cut_rows for each in made] == [0] * 3
-    for turn in range(3):
-        assert len(assert_whole(tmp_path / f"b{turn}").positions) == 512
+    assert_nothing_is_cut(tmp_path, turns=3, rows=512)
 
 
 def test_a_shard_that_is_gone_is_told(tmp_path):
