@@ -239,3 +239,20 @@ def test_an_empty_file_costs_its_rows_and_is_no_error(damaged):
     made = mr.repair(damaged)
     assert (made.rows, {cut.why for cut in made.cuts}) == (0, {"missing"})
     assert verify_buffer(made.target).findings == ()
+
+
+def test_statistics_that_are_damaged_are_left_out_and_told(tmp_path):
+    with create(tmp_path / "a") as buffer:
+        extend(buffer, 20)
+        buffer.set_statistics({"mean": 1.5})
+    whole = mr.repair(tmp_path / "a", tmp_path / "b")
+    assert whole.restored == ()
+    (tmp_path / "a" / "statistics.json").write_text("{bro")
+    made = mr.repair(tmp_path / "a", tmp_path / "c")
+    (fact,) = made.restored
+    assert fact.startswith(
+        f"no statistics: {tmp_path / 'a' / 'statistics.json'} is not"
+    )
+    assert made.rows == whole.rows
+    with mr.ReplayBuffer.open(tmp_path / "c") as buffer:
+        assert buffer.statistics == {}

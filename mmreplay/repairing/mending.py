@@ -6,7 +6,6 @@ import os
 import secrets
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -267,18 +266,20 @@ def _build(
         store.unmap()
     recovery.create(folder, metadata, evidence.heads, tails)
     files.sync_folder(folder)
-    _copy_statistics(evidence.path, target)
+    _copy_statistics(evidence, target)
     encoded = metadata_file.encode(metadata)
     files.replace_bytes(target / metadata_file.FILE_NAME, encoded)
     files.remove_tree(target / recovery.HALF)
     return int(totals.sum())
 
 
-def _copy_statistics(source: Path, target: Path) -> None:
-    """Take the statistics along unless they are damaged."""
-    found = None
-    with suppress(FormatError):
-        found = read_statistics(source)
+def _copy_statistics(evidence: Evidence, target: Path) -> None:
+    """Take the statistics along; that they are damaged and left out is told."""
+    try:
+        found = read_statistics(evidence.path)
+    except FormatError as error:
+        evidence.restored.append(f"no statistics: {error}")
+        return
     if found:
         write_statistics(target, found)
 
