@@ -55,7 +55,7 @@ def sender_of(
 
     Args:
         device: As torch names them.
-        room: Batches in memory at once.
+        room: Arrays of one shape in memory at once, of all batches.
         kind: Of memory that batches are gathered into.
 
     Raises:

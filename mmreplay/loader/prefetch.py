@@ -142,7 +142,9 @@ class Prefetcher:
             self._call()
         self._handed_at = perf_counter()
         if entry.error is None:
-            return entry.result
+            # A thread that waits still names the last entry that it made.
+            result, entry.result = entry.result, None
+            return result
         # The error's traceback holds whoever called, and the loader: what is held here
         # would keep it and its threads alive when everybody else has dropped it.
         error, entry.error = entry.error, None

@@ -19,7 +19,7 @@ from mmreplay.errors import FailedError, ForkedError, FormatError, SchemaError
 from mmreplay.loader import forks
 from mmreplay.loader.devices import Sender, sender_of
 from mmreplay.loader.prefetch import Prefetcher
-from mmreplay.loader.sources import recycler_of, source_of
+from mmreplay.loader.sources import most_alike, recycler_of, source_of
 from mmreplay.samplers.base import State
 from mmreplay.samplers.states import check_kind
 
@@ -98,7 +98,8 @@ class ReplayLoader:
         self._num_threads = _count("num_threads", num_threads)
         read_ahead_nbytes = _count("read_ahead_nbytes", read_ahead_nbytes)
         # What is filled, what waits, what the learner has and what it had before.
-        room = self.prefetch + self._num_threads + 2
+        batches = self.prefetch + self._num_threads + 2
+        room = batches * most_alike(buffer.schema)
         self._sender: Sender = sender_of(device, room, kind)
         self._source = source_of(buffer, self._sender.recycler)
         self._work = Prefetcher(

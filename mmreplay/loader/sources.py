@@ -5,6 +5,7 @@ Draws are made now and copied later, in any thread.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -23,6 +24,7 @@ from mmreplay.errors import FailedError, SchemaError
 from mmreplay.samplers.base import State, View
 from mmreplay.samplers.epochs import EpochSampler, epochs_of
 from mmreplay.samplers.joined import state_of
+from mmreplay.schema import Schema
 from mmreplay.storage.recycler import Recycler
 
 NO_EPOCHS = (
@@ -377,3 +379,9 @@ def recycler_of(buffer: object) -> type[Recycler]:
             "of them as mr.concat([...])"
         )
     return Recycler
+
+
+def most_alike(schema: Schema) -> int:
+    """How many arrays of one shape a batch may have, next observations included."""
+    alike = Counter((field.shape, field.dtype) for field in schema.fields.values())
+    return 2 * max(alike.values())
