@@ -204,6 +204,7 @@ def open_writer(folder: Path, metadata: Metadata) -> tuple[CommitWriter, Recover
             fresh = replace(fresh, sequence=number)
             file.pwrite(fresh.encode(), size * slot)
             number += 1
+        _sync_inherited(file)
         kept = durable
         order = _oldest_first(slots, commit.DURABLE_SLOTS)
         for slot in order:
@@ -218,6 +219,15 @@ def open_writer(folder: Path, metadata: Metadata) -> tuple[CommitWriter, Recover
     except BaseException:
         file.close()
         raise
+
+
+def _sync_inherited(file: File) -> None:
+    """Make durable what a killed writer may have written and not synced.
+
+    Its last durable slot is the newest here and kept till last, but what a power cut
+    would find in its place may be torn, or older than the slot that goes first.
+    """
+    file.sync()
 
 
 def _split(data: bytes, metadata: Metadata) -> Slots:

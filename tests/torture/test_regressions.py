@@ -2,6 +2,7 @@
 
 import errno
 import os
+from contextlib import suppress
 from itertools import pairwise
 from unittest import mock
 
@@ -13,9 +14,12 @@ from mmreplay.buffer import lifecycle
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.episodes import BREAK, START
 from mmreplay.errors import FailedError, FullError
+from mmreplay.files import File
 from mmreplay.format import commit as records
+from mmreplay.storage.ledger import FILE_NAME as COMMIT
 from mmreplay.storage.ledger import CommitWriter
 from tools.torture.disks import FaultyDisk, WatchedDisk, using
+from tools.torture.power import PowerCut, SimulatedDisk
 from tools.torture.powerloss import abandon
 from tools.torture.rows import GEOMETRIES, content, faults, flags_of
 from tools.torture.scribe import Notes, Scribe
@@ -187,3 +191,43 @@ def test_nothing_is_added_to_a_generation_that_a_resize_may_have_left(tmp_path):
     with ReplayBuffer.open(tmp_path / "a") as reader:
         assert reader.capacity == 20
         assert reader.heads.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("calls", range(12, 20))
+def test_a_power_cut_in_the_opening_after_a_kill_in_a_commit(tmp_path, calls):
+    """A slot that was written and not synced is no reason to overwrite the other."""
+    for luck in range(12):
+        folder = tmp_path / str(luck)
+        folder.mkdir()
+        make(folder / "a").close()
+        disk = SimulatedDisk(folder)
+        with using(disk):
+            buffer = ReplayBuffer.open(folder / "a", "r+", commit_every=None)
+            buffer.add(step(buffer))
+            buffer.commit()
+            heads = buffer.heads
+            buffer.add(step(buffer))
+            # Killed when the slot is written, and not synced.
+            with killed_in(COMMIT), pytest.raises(PowerCut):
+                buffer.commit()
+            abandon(buffer)
+            disk.revive()
+            disk.calls_left = calls
+            with suppress(PowerCut):
+                abandon(ReplayBuffer.open(folder / "a", "r+", commit_every=None))
+        disk.crash(folder, np.random.default_rng(luck))
+        rebooted = mock.patch.object(boot, "boot_id", return_value=bytes(range(16)))
+        with rebooted, ReplayBuffer.open(folder / "a") as reader:
+            assert (reader.heads >= heads).all()
+
+
+def killed_in(name):
+    """Syncs of files of a name never come back."""
+    sync = File.sync
+
+    def killed(file):
+        if file.path.name == name:
+            raise PowerCut(in_flight=True)
+        sync(file)
+
+    return mock.patch.object(File, "sync", killed)

@@ -190,6 +190,12 @@ MUTANTS = (
         early=True,
     ),
     Mutant(
+        "InheritUnsynced",
+        "sync what a killed writer left before overwriting a slot",
+        ((recovery, "_sync_inherited", _nothing),),
+        early=True,
+    ),
+    Mutant(
         "TrustOldBoot",
         "distrust live slots of another boot",
         ((Identity, "trusts", _trust_any_boot),),
