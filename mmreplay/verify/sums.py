@@ -99,18 +99,41 @@ class SumCheck:
             for _, _, block in stripe.blocks
         ]
         for file, row_nbytes in self._covered:
-            step = max(1, CHUNK_NBYTES // (row_nbytes * width))
-            for slot in range(0, size, step):
-                count = min(step, size - slot)
-                first = stripe.row + slot * width
-                data = file.pread(count * width * row_nbytes, first * row_nbytes)
-                rows = np.frombuffer(data, np.uint8).reshape(count, width, row_nbytes)
-                for index, (column, _, _) in enumerate(stripe.blocks):
-                    part = data if width == 1 else rows[:, column].tobytes()
-                    crcs[index] = int(google_crc32c.extend(crcs[index], part))
-                if notes is not None:
-                    notes.read(count * len(stripe.blocks) * row_nbytes)
+            if width == 1:
+                begin = stripe.row * row_nbytes
+                crcs[0] = _extended(crcs[0], file, begin, size * row_nbytes, notes)
+            elif width * row_nbytes > CHUNK_NBYTES:
+                for first in range(stripe.row, stripe.row + size * width, width):
+                    for index, (column, _, _) in enumerate(stripe.blocks):
+                        begin = (first + column) * row_nbytes
+                        crcs[index] = _extended(
+                            crcs[index], file, begin, row_nbytes, notes
+                        )
+            else:
+                self._extend(crcs, stripe, file, row_nbytes, notes)
         return crcs
+
+    def _extend(
+        self,
+        crcs: list[int],
+        stripe: Stripe,
+        file: File,
+        row_nbytes: int,
+        notes: Notebook | None,
+    ) -> None:
+        """Go on with the checksums of a stripe of many environments, in one file."""
+        size, width = self._ring.block_rows, stripe.width
+        step = CHUNK_NBYTES // (row_nbytes * width)
+        for slot in range(0, size, step):
+            count = min(step, size - slot)
+            first = stripe.row + slot * width
+            data = file.pread(count * width * row_nbytes, first * row_nbytes)
+            rows = np.frombuffer(data, np.uint8).reshape(count, width, row_nbytes)
+            for index, (column, _, _) in enumerate(stripe.blocks):
+                part = rows[:, column].tobytes()
+                crcs[index] = int(google_crc32c.extend(crcs[index], part))
+            if notes is not None:
+                notes.read(count * len(stripe.blocks) * row_nbytes)
 
     def stripe_nbytes(self, stripe: Stripe) -> int:
         """Bytes that a stripe's checksums cover."""
@@ -164,6 +187,19 @@ class SumCheck:
             f"{file.path.name} [{stripe.row * n}, {(stripe.row + rows) * n})"
             for file, n in self._covered
         )
+
+
+def _extended(
+    crc: int, file: File, offset: int, nbytes: int, notes: Notebook | None
+) -> int:
+    """Go on with a checksum over bytes that lie together, however large rows are."""
+    stop = offset + nbytes
+    for first in range(offset, stop, CHUNK_NBYTES):
+        count = min(CHUNK_NBYTES, stop - first)
+        crc = int(google_crc32c.extend(crc, file.pread(count, first)))
+        if notes is not None:
+            notes.read(count)
+    return crc
 
 
 def _covered(opened: dict[str, File], metadata: Metadata) -> list[tuple[File, int]]:

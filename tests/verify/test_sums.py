@@ -5,7 +5,7 @@ import pytest
 import mmreplay as mr
 from mmreplay.files import File
 from mmreplay.storage.memmap import MemmapStore
-from mmreplay.verify import verify_buffer
+from mmreplay.verify import sums, verify_buffer
 from tests.verify.support import DATA, flip, kinds, make, put, schema, steps
 
 
@@ -21,6 +21,31 @@ def test_every_sum_covers_what_the_writer_summed(tmp_path, rng):
     crc, lap = store.read_sum(0, first)
     assert (crc, lap) == (store.checksum(0, first), first // ring.num_blocks)
     store.close()
+
+
+@pytest.mark.parametrize("layout", ["env_major", "time_major"])
+@pytest.mark.parametrize("chunk_nbytes", [100, 5000, 70_000])
+def test_rows_larger_than_what_is_read_at_a_time(
+    tmp_path, rng, monkeypatch, layout, chunk_nbytes
+):
+    """Memory is bounded by the pieces, whatever the metadata says of the rows."""
+    path = make(tmp_path / "b", rng, layout=layout)
+    expected = verify_buffer(path)
+    real, reads = File.pread, []
+
+    def pread(self, nbytes, offset):
+        if self.path.name in ("f000.bin", "records.bin"):
+            reads.append(nbytes)
+        return real(self, nbytes, offset)
+
+    monkeypatch.setattr(sums, "CHUNK_NBYTES", chunk_nbytes)
+    monkeypatch.setattr(File, "pread", pread)
+    report = verify_buffer(path)
+    assert report.ok
+    assert (report.blocks, report.nbytes) == (expected.blocks, expected.nbytes)
+    assert max(reads) <= chunk_nbytes
+    flip(path / DATA / "f000.bin", 8 * 4096 * 5)
+    assert kinds(path) == ["sum"]
 
 
 @pytest.mark.parametrize("layout", ["env_major", "time_major"])

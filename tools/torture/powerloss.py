@@ -135,7 +135,9 @@ class Trial:
             stack.enter_context(using(self.disk))
             # Pages that came slowly are written otherwise: a seed would give another
             # attack on a busy machine.
-            stack.enter_context(mock.patch.object(inlet, "perf_counter", lambda: 0.0))
+            stack.enter_context(
+                mock.patch.object(inlet, "perf_counter", return_value=0.0)
+            )
             try:
                 lines = self._live()
             except PowerCut:
