@@ -147,9 +147,10 @@ class Batch:
             "env_ids": self.env_ids, "positions": self.positions,
             "probabilities": self.probabilities, "weights": self.weights,
         }  # fmt: skip
+        batch.mask = batch.window_positions = batch.offsets = batch.buffer_ids = None
         for name in REST:
-            column = getattr(self, name)
-            setattr(batch, name, None if column is None else from_numpy(column))
+            if (column := getattr(self, name)) is not None:
+                setattr(batch, name, from_numpy(column))
         return batch if device is None else batch.to(device)
 
     def to(self, device: str | Device, non_blocking: bool = False) -> Batch:

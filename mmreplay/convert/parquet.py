@@ -33,6 +33,7 @@ from mmreplay.convert.description import (
     RESERVED,
     Description,
 )
+from mmreplay.convert.losses import doubt_sums, undescribed
 from mmreplay.convert.parquet_columns import decode
 from mmreplay.convert.parquet_file import Compression, Part
 from mmreplay.convert.parquet_plain import open_plain
@@ -111,10 +112,7 @@ def open_reader(path: Path, *, allow_expansion: bool = False) -> Reader:
     with closing(Part(paths[0])) as part:
         told = part.metadata.get(KEY.encode())
     if told is None and {SUMS.encode(), FIRST_ROW.encode()} & part.metadata.keys():
-        raise CorruptError(
-            f"{paths[0]} has checksums of mmreplay's in its metadata, expected "
-            f"{KEY!r} beside them; the file was damaged: restore it from a copy"
-        )
+        raise undescribed(paths[0])
     if told is None:
         return open_plain(path, paths, allow_expansion)
     description = Description.from_bytes(told, f"{paths[0]}: {KEY!r} in its metadata")
@@ -168,10 +166,7 @@ class ParquetReader(Reader):
         """
         raw = part.metadata.get(KEY.encode(), b"{}")
         if SUMS.encode() not in part.metadata:
-            self.report.doubt(
-                f"{part.path.name} has no {SUMS!r} beside its description, so that its "
-                "values are taken as they are"
-            )
+            doubt_sums(self.report, part.path.name, repr(SUMS))
         _compare(part, {KEY: crc32c(memoryview(raw))})
         told = Description.from_bytes(raw, f"{part.path}: {KEY!r} in its metadata")
         if told.to_bytes() != self._description.to_bytes():

@@ -15,6 +15,7 @@ from mmreplay.convert.arrays import Column, Scan, mapped, refuse_wide
 from mmreplay.convert.base import Block, Notes, Reader, default_rows
 from mmreplay.convert.description import TAKEN, Description
 from mmreplay.convert.ends import Marks
+from mmreplay.convert.losses import doubt_description
 from mmreplay.errors import SourceError
 from mmreplay.files import File
 from mmreplay.schema.naming import Plain
@@ -33,6 +34,7 @@ class PlainReader(Reader):
             if column.shape and column.shape[0] == self._rows
         }
         kinds = {n: (c.dtype, c.shape[1:]) for n, c in self._columns.items()}
+        doubt_description(notes, kinds)
         self._plain = Plain(kinds, notes, taken=TAKEN)
         for column in self._columns.values():
             refuse_wide(column.row_nbytes, file.path)

@@ -26,6 +26,7 @@ from mmreplay.convert.arrays import (
 )
 from mmreplay.convert.base import Notes, Reader, Writer
 from mmreplay.convert.description import KEY, MAX_NBYTES, Description
+from mmreplay.convert.losses import doubt_sums
 from mmreplay.convert.plain import PlainReader
 from mmreplay.convert.skrl import Kinds, SkrlWriter
 from mmreplay.convert.skrl_read import SkrlReader
@@ -166,10 +167,24 @@ def read_columns(
         CorruptError: It is damaged.
     """
     entries = _entries(file)
-    return {
-        name: _column(file, entries, place, notes)
-        for name, place in _tensors(file, notes, numbers).items()
-    }
+    places = _tensors(file, notes, numbers)
+    if any(_unsummed(entries, place) for place in places.values()):
+        _tell_unsummed(file, KEY in places, notes)
+    return {name: _column(file, entries, place) for name, place in places.items()}
+
+
+def _unsummed(entries: dict[int, Entry], place: Place) -> bool:
+    """Whether the member that a tensor lies in has no checksum."""
+    entry = entries.get(place[3])
+    return place[4] > 0 and entry is not None and entry.crc == 0
+
+
+def _tell_unsummed(file: File, ours: bool, notes: Notes) -> None:
+    if ours:
+        # torch leaves checksums out where it is asked to; mmreplay never does.
+        doubt_sums(notes, file.path.name, "checksum of some members")
+    else:
+        notes.note("some members have no checksum, and were read unchecked")
 
 
 def _reader(file: File, columns: dict[str, Column], notes: Notes) -> Reader:
@@ -336,9 +351,7 @@ def _maps() -> list[tuple[int, int, int]]:
     return found
 
 
-def _column(
-    file: File, entries: dict[int, Entry], place: Place, notes: Notes
-) -> Column:
+def _column(file: File, entries: dict[int, Entry], place: Place) -> Column:
     """A tensor as a column; where it shares its storage, that is checked at once."""
     dtype, shape, offset, begin, held = place
     stored = storage_dtype(dtype)
@@ -353,7 +366,6 @@ def _column(
     nbytes = stored.itemsize * int(np.prod(shape, dtype=object))
     expected: int | None = entry.crc
     if entry.crc == 0:
-        notes.note("some members have no checksum, and were read unchecked")
         expected = None
     elif nbytes != held:
         zips.check(file, entry)

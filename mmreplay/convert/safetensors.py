@@ -19,9 +19,10 @@ from mmreplay.convert.array_file import ArrayWriter
 from mmreplay.convert.arrays import ArrayReader
 from mmreplay.convert.base import Notes, Reader, Writer
 from mmreplay.convert.description import KEY, Description
+from mmreplay.convert.losses import undescribed
 from mmreplay.convert.plain import PlainReader
 from mmreplay.convert.safetensors_file import METADATA, SafetensorsPlan
-from mmreplay.convert.safetensors_parts import INDEX, PartsReader, PartsWriter
+from mmreplay.convert.safetensors_parts import INDEX, PART, PartsReader, PartsWriter
 from mmreplay.convert.skrl import check_layout
 from mmreplay.convert.velora import VeloraWriter
 from mmreplay.errors import SchemaError
@@ -120,9 +121,14 @@ def open_reader(path: Path, *, layout: str | None = None) -> Reader:
 def _reader(file: File) -> Reader:
     metadata, columns = safetensors_file.parse(file)
     safetensors_parts.refuse_part(file, metadata)
+    notes = Notes()
     if KEY not in metadata:
-        return PlainReader(file, columns, Notes())
+        if safetensors_file.sums_of(file, metadata).keys() & {KEY, PART}:
+            raise undescribed(file.path)
+        return PlainReader(file, columns, notes)
     told = safetensors_file.text(file, metadata, KEY)
     name = f"{file.path}: {KEY!r} in its metadata"
     description = Description.from_bytes(told.encode("utf-8", "replace"), name)
-    return ArrayReader(file, columns, description)
+    summed = (KEY, *description.columns)
+    safetensors_file.check_summed(file, metadata, summed, notes)
+    return ArrayReader(file, columns, description, notes)

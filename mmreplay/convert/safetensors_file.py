@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,8 @@ from mmreplay.convert.arrays import (
     Stream,
     crc32c,
 )
+from mmreplay.convert.base import Notes
+from mmreplay.convert.losses import doubt_sums
 from mmreplay.convert.zip_layout import ALIGNMENT
 from mmreplay.errors import CorruptError, FormatError
 from mmreplay.files import File
@@ -114,7 +116,7 @@ def parse(file: File) -> tuple[dict[str, Any], dict[str, Column]]:
         )
     spans = {name: _tensor(file, name, value) for name, value in header.items()}
     _check_tiled(file, start, spans)
-    sums = _sums(file, metadata)
+    sums = sums_of(file, metadata)
     _check_told(file, metadata, sums)
     columns = {
         name: _column(file, start + first, name, dtype, shape, sums.get(name))
@@ -133,6 +135,32 @@ def text(file: File, metadata: dict[str, Any], key: str) -> str:
     if not isinstance(told, str):
         raise FormatError(f"{file.path}: {key!r} in its metadata is no text")
     return told
+
+
+def check_summed(
+    file: File, metadata: dict[str, Any], names: Iterable[str], notes: Notes
+) -> None:
+    """Check that a file of ours has a checksum of all that it is read for.
+
+    Args:
+        file: It.
+        metadata: What `parse` found.
+        names: Of tensors, and of texts in the metadata.
+        notes: Takes the doubt if there is none at all.
+
+    Raises:
+        CorruptError: Some have one, and others have none.
+    """
+    if SUMS not in metadata:
+        doubt_sums(notes, file.path.name, repr(SUMS))
+        return
+    lacking = set(names) - sums_of(file, metadata).keys()
+    if lacking:
+        raise CorruptError(
+            f"{file.path}: {SUMS!r} in its metadata has no checksum of "
+            f"{min(lacking)!r}, expected one of all that is there; the file was "
+            "damaged: restore it from a copy"
+        )
 
 
 Tensor = tuple[str, tuple[int, ...], int, int]
@@ -220,8 +248,12 @@ def _check_tiled(file: File, start: int, spans: dict[str, Tensor]) -> None:
         )
 
 
-def _sums(file: File, metadata: dict[str, Any]) -> dict[str, int]:
-    """Our checksums by tensor, where the file has some."""
+def sums_of(file: File, metadata: dict[str, Any]) -> dict[str, int]:
+    """Our checksums by tensor, and by text of the metadata, where the file has some.
+
+    Raises:
+        FormatError: They are none.
+    """
     if SUMS not in metadata:
         return {}
     name = f"{file.path}: {SUMS!r} in its metadata"

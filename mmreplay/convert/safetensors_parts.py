@@ -251,6 +251,9 @@ class PartsReader(Reader):
                     f"{file.path} says that it is part {told[:120]}, expected "
                     f"{expected} as {self._index} says; it is of another export"
                 )
+            names = (f"{name}.{number:05d}" for name in self._description.columns)
+            summed = (PART, *names)
+            safetensors_file.check_summed(file, metadata, summed, self.report)
             return ArrayReader(file, _plain(columns, number), self._rows(stop - first))
         except BaseException:
             file.close()

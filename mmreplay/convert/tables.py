@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from mmreplay.convert.arrays import refuse_wide
 from mmreplay.convert.base import Block, Columns, Notes, Reader, default_rows
-from mmreplay.convert.description import RESERVED, TAKEN, Description
+from mmreplay.convert.description import TAKEN, Description
 from mmreplay.convert.ends import Marks
+from mmreplay.convert.losses import doubt_description
 from mmreplay.errors import FormatError
 from mmreplay.schema.naming import Plain
 
@@ -45,11 +46,7 @@ class TableReader(Reader):
         self.report = notes
         self._rows, self._batches = rows, batches
         self._episodes = _episodes(kinds)
-        if kinds.keys() >= RESERVED.keys():
-            notes.doubt(
-                f"columns {', '.join(RESERVED)} tell of a buffer whose description is "
-                "lost: they were left out"
-            )
+        doubt_description(notes, kinds)
         self._plain = Plain(kinds, notes, taken=TAKEN)
         if self._episodes:
             self._tell_episodes()

@@ -97,7 +97,9 @@ class StepGenerator:
         found = _steps.pick_legal(
             self.seed, step, ends, stops, *law, tries, env_ids, positions
         )
-        return env_ids[:found], positions[:found]
+        if found < count:
+            return env_ids[:found], positions[:found]
+        return env_ids, positions
 
     def key(self, step: int) -> int:
         """Return a number of one step, in ``[0, 2**64)``, for `Draw.key`."""

@@ -48,6 +48,7 @@ class UniformSampler:
         self._random = StepGenerator(seed)
         self._step = 0
         self._starts = _Starts(Span(np.zeros(1, np.int64), np.zeros(1, np.int64)))
+        self._alike = (0, 0, (np.empty(0), np.empty(0, np.float32)))
 
     def draw(self, view: View, batch_size: int) -> Draw:
         """Draw a batch; see `Sampler.draw`.
@@ -73,10 +74,18 @@ class UniformSampler:
             env_ids, positions = self._pick_legal(view, num_legal, batch_size)
         key = self._random.key(self._step)
         self._step += 1
-        probabilities, weights = np.empty(batch_size), np.empty(batch_size, np.float32)
-        probabilities.fill(1.0 / num_legal)
-        weights.fill(1.0)
-        return Draw(env_ids, positions, probabilities, weights, key)
+        probabilities, weights = self._equal(batch_size, num_legal)
+        return Draw(env_ids, positions, probabilities.copy(), weights.copy(), key)
+
+    def _equal(
+        self, batch_size: int, num_legal: int
+    ) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
+        """Probabilities and weights, kept: to copy both takes half of filling them."""
+        if self._alike[:2] != (batch_size, num_legal):
+            probabilities = np.full(batch_size, 1.0 / num_legal)
+            weights = np.ones(batch_size, np.float32)
+            self._alike = (batch_size, num_legal, (probabilities, weights))
+        return self._alike[2]
 
     def _starts_of(self, view: View) -> _Starts:
         span = view.starts

@@ -219,6 +219,9 @@ class CommitReader:
         self._size = commit.slot_nbytes(start.num_envs)
         self._mapping = file.map_readonly()
         self._num_envs = start.num_envs
+        # The sequence numbers of both live slots, which lie side by side.
+        self._numbers = struct.Struct(f"<Q{self._size - commit.SEQUENCE.size}xQ")
+        self._first = self._size * commit.LIVE_SLOTS[0] + commit.SEQUENCE_OFFSET
         self._take(start)
 
     def _take(self, record: Record) -> None:
@@ -232,12 +235,13 @@ class CommitReader:
         Raises:
             StarvedError: No whole record could be read within two seconds.
         """
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = None
         while True:
-            newest = max((self._peek(slot), slot) for slot in commit.LIVE_SLOTS)
-            if newest[0] <= self.sequence:
+            one, other = self._numbers.unpack_from(self._mapping, self._first)
+            if one <= self.sequence and other <= self.sequence:
                 return False
-            record = self._read(newest[1])
+            deadline = deadline or time.monotonic() + PATIENCE_S
+            record = self._read(commit.LIVE_SLOTS[other > one])
             if record is not None:
                 return self._accept(record)
             if self._both_torn():
@@ -250,10 +254,6 @@ class CommitReader:
             return False
         self._take(record)
         return True
-
-    def _peek(self, slot: int) -> int:
-        offset = self._size * slot + commit.SEQUENCE_OFFSET
-        return int(commit.SEQUENCE.unpack_from(self._mapping, offset)[0])
 
     def _read(self, slot: int) -> Record | None:
         """Read the newest slot, or, where it is torn and stays so, the other one.
