@@ -169,7 +169,7 @@ def test_an_interrupted_recording_keeps_what_it_has(facts, tmp_path):
         ):
             assert recording.poll() is None
         recording.send_signal(signal.SIGINT)
-        out, err = recording.communicate(timeout=30)
+        out, err = recording.communicate(timeout=120)
     finally:
         recording.kill()
         recording.wait()
