@@ -1,5 +1,8 @@
 """Buffers with a past, drawn at random, and what it means that two are the same."""
 
+import json
+import struct
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -148,6 +151,24 @@ def same_rows(one, other, held=np.ascontiguousarray):
         assert a.tobytes() == b.tobytes(), path
     flags = [each.view.flags(left.env_ids, left.positions) for each in (one, other)]
     np.testing.assert_array_equal(*flags)
+
+
+def seven_and_eight(path):
+    """A buffer of two rows, of one int32 each."""
+    schema = mr.Schema({"x": mr.Field((), "int32")})
+    buffer = mr.ReplayBuffer.create(path, schema, 8)
+    buffer.extend(x=np.array([[7], [8]], np.int32))
+    return buffer
+
+
+def retold(path, change):
+    """Change what the metadata of a safetensors file says, and nothing else."""
+    data = path.read_bytes()
+    (size,) = struct.unpack_from("<Q", data)
+    header = json.loads(data[8 : 8 + size])
+    change(header["__metadata__"])
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + size :])
 
 
 def every(dtypes):

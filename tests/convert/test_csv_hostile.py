@@ -15,7 +15,13 @@ import pytest
 import mmreplay as mr
 from mmreplay import files
 from mmreplay.convert import csv_reader, csv_sidecar, csv_text, tables
-from mmreplay.errors import CorruptError, FailedError, FormatError, SchemaError
+from mmreplay.errors import (
+    CorruptError,
+    FailedError,
+    FormatError,
+    SchemaError,
+    SourceError,
+)
 from tests.convert.contract import error_of, peak
 
 SCHEMA = mr.Schema({"x": mr.Field((2,), "int32"), "r": mr.Field((), "float32")})
@@ -175,6 +181,26 @@ def test_sidecars_that_say_nothing_are_refused(file):
     with pytest.raises(FormatError, match="expected at most"):
         load(file)
     assert load(file, sidecar=False).rows == 9
+
+
+def test_a_file_that_lost_its_sidecar_or_its_checksums_is_told_of(file):
+    file.write_bytes(file.read_bytes().replace(b"1.0\n", b"7.0\n", 1))
+    path = csv_sidecar.beside(file)
+    good = json.loads(path.read_bytes())
+    for told in (
+        without(good, "csv"),
+        *({**good, "csv": without(good["csv"], name)} for name in good["csv"]),
+    ):
+        path.write_text(json.dumps(told))
+        with pytest.raises(FormatError, match="does not say which csv file it is of"):
+            load(file)
+    path.unlink()
+    with pytest.raises(SourceError, match="a buffer whose description is lost"):
+        load(file, strict=True)
+
+
+def without(value, name):
+    return {key: each for key, each in value.items() if key != name}
 
 
 def test_a_sidecar_of_other_rows_is_refused(file, tmp_path):

@@ -10,7 +10,7 @@ import mmreplay as mr
 from mmreplay.convert import npz
 from mmreplay.errors import CorruptError, FormatError, SourceError
 from tests.convert.contract import FormatContract
-from tests.convert.support import every_kind
+from tests.convert.support import every_kind, seven_and_eight
 
 
 class TestNpz(FormatContract):
@@ -213,6 +213,27 @@ def test_an_encrypted_or_otherwise_packed_member_is_refused(tmp_path):
     path = member(tmp_path, buffer.getvalue(), method=zipfile.ZIP_BZIP2)
     with pytest.raises(FormatError, match="packed by method 12, expected stored"):
         load(path)
+
+
+@pytest.mark.parametrize("packed", [{}, {"compression": "deflate"}])
+def test_a_checksum_is_held_against_values_even_where_it_is_0(tmp_path, packed):
+    path = tmp_path / "a.npz"
+    with seven_and_eight(tmp_path / "s") as buffer:
+        mr.export(buffer, path, **packed)
+    with zipfile.ZipFile(path) as archive:
+        crc = archive.getinfo("x.npy").CRC.to_bytes(4, "little")
+    path.write_bytes(path.read_bytes().replace(crc, bytes(4)))
+    with pytest.raises(CorruptError, match=r"(expected|not) 00000000"):
+        load(path)
+
+
+def test_a_file_that_lost_its_description_is_doubted(tmp_path):
+    path = tmp_path / "a.npz"
+    with seven_and_eight(tmp_path / "s") as buffer:
+        mr.export(buffer, path)
+    path.write_bytes(path.read_bytes().replace(b"mmreplay.json", b"mmreplay.jso_"))
+    report = load(path)
+    assert "tell of a buffer whose description is lost" in " ".join(report.doubts)
 
 
 def test_columns_that_contradict_the_flags_are_refused(source, tmp_path):

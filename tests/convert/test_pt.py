@@ -2,6 +2,7 @@
 
 import os
 import pickletools
+import struct
 import zipfile
 
 import numpy as np
@@ -11,10 +12,10 @@ import torch
 import mmreplay as mr
 from mmreplay.convert import pt_header
 from mmreplay.convert.zip_layout import Layout
-from mmreplay.errors import CorruptError, FormatError
+from mmreplay.errors import CorruptError, FormatError, SourceError
 from mmreplay.files import File
 from tests.convert.contract import FormatContract
-from tests.convert.support import every_kind
+from tests.convert.support import every_kind, seven_and_eight
 
 
 class TestPt(FormatContract):
@@ -183,6 +184,40 @@ def repacked(path, method=zipfile.ZIP_STORED, rename=None, **members):
 def small(tmp_path):
     torch.save({"x": torch.zeros(1000)}, tmp_path / "a.pt")
     return tmp_path / "a.pt"
+
+
+def unsummed(path):
+    """Damage the last tensor, and set its checksum to what torch means none by."""
+    data = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:
+        tensors = [each for each in archive.infolist() if "/data/" in each.filename]
+    last = max(tensors, key=lambda each: each.header_offset)
+    sum_at = data.rindex(last.CRC.to_bytes(4, "little"))
+    data[sum_at : sum_at + 4] = bytes(4)
+    name, extra = struct.unpack_from("<2H", data, last.header_offset + 26)
+    data[last.header_offset + 30 + name + extra] += 1
+    path.write_bytes(data)
+    return path
+
+
+def test_values_without_a_checksum_are_a_doubt_in_files_of_ours(tmp_path):
+    path = tmp_path / "a.pt"
+    with seven_and_eight(tmp_path / "s") as buffer:
+        mr.export(buffer, path)
+    report = load(unsummed(path))
+    assert report.doubts == (
+        "a.pt has no checksum of some members beside its description, so that its "
+        "values are taken as they are",
+    )
+    with mr.ReplayBuffer.open(tmp_path / "target") as target:
+        assert target.gather_all()["x"].tolist() == [8, 8]
+    with pytest.raises(SourceError, match="beside its description, so that"):
+        mr.load(path, tmp_path / "strict", strict=True)
+
+
+def test_values_without_a_checksum_are_noted_in_files_of_others(small):
+    report = load(unsummed(small))
+    assert "some members have no checksum, and were read unchecked" in report.notes
 
 
 def test_a_packed_member_is_refused(small):

@@ -10,9 +10,9 @@ from safetensors.numpy import save_file
 
 import mmreplay as mr
 from mmreplay.convert import safetensors
-from mmreplay.errors import CorruptError, FormatError, SchemaError
+from mmreplay.errors import CorruptError, FormatError, SchemaError, SourceError
 from tests.convert.contract import FormatContract
-from tests.convert.support import every_kind
+from tests.convert.support import every_kind, retold, seven_and_eight
 
 
 class TestSafetensors(FormatContract):
@@ -122,6 +122,56 @@ def test_a_field_of_the_name_of_the_metadata_is_refused(tmp_path):
     mr.load(tmp_path / "parts.safetensors", tmp_path / "back")
     with mr.ReplayBuffer.open(tmp_path / "back") as buffer:
         assert buffer.gather_all()["__metadata__"].tolist() == [1.5]
+
+
+SUMS = "mmreplay.crc32c"
+
+
+@pytest.fixture
+def file(tmp_path):
+    with seven_and_eight(tmp_path / "s") as buffer:
+        mr.export(buffer, tmp_path / "a.safetensors")
+    return tmp_path / "a.safetensors"
+
+
+def test_values_without_checksums_are_read_with_a_doubt(file):
+    data = bytearray(file.read_bytes())
+    # Two flags follow the values.
+    data[-6] = 9
+    file.write_bytes(data)
+    with pytest.raises(CorruptError, match=r"tensor 'x' at byte .* has checksum"):
+        load(file)
+    retold(file, lambda told: told.update({"x" + SUMS: told.pop(SUMS)}))
+    report = load(file)
+    assert report.doubts == (
+        f"{file.name} has no {SUMS!r} beside its description, so that its values are "
+        "taken as they are",
+    )
+    with mr.ReplayBuffer.open(file.with_name("target")) as target:
+        assert target.gather_all()["x"].tolist() == [7, 9]
+    with pytest.raises(SourceError, match="beside its description, so that"):
+        mr.load(file, file.with_name("strict"), strict=True)
+
+
+@pytest.mark.parametrize("name", ["x", "_flags", "mmreplay"])
+def test_a_single_checksum_that_is_missing_is_refused(file, name):
+    def lose(told):
+        sums = json.loads(told[SUMS])
+        sums[name + "?"] = sums.pop(name)
+        told[SUMS] = json.dumps(sums)
+
+    retold(file, lose)
+    with pytest.raises(CorruptError, match=f"has no checksum of '{name}', expected"):
+        load(file)
+
+
+def test_a_file_that_lost_its_description_is_refused_or_doubted(file):
+    retold(file, lambda told: told.pop("mmreplay"))
+    with pytest.raises(CorruptError, match="expected 'mmreplay' beside them; the file"):
+        load(file)
+    retold(file, lambda told: told.pop(SUMS))
+    report = load(file)
+    assert "tell of a buffer whose description is lost" in " ".join(report.doubts)
 
 
 @pytest.mark.parametrize("size", [1 << 40, (16 << 20) + 1, 200])

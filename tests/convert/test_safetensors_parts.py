@@ -10,9 +10,10 @@ from safetensors import safe_open
 import mmreplay as mr
 from mmreplay import files
 from mmreplay.convert.description import KEY
+from mmreplay.convert.safetensors_file import SUMS
 from mmreplay.convert.safetensors_parts import INDEX, PART, ROWS, part_name
 from mmreplay.errors import CorruptError, FormatError, ReplayError, SchemaError
-from tests.convert.support import every_kind, same, same_rows
+from tests.convert.support import every_kind, retold, same, same_rows
 
 
 @pytest.fixture(autouse=True)
@@ -202,6 +203,23 @@ def test_a_part_without_a_column_is_refused(folder, tmp_path):
     save_file(tensors, path, {PART: told[PART]})
     with pytest.raises(FormatError, match="lacks the array '_flags'"):
         mr.load(folder, tmp_path / "b")
+
+
+def test_a_part_without_its_checksums_is_doubted_or_refused(folder, tmp_path):
+    whole = (folder / SECOND).read_bytes()
+    retold(folder / SECOND, lambda told: told.pop(SUMS))
+    report = mr.load(folder, tmp_path / "b")
+    assert [doubt.partition(" beside")[0] for doubt in report.doubts] == [
+        f"{SECOND} has no {SUMS!r}"
+    ]
+    (folder / SECOND).write_bytes(whole)
+    retold(folder / SECOND, lambda told: told.update({SUMS: "{}"}))
+    with pytest.raises(CorruptError, match=r"checksum of '_env_id\.00002', exp"):
+        mr.load(folder, tmp_path / "c")
+    (folder / SECOND).write_bytes(whole)
+    retold(folder / SECOND, lambda told: told.pop(PART))
+    with pytest.raises(CorruptError, match="expected 'mmreplay' beside them; the file"):
+        mr.load(folder / SECOND, tmp_path / "c")
 
 
 def test_a_flipped_bit_is_an_error_or_changes_nothing(source, folder, tmp_path):
