@@ -81,6 +81,9 @@ def storable(values: NDArray[Any]) -> NDArray[np.float32]:
     """
     if len(values) == 0:
         return np.zeros(0, np.float32)
+    if values.dtype == np.float16:
+        # MOST would be cast to it, and no infinity is above that one.
+        values = values.astype(np.float32)
     # NaN is in no order: it fails both.
     low, high = np.minimum.reduce(values), np.maximum.reduce(values)
     if not (low >= 0 and high <= MOST):

@@ -88,6 +88,17 @@ class TestUpdates:
             update(buffer, [(0, 0), (0, 1)], [5.0, value])
         assert (column_of(buffer) == before).all()
 
+    def test_half_floats_are_taken_and_their_infinities_are_not(self, make):
+        twin, buffer = self.buffer(make)
+        twin.extend([["", ""]] * 3)
+        half = np.array([5, 65504], np.float16)
+        assert update(buffer, [(0, 0), (0, 1)], half) == 0
+        before = column_of(buffer).copy()
+        assert set(half) <= set(before)
+        with pytest.raises(SchemaError, match="priorities: got inf at 1, expected fin"):
+            update(buffer, [(0, 0), (0, 1)], np.array([7, np.inf], np.float16))
+        assert (column_of(buffer) == before).all()
+
     def test_an_illegal_start_is_never_opened(self, make):
         twin, buffer = self.buffer(make, capacity=8, num_envs=1)
         twin.extend([[""], ["u"], [""], [""]])
