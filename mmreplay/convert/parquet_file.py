@@ -16,6 +16,7 @@ from mmreplay.convert import parquet_checks
 from mmreplay.convert.parquet_columns import ITEM
 from mmreplay.errors import CorruptError, FormatError, ReplayError, SchemaError
 from mmreplay.files import File
+from mmreplay.positioned import Positioned
 
 CODECS = ("zstd", "snappy", "gzip", "lz4", "brotli", "none")
 PAGE_NBYTES = 1 << 20
@@ -86,38 +87,6 @@ class Sink(io.RawIOBase):
     def tell(self) -> int:
         """Bytes written."""
         return self._end
-
-
-class Source(io.RawIOBase):
-    """A file that pyarrow reads from anywhere; a cut is noticed, not a SIGBUS."""
-
-    def __init__(self, file: File) -> None:
-        self._file, self._at = file, 0
-
-    def readable(self) -> bool:
-        """Yes."""
-        return True
-
-    def seekable(self) -> bool:
-        """Yes."""
-        return True
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        """Go somewhere."""
-        self._at = offset + (0, self._at, self._file.nbytes)[whence]
-        return self._at
-
-    def tell(self) -> int:
-        """Where it is."""
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        """The next bytes, fewer only at the end."""
-        room = max(0, self._file.nbytes - self._at)
-        size = room if size < 0 else min(size, room)
-        data = self._file.pread(size, self._at)
-        self._at += size
-        return data
 
 
 @contextmanager
@@ -239,7 +208,7 @@ class Part:
 
     def _open(self) -> None:
         self._parquet = pq.ParquetFile(
-            pa.PythonFile(Source(self._file), mode="r"),
+            pa.PythonFile(Positioned(self._file), mode="r"),
             pre_buffer=False,
             # Columns are read a piece at a time, not whole row groups.
             buffer_size=READ_NBYTES,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import struct
 import zipfile
 import zlib
@@ -12,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 from mmreplay.errors import CorruptError, FormatError, ReplayError
 from mmreplay.files import File
+from mmreplay.positioned import Positioned
 
 MAX_CHILDREN = 100_000
 MAX_MEMBERS = 4_000_000
@@ -146,41 +146,6 @@ class FolderBlobs(Blobs):
         """See `Blobs.close`."""
 
 
-class _Positioned(io.RawIOBase):
-    """A file with a position, as the zip library wants it."""
-
-    def __init__(self, file: File) -> None:
-        self._file, self._at = file, 0
-
-    def readable(self) -> bool:
-        """Yes."""
-        return True
-
-    def seekable(self) -> bool:
-        """Yes."""
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a byte."""
-        base = (0, self._at, self._file.nbytes)[whence]
-        if base + offset < 0:
-            raise ValueError(f"byte {base + offset} of a file")
-        self._at = base + offset
-        return self._at
-
-    def tell(self) -> int:
-        """The byte that is read next."""
-        return self._at
-
-    def read(self, size: int | None = -1) -> bytes:
-        """Bytes from here on, fewer at the end."""
-        left = max(0, self._file.nbytes - self._at)
-        size = left if size is None or size < 0 else min(size, left)
-        data = self._file.pread(size, self._at)
-        self._at += size
-        return data
-
-
 class ZipBlobs(Blobs):
     """Members of a zip file, stored or deflated; see `Blobs`."""
 
@@ -207,7 +172,7 @@ class ZipBlobs(Blobs):
 
     def _directory(self, path: Path) -> zipfile.ZipFile:
         try:
-            archive = zipfile.ZipFile(_Positioned(self._file))
+            archive = zipfile.ZipFile(Positioned(self._file))
         except ReplayError:
             raise
         except Exception as error:

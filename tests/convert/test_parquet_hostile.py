@@ -10,10 +10,8 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.convert import parquet, parquet_checks, tables
-from mmreplay.convert.parquet_file import Source
 from mmreplay.convert.parquet_thrift import LEAF, Compact, Malformed
 from mmreplay.errors import CorruptError, FormatError
-from mmreplay.files import File
 from tests.convert import thrift
 
 
@@ -200,20 +198,6 @@ def test_a_file_cut_while_it_is_read_is_an_error(tmp_path):
         with pytest.raises(CorruptError, match="the file was cut while") as caught:
             list(blocks)
     assert str(path) in str(caught.value)
-
-
-def test_a_source_reads_as_files_do(tmp_path):
-    path = tmp_path / "x"
-    path.write_bytes(bytes(range(100)))
-    file = File.open(path, None)
-    with Source(file) as ours, path.open("rb") as theirs:
-        for seek in ((5, 0), (3, 1), (-7, 2), (99, 0), (400, 0)):
-            assert ours.seek(*seek) == theirs.seek(*seek)
-            assert ours.read(4) == theirs.read(4)
-            assert ours.tell() == theirs.tell()
-        ours.seek(90)
-        assert ours.read() == bytes(range(90, 100))
-    file.close()
 
 
 LOAD = """

@@ -12,9 +12,10 @@ import pyarrow as pa
 
 from mmreplay.convert import parquet_columns
 from mmreplay.convert.foreign.columns import Array
-from mmreplay.convert.parquet_file import Part, Source, told
+from mmreplay.convert.parquet_file import Part, told
 from mmreplay.errors import CorruptError, FormatError, SourceError
 from mmreplay.files import File
+from mmreplay.positioned import Positioned
 from mmreplay.schema.dtypes import storage_dtype
 
 Batches = Callable[[], Iterator[Mapping[str, Any]]]
@@ -162,7 +163,7 @@ class IpcFile:
         try:
             with told(path):
                 _refuse_packed(self.file)
-                self._reader = pa.ipc.open_file(pa.PythonFile(Source(self.file)))
+                self._reader = pa.ipc.open_file(pa.PythonFile(Positioned(self.file)))
                 self.names = list(self._reader.schema.names)
                 number = self._reader.num_record_batches
                 self.count = sum(self._batch(n).num_rows for n in range(number))
@@ -198,7 +199,7 @@ def _refuse_packed(file: File) -> None:
     Raises:
         FormatError: There is one.
     """
-    reader = pa.ipc.MessageReader.open_stream(pa.PythonFile(_Messages(file)))
+    reader = pa.ipc.MessageReader.open_stream(pa.PythonFile(_messages(file)))
     for message in reader:
         if message.type == "record batch" and _packed(message.metadata.to_pybytes()):
             raise FormatError(
@@ -207,17 +208,14 @@ def _refuse_packed(file: File) -> None:
             )
 
 
-class _Messages(Source):
+def _messages(file: File) -> Positioned:
     """The messages of an IPC file, which begin behind its magic."""
-
-    def __init__(self, file: File) -> None:
-        super().__init__(file)
-        if file.nbytes < 16 or file.pread(6, 0) != b"ARROW1":
-            raise FormatError(
-                f"{file.path} does not begin with b'ARROW1', expected an Arrow file; "
-                "it was cut, or is of another format"
-            )
-        self.seek(8)
+    if file.nbytes < 16 or file.pread(6, 0) != b"ARROW1":
+        raise FormatError(
+            f"{file.path} does not begin with b'ARROW1', expected an Arrow file; it "
+            "was cut, or is of another format"
+        )
+    return Positioned(file, 8)
 
 
 def _packed(metadata: bytes) -> bool:

@@ -18,6 +18,7 @@ import numpy as np
 
 from mmreplay.errors import CorruptError, FormatError, ReplayError, SchemaError
 from mmreplay.files import File
+from mmreplay.positioned import Positioned
 
 MEANING = (
     "a pickle is a program that its maker wrote and you would run; mmreplay runs it "
@@ -89,26 +90,6 @@ def _numpy_module(module: str) -> Any:
     return import_module(f"numpy._core.{module.rpartition('.')[2]}")
 
 
-class _Raw(io.RawIOBase):
-    """A file of ours as Python's own."""
-
-    def __init__(self, file: File) -> None:
-        self._file, self._at = file, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        size = min(len(view), self._file.nbytes - self._at)
-        self._file.pread_into(view[:size], self._at)
-        self._at += size
-        return size
-
-    def tell(self) -> int:
-        return self._at
-
-
 def load(path: Path, allowed: bool) -> Any:
     """What a pickle holds.
 
@@ -126,7 +107,7 @@ def load(path: Path, allowed: bool) -> Any:
             "allow_pickle=True (--allow-pickle) if you trust its maker"
         )
     file = File.open(path, None)
-    raw = _Raw(file)
+    raw = Positioned(file)
     try:
         return _Unpickler(io.BufferedReader(raw)).load()
     except ReplayError:
