@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.errors import SchemaError
 from mmreplay.schema import Field
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether it is a real number, numpy's and NaN included."""
+    real = isinstance(value, int | float | np.integer | np.floating)
+    return real and not isinstance(value, bool)
 
 
 def whole(name: str, value: object, least: int) -> int:
@@ -28,11 +36,7 @@ def fraction(name: str, value: object) -> float:
     Raises:
         SchemaError: It is none.
     """
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float | np.integer | np.floating)
-        or not 0 <= value <= 1
-    ):
+    if not is_number(value) or not 0 <= value <= 1:
         raise SchemaError(
             f"{name}: got {value!r}, expected a number in [0, 1]; give another"
         )
@@ -45,8 +49,7 @@ def number(name: str, value: object) -> None:
     Raises:
         SchemaError: It is none.
     """
-    real = isinstance(value, int | float | np.integer | np.floating)
-    if not real or isinstance(value, bool):
+    if not is_number(value):
         raise SchemaError(f"{name}: got {value!r:.80}, expected a number; such as 0.0")
 
 

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from mmreplay.errors import FormatError, SchemaError
 from mmreplay.schema import Field
 from mmreplay.transforms.base import Bound
-from mmreplay.transforms.checks import numbers
+from mmreplay.transforms.checks import is_number, numbers
 from mmreplay.transforms.elementwise import each
 from mmreplay.transforms.outline import Outline
 
@@ -79,7 +79,7 @@ class Normalize:
                     f"{path!r}, expected finite ones, and no negative std; measure "
                     "them over steps that hold numbers"
                 )
-        if self.clip is not None and not self.clip > 0:
+        if self.clip is not None and not (is_number(self.clip) and self.clip > 0):
             raise SchemaError(
                 f"Normalize: got clip {self.clip!r}, expected a positive number; None "
                 "leaves values as they come"
@@ -113,7 +113,8 @@ class Normalize:
         sums, so a mean far from zero costs no precision.
 
         Args:
-            batches: Arrays ``[N, *shape]`` by path: batches of a buffer, or dicts.
+            batches: Arrays ``[N, *shape]`` by path: batches of a buffer, or dicts of
+                numbers that numpy has.
             paths: Leaves to measure.
             clip: As in `Normalize`.
 
@@ -123,7 +124,7 @@ class Normalize:
         known: dict[str, _Moments] = {}
         for batch in batches:
             for path in paths:
-                values = np.asarray(batch[path]).astype(np.float64)
+                values = _measured(batch, path)
                 if len(values):
                     found = _Moments.of(values)
                     known[path] = found.merged(known[path]) if path in known else found
@@ -196,8 +197,27 @@ def _normalized(path: str, field: Field) -> Field:
     return Field(field.shape, "float64" if field.dtype == "float64" else "float32")
 
 
+def _measured(batch: ByName, path: str) -> Floats:
+    """Numbers of a field, which of bfloat16 a batch holds the bits of."""
+    values = np.asarray(batch[path])
+    if path in getattr(batch, "bfloat16", ()):
+        values = numbers(values, Field(values.shape[1:], "bfloat16"))
+    return values.astype(np.float64)
+
+
 def _floats(values: ArrayLike) -> Floats:
-    return np.asarray(values, np.float64)
+    """Moments as an array.
+
+    Raises:
+        SchemaError: They are no numbers.
+    """
+    try:
+        return np.asarray(values, np.float64)
+    except (TypeError, ValueError):
+        raise SchemaError(
+            f"Normalize: got {values!r:.80} as a mean or std, expected a number or an "
+            "array of numbers; such as 0.0"
+        ) from None
 
 
 def _check_fit(path: str, moment: Floats, field: Field) -> None:
