@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +14,7 @@ from mmreplay.errors import SchemaError
 from mmreplay.schema import Field
 from mmreplay.transforms.anchors import Anchors
 from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over
-from mmreplay.transforms.checks import numbers, whole
+from mmreplay.transforms.checks import is_number, numbers, whole
 from mmreplay.transforms.outline import Outline
 
 Change = Callable[[str, NDArray[np.generic]], NDArray[np.generic]]
@@ -98,6 +99,12 @@ class Cast:
                 "Cast: got bfloat16, expected a dtype that numpy has; cast to float32, "
                 "and the tensors of the batch by .to(torch.bfloat16)"
             )
+        for name, value in (("scale", self.scale), ("offset", self.offset)):
+            if not is_number(value) or not math.isfinite(value):
+                raise SchemaError(
+                    f"Cast {name}: got {value!r:.80}, expected a finite number; such "
+                    "as 0.5"
+                )
         if field.numpy.kind != "f" and (self.scale, self.offset) != (1.0, 0.0):
             raise SchemaError(
                 f"Cast: got scale {self.scale} and offset {self.offset} with "
@@ -171,6 +178,7 @@ class OneHot:
     def __post_init__(self) -> None:
         """Check the arguments."""
         whole("OneHot num_classes", self.num_classes, 1)
+        whole("OneHot start", self.start, np.iinfo(np.int64).min)
 
     def bind(self, outline: Outline) -> Bound:
         """Fit it; see `Transform.bind`.
@@ -208,4 +216,7 @@ class OneHot:
                 f"expected them in [{self.start}, {self.start + self.num_classes}); "
                 "raise num_classes, or set start"
             )
-        return np.eye(self.num_classes, dtype=np.dtype(self.dtype))[places]
+        # Rows of an identity matrix would cost the square of the classes a batch.
+        vectors = np.zeros((*places.shape, self.num_classes), np.dtype(self.dtype))
+        np.put_along_axis(vectors, places[..., None], 1, axis=-1)
+        return vectors

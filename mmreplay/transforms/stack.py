@@ -15,6 +15,9 @@ from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over, Touched
 from mmreplay.transforms.checks import whole
 from mmreplay.transforms.outline import Outline, Place
 
+MAX_AXES = 64
+"""Of an array of numpy."""
+
 
 @dataclass(frozen=True, slots=True)
 class FrameStack:
@@ -41,6 +44,8 @@ class FrameStack:
     def __post_init__(self) -> None:
         """Check the arguments."""
         whole("FrameStack k", self.k, 1)
+        if self.axis is not None:
+            whole("FrameStack axis", self.axis, -MAX_AXES)
 
     def bind(self, outline: Outline) -> Bound:
         """Fit it; see `Transform.bind`.

@@ -76,6 +76,16 @@ def test_one_hot_vectors_are_rows_of_the_identity():
         buffer.take(0, [0, 1])
 
 
+def test_many_classes_take_no_more_memory_than_their_vectors():
+    fields = {"observation": mr.Field((), "int64"), "action": mr.Field((), "int64")}
+    values = {"observation": np.arange(3), "action": np.array([0, 199_999, 7])}
+    # A matrix of the classes would take 40 GB.
+    one_hot = mr.OneHot(200_000, dtype="uint8")
+    batch = buffer_of(fields, values, [one_hot]).take(0, [0, 1])
+    assert batch["action"].argmax(-1).tolist() == [0, 199_999]
+    assert batch["action"].sum(-1, dtype=int).tolist() == [1, 1]
+
+
 def test_deltas_are_next_less_now_and_keep_their_sign():
     pixels = np.array([[250], [3], [255]], np.uint8)
     fields = {"observation": {"pixels": mr.Field((1,), "uint8")}}
@@ -147,6 +157,16 @@ def test_moments_of_a_buffer_normalize_it():
     assert normalize.stds["reward"] == pytest.approx(rewards.std())
 
 
+def test_bfloat16_is_measured_as_the_numbers_it_holds():
+    fields = {"number": mr.Field((2,), "bfloat16")}
+    numbers = np.array([[1, -2], [2, 4], [3, 0.5]], np.float32)
+    bits = (numbers.view(np.uint32) >> 16).astype("<u2")
+    buffer = buffer_of(fields, {"number": bits}, [])
+    normalize = mr.Normalize.fit([buffer.take(0, range(3))], ["number"])
+    np.testing.assert_allclose(normalize.means["number"], numbers.mean(0))
+    np.testing.assert_allclose(normalize.stds["number"], numbers.std(0), rtol=1e-6)
+
+
 def test_what_cannot_be_measured_or_read_back_is_refused():
     with pytest.raises(SchemaError, match=r"got no value of \['x'\]"):
         mr.Normalize.fit([], ["x"])
@@ -216,6 +236,30 @@ def test_bfloat16_rewards_are_summed_as_numbers():
         (
             lambda: mr.Normalize(3, 4),
             "Normalize: got means 3, expected a number or a",
+        ),
+        (
+            lambda: mr.Normalize({"observation": "a"}, {"observation": 1}),
+            "Normalize: got 'a' as a mean or std, expected a number",
+        ),
+        (
+            lambda: mr.Normalize({"observation": 0}, {"observation": 1}, clip="a"),
+            "Normalize: got clip 'a', expected a positive number",
+        ),
+        (
+            lambda: mr.Cast("float32", scale="a"),
+            "Cast scale: got 'a', expected a finite number",
+        ),
+        (
+            lambda: mr.Cast("float32", offset=np.nan),
+            "Cast offset: got nan, expected a finite number",
+        ),
+        (
+            lambda: mr.FrameStack(2, axis="a"),
+            "FrameStack axis: got 'a', expected an integer",
+        ),
+        (
+            lambda: mr.OneHot(2, start=0.5),
+            "OneHot start: got 0.5, expected an integer",
         ),
         (
             lambda: mr.DiscountedReturn(0.5, default="a"),
