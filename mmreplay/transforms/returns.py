@@ -191,14 +191,14 @@ class _Returns(Over):
         joined = np.zeros(len(rows), bool)
         joined[:-1] = (env_ids[1:] == env_ids[:-1]) & (ends[1:] == ends[:-1])
         stops = np.where(joined, np.append(starts[1:], 0), ends)
-        sums, weights = self._segments(env_ids, starts, stops)
+        sums, weights, cut = self._segments(env_ids, starts, stops)
         values, known = self._tails(env_ids, ends)
         for some in _from_the_end(joined):
             then = some + joined[some]
-            known[some] = known[then] | (weights[some] == 0)
-            values[some] = sums[some] + np.einsum(
-                "m,m...->m...", weights[some], values[then]
-            )
+            known[some] = known[then] | cut[some]
+            after = values[then]
+            after[cut[some]] = 0
+            values[some] = sums[some] + np.einsum("m,m...->m...", weights[some], after)
         values[~known] = self._spec.default
         out = np.empty_like(values)
         out[order] = values
@@ -208,16 +208,20 @@ class _Returns(Over):
         reward = self._outline.schema.roles["reward"]
         return real(self._outline.fields[reward])
 
-    def _segments(self, env_ids: Ids, starts: Ids, stops: Ids) -> tuple[Floats, Floats]:
+    def _segments(
+        self, env_ids: Ids, starts: Ids, stops: Ids
+    ) -> tuple[Floats, Floats, NDArray[np.bool_]]:
         """Discounted sums of rewards in ``[start, stop)``, and what is left after.
 
         Returns:
-            Sums ``[M, *shape]`` and the products of all discounts ``[M]``.
+            Sums ``[M, *shape]``, the products of all discounts ``[M]``, and where one
+            of those is 0, bool ``[M]``: a product may be that by rounding alone.
         """
         spec, rows = self._spec, self.anchors.rows
         reward = self._outline.schema.roles["reward"]
         shape = self._outline.fields[reward].shape
         sums, weights = np.zeros((len(starts), *shape)), np.ones(len(starts))
+        cut = np.zeros(len(starts), bool)
         done = starts.copy()
         while len(active := np.flatnonzero(done < stops)):
             steps = done[active, None] + np.arange(BLOCK_STEPS)
@@ -226,21 +230,26 @@ class _Returns(Over):
             flat = np.minimum(steps, stops[active, None] - 1).reshape(-1)
             paths = tuple({reward: 0, **({spec.discount: 0} if spec.discount else {})})
             found = rows.read(paths, np.repeat(env_ids[active], steps.shape[1]), flat)
-            here, after = self._weights(found, within)
+            here, after, zero = self._weights(found, within)
             some = numbers(found[reward], self._outline.fields[reward])
             wide = some.astype(np.float64).reshape(*steps.shape, *shape)
             if spec.clip is not None:
                 np.clip(wide, *spec.clip, out=wide)
-            wide[~within] = 0
+            # Not left to the weight: 0 times infinity is no 0.
+            wide[(here == 0) | cut[active, None]] = 0
             sums[active] += np.einsum("m,mk,mk...->m...", weights[active], here, wide)
             weights[active] *= after
+            cut[active] |= zero
             done[active] += steps.shape[1]
-        return sums, weights
+        return sums, weights, cut
 
     def _weights(
         self, found: Fields, within: NDArray[np.bool_]
-    ) -> tuple[Floats, Floats]:
-        """Weight of each reward of a block ``[M, K]``, and of what follows ``[M]``."""
+    ) -> tuple[Floats, Floats, NDArray[np.bool_]]:
+        """Weight of each reward of a block ``[M, K]``, and of what follows ``[M]``.
+
+        And whether a discount is 0, bool ``[M]``.
+        """
         spec = self._spec
         factors = np.full(within.shape, spec.gamma)
         discounts = np.ones(within.shape)
@@ -254,7 +263,8 @@ class _Returns(Over):
         here[:, 1:] = products[:, :-1]
         if spec.discount_with == "observation":
             here = here * discounts
-        return np.where(within, here, 0.0), products[:, -1]
+        zero = (factors == 0).any(axis=1)
+        return np.where(within, here, 0.0), products[:, -1], zero
 
     def _tails(self, env_ids: Ids, ends: Ids) -> tuple[Floats, NDArray[np.bool_]]:
         """What follows each episode's last step ``[M, *shape]``, and if it is known."""

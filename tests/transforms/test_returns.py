@@ -107,6 +107,41 @@ def test_unknown_returns_are_nan_unless_told():
     assert math.isnan(world.draw([0], [0])["discounted_return"][0])
 
 
+@pytest.mark.parametrize("others", [[], [1000, 1198]])
+def test_a_long_running_episode_is_not_known_whatever_else_is_drawn(others):
+    world = World(1300, 1, "disabled", False, [mr.DiscountedReturn(0.5)])
+    for _ in range(1200):
+        world.add([""])
+    # What is 1,100 steps on weighs 0.5 ** 1100, which no float64 holds.
+    positions = [0, *others]
+    found = world.draw([0] * len(positions), positions)["discounted_return"]
+    assert np.isnan(found).all()
+
+
+@pytest.mark.parametrize("positions", [[0], [0, 1], [0, 1, 3]])
+@pytest.mark.parametrize("discount_with", ["reward", "observation"])
+def test_what_follows_a_discount_of_0_does_not_count_even_if_infinite(
+    positions, discount_with
+):
+    fields = {
+        "observation": mr.Field((), "int64"),
+        "reward": mr.Field((), "float32"),
+        "life": mr.Field((), "float32"),
+        "terminated": mr.Field((), "bool"),
+    }
+    spec = mr.DiscountedReturn(0.5, discount="life", discount_with=discount_with)
+    buffer = mr.ReplayBuffer.create(
+        None, mr.Schema(fields), 8, engine="memory", transforms=[spec]
+    )
+    for number, reward in enumerate([1.0, 2.0, np.inf, 5.0]):
+        buffer.add(
+            observation=number, reward=reward, life=number != 1, terminated=number == 3
+        )
+    known = [2, 2] if discount_with == "reward" else [1, 0]
+    expected = [[*known, np.inf, 5.0][position] for position in positions]
+    assert buffer.take(0, positions)["discounted_return"].tolist() == expected
+
+
 def test_rewards_of_several_elements_keep_their_shape():
     schema = mr.Schema(
         {
