@@ -39,15 +39,21 @@ class File:
 
     Threads: each call is one system call or a loop of them without shared state,
     so several threads may read and write different ranges at once.
+
+    Attributes:
+        unsynced: A sync failed: what the file holds may be in memory alone, for good.
     """
 
-    __slots__ = ("_dropped", "_mapping", "fd", "nbytes", "path", "writable")
+    __slots__ = (
+        "_dropped", "_mapping", "fd", "nbytes", "path", "unsynced", "writable",
+    )  # fmt: skip
 
     def __init__(self, path: Path, fd: int, nbytes: int, writable: bool) -> None:
         self.path = path
         self.fd = fd
         self.nbytes = nbytes
         self.writable = writable
+        self.unsynced = False
         self._mapping: mmap.mmap | None = None
         self._dropped = None if disk.closes_all else os.close
 
@@ -238,8 +244,11 @@ class File:
                 that found no room are lost, and a second sync would not say so.
         """
         try:
+            if self.unsynced:
+                raise OSError(errno.EIO, "an earlier sync of it failed")
             disk.datasync(self.fd)
         except OSError as error:
+            self.unsynced = True
             raise system_failure("sync", self.path, error) from error
 
     def disk_nbytes(self) -> tuple[int, int]:

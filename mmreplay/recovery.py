@@ -34,7 +34,7 @@ from mmreplay.storage.ledger import (
 )
 from mmreplay.storage.lock import FILE_NAME as LOCK
 
-How = Literal["new", "clean", "live", "killed", "power_cut"]
+How = Literal["new", "clean", "live", "killed", "power_cut", "failed"]
 GENERATION = re.compile("data-([0-9]{6})")
 HALF = "tmp-snapshot"
 """Marks a folder that a snapshot or a repair fills, and owns, until it is whole."""
@@ -48,7 +48,8 @@ class Recovery:
         how: ``"new"``; ``"clean"`` (closed in order); ``"live"`` (a writer holds
             it); ``"killed"`` (the writer died, nothing published is lost);
             ``"power_cut"`` (the machine stopped, or the folder is a copy: rows
-            above the last commit are cut).
+            above the last commit are cut); ``"failed"`` (a sync failed: they are cut
+            likewise, for nobody knows which of them reached the disk).
         heads: int64 ``[E]``, where each environment goes on.
         committed: int64 ``[E]``, heads that a power cut would leave.
         cut_rows: Rows known to have been published and cut; a lower bound.
@@ -116,21 +117,25 @@ def settle(
     limits = commit.highest_limit(slots)
     # Rows that these limits gave up may hold later rows, whoever's they are.
     lost = limits - metadata.ring.slots
-    how: How = "killed"
-    best = live
-    if live is None or (durable.flags & commit.CLEAN and _same(live, durable)):
-        how = "clean" if durable.flags & commit.CLEAN else "power_cut"
-        best = durable if live is None else live
-    assert best is not None
+    how = _how(live, durable)
+    best = durable if live is None else live
     kept = _lift(best, limits, lost)
     cut, given_up = 0, 0
-    if how == "power_cut":
+    if how in ("power_cut", "failed"):
         seen = [r.heads for r in slots if r is not None and r.epoch == durable.epoch]
         cut = int((np.max(seen, axis=0) - best.heads).clip(0).sum())
         before = np.maximum(best.tails, best.heads - metadata.ring.capacity)
         given_up = int(np.minimum(lost - before, best.heads - before).clip(0).sum())
     report = Recovery(how, kept.heads, durable.heads, cut, given_up)
     return kept, _lift(durable, limits, lost), report
+
+
+def _how(live: Record | None, durable: Record) -> How:
+    if durable.flags & commit.CLEAN and (live is None or _same(live, durable)):
+        return "clean"
+    if live is not None:
+        return "killed"
+    return "failed" if durable.flags & commit.POISONED else "power_cut"
 
 
 def _same(live: Record, durable: Record) -> bool:
@@ -204,9 +209,9 @@ def open_writer(folder: Path, metadata: Metadata) -> tuple[CommitWriter, Recover
             fresh = replace(fresh, sequence=number)
             file.pwrite(fresh.encode(), size * slot)
             number += 1
-        _sync_inherited(file)
-        kept = durable
         order = _oldest_first(slots, commit.DURABLE_SLOTS)
+        _sync_inherited(file, data, size, order[-1])
+        kept = durable
         for slot in order:
             kept = replace(
                 fresh, heads=durable.heads, tails=durable.tails, sequence=number,
@@ -221,12 +226,14 @@ def open_writer(folder: Path, metadata: Metadata) -> tuple[CommitWriter, Recover
         raise
 
 
-def _sync_inherited(file: File) -> None:
+def _sync_inherited(file: File, data: bytes, size: int, newest: int) -> None:
     """Make durable what a killed writer may have written and not synced.
 
     Its last durable slot is the newest here and kept till last, but what a power cut
-    would find in its place may be torn, or older than the slot that goes first.
+    would find in its place may be torn, or older than the slot that goes first. It is
+    written again, as it is: after a sync that failed the kernel owes it no more.
     """
+    file.pwrite(data[size * newest : size * (newest + 1)], size * newest)
     file.sync()
 
 

@@ -275,12 +275,13 @@ def test_the_first_durable_write_spares_the_newest_slot(place, newest):
     slots = [place.record([5, 5], sequence=2 + (slot == newest)) for slot in (0, 1)]
     place.write(*slots, None, None)
     newest_before = place.path.read_bytes()[4096 * newest :][:4096]
-    disk = FaultyDisk(KeyboardInterrupt(), 3, names=("pwrite",))
+    disk = FaultyDisk(KeyboardInterrupt(), 4, names=("pwrite",))
     with using(disk), pytest.raises(KeyboardInterrupt):
         place.writer()
     data = place.path.read_bytes()
     assert commit.split(data, UUID, 1, 2)[1 - newest].epoch == 2
-    # The fourth write was the newest slot's: half of it was stored.
+    # The fifth write was the newest slot's: half of it was stored. The third was its
+    # own bytes.
     assert data[4096 * newest :][2048:4096] == newest_before[2048:]
 
 

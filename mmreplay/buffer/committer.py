@@ -61,8 +61,8 @@ class Committer:
         if self._failure is not None:
             raise FailedError(
                 f"an earlier sync failed ({self._failure}), expected none; what was "
-                "acknowledged since the last commit may be lost at a power cut: close "
-                "the buffer, check the disk, and open it again"
+                "acknowledged since the last commit may be lost, and the next opening "
+                "cuts it: close the buffer, check the disk, and open it again"
             )
 
     def given_up_blocks(self) -> Array:
@@ -98,11 +98,25 @@ class Committer:
             done = self._ledger.committed.heads
             # What is set from here on may come too late for the sync.
             self.touched = False
-            self._store.sync()
-            if self._sum_blocks(done, heads, tails):
-                self._store.sync_sums()
+            try:
+                self._store.sync()
+                if self._sum_blocks(done, heads, tails):
+                    self._store.sync_sums()
+            except FailedError:
+                self._disown()
+                raise
             with self._slot_lock:
                 self._ledger.commit(heads, tails, flags)
+
+    def _disown(self) -> None:
+        """Keep the next opening from believing what a sync has lost.
+
+        The page cache, whose pages count as clean now, would pass for the disk there.
+        """
+        if any(file.unsynced for file in self._store.files):
+            # On a disk that takes nothing any more nobody can be told.
+            with self._slot_lock, contextlib.suppress(OSError):
+                self._ledger.disown()
 
     def _sum_blocks(self, done: Array, heads: Array, tails: Array) -> bool:
         """Write the checksums of the blocks that became whole since done."""

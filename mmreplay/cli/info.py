@@ -25,6 +25,7 @@ HOW = {
     "clean": "closed in order",
     "live": "a writer is at work",
     "killed": "the writer was killed; nothing published is lost",
+    "failed": "a sync failed: rows above the last commit are cut",
     "power_cut": "as after a power cut (or a copy): rows above the last commit are cut",
 }
 

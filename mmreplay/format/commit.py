@@ -32,6 +32,7 @@ MAX_COUNT = 1 << 62
 
 CLEAN = 1
 POISONED = 2
+"""Of a durable record: a sync failed, and live ones of its epoch are not believed."""
 MOVED = 4
 
 
@@ -191,9 +192,10 @@ def newest_live(slots: Slots, identity: Identity) -> Record | None:
         default=None,
     )
     durable = newest_durable(slots)
-    if live is not None and durable is not None and durable.epoch > live.epoch:
-        return None
-    return live
+    if live is None or durable is None:
+        return live
+    poisoned = bool(durable.flags & POISONED)
+    return live if live.epoch >= durable.epoch + poisoned else None
 
 
 def highest_limit(slots: Slots) -> NDArray[np.int64]:

@@ -182,7 +182,21 @@ class CommitWriter:
         )
         self._write_durable(record)
 
+    def disown(self) -> None:
+        """Have the next opening cut what was published and is not committed.
+
+        It needs no sync: within this boot the page cache says it, and in another one
+        live slots say nothing anyway.
+        """
+        self._put_durable(replace(self.committed, flags=commit.POISONED))
+
     def _write_durable(self, record: Record) -> None:
+        record = self._put_durable(record)
+        self._file.sync()
+        self._next_durable = 1 - self._next_durable
+        self.committed = record
+
+    def _put_durable(self, record: Record) -> Record:
         record = replace(
             record,
             sequence=next(self._numbers),
@@ -191,9 +205,7 @@ class CommitWriter:
             time_ns=time.time_ns(),
         )
         self._file.pwrite(record.encode(), self._size * self._next_durable)
-        self._file.sync()
-        self._next_durable = 1 - self._next_durable
-        self.committed = record
+        return record
 
     def mark_moved(self) -> None:
         """Tell live readers to open again; the last thing before close."""
@@ -252,7 +264,10 @@ class CommitReader:
     def _accept(self, record: Record) -> bool:
         if record.sequence <= self.sequence or not self._identity.trusts(record):
             return False
+        fell = bool((record.heads < self.heads).any())
         self._take(record)
+        # Rows were cut after a failed sync: what is known of them is another's now.
+        self.moved |= fell
         return True
 
     def _read(self, slot: int) -> Record | None:

@@ -125,7 +125,8 @@ def go_on(twin, *others):
     Args:
         twin: The buffer and what it shows.
         others: Oracles of what a new opening may show as well: a failed switch to
-            another generation is in force or not.
+            another generation is in force or not, and a failed sync undoes what was
+            not committed.
     """
     try:
         twin.add(["u", "t"])
@@ -150,6 +151,8 @@ def test_a_failing_call_leaves_all_or_nothing(tmp_path, name, fault, late):
         with using(Faulty(fault_of(fault), at=10**9)):
             twin = Twin(tmp_path / f"{at}", 5, 2)
             twin.extend([["", "t"], ["", ""], ["t", ""], ["", "u"]] * 4)
+            # What a failed sync leaves: no more is believed by the next opening.
+            twin.buffer.commit()
             reader = mr.ReplayBuffer.open(twin.path)
             check_rows(reader, twin.oracle)
         disk = Faulty(fault_of(fault), at=at, names=names)
@@ -178,6 +181,7 @@ def struck(operate, subject):
 
 def settle(twin, reader, after, raised, name):
     """Find out which of two states is shown, everywhere alike, and go on from it."""
+    before = twin.oracle
     if twin.buffer.closed:
         abandon(twin.buffer)
         twin.buffer = mr.ReplayBuffer.open(twin.path, "r+", commit_every=None)
@@ -189,7 +193,7 @@ def settle(twin, reader, after, raised, name):
     if isinstance(raised, ReplayError) and name.startswith(("add", "extend")):
         assert twin.oracle is not after
     assert shows(reader, twin.oracle) or shows(reader, after)
-    go_on(twin, after)
+    go_on(twin, before, after)
     check_rows(reader, twin.oracle)
     abandon(twin.buffer)
     with mr.ReplayBuffer.open(twin.path, "r+", commit_every=None) as again:

@@ -86,7 +86,7 @@ def read_commit(path, said):
     records = []
     for slot in range(4):
         part = data[slot * size : (slot + 1) * size]
-        magic, _, n, sequence, epoch, boot, uuid, generation, dev, ino, _ = (
+        magic, flags, n, sequence, epoch, boot, uuid, generation, dev, ino, _ = (
             struct.unpack_from("<8sIIQQ16s16sQQQq", part)
         )
         columns = np.frombuffer(part, "<i8", 4 * envs, 128).reshape(4, envs)
@@ -100,9 +100,11 @@ def read_commit(path, said):
         )
         trusted = whole and (slot < 2 or (boot, dev, ino) == here)
         if whole:
-            records.append((slot, trusted, (epoch, sequence), head, limit, tail))
+            order = epoch, sequence
+            records.append((slot, trusted, order, head, limit, tail, flags))
     durable = max((r for r in records if r[0] < 2), key=lambda r: r[2])
-    live = [r for r in records if r[0] >= 2 and r[1] and r[2][0] >= durable[2][0]]
+    least = durable[2][0] + (durable[6] // 2 & 1)
+    live = [r for r in records if r[0] >= 2 and r[1] and r[2][0] >= least]
     truth = max(live, key=lambda r: r[2]) if live else durable
     limits = np.max([r[4] for r in records], axis=0)
     tails = np.maximum(truth[5], limits - said["slots"])
