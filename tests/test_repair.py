@@ -208,6 +208,9 @@ def test_a_live_writer_is_left_alone(tmp_path):
 def test_a_target_inside_and_a_folder_that_is_no_buffer_are_refused(tmp_path, damaged):
     with pytest.raises(FormatError, match="is inside the buffer"):
         mr.repair(damaged, damaged / "x")
+    (tmp_path / "link").symlink_to(damaged)
+    with pytest.raises(FormatError, match="is inside the buffer"):
+        mr.repair(damaged, tmp_path / "link")
     with pytest.raises(FormatError, match="does not exist"):
         mr.repair(tmp_path / "none")
 

@@ -15,7 +15,7 @@ from mmreplay import files, recovery
 from mmreplay.buffer import lifecycle, rebuild
 from mmreplay.buffer.reading import Reading
 from mmreplay.buffer.state import read_statistics, write_statistics
-from mmreplay.errors import FormatError, StaleError
+from mmreplay.errors import StaleError
 from mmreplay.format import metadata as metadata_file
 from mmreplay.format.metadata import Engine, Metadata
 from mmreplay.format.sharding import Codec, Sharding
@@ -76,11 +76,7 @@ def compact(
         FullError: No space is left.
     """
     where, place = lifecycle.absolute(source), lifecycle.absolute(target)
-    if place.is_relative_to(where):
-        raise FormatError(
-            f"{place} is inside the buffer {where}, expected a folder elsewhere; "
-            "choose a path beside it"
-        )
+    lifecycle.refuse_inside(place, where)
     with ExitStack() as stack:
         parts = lifecycle.open_reader(where)
         stack.callback(parts.store.unmap)

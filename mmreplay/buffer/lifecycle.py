@@ -185,6 +185,25 @@ def build(path: Path, metadata: Metadata) -> CheckedStore:
     return store
 
 
+def refuse_inside(target: Path, source: Path, folder: Path | None = None) -> None:
+    """Refuse to write into a buffer's own folder, also by links.
+
+    Args:
+        target: What is to be made.
+        source: The buffer.
+        folder: Where it is written; the target itself by default.
+
+    Raises:
+        FormatError: That is the buffer's folder, or in it.
+    """
+    place = Path(os.path.realpath(folder or target))
+    if place.is_relative_to(os.path.realpath(source)):
+        raise FormatError(
+            f"{target} is inside the buffer {source}, expected a path elsewhere; "
+            "choose one beside it"
+        )
+
+
 def make_place(path: Path) -> None:
     """Make a buffer's folder, or accept an empty one or a creation cut short."""
     for place in (path, *path.parents):

@@ -23,7 +23,7 @@ from mmreplay.buffer.state import MAX_NBYTES as STATISTICS_NBYTES
 from mmreplay.buffer.taking import How, Progress, Taking
 from mmreplay.buffer.taking_columns import Columns
 from mmreplay.buffer.taking_shards import ShardTaking
-from mmreplay.errors import FormatError, VersionError
+from mmreplay.errors import VersionError
 from mmreplay.format import metadata as metadata_file
 from mmreplay.storage.engines import create_store
 from mmreplay.storage.lock import WriterLock, refuse_network
@@ -69,11 +69,7 @@ def snapshot(
     progress: Progress | None = None,
 ) -> Snapshot:
     """Make a snapshot of a buffer's folder; see `ReplayBuffer.snapshot`."""
-    if target.is_relative_to(source):
-        raise FormatError(
-            f"{target} is inside the buffer {source}, expected a folder elsewhere; "
-            "choose a path beside it"
-        )
+    lifecycle.refuse_inside(target, source)
     with ExitStack() as stack:
         if pause:
             stack.callback(Pause(source).release)

@@ -158,6 +158,7 @@ def convert(
     options = read_options(option or [])
     options |= {name: each for name, each in named.items() if each is not None}
     reads = registry.source_format(source, from_)
+    between.refuse_inside(target, source if reads.name == registry.BUFFER else None)
     writes = registry.target_format(target, to)
     reading, writing = between.share(reads, writes, options)
     names = None if fields is None else [part.strip() for part in fields.split(",")]

@@ -13,7 +13,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.buffer.lifecycle import StrPath, absolute
+from mmreplay.buffer.lifecycle import StrPath, absolute, refuse_inside
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.convert import registry
 from mmreplay.convert.base import (
@@ -74,6 +74,7 @@ class AutoExport:
             **options: The format's own.
 
         Raises:
+            FormatError: The folder is inside the buffer's.
             SchemaError: Format, field or option is unknown, or the format cannot hold
                 a field.
             FailedError: The buffer is not open for writing, or is watched already; or
@@ -82,6 +83,8 @@ class AutoExport:
         self.reports: list[tuple[Path, Report]] = []
         self._buffer = buffer
         self._folder = absolute(folder)
+        if buffer.path is not None:
+            refuse_inside(self._folder, buffer.path)
         self._format = registry.target_format(self._folder / "x", format)
         self._fields, self._options = fields, options
         capacity = buffer.capacity

@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from mmreplay.buffer import lifecycle
 from mmreplay.buffer.lifecycle import StrPath, absolute
 from mmreplay.convert import registry
 from mmreplay.convert.base import Progress, Reader, Report, Writer
@@ -41,6 +42,18 @@ def local(path: StrPath, what: str, *, remote: bool = False) -> Path:
             "convert here, and copy the file by a tool of that place"
         )
     return absolute(path)
+
+
+def refuse_inside(target: Path, source: Path | None) -> None:
+    """Refuse a target in the folder of the buffer that is read, if one on disk is.
+
+    The folder itself may be replaced, and a link is: see `staging`.
+
+    Raises:
+        FormatError: It is there.
+    """
+    if source is not None:
+        lifecycle.refuse_inside(target, source, target.parent)
 
 
 def open_source(

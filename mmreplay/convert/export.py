@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TypedDict
 
 from numpy.typing import ArrayLike
@@ -13,7 +14,7 @@ from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.convert import registry
 from mmreplay.convert import rows as buffers
 from mmreplay.convert.base import Progress, Report, Writer
-from mmreplay.convert.between import chosen, local
+from mmreplay.convert.between import chosen, local, refuse_inside
 from mmreplay.convert.description import Description
 from mmreplay.convert.select import Choice
 from mmreplay.convert.transfer import transfer
@@ -68,7 +69,7 @@ def export(
         **options: The format's own.
 
     Raises:
-        FormatError: The target exists, or is of no known format.
+        FormatError: The target exists, is of no known format, or inside the buffer.
         SchemaError: A field, option or column of priorities is unknown, or the format
             cannot hold a field.
         SourceError: Strict, and something would be lost.
@@ -76,6 +77,7 @@ def export(
         FullError: No space is left; the target is as it was.
     """
     place = local(target, "target")
+    refuse_inside(place, _home(buffer))
     found = registry.target_format(place, format)
     wanted: Wanted = {
         "fields": fields, "env_ids": env_ids, "priorities": priorities,
@@ -89,6 +91,13 @@ def export(
             )
 
         return transfer(reader, open_writer, strict=strict, progress=progress)
+
+
+def _home(buffer: ReplayBuffer | StrPath) -> Path | None:
+    """The folder of a buffer, or None for one in RAM."""
+    if isinstance(buffer, ReplayBuffer):
+        return buffer.path
+    return absolute(os.fspath(buffer))
 
 
 def _reader(buffer: ReplayBuffer | StrPath, wanted: Wanted) -> buffers.BufferReader:

@@ -10,7 +10,7 @@ from mmreplay.buffer.lifecycle import StrPath
 from mmreplay.convert import registry
 from mmreplay.convert import rows as buffers
 from mmreplay.convert.base import Progress, Report
-from mmreplay.convert.between import local, open_source
+from mmreplay.convert.between import local, open_source, refuse_inside
 from mmreplay.convert.description import Description
 from mmreplay.convert.rows_writer import BufferWriter
 from mmreplay.convert.select import Choice
@@ -74,6 +74,7 @@ def load(
     if isinstance(source, ZarrSource):
         options = {**source.options, **options}
     found = registry.source_format(path, format)
+    refuse_inside(place, path if found.name == registry.BUFFER else None)
     choice = Choice(fields, env_ids, episodes, rows)
     with told_of(path), open_source(path, found, options, choice) as reader:
 

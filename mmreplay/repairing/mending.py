@@ -118,11 +118,7 @@ def repair(
     named = "damaged" if in_place else "repaired"
     where = source.with_name(f"{source.name}-{named}")
     where = where if target is None else lifecycle.absolute(target)
-    if where.is_relative_to(source):
-        raise FormatError(
-            f"{where} is inside the buffer {source}, expected a folder elsewhere; "
-            "choose a path beside it"
-        )
+    lifecycle.refuse_inside(where, source)
     if locked(source):
         raise LockedError(
             f"{source} is being written by {holder(source)}, expected no writer; wait "

@@ -308,13 +308,15 @@ def test_a_forked_child_holds_no_pause(tmp_path):
 @pytest.mark.parametrize(
     ("where", "message"),
     [
-        ("a/inner", "is inside the buffer .*expected a folder elsewhere"),
+        ("a/inner", "is inside the buffer .*expected a path elsewhere"),
+        ("link/inner", "link/inner is inside the buffer .*/a, expected a path"),
         ("c", "already holds a buffer"),
         ("d", "is a folder with other files"),
     ],
 )
 def test_a_place_that_holds_something_is_refused(tmp_path, where, message):
     create(tmp_path / "c").close()
+    (tmp_path / "link").symlink_to(tmp_path / "a")
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "thesis.tex").touch()
     with (
