@@ -41,6 +41,14 @@ class Places:
         """Open the file, after checking its size."""
         nbytes = count * DTYPE.itemsize
         file = File.open(folder / FILE_NAME, nbytes, writable=writable)
+        if writable:
+            # After a sync that failed the kernel would owe the disk nothing of what
+            # is there: the next sync must be one of what is written now.
+            try:
+                file.pwrite(file.pread(nbytes, 0), 0)
+            except BaseException:
+                file.close()
+                raise
         return cls(file, mapped)
 
     def take(self, places: Ids) -> Ids:

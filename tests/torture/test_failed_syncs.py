@@ -17,7 +17,7 @@ from mmreplay.errors import FailedError
 from tools.torture.disks import using
 from tools.torture.power import SimulatedDisk
 from tools.torture.powerloss import abandon
-from tools.torture.rows import GEOMETRIES, content, faults
+from tools.torture.rows import GEOMETRIES, SHARDED, content, faults
 
 GEOMETRY = GEOMETRIES[2]
 ROWS = 5
@@ -45,15 +45,11 @@ class FailingDisk(SimulatedDisk):
         return self.__dict__.setdefault("_names", {})
 
 
-def step(heads, lineage):
-    env_ids = np.arange(GEOMETRY.num_envs)
-    return content(GEOMETRY, env_ids, heads, np.full_like(heads, lineage))
-
-
-def make(folder):
+def make(folder, geometry=GEOMETRY):
     ReplayBuffer.create(
-        folder / "a", GEOMETRY.schema, GEOMETRY.capacity, GEOMETRY.num_envs,
-        layout=GEOMETRY.layout, autoreset="same_step", commit_every=None,
+        folder / "a", geometry.schema, geometry.capacity, geometry.num_envs,
+        engine=geometry.engine, layout=geometry.layout, autoreset="same_step",
+        commit_every=None,
     ).close()  # fmt: skip
 
 
@@ -61,9 +57,12 @@ def reopen(folder):
     return ReplayBuffer.open(folder, "r+", commit_every=None)
 
 
-def add(buffer, count, lineage=1):
+def add(buffer, count, lineage=1, geometry=GEOMETRY):
+    env_ids = np.arange(geometry.num_envs)
     for _ in range(count):
-        buffer.add(step(buffer.heads, lineage))
+        heads = buffer.heads
+        lineages = np.full_like(heads, lineage)
+        buffer.add(content(geometry, env_ids, heads, lineages))
 
 
 @pytest.mark.parametrize("name", ["records.bin", "flags.bin", "sums.bin", "COMMIT"])
@@ -130,3 +129,34 @@ def test_a_reader_follows_a_writer_that_had_to_cut(tmp_path):
             buffer.close()
     with ReplayBuffer.open(folder / "a") as reader:
         assert reader.recovery.how == "clean"
+
+
+@pytest.mark.parametrize("geometry", SHARDED, ids=lambda g: g.name)
+@pytest.mark.parametrize("seed", range(6))
+def test_places_that_a_failed_sync_lost_are_written_again(tmp_path, geometry, seed):
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    make(folder, geometry)
+    disk = FailingDisk(folder)
+    with using(disk):
+        buffer = reopen(folder / "a")
+        add(buffer, 50, geometry=geometry)
+        buffer.commit()
+        disk.failing = "places.bin"
+        # Met by the thread that seals, or by a call that follows.
+        with pytest.raises(FailedError):
+            add(buffer, geometry.capacity // 2 + seed, geometry=geometry)
+            buffer.commit()
+        with pytest.raises(FailedError):
+            buffer.close()
+        buffer = reopen(folder / "a")
+        starts = [(1, np.zeros(geometry.num_envs, np.int64)), (2, buffer.heads)]
+        add(buffer, geometry.capacity // 2, 2, geometry)
+        buffer.commit()
+        heads = buffer.heads
+        abandon(buffer)
+    disk.crash(folder, np.random.default_rng(seed))
+    rebooted = mock.patch.object(boot, "boot_id", return_value=bytes(range(16)))
+    with rebooted, ReplayBuffer.open(folder / "a") as reader:
+        assert (reader.heads == heads).all()
+        assert faults(reader, geometry, starts) == []
