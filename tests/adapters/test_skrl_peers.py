@@ -256,24 +256,35 @@ def quiet(directory):
     return {"directory": str(directory), "write_interval": 0, "checkpoint_interval": 0}
 
 
+def spaces_of(env):
+    return {
+        "observation_space": env.observation_space, "action_space": env.action_space,
+        "device": "cpu",
+    }  # fmt: skip
+
+
+def ddpg_over(memory, env, directory, learning_starts):
+    """An agent that learns from a memory, and its networks by name."""
+    shape = spaces_of(env)
+    kinds = {name: Fixed(3, 1, **shape) for name in ("policy", "target_policy")}
+    kinds |= {name: Fixed(4, 1, **shape) for name in ("critic", "target_critic")}
+    agent = ddpg.DDPG(
+        models=kinds, memory=memory, **shape,
+        cfg={"batch_size": 16, "learning_starts": learning_starts,
+             "experiment": quiet(directory)},
+    )  # fmt: skip
+    return agent, kinds
+
+
 @pytest.mark.parametrize("replacement", [False, True])
 def test_ddpg_trains_with_it_unchanged(tmp_path, replacement):
     torch.manual_seed(0)
     env = pendulum(3)
-    shape = {
-        "observation_space": env.observation_space, "action_space": env.action_space,
-        "device": "cpu",
-    }  # fmt: skip
-    kinds = {name: Fixed(3, 1, **shape) for name in ("policy", "target_policy")}
-    kinds |= {name: Fixed(4, 1, **shape) for name in ("critic", "target_critic")}
     memory = ours.RandomMemory(
         memory_size=100, num_envs=3, device="cpu", replacement=replacement,
         path=tmp_path / "ring",
     )  # fmt: skip
-    agent = ddpg.DDPG(
-        models=kinds, memory=memory, **shape,
-        cfg={"batch_size": 16, "learning_starts": 20, "experiment": quiet(tmp_path)},
-    )  # fmt: skip
+    agent, kinds = ddpg_over(memory, env, tmp_path, 20)
     before = weights(kinds)
     trained(agent, env, 150)
     assert memory.filled
@@ -286,10 +297,7 @@ def test_ddpg_trains_with_it_unchanged(tmp_path, replacement):
     again = ours.RandomMemory(
         memory_size=100, num_envs=3, device="cpu", path=tmp_path / "ring", resume=True
     )
-    agent = ddpg.DDPG(
-        models=kinds, memory=again, **shape,
-        cfg={"batch_size": 16, "learning_starts": 0, "experiment": quiet(tmp_path)},
-    )  # fmt: skip
+    agent, _ = ddpg_over(again, env, tmp_path, 0)
     trained(agent, env, 10)
     assert (len(again), again.memory_index) == (300, 60)
     again.home.close()
@@ -300,10 +308,7 @@ def run_ppo(memory, directory):
     torch.manual_seed(3)
     env = pendulum(2)
     env._env.reset(seed=3)  # the generators of all resets
-    shape = {
-        "observation_space": env.observation_space, "action_space": env.action_space,
-        "device": "cpu",
-    }  # fmt: skip
+    shape = spaces_of(env)
     kinds = {"policy": Gaussian(3, 1, **shape), "value": Fixed(3, 1, **shape)}
     agent = ppo.PPO(
         models=kinds, memory=memory, **shape,
@@ -323,16 +328,7 @@ def run_ddpg(memory, directory):
     torch.manual_seed(3)
     env = pendulum(3)
     env._env.reset(seed=3)
-    shape = {
-        "observation_space": env.observation_space, "action_space": env.action_space,
-        "device": "cpu",
-    }  # fmt: skip
-    kinds = {name: Fixed(3, 1, **shape) for name in ("policy", "target_policy")}
-    kinds |= {name: Fixed(4, 1, **shape) for name in ("critic", "target_critic")}
-    agent = ddpg.DDPG(
-        models=kinds, memory=memory, **shape,
-        cfg={"batch_size": 16, "learning_starts": 9, "experiment": quiet(directory)},
-    )  # fmt: skip
+    agent, kinds = ddpg_over(memory, env, directory, 9)
     trained(agent, env, 60)
     return weights(kinds)
 
