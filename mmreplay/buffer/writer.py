@@ -88,12 +88,12 @@ class Writer:
             self._go_on()
             return
         self._catch_up()
-        held = np.flatnonzero(self._heads > self._tails)
-        held = held if env_ids is None else np.intersect1d(held, env_ids)
-        last = self._last_flags(held, self._heads)
-        # An episode that is over cannot be cut short any more.
-        cut = (how == "truncate") & ((last & (END | FINAL)) == 0)
-        self._marker.interrupt(held, np.uint8(START | BREAK) | (cut * np.uint8(CUT)))
+        begun = np.flatnonzero(self._heads)
+        begun = begun if env_ids is None else np.intersect1d(begun, env_ids)
+        last = self._last_flags(begun, self._heads)
+        running = ((last & (END | FINAL)) == 0) & (self._heads > self._tails)[begun]
+        cut = np.uint8(CUT if how == "truncate" else 0)
+        self._marker.interrupt(begun, np.uint8(START | BREAK) | (running * cut))
 
     def _go_on(self) -> None:
         """Know the newest rows again, also those given up but not overwritten yet.

@@ -64,6 +64,25 @@ def test_a_cut_of_an_empty_buffer_changes_nothing():
     assert buffer.flags(0, [0]).tolist() == [START]
 
 
+@pytest.mark.parametrize("autoreset", ["disabled", "next_step"])
+@pytest.mark.parametrize("ended", [False, True])
+@pytest.mark.parametrize("cleared", [False, True])
+def test_what_follows_a_cut_starts_an_episode_where_all_before_it_is_gone(
+    autoreset, ended, cleared
+):
+    buffer = ReplayBuffer.create(None, SCHEMA, 10, engine="memory", autoreset=autoreset)
+    add(buffer, 0, [False])
+    add(buffer, 1, [ended])
+    if cleared:
+        buffer.clear()
+    else:
+        buffer.dequeue(2)
+    buffer.cut()
+    add(buffer, 2, [False])
+    add(buffer, 3, [False])
+    assert buffer.flags(0, [2, 3]).tolist() == [START | BREAK, 0]
+
+
 def test_a_cut_goes_where_rows_are_moved_to(tmp_path):
     with ReplayBuffer.create(tmp_path / "ring", SCHEMA, 10) as buffer:
         add(buffer, 0, [False])
