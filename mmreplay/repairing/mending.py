@@ -21,8 +21,8 @@ from mmreplay.format import metadata as metadata_file
 from mmreplay.format.metadata import Metadata
 from mmreplay.repairing.evidence import Evidence, gather
 from mmreplay.repairing.kept import Flags, Kept, Sorter
+from mmreplay.repairing.pieces import Progress, pieces
 from mmreplay.repairing.sealed import copied, unreadable
-from mmreplay.ring import runs
 from mmreplay.storage.base import CheckedStore
 from mmreplay.storage.engines import create_store
 from mmreplay.storage.lock import WriterLock, holder, locked, refuse_network
@@ -31,7 +31,6 @@ from mmreplay.storage.placement import FLAGS, SUMS, place
 from mmreplay.storage.zarr import ZarrStore
 
 Array = NDArray[np.int64]
-Progress = Callable[[int, int], None]
 CHUNK_NBYTES = 4 << 20
 
 
@@ -251,7 +250,7 @@ def _build(
     store = create_store(folder, metadata)
     try:
         if isinstance(store, ZarrStore):
-            copied(evidence, kept, store, tails, _mark, progress)
+            copied(evidence, kept, store, tails, progress)
         else:
             _write(evidence, kept, store, tails, progress)
         store.sync()
@@ -288,37 +287,26 @@ def _write(
     progress: Progress | None,
 ) -> None:
     """Copy the rows that stay to their new positions, environment by environment."""
-    ring = store.ring
     nbytes = metadata_rows(evidence.metadata)
     size = max(1, CHUNK_NBYTES // sum(nbytes.values()))
-    done, total = 0, int((evidence.heads - tails).sum())
     # An empty file cannot be mapped, and none of its rows is kept.
     maps = {
         name: np.frombuffer(file.map_readonly() if file.nbytes else b"", np.uint8)
         for name, file in evidence.opened.items()
         if name in nbytes
     }
-    for env_id in range(ring.num_envs):
-        tail, head = int(tails[env_id]), int(evidence.heads[env_id])
-        for first in range(tail, head, size):
-            positions = np.arange(first, min(first + size, head))
-            sources = kept[env_id].sources(head, positions)
-            ids = np.full(len(positions), env_id)
-            rows, to = ring.rows(ids, sources), runs(ring.rows(ids, positions))
-            for file in store.files:
-                if file.path.name != SUMS:
-                    width = nbytes[file.path.name]
-                    every = maps[file.path.name]
-                    table = every[: len(every) // width * width].reshape(-1, width)
-                    data = table[rows]
-                    if file.path.name == FLAGS:
-                        _mark(data, sources, kept[env_id].marks)
-                    for row, begin, end in to:
-                        part = data[begin:end].reshape(-1)
-                        file.pwrite(part.data, row * width)
-            done += len(positions)
-            if progress is not None:
-                progress(done, total)
+    for piece in pieces(evidence, kept, tails, size, progress):
+        for file in store.files:
+            if file.path.name != SUMS:
+                width = nbytes[file.path.name]
+                every = maps[file.path.name]
+                table = every[: len(every) // width * width].reshape(-1, width)
+                data = table[piece.rows]
+                if file.path.name == FLAGS:
+                    piece.mark(data)
+                for row, begin, end in piece.to:
+                    part = data[begin:end].reshape(-1)
+                    file.pwrite(part.data, row * width)
 
 
 def _sum(store: CheckedStore, tails: Array, heads: Array) -> None:
@@ -330,11 +318,3 @@ def _sum(store: CheckedStore, tails: Array, heads: Array) -> None:
         for block in range(tail // size, head // size):
             one = np.array([store.checksum(env_id, block)], np.uint32)
             store.write_sums(env_id, block, one)
-
-
-def _mark(flags: Flags, sources: Array, marks: dict[int, int]) -> None:
-    """Put the flags of seams in place."""
-    first, last = int(sources[0]), int(sources[-1])
-    for position, value in marks.items():
-        if first <= position <= last:
-            flags[np.searchsorted(sources, position)] = value

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.repairing.evidence import Evidence
-from mmreplay.repairing.kept import Flags, Kept
-from mmreplay.ring import runs
+from mmreplay.repairing.kept import Kept
+from mmreplay.repairing.pieces import Progress, pieces
 from mmreplay.storage.zarr import ZarrStore
 from mmreplay.verify.sealed import unreadable as torn
 
 Array = NDArray[np.int64]
-Progress = Callable[[int, int], None]
 CHUNK_ROWS = 1024
 
 
@@ -49,7 +48,6 @@ def copied(
     kept: list[Kept],
     store: ZarrStore,
     tails: Array,
-    mark: Callable[[Flags, Array, dict[int, int]], None],
     progress: Progress | None,
 ) -> None:
     """Copy the rows that stay to their new positions, and seal them.
@@ -59,24 +57,12 @@ def copied(
         kept: What stays, by environment.
         store: The new buffer's.
         tails: int64 ``[E]``, the oldest position of the new buffer.
-        mark: Puts the flags of seams in place.
         progress: Called with (rows written, rows to write).
     """
-    ring, paths = store.ring, store.schema.paths
-    done, total = 0, int((evidence.heads - tails).sum())
+    paths = store.schema.paths
     with opened(evidence) as source:
-        for env_id in range(ring.num_envs):
-            tail, head = int(tails[env_id]), int(evidence.heads[env_id])
-            for first in range(tail, head, CHUNK_ROWS):
-                positions = np.arange(first, min(first + CHUNK_ROWS, head))
-                sources = kept[env_id].sources(head, positions)
-                ids = np.full(len(positions), env_id)
-                rows = ring.rows(ids, sources)
-                flags = source.flags(rows).copy()
-                mark(flags, sources, kept[env_id].marks)
-                columns = source.gather(rows, paths)
-                store.write(runs(ring.rows(ids, positions)), columns, flags)
-                done += len(positions)
-                if progress is not None:
-                    progress(done, total)
+        for piece in pieces(evidence, kept, tails, CHUNK_ROWS, progress):
+            flags = source.flags(piece.rows).copy()
+            piece.mark(flags)
+            store.write(piece.to, source.gather(piece.rows, paths), flags)
     store.settle(tails, evidence.heads)
