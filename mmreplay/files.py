@@ -328,11 +328,10 @@ def sync_folder(path: Path) -> None:
 
 
 def make_folder(path: Path, *, exist_ok: bool = False) -> None:
-    """Make one folder, and make its entry durable."""
-    if exist_ok and path.is_dir():
-        return
-    with _told("make folder", path):
-        disk.mkdir(path)
+    """Make one folder, and make its entry durable, also where it is there already."""
+    if not (exist_ok and path.is_dir()):
+        with _told("make folder", path):
+            disk.mkdir(path)
     sync_folder(path.parent)
 
 

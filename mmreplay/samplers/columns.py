@@ -169,6 +169,8 @@ class _Held:
             self._state, record = self._open_state()
             self._file = _open_numbers(self.folder, ring, record)
             self.files += [self._file]
+            # Somebody who was killed may have made or renamed them, and synced nothing.
+            files.sync_folder(self.folder)
             values = self._map()
             seen = np.zeros(ring.num_envs, np.int64) if record is None else record.seen
             # What follows is stored without a sync: a close is so no more.
@@ -197,10 +199,8 @@ class _Held:
             return state, None
         slot, record = found
         self._slot, self._sequence = 1 - slot, record.sequence
-        uuid, num_envs = home.uuid, home.ring.num_envs
-        return state, states.trusted(
-            data, uuid, num_envs, self._boot_id, state.identity()
-        )
+        here = self._boot_id, state.identity()
+        return state, states.trusted(data, home.uuid, home.ring.num_envs, *here)
 
     def _map(self) -> Numbers:
         if not self.mapped:

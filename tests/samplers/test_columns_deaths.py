@@ -4,12 +4,19 @@ import multiprocessing
 import os
 import signal
 import sys
+from contextlib import suppress
+from unittest import mock
 
+import numpy as np
 import pytest
 
 import mmreplay as mr
+from mmreplay import boot
+from mmreplay.samplers.columns import open_column
 from tests.buffer.support import Twin
 from tests.samplers.priority_columns import make, mark, more, own
+from tools.torture.disks import QuickDisk, using
+from tools.torture.power import PowerCut, SimulatedDisk
 
 FORK = multiprocessing.get_context("fork")
 WAIT_S = 60
@@ -75,6 +82,51 @@ def test_a_kill_at_any_line_loses_no_priority_and_makes_none_up(ring, resized):
         assert all(found[p] in (70.0, 85.0) for p in range(85, 90))
         at += 13
     assert at > 200
+
+
+@pytest.mark.parametrize("resized", [False, True])
+def test_a_power_cut_after_a_kill_loses_no_number_that_a_close_made_durable(
+    tmp_path, resized
+):
+    """A killed process may leave files and a rename of which no folder was synced."""
+    for at in range(20):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        with using(QuickDisk()):
+            twin = Twin(folder / "ring", 30, 1)
+            twin.extend([[""]] * 25)
+            if resized:
+                filled(twin.buffer)
+                twin.buffer.resize(45)
+            twin.buffer.close()
+        disk = SimulatedDisk(folder)
+        reader = mr.ReplayBuffer.open(twin.path)
+        with using(disk), suppress(PowerCut), reader:
+            disk.calls_left = at
+            column = open_column(reader.view.home, "learned")
+            column._finalizer.detach()
+            column._held.give_back()
+        disk.revive()
+        with using(disk), mr.ReplayBuffer.open(twin.path) as reader:
+            filled(reader)
+        disk.crash(folder, np.random.default_rng(at))
+        rebooted = mock.patch.object(boot, "boot_id", return_value=bytes(range(16)))
+        with rebooted, mr.ReplayBuffer.open(twin.path) as reader:
+            numbers = twin.path / "samplers" / "learned" / "priorities.bin"
+            home = reader.view.home
+            assert numbers.exists(), at
+            assert numbers.stat().st_size == 4 * home.ring.num_rows, at
+            column = open_column(home, "learned")
+            assert column.seen.tolist() == [25], at
+            column.close()
+
+
+def filled(buffer):
+    """Say that every row has a number, and close the column."""
+    home = buffer.view.home
+    column = open_column(home, "learned")
+    column.see(buffer.heads, home.generation)
+    column.close()
 
 
 # Another process writes, this one draws and learns.
