@@ -70,10 +70,16 @@ class Draws:
                     epochs.epoch != epoch or not epochs.more(view, self._batch_size)
                 ):
                     return
-                draw = sampler.draw(view, self._batch_size)
+                draw = self.another()
             done += 1
             self._states.append((done, sampler.state_dict()))
             yield draw
+
+    def another(self) -> Draw:
+        """Draw once more, beside those that are iterated over."""
+        view = self._dataset.buffer.view
+        with view.lock:
+            return self._sampler.draw(view, self._batch_size)
 
     def state_after(self, num_batches: int) -> State:
         """Return the sampler's state after so many batches of this iteration.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -13,9 +14,9 @@ from torch.utils.data import IterableDataset, get_worker_info
 from mmreplay.batch import Batch
 from mmreplay.buffer.lifecycle import StrPath
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.errors import SchemaError
-from mmreplay.loader.dataset import ReplayDataset
-from mmreplay.samplers.base import Sampler, State
+from mmreplay.errors import SchemaError, StaleError
+from mmreplay.loader.dataset import MAX_TRIES, ReplayDataset
+from mmreplay.samplers.base import Draw, Sampler, State
 from mmreplay.samplers.epochs import epochs_of
 from mmreplay.samplers.joined import keeps_priorities
 from mmreplay.samplers.states import check_kind, integer
@@ -202,7 +203,19 @@ class ReplayStream(DealtStream):
     def _gathered(self) -> Iterator[Callable[[], Batch]]:
         self._refuse_writers()
         for draw in self._draws:
-            yield partial(self._dataset.__getitem__, draw)
+            yield partial(self._gather, draw)
+
+    def _gather(self, draw: Draw) -> Batch:
+        """The data of a draw, or of another one where nothing is left of it.
+
+        A worker that had to wait for its processor may find it lapped. What it draws
+        by itself has the same law whenever it does.
+        """
+        for _ in range(MAX_TRIES - 1):
+            with suppress(StaleError):
+                return self._dataset[draw]
+            draw = self._draws.another()
+        return self._dataset[draw]
 
     def _refuse_writers(self) -> None:
         by_epochs = self._num_batches is None and epochs_of(self._sampler) is not None

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import mmreplay as mr
-from mmreplay.errors import FormatError, SchemaError
+from mmreplay.errors import FormatError, SchemaError, StaleError
 from tests.contracts.sampler import places
 from tests.loader.support import fill, legal, same_as_take, steps
 from tests.loader.test_workers import WORKERS, options
@@ -253,3 +253,38 @@ def test_pin_memory_without_a_gpu_is_only_warned_of(path):
     with pytest.warns(UserWarning, match="pin_memory"):
         found = [places(batch) for batch in loader]
     assert found == [places(batch) for batch in stream_of(path, "uniform")]
+
+
+@pytest.mark.parametrize("laps", [1, 3])
+def test_a_draw_that_the_writer_lapped_is_made_anew(tmp_path, monkeypatch, laps):
+    writer = fill(tmp_path / "b", close=False)
+    stream = mr.ReplayStream(tmp_path / "b", mr.UniformSampler(seed=0), 16)
+    gather, lapped = mr.ReplayDataset.__getitem__, []
+
+    def late(dataset, draw):
+        if len(lapped) < laps:
+            lapped.append(draw)
+            writer.extend(steps(int(writer.heads[0]), 2 * writer.capacity))
+        return gather(dataset, draw)
+
+    monkeypatch.setattr(mr.ReplayDataset, "__getitem__", late)
+    with writer:
+        batch = next(iter(stream))
+        assert len(batch) == 16
+        assert min(batch.positions) >= writer.heads.min() - writer.capacity
+    number = batch["observation/number"]
+    assert (number == batch.positions * 2 + batch.env_ids).all()
+
+
+def test_a_writer_that_laps_every_draw_is_told(tmp_path, monkeypatch):
+    writer = fill(tmp_path / "b", close=False)
+    stream = mr.ReplayStream(tmp_path / "b", mr.UniformSampler(seed=0), 16)
+    gather = mr.ReplayDataset.__getitem__
+
+    def late(dataset, draw):
+        writer.extend(steps(int(writer.heads[0]), 2 * writer.capacity))
+        return gather(dataset, draw)
+
+    monkeypatch.setattr(mr.ReplayDataset, "__getitem__", late)
+    with writer, pytest.raises(StaleError, match="got every one given up since"):
+        next(iter(stream))
