@@ -336,6 +336,8 @@ def _open_locked(
     if isinstance(store, ZarrStore):
         store.sealing.give_up(ledger.limits)
     committer = Committer(store, ledger, path)
+    # Values that a killed writer set are committed in time like those set from now on.
+    committer.touched = found.how == "killed"
     writer = Writer(
         store, ledger, committer, metadata.schema, metadata.autoreset,
         metadata.schema.row_nbytes,

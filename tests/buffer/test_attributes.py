@@ -10,6 +10,7 @@ import mmreplay as mr
 from mmreplay.episodes import BREAK, FINAL, START, TERMINATED
 from mmreplay.errors import FailedError, SchemaError, StaleError
 from tests.buffer.support import Twin, schema
+from tools.torture.powerloss import abandon
 
 MUTABLE = mr.Schema(
     {"number": mr.Field((), "int64"), "note": mr.Field((), "int64", mutable=True)}
@@ -92,6 +93,24 @@ def test_what_was_set_is_committed_by_the_thread_though_no_row_came(tmp_path):
         buffer.set("note", 0, 0, 7)
         committer._turn(0.0)
         assert committer._ledger.committed.sequence > before
+        assert not committer._dirty()
+
+
+def test_what_a_killed_writer_set_is_committed_by_the_next_ones_thread(tmp_path):
+    fields = {"x": mr.Field((), "float32", mutable=True)}
+    with mr.ReplayBuffer.create(tmp_path / "ring", mr.Schema(fields), 9) as buffer:
+        buffer.add(x=1.0)
+    buffer = mr.ReplayBuffer.open(tmp_path / "ring", "r+", commit_every=None)
+    buffer.add(x=2.0)
+    buffer.commit()
+    buffer.set("x", [0], [0], np.array([3.0], np.float32))
+    abandon(buffer)
+    with mr.ReplayBuffer.open(tmp_path / "ring", "r+", commit_every=None) as again:
+        assert again.recovery.how == "killed"
+        assert again.committed.tolist() == again.heads.tolist()
+        committer = again._parts.committer
+        assert committer._dirty()
+        again.commit()
         assert not committer._dirty()
 
 
