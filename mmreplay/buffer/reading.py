@@ -20,7 +20,7 @@ from mmreplay.files import File
 from mmreplay.format.metadata import Metadata
 from mmreplay.ring import Span
 from mmreplay.samplers.base import Draw, Home, Sampler
-from mmreplay.schema.convert import array_of
+from mmreplay.schema.convert import array_of, on_host
 
 if TYPE_CHECKING:
     from mmreplay.transforms.base import Transform
@@ -234,7 +234,7 @@ def _array(values: Any) -> NDArray[Any]:
     if type(values) is np.ndarray:
         return values
     if hasattr(values, "detach"):
-        values = values.detach().cpu()
+        values = on_host(values)
     return array_of(values, "values")
 
 

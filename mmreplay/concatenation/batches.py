@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from mmreplay.batch import Batch
 from mmreplay.errors import SchemaError
+from mmreplay.schema.convert import on_host
 
 Ids = NDArray[np.int64]
 
@@ -116,5 +117,5 @@ def _shapes(batch: Batch) -> dict[str, Any]:
 def as_numpy(values: Any) -> NDArray[Any]:
     """An array, also of a tensor that is on a device or has a gradient."""
     if hasattr(values, "detach"):
-        values = values.detach().cpu().numpy()
+        values = on_host(values).numpy()
     return np.asarray(values)

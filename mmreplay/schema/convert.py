@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
@@ -100,6 +100,12 @@ def array_of(value: object, name: str) -> NDArray[np.generic]:
         return np.asarray(value)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise _no_array(value, name) from error
+
+
+def on_host(tensor: Any) -> Any:
+    """A tensor on the CPU, without its gradient; bfloat16 as float32, for numpy."""
+    tensor = tensor.detach().cpu()
+    return tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor
 
 
 def shape_of(value: object, name: str) -> tuple[int, ...]:

@@ -218,6 +218,19 @@ def test_priorities_reach_the_sampler_as_arrays(tmp_path):
     assert mask is None
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_priorities_of_half_the_width_are_taken_from_a_buffer_and_from_several(dtype):
+    sampler = mr.PrioritizedSampler(seed=0)
+    buffer = running(None, sampler=sampler).buffer
+    errors = torch.tensor([0.5, 2.5, 4.0], dtype=dtype, requires_grad=True)
+    for source in (buffer, mr.concat([buffer])):
+        batch = source.sample(3)
+        source.update_priorities(batch.torch(), torch.zeros(3))
+        assert source.update_priorities(batch, errors) == 0
+        rows = sampler.priorities.column.ring.rows(batch.env_ids, batch.positions)
+        assert sampler.priorities.column.values[rows].tolist() == [0.5, 2.5, 4.0]
+
+
 def test_priorities_of_windows_come_with_the_mask(tmp_path):
     twin = running(tmp_path / "b", sampler=Noted(0))
     batch = twin.buffer.gather(windows_of(2, 7))
