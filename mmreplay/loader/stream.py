@@ -211,11 +211,12 @@ class ReplayStream(DealtStream):
         A worker that had to wait for its processor may find it lapped. What it draws
         by itself has the same law whenever it does.
         """
+        gather: Callable[[Draw], Batch] = self._dataset.__getitem__
         for _ in range(MAX_TRIES - 1):
             with suppress(StaleError):
-                return self._dataset[draw]
+                return gather(draw)
             draw = self._draws.another()
-        return self._dataset[draw]
+        return gather(draw)
 
     def _refuse_writers(self) -> None:
         by_epochs = self._num_batches is None and epochs_of(self._sampler) is not None
