@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.errors import CorruptError, FailedError, FormatError
+from mmreplay.errors import CorruptError, FailedError, FormatError, LockedError
 from mmreplay.files import Disk
 from mmreplay.verify import verify_buffer
 from tests.buffer.test_snapshots import SCHEMA, extend
@@ -138,6 +138,19 @@ def test_in_place_a_place_that_is_taken_is_refused(damaged):
     mr.repair(damaged, in_place=True)
     with pytest.raises(FormatError, match="already holds a buffer"):
         mr.repair(damaged, in_place=True)
+
+
+def test_in_place_nobody_comes_to_write_what_will_be_moved_away(damaged):
+    told = []
+
+    def come(done, total):
+        with pytest.raises(LockedError, match="already open for writing"):
+            mr.ReplayBuffer.open(damaged, "r+")
+        told.append(done)
+
+    mr.repair(damaged, in_place=True, progress=come)
+    assert told
+    mr.ReplayBuffer.open(damaged, "r+").close()
 
 
 def test_a_file_system_that_cannot_exchange_leaves_both_and_says_so(damaged):

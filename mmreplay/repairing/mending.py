@@ -6,6 +6,7 @@ import os
 import secrets
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -124,21 +125,20 @@ def repair(
             "until it closes, or take a snapshot"
         )
     evidence = gather(source, None if like is None else lifecycle.absolute(like))
-    try:
+    with ExitStack() as stack:
+        stack.callback(evidence.close)
         kept, cuts = _choose(evidence, keep_unproven)
         lifecycle.make_place(where)
         refuse_network(where, False)
-        lock = WriterLock(where)
-        try:
-            recovery.clear_half(where)
-            rows = _build(evidence, kept, where, progress)
-        finally:
-            lock.release()
-    finally:
-        evidence.close()
-    if in_place:
-        files.exchange(source, where)
-        source, where = where, source
+        stack.callback(WriterLock(where).release)
+        if in_place:
+            # Who came to write meanwhile would go on in what is moved away.
+            stack.callback(WriterLock(source).release)
+        recovery.clear_half(where)
+        rows = _build(evidence, kept, where, progress)
+        if in_place:
+            files.exchange(source, where)
+            source, where = where, source
     return Repaired(source, where, rows, tuple(cuts), tuple(evidence.restored))
 
 
