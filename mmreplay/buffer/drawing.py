@@ -90,7 +90,8 @@ class Drawing:
 
     def sample(self, sampler: Sampler, batch_size: int, contiguous: bool) -> Batch:
         """Draw and gather; see `ReplayBuffer.sample`."""
-        if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
+        whole = isinstance(batch_size, int | np.integer) and batch_size is not True
+        if not whole or batch_size < 1:
             raise SchemaError(
                 f"batch_size: got {batch_size!r}, expected an integer of at least 1; "
                 "ask for a step"

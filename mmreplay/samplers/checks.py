@@ -29,6 +29,20 @@ def whole(name: str, value: object, least: int, way_out: str) -> int:
     return int(cast(int, value))
 
 
+def truth(name: str, value: object) -> bool:
+    """An argument that is true or false, and not a word that only looks so.
+
+    Raises:
+        SchemaError: It is neither.
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise SchemaError(
+            f"{name}: got {value!r}, expected True or False; leave it out for the "
+            "default"
+        )
+    return bool(value)
+
+
 def checked(sampler: object) -> Sampler:
     """Return what is a sampler.
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mmreplay.errors import EmptyError, FormatError, SchemaError
 from mmreplay.samplers import states
 from mmreplay.samplers.base import Draw, State, View
-from mmreplay.samplers.checks import MOST, storable
+from mmreplay.samplers.checks import MOST, storable, truth
 from mmreplay.samplers.columns import check_name
 from mmreplay.samplers.priorities import MakeLaw, Priorities, Saved
 from mmreplay.samplers.random import StepGenerator
@@ -45,6 +45,7 @@ class Options:
 
     def __post_init__(self) -> None:
         check_name(self.name)
+        truth("stratified", self.stratified)
         if self.normalize not in get_args(Normalize):
             raise SchemaError(
                 f"normalize: got {self.normalize!r}, expected one of "

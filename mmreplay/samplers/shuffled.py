@@ -11,7 +11,7 @@ from mmreplay.errors import EmptyError, FormatError, SchemaError
 from mmreplay.ring import LAYOUTS, Layout, Span
 from mmreplay.samplers.base import Draw, State, View
 from mmreplay.samplers.blocks import BlockPermutation, checked_block, order_of
-from mmreplay.samplers.checks import whole
+from mmreplay.samplers.checks import truth, whole
 from mmreplay.samplers.frozen import Frozen
 from mmreplay.samplers.permutation import Permutation
 from mmreplay.samplers.random import StepGenerator
@@ -82,6 +82,7 @@ class ShuffledSampler:
         Raises:
             SchemaError: An argument is not legal.
         """
+        drop_last, shuffle = truth("drop_last", drop_last), truth("shuffle", shuffle)
         _check(rank, num_ranks, layout, batches, drop_last)
         self.rank, self.num_ranks = rank, num_ranks
         self.skipped = 0

@@ -97,6 +97,8 @@ def test_draws_are_of_whole_steps(buffer, size):
     dataset = mr.ReplayDataset(buffer.path)
     with pytest.raises(SchemaError, match=r"batch_size: got .*expected an integer of"):
         dataset.draws(mr.UniformSampler(), batch_size=size)
+    with pytest.raises(SchemaError, match=r"batch_size: got .*expected an integer of"):
+        buffer.sample(size)
     assert (
         len(next(iter(dataset.draws(mr.UniformSampler(), np.int64(2)))).positions) == 2
     )

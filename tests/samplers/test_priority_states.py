@@ -20,6 +20,7 @@ from tests.samplers.prioritized import KINDS
         ({"beta": 1.5}, r"beta: got 1.5, expected a number in \[0, 1\]"),
         ({"beta": float("nan")}, "beta: got nan"),
         ({"normalize": "max"}, "normalize: got 'max', expected one of"),
+        ({"stratified": "no"}, "stratified: got 'no', expected True or False"),
         ({"eta": 2}, r"eta: got 2, expected a number in \[0, 1\]"),
         ({"initial_priority": 0}, "initial_priority: got 0, expected a number in"),
         ({"name": "a/b"}, "name: got 'a/b', expected 1 to 64 letters"),

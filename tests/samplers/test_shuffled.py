@@ -203,6 +203,8 @@ def test_too_few_for_a_batch_are_said_until_there_are_more():
         ({"batches": 2.5}, "batches: got 2.5, expected an integer of at least 1"),
         ({"layout": "time"}, "layout: got 'time', expected one of"),
         ({"batches": 0}, "batches: got 0, expected an integer of at least 1; leave"),
+        ({"drop_last": "no"}, "drop_last: got 'no', expected True or False; leave"),
+        ({"shuffle": 0}, "shuffle: got 0, expected True or False; leave"),
         ({"batches": 2, "drop_last": True}, "batches: got 2 with drop_last=True"),
     ],
 )
