@@ -165,8 +165,8 @@ def split(
         fractions: One a part, above 0, at most 1 together.
         by: ``"episode"`` keeps all steps of an episode in one part (windows with
             ``boundary="any"`` may still run into its neighbour); ``"step"`` deals
-            out rows, neighbours into different parts: no windows, nor episodes, are
-            drawn from those.
+            out rows, neighbours into different parts, which are to be drawn step by
+            step: windows and episodes are refused where a part begins within one.
         seed: In ``[0, 2**63)``.
 
     Raises:
