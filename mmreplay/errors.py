@@ -25,6 +25,8 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
+OR_REPAIR = ", or run mmreplay repair SOURCE TARGET"
+"""Ends the way out of a damaged buffer of which `repair` can keep the rest."""
 READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 

@@ -17,7 +17,13 @@ from pathlib import Path
 
 from mmreplay.disk import Data as Data
 from mmreplay.disk import Disk as Disk
-from mmreplay.errors import CorruptError, FormatError, system_error, system_failure
+from mmreplay.errors import (
+    OR_REPAIR,
+    CorruptError,
+    FormatError,
+    system_error,
+    system_failure,
+)
 
 # Space is reserved in pieces of this many bytes, so that it costs one call a MiB.
 ALLOCATION_NBYTES = 1 << 20
@@ -98,6 +104,7 @@ class File:
                 raise CorruptError(
                     f"{path} has {size} bytes, expected {nbytes} from metadata.json; "
                     "the file was cut or replaced: restore it from a copy"
+                    f"{OR_REPAIR}"
                 )
         except BaseException:
             file.close()

@@ -153,11 +153,30 @@ def test_a_flipped_bit_of_the_metadata_is_turned_back(damaged, where):
     assert_repaired(damaged, made, without([], []))
 
 
+@pytest.mark.parametrize(
+    ("name", "kept", "behind"),
+    [
+        (f"{DATA}/COMMIT", 0, 16384),
+        (f"{DATA}/COMMIT", 4096, 0),
+        (f"{DATA}/f000.bin", 0, 1),
+        ("metadata.json", -10, 10),
+        ("metadata.json", -3, 0),
+        ("metadata.json", 1, 0),
+    ],
+)
+def test_who_opens_what_is_damaged_is_told_of_repair(damaged, name, kept, behind):
+    path = damaged / name
+    path.write_bytes(path.read_bytes()[:kept] + b"0" * behind)
+    told = r"restore it from a copy, or run mmreplay repair SOURCE TARGET$"
+    with pytest.raises(CorruptError, match=told):
+        mr.ReplayBuffer.open(damaged)
+
+
 def test_lost_metadata_are_taken_from_a_snapshot(damaged, tmp_path):
     with mr.ReplayBuffer.open(damaged) as buffer:
         buffer.snapshot(tmp_path / "s")
     (damaged / "metadata.json").write_bytes(b"{")
-    with pytest.raises(CorruptError, match=r"no second copy.*like="):
+    with pytest.raises(CorruptError, match=r"copy; got no second copy.*like="):
         mr.repair(damaged)
     assert not (tmp_path / "b-repaired").exists()
     made = mr.repair(damaged, like=tmp_path / "s")

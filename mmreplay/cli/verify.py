@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
@@ -35,6 +36,8 @@ def verify(
     seconds = perf_counter() - started
     if json:
         facts = {**asdict(report), "path": str(report.path), "ok": report.ok}
+        if not report.deep:
+            facts["unsummed_rows"] = None
         facts["findings"] = [
             {**asdict(finding), "damage": finding.damage} for finding in report.findings
         ]
@@ -58,17 +61,20 @@ def _print(name: str, report: VerifyReport, seconds: float) -> None:
     damaged = sum(finding.damage for finding in report.findings) + report.omitted
     others = len(report.findings) + report.omitted - damaged
     rate = show.size(report.nbytes / seconds)
-    show.print_facts(
-        f"{name}: {'whole' if report.ok else 'DAMAGED'}",
-        [
-            ("findings", f"{show.count(damaged)} of damage, "
-                         f"{show.plural(others, 'note')}"),
-            ("checksums", f"{show.plural(report.blocks, 'block')} compared, "
-                          f"{show.count(report.skipped_blocks)} given up by a live "
-                          "writer meanwhile" if report.deep else "not looked at"),
-            ("rows", f"{show.count(report.rows)} committed rows alive, of them "
-                     f"{show.count(report.unsummed_rows)} in blocks without a "
-                     "checksum yet"),
-            ("read", f"{show.size(report.nbytes)} in {seconds:.1f} s, {rate}/s"),
-        ],
-    )  # fmt: skip
+    rows = f"{show.count(report.rows)} committed rows alive"
+    if report.deep:
+        unsummed = show.count(report.unsummed_rows)
+        rows += f", of them {unsummed} in blocks without a checksum yet"
+    facts = [
+        ("findings", f"{show.count(damaged)} of damage, {show.plural(others, 'note')}"),
+        ("checksums", f"{show.plural(report.blocks, 'block')} compared, "
+                      f"{show.count(report.skipped_blocks)} given up by a live "
+                      "writer meanwhile" if report.deep else "not looked at"),
+        ("rows", rows),
+        ("read", f"{show.size(report.nbytes)} in {seconds:.1f} s, {rate}/s"),
+    ]  # fmt: skip
+    if not report.ok:
+        repair = f"mmreplay repair {shlex.quote(name)} TARGET"
+        way = f"restore it from a copy, or what is proven of it with {repair}"
+        facts.append(("way out", way))
+    show.print_facts(f"{name}: {'whole' if report.ok else 'DAMAGED'}", facts)

@@ -15,7 +15,13 @@ from typing import Literal, TypeVar
 
 import google_crc32c
 
-from mmreplay.errors import CorruptError, FormatError, SchemaError, VersionError
+from mmreplay.errors import (
+    OR_REPAIR,
+    CorruptError,
+    FormatError,
+    SchemaError,
+    VersionError,
+)
 from mmreplay.files import read_bytes
 from mmreplay.format import strict_json
 from mmreplay.format.sharding import Sharding
@@ -147,7 +153,10 @@ def decode(data: bytes, path: Path) -> Metadata:
         CorruptError: Their checksum does not match.
     """
     name = str(path)
-    value = strict_json.parse(data, name)
+    try:
+        value = strict_json.parse(data, name)
+    except CorruptError as error:
+        raise CorruptError(f"{error}{OR_REPAIR}") from error
     if value.get("format") != MAGIC:
         raise FormatError(
             f"{name} says format {value.get('format')!r}, expected {MAGIC!r}; "
@@ -215,14 +224,15 @@ def _check_checksum(data: bytes, name: str) -> None:
     match = _TAIL.search(data)
     if match is None:
         raise CorruptError(
-            f"{name} does not end with its checksum; it was cut or edited: restore it"
+            f"{name} does not end with its checksum; it was cut or edited: restore it "
+            f"from a copy{OR_REPAIR}"
         )
     stored = int(match[1], 16)
     computed = google_crc32c.value(data[:-_TAIL_NBYTES])
     if stored != computed:
         raise CorruptError(
             f"{name} has checksum {computed:08x}, expected {stored:08x}; it was "
-            "damaged or edited by hand: restore it from a copy"
+            f"damaged or edited by hand: restore it from a copy{OR_REPAIR}"
         )
 
 

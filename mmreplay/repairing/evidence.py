@@ -15,7 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay import files, recovery
-from mmreplay.errors import CorruptError, FailedError, FormatError, VersionError
+from mmreplay.errors import (
+    OR_REPAIR,
+    CorruptError,
+    FailedError,
+    FormatError,
+    VersionError,
+)
 from mmreplay.files import File
 from mmreplay.format import commit
 from mmreplay.format import metadata as metadata_file
@@ -156,8 +162,9 @@ def _metadata(folder: Path, like: Path | None) -> tuple[Metadata, list[str]]:
         data = files.read_bytes(spare, metadata_file.MAX_NBYTES)
         return metadata_file.decode(data, spare), [f"metadata, from {spare.name}"]
     raise CorruptError(
-        f"{damage}; got no second copy of it either, expected one to repair by: name "
-        "a snapshot or copy of the buffer with like= (--like)"
+        f"{str(damage).removesuffix(OR_REPAIR)}; got no second copy of it either, "
+        "expected one to repair by: name a snapshot or copy of the buffer with like= "
+        "(--like)"
     ) from damage
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay import kernels
-from mmreplay.errors import CorruptError, FullError, StarvedError
+from mmreplay.errors import OR_REPAIR, CorruptError, FullError, StarvedError
 from mmreplay.files import File
 from mmreplay.format import commit
 from mmreplay.format.commit import Identity, Record
@@ -389,5 +389,5 @@ def no_durable(folder: Path) -> CorruptError:
     """The error for a COMMIT without a whole durable slot."""
     return CorruptError(
         f"{folder / FILE_NAME}: got no whole durable slot, expected at least one of "
-        "two; the file is damaged: restore it from a copy"
+        f"two; the file is damaged: restore it from a copy{OR_REPAIR}"
     )

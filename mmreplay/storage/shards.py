@@ -14,7 +14,7 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.errors import CorruptError
+from mmreplay.errors import OR_REPAIR, CorruptError
 from mmreplay.files import File
 from mmreplay.ring import Ring
 from mmreplay.storage.policy import Advise
@@ -146,7 +146,7 @@ class Shard:
         """The error for what cannot be read."""
         return CorruptError(
             f"{self.path}: got {got}, expected {expected}; the shard is damaged: "
-            "restore it from a copy"
+            f"restore it from a copy{OR_REPAIR}"
         )
 
 

@@ -62,7 +62,7 @@ class VerifyReport:
         rows: Committed rows alive; their flags were checked, and those of the rows
             published since.
         unsummed_rows: Those of them in blocks that have no checksum yet (the
-            newest of each environment) or no longer.
+            newest of each environment) or no longer; 0 where not `deep`.
         nbytes: Bytes read from the data files.
         deep: Whether checksums, and the numbers of samplers, were looked at.
     """

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay import boot
+from mmreplay.errors import OR_REPAIR
 from mmreplay.files import File
 from mmreplay.format import commit
 from mmreplay.format.commit import Identity, Record, Slots
@@ -98,7 +99,7 @@ class CommitFile:
             notes.note(
                 "commit", self._name, 0,
                 "got no whole durable slot, expected at least one of two; the buffer "
-                "cannot be opened: restore COMMIT from a copy",
+                f"cannot be opened: restore COMMIT from a copy{OR_REPAIR}",
             )  # fmt: skip
             return None
         live = commit.newest_live(slots, identity)

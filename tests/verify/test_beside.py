@@ -77,7 +77,9 @@ def test_strange_names_are_noted(path):
 def test_a_fast_check_reads_no_data_and_finds_what_is_not_in_it(path, capsys):
     put(path / DATA / "f000.bin", 5000, b"xyz")
     assert run(["verify", str(path), "--fast"]) == 0
-    assert "not looked at" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "not looked at" in told
+    assert "committed rows alive\n" in told
     assert run(["verify", str(path), "--deep"]) == 1
     assert run(["verify", str(path)]) == 1
     capsys.readouterr()
@@ -87,5 +89,6 @@ def test_a_fast_check_reads_no_data_and_finds_what_is_not_in_it(path, capsys):
     assert not told["deep"]
     assert not told["ok"]
     assert told["blocks"] == 0
+    assert told["unsummed_rows"] is None
     assert told["nbytes"] == told["rows"]
     assert {f["kind"] for f in told["findings"]} == {"flags"}

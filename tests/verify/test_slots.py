@@ -25,7 +25,9 @@ def test_a_flipped_bit_of_a_slot_is_told(path, rng, slot):
 def test_no_whole_durable_slot_is_found(path):
     for slot in (0, 1):
         flip(path / DATA / "COMMIT", 8 * 4096 * slot + 500)
-    assert "got no whole durable slot" in messages(path, "commit")
+    told = messages(path, "commit")
+    assert "got no whole durable slot" in told
+    assert "from a copy, or run mmreplay repair SOURCE TARGET" in told
 
 
 def test_a_zeroed_durable_slot_is_found(path):
