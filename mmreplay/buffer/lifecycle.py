@@ -149,7 +149,9 @@ def create(
     """Make a buffer's folder and open it for writing."""
     check_interval(commit_every)
     encoded = metadata_file.encode(metadata)
-    make_place(path)
+    make_place(
+        path, "open it with ReplayBuffer.open(path, 'r+'), or choose another path"
+    )
     refuse_network(path, allow_network)
     lock = WriterLock(path)
     parts = None
@@ -204,8 +206,13 @@ def refuse_inside(target: Path, source: Path, folder: Path | None = None) -> Non
         )
 
 
-def make_place(path: Path) -> None:
-    """Make a buffer's folder, or accept an empty one or a creation cut short."""
+def make_place(path: Path, otherwise: str = "choose another, or remove it") -> None:
+    """Make a buffer's folder, or accept an empty one or a creation cut short.
+
+    Args:
+        path: The folder.
+        otherwise: The way out where a buffer is there already.
+    """
     for place in (path, *path.parents):
         if place.exists() and not place.is_dir():
             raise FormatError(
@@ -213,8 +220,7 @@ def make_place(path: Path) -> None:
             )
     if (path / metadata_file.FILE_NAME).exists():
         raise FormatError(
-            f"{path} already holds a buffer, expected a new path; open it with "
-            "ReplayBuffer.open(path, 'r+'), or choose another path"
+            f"{path} already holds a buffer, expected a new path; {otherwise}"
         )
     if path.is_dir():
         half = (path / recovery.HALF).exists()

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mmreplay.cli import show
+from mmreplay.cli.exits import FAILED
 from mmreplay.cli.options import BufferPath, Json
+
+if TYPE_CHECKING:
+    from mmreplay.repairing import Repaired
 
 LISTED = 50
 
@@ -44,7 +48,7 @@ def repair(
     ] = False,
     json: Json = False,
 ) -> None:  # fmt: skip
-    """Restore the newest consistent state into a new folder, and say what was cut."""
+    """Restore the newest consistent state, and say what was cut; exits 1 if all was."""
     from mmreplay.repairing import repair as restore
 
     with show.waiting("repairing") as progress:
@@ -57,7 +61,14 @@ def repair(
         cuts = [asdict(cut) for cut in made.cuts]
         counts = {"rows": made.rows, "cut_rows": made.cut_rows}
         show.print_json({**facts, **counts, "cuts": cuts, "restored": made.restored})
-        return
+    else:
+        _print(made, in_place)
+    # What a script believes repaired holds something, or there was nothing to lose.
+    if made.cut_rows and not made.rows:
+        raise typer.Exit(FAILED)
+
+
+def _print(made: Repaired, in_place: bool) -> None:
     for fact in made.restored:
         typer.echo(f"restored {fact}")
     for cut in made.cuts[:LISTED]:
@@ -71,3 +82,8 @@ def repair(
     )
     if in_place:
         typer.echo(f"{made.path} holds what was there before")
+    if made.cut_rows and not made.rows:
+        way = "restore the buffer from a copy"
+        if any(cut.why == "unproven" for cut in made.cuts):
+            way += ", or repair it into another folder with --keep-unproven"
+        typer.echo(f"nothing is left: {way}")

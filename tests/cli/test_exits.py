@@ -195,6 +195,28 @@ def test_an_interruption_says_what_is_kept(monkeypatch, cli, path):
     assert "interrupted; what was written before is kept" in one_line(err)
 
 
+LOADED = """
+import sys
+class Struck:
+    def find_spec(self, name, *_):
+        if name == "{name}":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Struck())
+from mmreplay.cli import main
+main(["info", "x"])
+"""
+
+
+@pytest.mark.parametrize("name", ["mmreplay.cli.exits", "typer", "mmreplay.cli.app"])
+def test_an_interruption_while_commands_are_loaded_is_told_in_one_line(name):
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED.format(name=name)],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == exits.INTERRUPTED
+    assert "interrupted; what was written before is kept" in one_line(done.stderr)
+
+
 @pytest.mark.parametrize("flag", ["--help", "-h"])
 def test_help_names_every_command(cli, flag):
     code, out, _ = cli(flag)

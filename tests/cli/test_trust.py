@@ -30,6 +30,14 @@ def test_a_snapshot_over_something_is_refused(path, capsys):
     assert "expected a new or empty one" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["snapshot", "repair"])
+def test_a_target_that_is_a_buffer_is_left_alone(path, tmp_path, capsys, command):
+    create(tmp_path / "c").close()
+    assert run([command, str(path), str(tmp_path / "c")]) == 3
+    told = "c already holds a buffer, expected a new path; choose another, or remove it"
+    assert capsys.readouterr().err.endswith(f"{told}\n")
+
+
 def test_repair_says_what_was_cut(path, tmp_path, capsys):
     with (path / "data-000001" / "f000.bin").open("r+b") as file:
         file.seek(4800 * 5)
@@ -46,6 +54,32 @@ def test_repair_says_what_was_cut(path, tmp_path, capsys):
     told = json.loads(capsys.readouterr().out)
     assert told["cuts"] == [{"env_id": 0, "first": 4, "stop": 6, "why": "checksum"}]
     assert (told["rows"], told["cut_rows"], told["restored"]) == (58, 2, [])
+
+
+@pytest.mark.parametrize(
+    ("damaged", "way"),
+    [
+        ("f000.bin", "restore the buffer from a copy\n"),
+        ("sums.bin", "folder with --keep-unproven\n"),
+    ],
+)
+def test_a_repair_that_leaves_nothing_exits_1(path, tmp_path, capsys, damaged, way):
+    with (path / "data-000001" / damaged).open("r+b") as file:
+        file.write(b"x" * (path / "data-000001" / damaged).stat().st_size)
+    assert run(["repair", str(path)]) == 1
+    told = capsys.readouterr().out
+    assert "0 rows kept, 60 cut" in told
+    assert "nothing is left: restore the buffer from a copy" in told
+    assert told.endswith(way)
+    assert verify_buffer(f"{path}-repaired").findings == ()
+    assert run(["repair", str(path), str(tmp_path / "e"), "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["rows"], told["cut_rows"]) == (0, 60)
+
+
+def test_a_repair_of_a_whole_buffer_without_rows_exits_0(tmp_path):
+    create(tmp_path / "b").close()
+    assert run(["repair", str(tmp_path / "b")]) == 0
 
 
 def test_what_cannot_be_repaired_exits_1(path, capsys):
