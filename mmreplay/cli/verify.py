@@ -73,8 +73,9 @@ def _print(name: str, report: VerifyReport, seconds: float) -> None:
         ("rows", rows),
         ("read", f"{show.size(report.nbytes)} in {seconds:.1f} s, {rate}/s"),
     ]  # fmt: skip
+    show.print_facts(f"{name}: {'whole' if report.ok else 'DAMAGED'}", facts)
     if not report.ok:
+        # Not folded, so that it can be copied whole.
         repair = f"mmreplay repair {shlex.quote(name)} TARGET"
         way = f"restore it from a copy, or what is proven of it with {repair}"
-        facts.append(("way out", way))
-    show.print_facts(f"{name}: {'whole' if report.ok else 'DAMAGED'}", facts)
+        typer.echo(f"way out    {way}")

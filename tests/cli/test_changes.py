@@ -93,6 +93,8 @@ def test_verify_of_a_whole_buffer_exits_0(cli, facts, path):
 
 
 def test_verify_of_a_damaged_buffer_exits_1_and_says_where(cli, path):
+    # Longer than a line: what is to be typed is not folded.
+    path = path.rename(path.with_name("a" * 160))
     with (path / "data-000001" / "flags.bin").open("r+b") as file:
         file.write(b"\xff")
     (path / "mine").write_text("")
