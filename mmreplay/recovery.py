@@ -197,8 +197,9 @@ def open_writer(folder: Path, metadata: Metadata) -> tuple[CommitWriter, Recover
         live, durable, report = settle(slots, identity, metadata, folder)
         epoch = 1 + max(record.epoch for record in slots if record is not None)
         number = 1 + max(record.sequence for record in slots if record is not None)
+        cut = commit.POISONED if report.how == "failed" else 0
         fresh = replace(
-            live, epoch=epoch, flags=0, boot_id=identity.boot_id,
+            live, epoch=epoch, flags=cut, boot_id=identity.boot_id,
             device=identity.device, inode=identity.inode,
         )  # fmt: skip
         # Live first: a durable slot of the new epoch alone would hide what was
@@ -215,7 +216,7 @@ def open_writer(folder: Path, metadata: Metadata) -> tuple[CommitWriter, Recover
         for slot in order:
             kept = replace(
                 fresh, heads=durable.heads, tails=durable.tails, sequence=number,
-                limits=durable.limits, time_ns=durable.time_ns,
+                limits=durable.limits, time_ns=durable.time_ns, flags=0,
             )  # fmt: skip
             file.pwrite(kept.encode(), size * slot)
             file.sync()

@@ -237,6 +237,11 @@ def make_place(path: Path, otherwise: str = "choose another, or remove it") -> N
         # Made by a creation that was killed, perhaps, before it could sync this.
         files.sync_folder(path.parent)
         return
+    standing = next(place for place in path.absolute().parents if place.exists())
+    readable = all(os.access(place, os.R_OK) for place in (standing, standing.parent))
+    # Likewise a folder on the way, in which nothing was made yet.
+    if readable and not any(standing.iterdir()):
+        files.sync_folder(standing.parent)
     for parent in [*reversed(path.parents), path]:
         if not parent.exists():
             files.make_folder(parent, exist_ok=True)

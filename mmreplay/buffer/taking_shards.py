@@ -71,6 +71,7 @@ class ShardTaking(Taking):
             self._copied()
         finally:
             self._places.file.close()
+        self._check_kept()
         self._forget_lost()
         self._publish()
         return "link" if self._linked else "copy"

@@ -32,7 +32,8 @@ MAX_COUNT = 1 << 62
 
 CLEAN = 1
 POISONED = 2
-"""Of a durable record: a sync failed, and live ones of its epoch are not believed."""
+"""Of a durable record: a sync failed, and live ones of its epoch are not believed. Of a
+live one: its epoch began by cutting rows that such a sync had left in doubt."""
 MOVED = 4
 
 

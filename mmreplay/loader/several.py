@@ -128,6 +128,10 @@ class ConcatDraws:
             self._states.append((done, self._concat.state_dict()))
             yield draw
 
+    def another(self) -> ConcatDraw:
+        """Draw once more, beside those that are iterated over."""
+        return self._concat.draw(self._batch_size)
+
     def state_after(self, num_batches: int) -> State:
         """Return the state of `Concat` after so many batches; see `Draws.state_after`.
 

@@ -10,7 +10,7 @@ from typing import Any
 from mmreplay.batch import Batch
 from mmreplay.concatenation import Concat
 from mmreplay.loader.several import ConcatDataset, ConcatDraws
-from mmreplay.loader.stream import DealtStream, check_dealt
+from mmreplay.loader.stream import DealtStream, check_dealt, gathered
 from mmreplay.samplers.base import State
 
 
@@ -83,8 +83,10 @@ class ConcatStream(DealtStream):
         self._own().load_state_dict(state)
 
     def _gathered(self) -> Iterator[Callable[[], Batch]]:
-        for draw in ConcatDraws(self._own(), self._batch_size, self._steps):
-            yield partial(self._dataset.__getitem__, draw)
+        draws = ConcatDraws(self._own(), self._batch_size, self._steps)
+        gather = self._dataset.__getitem__
+        for draw in draws:
+            yield partial(gathered, gather, draw, draws.another)
 
     def __len__(self) -> int:
         """Batches of this rank an iteration.

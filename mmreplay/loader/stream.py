@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
@@ -16,13 +16,15 @@ from mmreplay.buffer.lifecycle import StrPath
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import SchemaError, StaleError
 from mmreplay.loader.dataset import MAX_TRIES, ReplayDataset
-from mmreplay.samplers.base import Draw, Sampler, State
+from mmreplay.samplers.base import Sampler, State
 from mmreplay.samplers.epochs import epochs_of
 from mmreplay.samplers.joined import keeps_priorities
 from mmreplay.samplers.states import check_kind, integer
 from mmreplay.transforms.base import Transform
 
 MAX_WORKERS = 1024
+
+T = TypeVar("T")
 
 
 class DealtStream(IterableDataset[Batch]):
@@ -202,21 +204,9 @@ class ReplayStream(DealtStream):
 
     def _gathered(self) -> Iterator[Callable[[], Batch]]:
         self._refuse_writers()
+        gather = self._dataset.__getitem__
         for draw in self._draws:
-            yield partial(self._gather, draw)
-
-    def _gather(self, draw: Draw) -> Batch:
-        """The data of a draw, or of another one where nothing is left of it.
-
-        A worker that had to wait for its processor may find it lapped. What it draws
-        by itself has the same law whenever it does.
-        """
-        gather: Callable[[Draw], Batch] = self._dataset.__getitem__
-        for _ in range(MAX_TRIES - 1):
-            with suppress(StaleError):
-                return gather(draw)
-            draw = self._draws.another()
-        return gather(draw)
+            yield partial(gathered, gather, draw, self._draws.another)
 
     def _refuse_writers(self) -> None:
         by_epochs = self._num_batches is None and epochs_of(self._sampler) is not None
@@ -235,6 +225,19 @@ class ReplayStream(DealtStream):
             TypeError: There is no end.
         """
         return self._dealt(len(self._draws))
+
+
+def gathered(gather: Callable[[T], Batch], draw: T, another: Callable[[], T]) -> Batch:
+    """The data of a draw, or of another one where nothing is left of it.
+
+    A worker that had to wait for its processor may find it lapped. What it draws by
+    itself has the same law whenever it does.
+    """
+    for _ in range(MAX_TRIES - 1):
+        with suppress(StaleError):
+            return gather(draw)
+        draw = another()
+    return gather(draw)
 
 
 def _shared(tensor: torch.Tensor) -> torch.Tensor:

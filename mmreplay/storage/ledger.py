@@ -52,7 +52,11 @@ class Ledger(Protocol):
 
     @property
     def moved(self) -> bool:
-        """The buffer was rebuilt in another folder; open it again."""
+        """The buffer was rebuilt, in another folder or by `cut`; open it again."""
+
+    @property
+    def cut(self) -> bool:
+        """Rows that were published may be others by now: a sync of theirs failed."""
 
     def close(self) -> None:
         """Give the file back."""
@@ -88,7 +92,7 @@ class CommitWriter:
     tails: Array
     published: tuple[Array, Array]
 
-    moved = False
+    moved = cut = False
 
     def __init__(
         self, file: File, identity: Identity, live: Record, durable: Record, slot: int
@@ -234,12 +238,13 @@ class CommitReader:
         # The sequence numbers of both live slots, which lie side by side.
         self._numbers = struct.Struct(f"<Q{self._size - commit.SEQUENCE.size}xQ")
         self._first = self._size * commit.LIVE_SLOTS[0] + commit.SEQUENCE_OFFSET
+        self.cut = False
         self._take(start)
 
     def _take(self, record: Record) -> None:
-        self.sequence = record.sequence
+        self.sequence, self._epoch = record.sequence, record.epoch
         self.heads, self.limits, self.tails = record.heads, record.limits, record.tails
-        self.moved = bool(record.flags & commit.MOVED)
+        self.moved = self.cut or bool(record.flags & commit.MOVED)
 
     def refresh(self) -> bool:
         """Look again; True if something changed.
@@ -264,10 +269,10 @@ class CommitReader:
     def _accept(self, record: Record) -> bool:
         if record.sequence <= self.sequence or not self._identity.trusts(record):
             return False
-        fell = bool((record.heads < self.heads).any())
+        # Of epochs in between nobody knows.
+        begun, poisoned = record.epoch - self._epoch, record.flags & commit.POISONED
+        self.cut |= begun > 1 or (begun == 1 and bool(poisoned))
         self._take(record)
-        # Rows were cut after a failed sync: what is known of them is another's now.
-        self.moved |= fell
         return True
 
     def _read(self, slot: int) -> Record | None:
@@ -308,7 +313,7 @@ class CommitReader:
 class MemoryLedger:
     """Heads of a buffer in RAM."""
 
-    moved = False
+    moved = cut = False
 
     def __init__(self, num_envs: int) -> None:
         self.heads = self.limits = self.tails = np.zeros(num_envs, np.int64)

@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader
 
 import mmreplay as mr
 from mmreplay.errors import SchemaError
-from tests.loader.support import fill
+from tests.loader.support import fill, steps
 from tests.loader.test_several import columns
 from tests.loader.test_workers import WORKERS, options
 
@@ -102,3 +102,25 @@ def test_what_workers_cannot_share_is_refused(paths):
         mr.ConcatStream(opened(paths), 8, rank=2, num_ranks=2)
     with pytest.raises(TypeError, match="got no num_batches"):
         len(mr.ConcatStream(opened(paths), 8))
+
+
+@pytest.mark.parametrize("laps", [1, 3])
+def test_a_draw_that_a_writer_lapped_is_made_anew(tmp_path, monkeypatch, laps):
+    fill(tmp_path / "a")
+    writer = fill(tmp_path / "b", close=False)
+    both = opened([tmp_path / "a", tmp_path / "b"], kind=mr.UniformSampler)
+    stream = mr.ConcatStream(both, 16)
+    gather, lapped = mr.ConcatDataset.__getitem__, []
+
+    def late(dataset, draw):
+        if len(lapped) < laps:
+            lapped.append(draw)
+            writer.extend(steps(int(writer.heads[0]), 2 * writer.capacity))
+        return gather(dataset, draw)
+
+    monkeypatch.setattr(mr.ConcatDataset, "__getitem__", late)
+    with writer:
+        batch = next(iter(stream))
+        assert len(batch) == 16
+        live = batch.positions[batch.buffer_ids == 1]
+        assert min(live) >= writer.heads.min() - writer.capacity

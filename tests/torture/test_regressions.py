@@ -9,7 +9,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from mmreplay import boot
+from mmreplay import boot, files
 from mmreplay.buffer import lifecycle
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.episodes import BREAK, START
@@ -219,6 +219,48 @@ def test_a_power_cut_in_the_opening_after_a_kill_in_a_commit(tmp_path, calls):
         rebooted = mock.patch.object(boot, "boot_id", return_value=bytes(range(16)))
         with rebooted, ReplayBuffer.open(folder / "a") as reader:
             assert (reader.heads >= heads).all()
+
+
+@pytest.mark.parametrize("calls", range(10))
+def test_folders_on_the_way_that_a_killed_creation_made(tmp_path, calls):
+    """Whoever creates again cannot know that they were never synced."""
+    for luck in range(4):
+        folder = tmp_path / str(luck)
+        folder.mkdir()
+        disk = SimulatedDisk(folder, calls_left=calls)
+        with using(disk):
+            with suppress(PowerCut):
+                make(folder / "a" / "b" / "c")
+            disk.revive()
+            buffer = make(folder / "a" / "b" / "c")
+            buffer.add(step(buffer))
+            buffer.commit()
+            abandon(buffer)
+        disk.crash(folder, np.random.default_rng(luck))
+        rebooted = mock.patch.object(boot, "boot_id", return_value=bytes(range(16)))
+        with rebooted, ReplayBuffer.open(folder / "a" / "b" / "c") as reader:
+            assert (reader.heads == 1).all()
+
+
+def test_a_creation_in_a_folder_that_may_not_be_listed(tmp_path):
+    """What is above an empty folder is synced where that can be, and only there."""
+    (tmp_path / "hidden" / "mine").mkdir(parents=True)
+    (tmp_path / "hidden").chmod(0o311)
+    readable = os.access
+    told = mock.patch.object(
+        os,
+        "access",
+        lambda place, mode: place.name != "hidden" and readable(place, mode),
+    )
+    synced = []
+    watched = mock.patch.object(files, "sync_folder", synced.append)
+    with told, watched:
+        make(tmp_path / "hidden" / "mine" / "a").close()
+    assert tmp_path / "hidden" not in synced
+    with watched:
+        (tmp_path / "hidden" / "other").mkdir()
+        make(tmp_path / "hidden" / "other" / "a").close()
+    assert tmp_path / "hidden" in synced
 
 
 def killed_in(name):

@@ -277,8 +277,12 @@ class SimulatedDisk(WatchedDisk):
         return folder, path.name
 
     def _node(self, path: Path) -> Node:
+        path = path.resolve()
+        if path == self.root.parent:
+            # Beyond the disk: a creation in an empty disk syncs it.
+            return FolderNode()
         node: Node = self._tree
-        for name in path.resolve().relative_to(self.root).parts:
+        for name in path.relative_to(self.root).parts:
             assert isinstance(node, FolderNode)
             node = node.live[name]
         return node
