@@ -69,7 +69,7 @@ def parsed(
         table = arrow.read_csv(pa.BufferReader(lines), **options)
         return [(batch.num_rows, take(batch)) for batch in table.to_batches()]
 
-    pieces = (lines for lines in text.lines(size // 2) if lines.strip())
+    pieces = (lines for lines in text.lines(size // 2) if not lines.isspace())
     for found in in_order(parse, pieces, min(THREADS, AHEAD_NBYTES // size)):
         yield from found
 

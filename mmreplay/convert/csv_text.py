@@ -16,7 +16,7 @@ from mmreplay.files import File
 
 READ_NBYTES = 1 << 20
 MAX_HEADER_NBYTES = 16 << 20
-BLOCK_NBYTES = 1 << 20
+BLOCK_NBYTES = 2 << 20
 """Text that pyarrow takes at a time; longer lines are refused."""
 MAX_BLOCK_NBYTES = 128 << 20
 BOM = b"\xef\xbb\xbf"
@@ -46,14 +46,17 @@ class Text:
     def read(self, size: int = -1) -> bytes:
         """The next bytes: size of them, fewer only at the end."""
         size = READ_NBYTES if size < 0 else size
-        data, self._rest = self._rest[:size], self._rest[size:]
-        found, room = [data], size - len(data)
+        found, room = [], size
+        if self._rest:
+            data, self._rest = self._rest[:size], self._rest[size:]
+            found, room = [data], size - len(data)
         while room:
             give = self._raw if self._inflate is None else self._unpacked
             data = give(min(room, READ_NBYTES))
             if not data:
                 break
-            self.quotes += data.count(b'"')
+            # Far faster where there are none, as in most files.
+            self.quotes += data.count(b'"') if b'"' in data else 0
             found.append(data)
             room -= len(data)
         return b"".join(found)
@@ -99,13 +102,18 @@ class Text:
         """
         rest = b""
         while data := self.read(size):
-            rest += data
-            stop = _ended(rest)
+            if b'"' in data or b'"' in rest:
+                data, rest = rest + data, b""
+                stop = _ended(data)
+            else:
+                stop = data.rfind(b"\n") + 1
+            if stop:
+                # Text is copied once on its way to the parser.
+                yield b"".join((rest, memoryview(data)[:stop]))
+                rest = b""
+            rest += data[stop:]
             if not stop and len(rest) >= 2 * size:
                 raise ValueError("a line that does not end")
-            if stop:
-                yield rest[:stop]
-            rest = rest[stop:]
         if rest:
             yield rest
 
