@@ -248,15 +248,20 @@ class File:
 
         Raises:
             FailedError: It is not, also where the cause is a full disk: the pages
-                that found no room are lost, and a second sync would not say so.
+                that found no room are lost, and a second sync would not say so. Nor
+                would it where the first one ended in any other error, such as for
+                want of memory.
         """
         try:
             if self.unsynced:
                 raise OSError(errno.EIO, "an earlier sync of it failed")
             disk.datasync(self.fd)
-        except OSError as error:
+        except Exception as error:
             self.unsynced = True
-            raise system_failure("sync", self.path, error) from error
+            told = OSError(errno.EIO, repr(error))
+            if isinstance(error, OSError):
+                told = error
+            raise system_failure("sync", self.path, told) from error
 
     def disk_nbytes(self) -> tuple[int, int]:
         """Return (apparent, allocated) bytes; a sparse file takes less than it has."""

@@ -50,6 +50,7 @@ class Committer:
         self._stop = False
         self._thread: threading.Thread | None = None
         self._failure: str | None = None
+        self._owed = False
 
     @property
     def committed(self) -> Array:
@@ -57,7 +58,29 @@ class Committer:
         return self._ledger.committed.heads
 
     def check(self) -> None:
-        """Raise FailedError if a sync failed before."""
+        """Make up for a commit that the thread could not make.
+
+        Raises:
+            FailedError: A sync failed before, or the commit fails again.
+            FullError: No space is left.
+        """
+        self._refuse()
+        if self._owed:
+            self._make_up()
+
+    def _make_up(self) -> None:
+        try:
+            self.commit()
+        except (OSError, MemoryError):
+            raise
+        except Exception as error:
+            raise FailedError(
+                f"cannot commit: {type(error).__name__}: {error}, expected what was "
+                "added to be made durable; nothing of this call is in, and a power cut "
+                "would lose all since the last commit: call again, or close the buffer"
+            ) from error
+
+    def _refuse(self) -> None:
         if self._failure is not None:
             raise FailedError(
                 f"an earlier sync failed ({self._failure}), expected none; what was "
@@ -91,8 +114,12 @@ class Committer:
                 self._ledger.give_up(np.maximum(held, target))
 
     def commit(self, flags: int = 0) -> None:
-        """Make what is published now survive a power cut."""
-        self.check()
+        """Make what is published now survive a power cut.
+
+        What comes out of it but a failed sync may be tried again: nothing is noted as
+        done before it is, and everything is written anew.
+        """
+        self._refuse()
         with self._commit_lock, _Poisoning(self):
             heads, tails = self._ledger.published
             done = self._ledger.committed.heads
@@ -107,6 +134,7 @@ class Committer:
                 raise
             with self._slot_lock:
                 self._ledger.commit(heads, tails, flags)
+            self._owed = False
 
     def _disown(self) -> None:
         """Keep the next opening from believing what a sync has lost.
@@ -169,16 +197,18 @@ class Committer:
     def _run(self, every_s: float) -> None:
         due = time.monotonic() + every_s
         while not self._stop:
-            left = max(0.0, due - time.monotonic())
-            self._await(min(left, threading.TIMEOUT_MAX))
             try:
+                left = max(0.0, due - time.monotonic())
+                self._await(min(left, threading.TIMEOUT_MAX))
                 self._turn(due)
-            except FullError:
-                # Tried again in time; a call of the user's raises where it must.
-                pass
-            except OSError:
-                # Poisoned: the next call of the user's raises and says why.
-                return
+            except Exception:
+                if self._failure is not None:
+                    # The next call of the user's raises and says why.
+                    return
+                # Memory or space that was short may be there by the next turn. What
+                # was due is made up by a call of the user's, which raises where it
+                # cannot: no commit is left out in silence.
+                self._owed = self._owed or time.monotonic() >= due
             if time.monotonic() >= due:
                 due = time.monotonic() + every_s
 
