@@ -35,6 +35,7 @@ from mmreplay.storage.ledger import (
 from mmreplay.storage.lock import FILE_NAME as LOCK
 
 How = Literal["new", "clean", "live", "killed", "power_cut", "failed"]
+CUTTING = ("power_cut", "failed")
 GENERATION = re.compile("data-([0-9]{6})")
 HALF = "tmp-snapshot"
 """Marks a folder that a snapshot or a repair fills, and owns, until it is whole."""
@@ -55,6 +56,8 @@ class Recovery:
         cut_rows: Rows known to have been published and cut; a lower bound.
         given_up_rows: Rows that were committed and overwritten since.
         removed: Left-over temporary files that the writer swept.
+        last_cut_rows: Like cut_rows, of the last opening that cut any in this
+            generation, which may be long ago.
     """
 
     how: How
@@ -63,6 +66,7 @@ class Recovery:
     cut_rows: int = 0
     given_up_rows: int = 0
     removed: tuple[str, ...] = ()
+    last_cut_rows: int = 0
 
 
 def identify(file: File, metadata: Metadata) -> Identity:
@@ -118,24 +122,32 @@ def settle(
     # Rows that these limits gave up may hold later rows, whoever's they are.
     lost = limits - metadata.ring.slots
     how = _how(live, durable)
+    interrupted = live is not None and _interrupted(live, durable)
     best = durable if live is None else live
     kept = _lift(best, limits, lost)
     cut, given_up = 0, 0
-    if how in ("power_cut", "failed"):
+    if how in CUTTING:
         seen = [r.heads for r in slots if r is not None and r.epoch == durable.epoch]
         cut = int((np.max(seen, axis=0) - best.heads).clip(0).sum())
+        cut = max(cut, best.cut_rows) if interrupted else cut
         before = np.maximum(best.tails, best.heads - metadata.ring.capacity)
         given_up = int(np.minimum(lost - before, best.heads - before).clip(0).sum())
-    report = Recovery(how, kept.heads, durable.heads, cut, given_up)
+    last = cut if how in CUTTING else best.cut_rows
+    report = Recovery(how, kept.heads, durable.heads, cut, given_up, last_cut_rows=last)
     return kept, _lift(durable, limits, lost), report
 
 
 def _how(live: Record | None, durable: Record) -> How:
     if durable.flags & commit.CLEAN and (live is None or _same(live, durable)):
         return "clean"
-    if live is not None:
+    if live is not None and not _interrupted(live, durable):
         return "killed"
     return "failed" if durable.flags & commit.POISONED else "power_cut"
+
+
+def _interrupted(live: Record, durable: Record) -> bool:
+    """Tell that an opening which cut rows was killed, and reported to nobody."""
+    return live.cut_epoch == live.epoch > durable.epoch
 
 
 def _same(live: Record, durable: Record) -> bool:
@@ -197,11 +209,12 @@ def open_writer(folder: Path, metadata: Metadata) -> tuple[CommitWriter, Recover
         live, durable, report = settle(slots, identity, metadata, folder)
         epoch = 1 + max(record.epoch for record in slots if record is not None)
         number = 1 + max(record.sequence for record in slots if record is not None)
-        cut = commit.POISONED if report.how == "failed" else 0
         fresh = replace(
-            live, epoch=epoch, flags=cut, boot_id=identity.boot_id,
+            live, epoch=epoch, flags=0, boot_id=identity.boot_id,
             device=identity.device, inode=identity.inode,
         )  # fmt: skip
+        if report.how in CUTTING:
+            fresh = _cut(fresh, live, report)
         # Live first: a durable slot of the new epoch alone would hide what was
         # published and not yet committed. Written, not stored: a copy may share its
         # blocks with the original, and only a write can say that the disk is full.
@@ -216,7 +229,7 @@ def open_writer(folder: Path, metadata: Metadata) -> tuple[CommitWriter, Recover
         for slot in order:
             kept = replace(
                 fresh, heads=durable.heads, tails=durable.tails, sequence=number,
-                limits=durable.limits, time_ns=durable.time_ns, flags=0,
+                limits=durable.limits, time_ns=durable.time_ns,
             )  # fmt: skip
             file.pwrite(kept.encode(), size * slot)
             file.sync()
@@ -225,6 +238,15 @@ def open_writer(folder: Path, metadata: Metadata) -> tuple[CommitWriter, Recover
     except BaseException:
         file.close()
         raise
+
+
+def _cut(fresh: Record, live: Record, report: Recovery) -> Record:
+    """Say in a record that its epoch began by cutting, for readers of earlier ones."""
+    cuts = fresh.heads
+    if live.cut_epoch and live.boot_id == fresh.boot_id:
+        cuts = np.minimum(cuts, live.cuts)
+    epoch = fresh.epoch
+    return replace(fresh, cuts=cuts, cut_epoch=epoch, cut_rows=report.cut_rows)
 
 
 def _sync_inherited(file: File, data: bytes, size: int, newest: int) -> None:

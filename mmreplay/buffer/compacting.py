@@ -21,6 +21,7 @@ from mmreplay.format.metadata import Engine, Metadata
 from mmreplay.format.sharding import Codec, Sharding
 from mmreplay.ring import Ring
 from mmreplay.storage.engines import create_store
+from mmreplay.storage.ledger import refuse_cut
 from mmreplay.storage.lock import WriterLock, refuse_network
 from mmreplay.storage.zarr import ZarrStore
 
@@ -73,6 +74,7 @@ def compact(
         FormatError: The path holds something already, or the source is no buffer.
         SchemaError: The codec is unknown, or has no such level.
         StaleError: The source's writer gave up rows that were not copied yet.
+        FailedError: Another one cut rows, after a sync that failed.
         FullError: No space is left.
     """
     where, place = lifecycle.absolute(source), lifecycle.absolute(target)
@@ -87,8 +89,7 @@ def compact(
         stack.callback(WriterLock(place).release)
         recovery.clear_half(place)
         recovery.mark_half(place)
-        reading = Reading(parts)
-        rows = _fill(reading, place, metadata, progress)
+        rows = _fill(parts, place, metadata, progress)
         if (where / "statistics.json").exists():
             write_statistics(place, read_statistics(where))
         encoded = metadata_file.encode(metadata)
@@ -121,15 +122,17 @@ def _described(
 
 
 def _fill(
-    reading: Reading, target: Path, metadata: Metadata, progress: Progress | None
+    parts: lifecycle.Parts, target: Path, metadata: Metadata, progress: Progress | None
 ) -> int:
     """Fill the target's folder, synced, with COMMIT; return the rows copied."""
     folder = target / metadata.folder
     files.make_folder(folder)
+    reading = Reading(parts)
     span = reading.span
     store = create_store(folder, metadata)
     try:
         firsts = rebuild.copy(reading, store, None, progress)
+        refuse_cut(parts.ledger)
         if isinstance(store, ZarrStore):
             store.settle(firsts, span.stop)
         store.sync()

@@ -145,6 +145,7 @@ class Drawing:
         if drawn.view is not self._view:
             # Made anew, as another ring, which holds what was alive and no more.
             fallen = _oldest(draw) < self._view.span.first[draw.env_ids]
+            fallen |= self._cut(drawn)
             gone = fallen if gone is None else gone | fallen
         if gone is not None and gone.any():
             places, left = left_of(draw, ~gone)
@@ -158,6 +159,18 @@ class Drawing:
         if stale is not None:
             draw, fields = self._redrawn(sampler, draw, fields, stale)
         return self.batch(draw, fields)
+
+    def _cut(self, drawn: Drawn) -> NDArray[np.bool_]:
+        """Which steps or windows reach rows that may have been cut since the draw."""
+        draw, before, stop = drawn.draw, drawn.view.home, self._view.span.stop
+        kept = self._view.home.known(stop, before.generation, before.cut_epoch)
+        if kept is stop:
+            return np.zeros(len(draw), bool)
+        newest = draw.positions
+        if draw.windows is not None:
+            newest = draw.windows.positions.max(axis=1)
+        after = 1 if self._fold is None else max(1, self._fold.after)
+        return newest + after >= kept[draw.env_ids]
 
     def fields(self, draw: Draw) -> Fields:
         """Copy the data of a draw.

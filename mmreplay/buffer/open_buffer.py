@@ -165,7 +165,7 @@ class OpenBuffer(Generations):
             SchemaError: An environment is unknown.
             StaleError: A position is not in the buffer.
         """
-        return self._read().flags(env_ids, positions)
+        return self._in_force(lambda r: r.flags(env_ids, positions))
 
     @property
     def sizes(self) -> NDArray[np.int64]:
@@ -252,7 +252,7 @@ class OpenBuffer(Generations):
         Raises:
             StaleError: A position is not in the buffer, or cannot be drawn.
         """
-        return self._read().take(env_ids, positions, key)
+        return self._in_force(lambda r: r.take(env_ids, positions, key))
 
     def gather(self, draw: Draw) -> Batch:
         """Gather a draw that a sampler made of this buffer's `view`, here or elsewhere.
@@ -263,7 +263,7 @@ class OpenBuffer(Generations):
         Raises:
             StaleError: A step is not in the buffer any more, or cannot be drawn.
         """
-        return self._read().drawing.gather(draw)
+        return self._in_force(lambda r: r.drawing.gather(draw))
 
     def gather_all(self) -> Batch:
         """Gather every row alive, oldest first, environment by environment.
@@ -271,7 +271,7 @@ class OpenBuffer(Generations):
         Final rows are included, and told by ``batch.fields["final"]``, bool
         ``[B]`` (which a field of that name of the schema's own takes the place of).
         """
-        return self._read().gather_all()
+        return self._in_force(lambda r: r.gather_all())
 
     def get_field(
         self, path: str, env_ids: ArrayLike, positions: ArrayLike
@@ -289,7 +289,7 @@ class OpenBuffer(Generations):
         Raises:
             StaleError: A position is not in the buffer.
         """
-        return self._read().get_field(path, env_ids, positions)
+        return self._in_force(lambda r: r.get_field(path, env_ids, positions))
 
     def mapped(self, path: str) -> list[NDArray[Any]] | None:
         """Map one field of all rows alive: views of its file, oldest first.

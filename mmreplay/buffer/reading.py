@@ -48,7 +48,11 @@ class Reading:
         self._schema = parts.metadata.schema
         metadata = parts.metadata
         self._ring = metadata.ring
-        home = Home(metadata.ring, parts.path, metadata.uuid, metadata.generation)
+        epoch, cuts = parts.ledger.cut_epoch, parts.ledger.cuts
+        home = Home(
+            metadata.ring, parts.path, metadata.uuid, metadata.generation, epoch,
+            cuts if epoch else None,
+        )  # fmt: skip
         self.view: LiveView = LiveView(
             parts.store, parts.ledger, self._schema, metadata.autoreset, home, fold,
             None if former is None else former.view,

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from mmreplay import files
 from mmreplay.buffer.lifecycle import Parts
-from mmreplay.errors import FailedError, system_error
+from mmreplay.errors import system_error
 from mmreplay.files import File
 from mmreplay.storage.base import CheckedStore
+from mmreplay.storage.ledger import refuse_cut
 from mmreplay.storage.placement import FLAGS, SUMS
 
 Array = NDArray[np.int64]
@@ -97,7 +98,7 @@ class Taking:
         return int((self.tails - self.firsts).sum())
 
     def run(self) -> How:
-        """Take everything; see `_check_kept`."""
+        """Take everything; see `ledger.refuse_cut`."""
         how: How = "copy"
         if self._cloned():
             self._look(self._begins, self.heads)
@@ -105,22 +106,9 @@ class Taking:
             how = "reflink"
         else:
             self._copied()
-        self._check_kept()
+        refuse_cut(self._ledger)
         self._forget_lost()
         return how
-
-    def _check_kept(self) -> None:
-        """Refuse rows in whose place another writer may have written others.
-
-        Raises:
-            FailedError: It cut them, after a sync that failed.
-        """
-        self._ledger.refresh()
-        if self._ledger.cut:
-            raise FailedError(
-                "the rows that were copied were cut meanwhile, by a writer that began "
-                "after a failed sync, expected them to stay; make the snapshot again"
-            )
 
     def _copied(self) -> None:
         """Copy the rows, and the sums."""

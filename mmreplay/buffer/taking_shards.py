@@ -27,6 +27,7 @@ from mmreplay.errors import CorruptError, StarvedError, system_error
 from mmreplay.files import File
 from mmreplay.storage import zarr_group
 from mmreplay.storage.base import CheckedStore
+from mmreplay.storage.ledger import refuse_cut
 from mmreplay.storage.placement import FLAGS, SUMS, place
 from mmreplay.storage.places import DTYPE, FILE_NAME, Places
 
@@ -71,7 +72,7 @@ class ShardTaking(Taking):
             self._copied()
         finally:
             self._places.file.close()
-        self._check_kept()
+        refuse_cut(self._ledger)
         self._forget_lost()
         self._publish()
         return "link" if self._linked else "copy"

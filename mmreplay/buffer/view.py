@@ -20,7 +20,7 @@ from mmreplay.ring import Span
 from mmreplay.samplers.base import Home
 from mmreplay.schema import Schema
 from mmreplay.storage.base import Store
-from mmreplay.storage.ledger import Ledger
+from mmreplay.storage.ledger import CUT_ROWS, Ledger
 
 
 class Window(Protocol):
@@ -177,6 +177,15 @@ class LiveView:
         with self.lock:
             self._ledger.refresh()
 
+    def check_uncut(self) -> None:
+        """Refuse rows that were read beside a writer, after a look at its record.
+
+        Raises:
+            ReplacedError: It cut them before, and may have written others there.
+        """
+        if self._ledger.cut:
+            raise ReplacedError(CUT_ROWS)
+
     def check(self, env_ids: Ids, positions: Ids) -> None:
         """Refuse positions that are not alive.
 
@@ -223,8 +232,12 @@ class LiveView:
 
         Returns:
             bool ``[B]``, or None for none.
+
+        Raises:
+            ReplacedError: See `check_uncut`.
         """
         self.refresh()
+        self.check_uncut()
         limits, tails = self._ledger.limits, self._ledger.tails
         if limits is moment[0] and (self._window is None or tails is moment[1]):
             return None
@@ -256,6 +269,7 @@ class LiveView:
     def intact(self, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
         """Whether rows read until now were whole; see `transforms.base.Rows`."""
         self.refresh()
+        self.check_uncut()
         whole: NDArray[np.bool_] = (
             positions >= self._ledger.limits[env_ids] - self._ring.slots
         )

@@ -95,6 +95,7 @@ def gather(buffer: ReplayBuffer) -> dict[str, Any]:
             "how": buffer.recovery.how,
             "cut_rows": buffer.recovery.cut_rows,
             "given_up_rows": buffer.recovery.given_up_rows,
+            "last_cut_rows": buffer.recovery.last_cut_rows,
         },
         "writer": _writer(buffer.path),
     }
@@ -223,7 +224,7 @@ def _print(name: str, facts: dict[str, Any]) -> None:
                         f"{size(on_disk['apparent'])} apparent"),
             *_compressed(facts),
             ("last commit", _committed(facts)),
-            ("opening", HOW.get(facts["recovery"]["how"], facts["recovery"]["how"])),
+            ("opening", _opened(facts["recovery"])),
             ("writer", _holder(facts["writer"])),
         ],
     )  # fmt: skip
@@ -264,6 +265,17 @@ def count_s(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def _opened(found: dict[str, Any]) -> str:
+    how, cut, given_up = (found[name] for name in ("how", "cut_rows", "given_up_rows"))
+    told = HOW.get(how, how)
+    if how in ("failed", "power_cut"):
+        told += f": {show.count(cut)} known of, and {show.count(given_up)} given up"
+    elif found["last_cut_rows"]:
+        last = show.plural(found["last_cut_rows"], "row")
+        told += f"; an earlier opening had to cut {last}"
+    return told
 
 
 def _holder(writer: dict[str, Any] | None) -> str:

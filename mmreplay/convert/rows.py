@@ -33,6 +33,7 @@ from mmreplay.format.metadata import Engine, Metadata
 from mmreplay.format.sharding import Codec
 from mmreplay.ring import Layout, Span
 from mmreplay.storage.engines import ON_DISK
+from mmreplay.storage.ledger import CUT_ROWS
 
 
 class BufferReader(Reader):
@@ -65,6 +66,7 @@ class BufferReader(Reader):
         self._buffer = buffer
         self._owned = owned
         self._span = _part(buffer.span, env_ids, buffer.num_envs)
+        self._cut_epoch = buffer.view.home.cut_epoch
         self._priorities = None
         if priorities is not None:
             self._priorities = StoredPriorities(
@@ -120,6 +122,8 @@ class BufferReader(Reader):
     ) -> Block:
         view = self._buffer.view
         moment = view.moment
+        if view.home.cut_epoch != self._cut_epoch:
+            raise StaleError(CUT_ROWS)
         positions = np.arange(first, stop)
         env_ids = np.full(len(positions), env_id)
         try:

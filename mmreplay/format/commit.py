@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAGIC = b"MMRCMT01"
-HEADER = struct.Struct("<8sIIQQ16s16sQQQq")
+HEADER = struct.Struct("<8sIIQQ16s16sQQQqQQ")
 HEADER_NBYTES = 128
 SEQUENCE = struct.Struct("<Q")
 SEQUENCE_OFFSET = 16
@@ -32,8 +32,7 @@ MAX_COUNT = 1 << 62
 
 CLEAN = 1
 POISONED = 2
-"""Of a durable record: a sync failed, and live ones of its epoch are not believed. Of a
-live one: its epoch began by cutting rows that such a sync had left in doubt."""
+"""Of a durable record: a sync failed, and live ones of its epoch are not believed."""
 MOVED = 4
 
 
@@ -60,7 +59,10 @@ class Record:
         heads: int64 ``[E]``, next position to be written.
         limits: int64 ``[E]``, rows below may have been overwritten already.
         tails: int64 ``[E]``, positions below are given up.
-        sealed: int64 ``[E]``, positions below are in sealed shards (Zarr).
+        cuts: int64 ``[E]``, rows at and above were published after the last cut, or
+            cuts, of this boot.
+        cut_epoch: Of the opening that last cut rows; 0 if none did.
+        cut_rows: How many it knew of.
     """
 
     sequence: int
@@ -75,7 +77,9 @@ class Record:
     heads: NDArray[np.int64]
     limits: NDArray[np.int64]
     tails: NDArray[np.int64]
-    sealed: NDArray[np.int64]
+    cuts: NDArray[np.int64]
+    cut_epoch: int = 0
+    cut_rows: int = 0
 
     @property
     def num_envs(self) -> int:
@@ -88,9 +92,9 @@ class Record:
         HEADER.pack_into(
             data, 0, MAGIC, self.flags, self.num_envs, self.sequence, self.epoch,
             self.boot_id, self.uuid, self.generation, self.device, self.inode,
-            self.time_ns,
+            self.time_ns, self.cut_epoch, self.cut_rows,
         )  # fmt: skip
-        columns = np.stack([self.heads, self.limits, self.tails, self.sealed])
+        columns = np.stack([self.heads, self.limits, self.tails, self.cuts])
         body = columns.astype("<i8").tobytes()
         data[HEADER_NBYTES : HEADER_NBYTES + len(body)] = body
         seal(data)
@@ -115,18 +119,20 @@ def decode(data: bytes, uuid: bytes, num_envs: int) -> Record | None:
     if CHECKSUM.unpack_from(data, end)[0] != google_crc32c.value(data[:end]):
         return None
     (_, flags, envs, sequence, epoch, boot, own_uuid, generation, device, inode,
-     time_ns) = HEADER.unpack_from(data)  # fmt: skip
+     time_ns, cut_epoch, cut_rows) = HEADER.unpack_from(data)  # fmt: skip
     if own_uuid != uuid or envs != num_envs:
         return None
     body = np.frombuffer(data, "<i8", 4 * num_envs, HEADER_NBYTES)
-    heads, limits, tails, sealed = body.reshape(4, num_envs).astype(np.int64)
+    heads, limits, tails, cuts = body.reshape(4, num_envs).astype(np.int64)
     if (tails > heads).any() or (heads > limits).any() or (tails < 0).any():
+        return None
+    if cut_epoch > epoch or (cuts < 0).any():
         return None
     if max(sequence, epoch, limits.max()) >= MAX_COUNT:
         return None
     return Record(
         sequence, epoch, flags, boot, own_uuid, generation, device, inode, time_ns,
-        heads, limits, tails, sealed,
+        heads, limits, tails, cuts, cut_epoch, cut_rows,
     )  # fmt: skip
 
 

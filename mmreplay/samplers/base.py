@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -129,12 +129,34 @@ class Home:
         folder: The buffer's, or None for one in RAM.
         uuid: 16 bytes, the buffer's.
         generation: The data folder's number; another one has other slots.
+        cut_epoch: Tells the last opening that cut rows from others; 0 if none did.
+        cuts: int64 ``[E]``, rows at and above were published after it; None for 0.
     """
 
     ring: Ring
     folder: Path | None
     uuid: bytes
     generation: int
+    cut_epoch: int = 0
+    cuts: NDArray[np.int64] | None = field(default=None, compare=False)
+
+    def known(
+        self, seen: NDArray[np.int64], generation: int, cut_epoch: int
+    ) -> NDArray[np.int64]:
+        """What is still known of rows below positions that were seen.
+
+        Args:
+            seen: int64 ``[E]``.
+            generation: Of the buffer, when they were seen.
+            cut_epoch: Likewise.
+        """
+        if self.cuts is None or (generation, cut_epoch) >= self._age:
+            return seen
+        return np.minimum(seen, self.cuts)
+
+    @property
+    def _age(self) -> tuple[int, int]:
+        return self.generation, self.cut_epoch
 
 
 class View(Protocol):

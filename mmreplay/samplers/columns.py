@@ -172,7 +172,10 @@ class _Held:
             # Somebody who was killed may have made or renamed them, and synced nothing.
             files.sync_folder(self.folder)
             values = self._map()
-            seen = np.zeros(ring.num_envs, np.int64) if record is None else record.seen
+            seen = np.zeros(ring.num_envs, np.int64)
+            if record is not None:
+                age = record.generation, record.cut_epoch
+                seen = self.home.known(record.seen, *age)
             # What follows is stored without a sync: a close is so no more.
             self.say(seen, self.home.generation, 0)
         except BaseException:
@@ -226,7 +229,7 @@ class _Held:
         self._sequence += 1
         record = Record(
             self._sequence, generation, flags, self._boot_id, self.home.uuid,
-            device, inode, seen,
+            device, inode, seen, self.home.cut_epoch,
         )  # fmt: skip
         size = states.slot_nbytes(len(seen))
         self._state.store(record.encode(), size * self._slot)

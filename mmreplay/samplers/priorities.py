@@ -134,6 +134,8 @@ class Priorities:
             return False
         if own.folder != home.folder or own.ring != home.ring:
             return False
+        if own.cut_epoch != home.cut_epoch:
+            return False
         # Another look at the same: told apart by identity the next time.
         self._home = home
         return True
@@ -148,7 +150,8 @@ class Priorities:
             if same and self.column.where != "disk":
                 old, ring = self.column, home.ring
                 values = carried(old.values, old.ring, ring, old.seen)
-                column = Column(ring, values, old.seen, old.where)
+                seen = home.known(old.seen, former.generation, former.cut_epoch)
+                column = Column(ring, values, seen, old.where)
             self._leave()
         self.column = open_column(home, self._name) if column is None else column
         if self._pending is not None:

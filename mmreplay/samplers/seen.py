@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAGIC = b"MMRSMP01"
-HEADER = struct.Struct("<8sIIQQ16s16sQQ")
+HEADER = struct.Struct("<8sIIQQ16s16sQQQ")
 HEADER_NBYTES = 128
 CHECKSUM = struct.Struct("<I")
 PAGE_NBYTES = 4096
@@ -46,6 +46,7 @@ class Record:
         device: st_dev of the STATE file.
         inode: st_ino of the STATE file: a copied folder has another.
         seen: int64 ``[E]``, positions below have priorities of their own.
+        cut_epoch: The buffer's, when they were seen; see `base.Home`.
     """
 
     sequence: int
@@ -56,6 +57,7 @@ class Record:
     device: int
     inode: int
     seen: NDArray[np.int64]
+    cut_epoch: int = 0
 
     def encode(self) -> bytes:
         """Return the slot's bytes."""
@@ -63,6 +65,7 @@ class Record:
         HEADER.pack_into(
             data, 0, MAGIC, self.flags, len(self.seen), self.sequence,
             self.generation, self.boot_id, self.uuid, self.device, self.inode,
+            self.cut_epoch,
         )  # fmt: skip
         body = self.seen.astype("<i8").tobytes()
         data[HEADER_NBYTES : HEADER_NBYTES + len(body)] = body
@@ -78,15 +81,16 @@ def decode(data: bytes, uuid: bytes, num_envs: int) -> Record | None:
         return None
     if CHECKSUM.unpack_from(data, end)[0] != google_crc32c.value(data[:end]):
         return None
-    (_, flags, envs, sequence, generation, boot, own_uuid, device, inode) = (
-        HEADER.unpack_from(data)
-    )
+    (_, flags, envs, sequence, generation, boot, own_uuid, device, inode,
+     cut_epoch) = HEADER.unpack_from(data)  # fmt: skip
     if own_uuid != uuid or envs != num_envs or sequence >= MAX_COUNT:
         return None
     seen = np.frombuffer(data, "<i8", num_envs, HEADER_NBYTES).astype(np.int64)
     if (seen < 0).any() or (seen >= MAX_COUNT).any():
         return None
-    return Record(sequence, generation, flags, boot, own_uuid, device, inode, seen)
+    return Record(
+        sequence, generation, flags, boot, own_uuid, device, inode, seen, cut_epoch
+    )
 
 
 def newest(data: bytes, uuid: bytes, num_envs: int) -> tuple[int, Record] | None:

@@ -19,13 +19,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay import kernels
-from mmreplay.errors import OR_REPAIR, CorruptError, FullError, StarvedError
+from mmreplay.errors import (
+    OR_REPAIR,
+    CorruptError,
+    FailedError,
+    FullError,
+    StarvedError,
+)
 from mmreplay.files import File
 from mmreplay.format import commit
 from mmreplay.format.commit import Identity, Record
 
 FILE_NAME = "COMMIT"
 PATIENCE_S = 2.0
+LATEST_NS = (1 << 63) - 1
+"""In the year 2262; a clock may be wrong, and a commit is none the worse."""
+CUT_ROWS = (
+    "these rows were cut, by a writer that began after a failed sync, expected them to "
+    "stay; begin anew"
+)
 BOTH_LIVE = sum(commit.LIVE_SLOTS)
 
 Array = NDArray[np.int64]
@@ -41,22 +53,28 @@ class Ledger(Protocol):
 
     ``heads``, ``limits`` and ``tails`` are int64 ``[E]``, of one moment: an array
     is replaced, never changed, once it was handed out.
+
+    Attributes:
+        cuts: See `Record`, likewise the next one.
+        cut_epoch: Of the opening that last cut rows.
     """
 
     heads: Array
     limits: Array
     tails: Array
+    cuts: Array
+    cut_epoch: int
 
     def refresh(self) -> bool:
         """Look again; True if something changed."""
 
     @property
     def moved(self) -> bool:
-        """The buffer was rebuilt, in another folder or by `cut`; open it again."""
+        """The buffer is another one, in its folder or by a cut; open it again."""
 
     @property
     def cut(self) -> bool:
-        """Rows that were published may be others by now: a sync of theirs failed."""
+        """Rows that were published are no more: a sync of theirs failed."""
 
     def close(self) -> None:
         """Give the file back."""
@@ -118,6 +136,7 @@ class CommitWriter:
             live.encode(), commit.SEQUENCE_OFFSET, commit.HEADER_NBYTES, live.num_envs
         )
         self._show(live.heads, live.limits, live.tails)
+        self.cuts, self.cut_epoch = live.cuts, live.cut_epoch
         self.committed = durable
 
     def refresh(self) -> bool:
@@ -206,7 +225,7 @@ class CommitWriter:
             sequence=next(self._numbers),
             epoch=self._epoch,
             boot_id=self._identity.boot_id,
-            time_ns=time.time_ns(),
+            time_ns=min(time.time_ns(), LATEST_NS),
         )
         self._file.pwrite(record.encode(), self._size * self._next_durable)
         return record
@@ -239,12 +258,13 @@ class CommitReader:
         self._numbers = struct.Struct(f"<Q{self._size - commit.SEQUENCE.size}xQ")
         self._first = self._size * commit.LIVE_SLOTS[0] + commit.SEQUENCE_OFFSET
         self.cut = False
+        self.cuts, self.cut_epoch = start.cuts, start.cut_epoch
         self._take(start)
 
     def _take(self, record: Record) -> None:
         self.sequence, self._epoch = record.sequence, record.epoch
         self.heads, self.limits, self.tails = record.heads, record.limits, record.tails
-        self.moved = self.cut or bool(record.flags & commit.MOVED)
+        self.moved = bool(record.flags & commit.MOVED)
 
     def refresh(self) -> bool:
         """Look again; True if something changed.
@@ -269,10 +289,11 @@ class CommitReader:
     def _accept(self, record: Record) -> bool:
         if record.sequence <= self.sequence or not self._identity.trusts(record):
             return False
-        # Of epochs in between nobody knows.
-        begun, poisoned = record.epoch - self._epoch, record.flags & commit.POISONED
-        self.cut |= begun > 1 or (begun == 1 and bool(poisoned))
-        self._take(record)
+        if record.cut_epoch > self._epoch:
+            # What is known here stays as it was, for whoever still looks.
+            self.cut = self.moved = True
+        else:
+            self._take(record)
         return True
 
     def _read(self, slot: int) -> Record | None:
@@ -314,9 +335,11 @@ class MemoryLedger:
     """Heads of a buffer in RAM."""
 
     moved = cut = False
+    cut_epoch = 0
 
     def __init__(self, num_envs: int) -> None:
         self.heads = self.limits = self.tails = np.zeros(num_envs, np.int64)
+        self.cuts = self.heads
 
     def refresh(self) -> bool:
         """Tell that nothing changed."""
@@ -328,6 +351,17 @@ class MemoryLedger:
 
     def close(self) -> None:
         """Do nothing."""
+
+
+def refuse_cut(ledger: Ledger) -> None:
+    """Refuse rows, once they were copied, that were cut before.
+
+    Raises:
+        FailedError: Another writer may have written others in their place.
+    """
+    ledger.refresh()
+    if ledger.cut:
+        raise FailedError(CUT_ROWS)
 
 
 def open_commit(folder: Path, num_envs: int, *, writable: bool) -> tuple[File, bytes]:

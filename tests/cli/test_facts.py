@@ -1,5 +1,6 @@
 """What info, head, plan and stats say is what is there."""
 
+import shutil
 import subprocess
 import sys
 
@@ -102,6 +103,23 @@ def test_info_reads_as_text(cli, path):
         "closed in order", "10, of them 2 running",
     ):  # fmt: skip
         assert told in out
+
+
+def test_what_an_opening_cut_is_told_and_stays_told(cli, facts, tmp_path):
+    folder, copy = tmp_path / "a", tmp_path / "b"
+    schema = mr.Schema({"x": mr.Field(())})
+    with mr.ReplayBuffer.create(folder, schema, 100, commit_every=None) as buffer:
+        buffer.extend(x=np.zeros(30))
+        buffer.commit()
+        buffer.extend(x=np.zeros(20))
+        shutil.copytree(folder, copy)
+    cut = "rows above the last commit are cut: 20 known of, and 0 given up"
+    assert cut in " ".join(cli("info", copy).stdout.split())
+    mr.ReplayBuffer.open(copy, "r+").close()
+    told = "closed in order; an earlier opening had to cut 20 rows"
+    assert told in " ".join(cli("info", copy).stdout.split())
+    assert facts("info", copy)["recovery"]["last_cut_rows"] == 20
+    assert "had to cut" not in cli("info", folder).stdout
 
 
 def test_info_of_an_empty_buffer_and_one_without_rewards(facts, cli, tmp_path):

@@ -61,7 +61,7 @@ def record_of(heads, limits=None, tails=None, **changes):
         "device": DEVICE,
         "inode": INODE,
         "time_ns": 5,
-        "sealed": np.zeros_like(heads),
+        "cuts": np.zeros_like(heads),
     }
     return Record(heads=heads, limits=limits, tails=tails, **(given | changes))
 
