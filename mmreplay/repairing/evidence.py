@@ -15,24 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay import files, recovery
-from mmreplay.errors import (
-    OR_REPAIR,
-    CorruptError,
-    FailedError,
-    FormatError,
-    VersionError,
-)
+from mmreplay.errors import CorruptError, FailedError, FormatError, VersionError
 from mmreplay.files import File
 from mmreplay.format import commit
 from mmreplay.format import metadata as metadata_file
 from mmreplay.format.metadata import Metadata
+from mmreplay.repairing.lenient import open_files, open_store
 from mmreplay.storage.engines import ON_DISK
 from mmreplay.storage.ledger import FILE_NAME as COMMIT
-from mmreplay.storage.memmap import file_sizes
+from mmreplay.storage.memmap import SUM_DTYPE, file_sizes
 from mmreplay.storage.placement import SUMS, place
-from mmreplay.verify.sealed import sum_check
+from mmreplay.verify.sealed import SealedSumCheck
 from mmreplay.verify.slots import CommitFile
-from mmreplay.verify.sums import Stripe, SumCheck, stripes
+from mmreplay.verify.sums import Stripe, SumCheck, lost, stripes
 
 Array = NDArray[np.int64]
 # Every bit of a file this long is tried in less than a second.
@@ -46,7 +41,8 @@ class Evidence:
     Attributes:
         path: Its folder.
         metadata: What it is.
-        opened: Its data files by name, as long as they are.
+        opened: Its data files by name, as long as they are; one that is missing is
+            an empty one.
         firsts: int64 ``[E]``, the oldest position alive.
         heads: int64 ``[E]``, the heads to go on from.
         summed: int64 ``[E]``, the blocks below must have a checksum that fits.
@@ -81,8 +77,13 @@ class Evidence:
             if sums is None:
                 yield env_id, block, "missing"
             elif not _proven(check, self.metadata, env_id, block, sums[index]):
-                known = _lap_fits(check, self.metadata, env_id, block)
-                yield env_id, block, "checksum" if known else "unproven"
+                gone = _lost(check, self.metadata, env_id, block)
+                yield env_id, block, "unproven" if gone else "checksum"
+
+    def held(self) -> dict[str, int]:
+        """Whole rows that each data file holds, by name."""
+        nbytes = row_sizes(self.metadata)
+        return {name: self.opened[name].nbytes // nbytes[name] for name in nbytes}
 
     def close(self) -> None:
         """Give the files back."""
@@ -90,10 +91,23 @@ class Evidence:
             file.close()
 
 
+def row_sizes(metadata: Metadata) -> dict[str, int]:
+    """Bytes of a row in each file that has rows."""
+    sizes = file_sizes(metadata.ring, metadata.schema, place(metadata.schema))
+    rows = metadata.ring.num_rows
+    return {name: size // rows for name, size in sizes.items() if name != SUMS}
+
+
 @contextmanager
 def _checking(metadata: Metadata, opened: dict[str, File]) -> Iterator[SumCheck]:
     """What computes checksums as `verify` does."""
-    check = sum_check(opened, metadata, CommitFile(opened[COMMIT], COMMIT, metadata))
+    commit_file = CommitFile(opened[COMMIT], COMMIT, metadata)
+    given = (opened, metadata.folder, metadata, commit_file)
+    if metadata.engine == "zarr":
+        store = open_store(opened[COMMIT].path.parent, metadata)
+        check: SumCheck = SealedSumCheck(*given, store)
+    else:
+        check = SumCheck(*given)
     try:
         yield check
     finally:
@@ -109,11 +123,12 @@ def _proven(
     return False
 
 
-def _lap_fits(check: SumCheck, metadata: Metadata, env_id: int, block: int) -> bool:
+def _lost(check: SumCheck, metadata: Metadata, env_id: int, block: int) -> bool:
+    """Whether a block that is not proven is not disproven either."""
     with suppress(CorruptError, FailedError):
         lap = (block // metadata.ring.num_blocks) & 0xFFFFFFFF
-        return check.entry(env_id, block)[2] == lap
-    return False
+        return lost(*check.entry(env_id, block)[1:], lap)
+    return True
 
 
 def gather(folder: Path, like: Path | None) -> Evidence:
@@ -129,7 +144,9 @@ def gather(folder: Path, like: Path | None) -> Evidence:
             f"{list(metadata.unknown_features)}, this mmreplay repairs "
             f"{list(ON_DISK)} without any; install a newer mmreplay"
         )
-    opened = _opened(folder, metadata, restored)
+    sizes = file_sizes(metadata.ring, metadata.schema, place(metadata.schema))
+    sizes[COMMIT] = commit.NUM_SLOTS * commit.slot_nbytes(metadata.ring.num_envs)
+    opened = open_files(folder / metadata.folder, sizes, restored)
     try:
         found = _settled(folder, metadata, opened[COMMIT])
         if found is None:
@@ -162,7 +179,7 @@ def _metadata(folder: Path, like: Path | None) -> tuple[Metadata, list[str]]:
         data = files.read_bytes(spare, metadata_file.MAX_NBYTES)
         return metadata_file.decode(data, spare), [f"metadata, from {spare.name}"]
     raise CorruptError(
-        f"{str(damage).removesuffix(OR_REPAIR)}; got no second copy of it either, "
+        f"{damage}; got no second copy of it either, "
         "expected one to repair by: name a snapshot or copy of the buffer with like= "
         "(--like)"
     ) from damage
@@ -192,25 +209,6 @@ def _tail(body: bytes) -> bytes:
     return b'"crc32c": "%08x"\n}\n' % google_crc32c.value(body)
 
 
-def _opened(folder: Path, metadata: Metadata, restored: list[str]) -> dict[str, File]:
-    """Open what is there; a file of another size is read as far as it goes."""
-    where = folder / metadata.folder
-    sizes = file_sizes(metadata.ring, metadata.schema, place(metadata.schema))
-    sizes[COMMIT] = commit.NUM_SLOTS * commit.slot_nbytes(metadata.ring.num_envs)
-    opened: dict[str, File] = {}
-    try:
-        for name, nbytes in sizes.items():
-            file = opened[name] = File.open(where / name, None)
-            if file.nbytes != nbytes:
-                told = f"{name} has {file.nbytes} bytes of {nbytes}"
-                restored.append(f"what is in a file of a wrong size: {told}")
-    except BaseException:
-        for file in opened.values():
-            file.close()
-        raise
-    return opened
-
-
 def _settled(
     folder: Path, metadata: Metadata, file: File
 ) -> tuple[Array, Array, Array, Array] | None:
@@ -234,14 +232,15 @@ def _scanned(
     ring = metadata.ring
     heads = np.zeros(ring.num_envs, np.int64)
     with _checking(metadata, opened) as check:
-        for place_ in range(ring.num_blocks):
-            for env_id in range(ring.num_envs):
-                with suppress(CorruptError, FailedError):
-                    lap = check.entry(env_id, place_)[2]
-                    block = lap * ring.num_blocks + place_
-                    if _found(check, metadata, env_id, block):
-                        stop = (block + 1) * ring.block_rows
-                        heads[env_id] = max(heads[env_id], stop)
+        # Metadata that anybody made may speak of more blocks than there are entries.
+        for entry in range(opened[SUMS].nbytes // SUM_DTYPE.itemsize):
+            env_id, place_ = divmod(entry, ring.num_blocks)
+            with suppress(CorruptError, FailedError):
+                lap = check.entry(env_id, place_)[2]
+                block = lap * ring.num_blocks + place_
+                if _found(check, metadata, env_id, block):
+                    stop = (block + 1) * ring.block_rows
+                    heads[env_id] = max(heads[env_id], stop)
     if not heads.any():
         raise CorruptError(
             f"{opened[SUMS].path.parent}: got no whole record in COMMIT and no block "

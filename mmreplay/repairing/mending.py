@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import secrets
 from collections import defaultdict
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,19 +16,17 @@ from numpy.typing import NDArray
 from mmreplay import files, recovery
 from mmreplay.buffer import lifecycle
 from mmreplay.buffer.state import read_statistics, write_statistics
-from mmreplay.errors import FormatError, LockedError
-from mmreplay.files import File
+from mmreplay.errors import OR_REPAIR, FormatError, LockedError
 from mmreplay.format import metadata as metadata_file
-from mmreplay.format.metadata import Metadata
-from mmreplay.repairing.evidence import Evidence, gather
+from mmreplay.repairing.evidence import Evidence, gather, row_sizes
 from mmreplay.repairing.kept import Flags, Kept, Sorter
 from mmreplay.repairing.pieces import Progress, pieces
 from mmreplay.repairing.sealed import copied, unreadable
 from mmreplay.storage.base import CheckedStore
 from mmreplay.storage.engines import create_store
 from mmreplay.storage.lock import WriterLock, holder, locked, refuse_network
-from mmreplay.storage.memmap import MemmapStore, file_sizes
-from mmreplay.storage.placement import FLAGS, SUMS, place
+from mmreplay.storage.memmap import MemmapStore
+from mmreplay.storage.placement import FLAGS, SUMS
 from mmreplay.storage.zarr import ZarrStore
 
 Array = NDArray[np.int64]
@@ -124,8 +122,9 @@ def repair(
             f"{source} is being written by {holder(source)}, expected no writer; wait "
             "until it closes, or take a snapshot"
         )
-    evidence = gather(source, None if like is None else lifecycle.absolute(like))
     with ExitStack() as stack:
+        stack.enter_context(_without_advice())
+        evidence = gather(source, None if like is None else lifecycle.absolute(like))
         stack.callback(evidence.close)
         kept, cuts = _choose(evidence, keep_unproven)
         lifecycle.make_place(where)
@@ -140,6 +139,17 @@ def repair(
             files.exchange(source, where)
             source, where = where, source
     return Repaired(source, where, rows, tuple(cuts), tuple(evidence.restored))
+
+
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """Whoever repairs already is not told to."""
+    try:
+        yield
+    except FormatError as error:
+        if OR_REPAIR not in str(error):
+            raise
+        raise type(error)(str(error).replace(OR_REPAIR, "")) from error
 
 
 def _choose(evidence: Evidence, keep_unproven: bool) -> tuple[list[Kept], list[Cut]]:
@@ -167,8 +177,8 @@ def _choose(evidence: Evidence, keep_unproven: bool) -> tuple[list[Kept], list[C
 
 def _missing(evidence: Evidence, env_id: int) -> list[tuple[int, int, str]]:
     """Stretches of positions that a file which ends too early does not hold."""
-    ring, metadata = evidence.metadata.ring, evidence.metadata
-    held = min(_held(metadata, evidence.opened).values())
+    ring = evidence.metadata.ring
+    held = min(evidence.held().values())
     first, head = int(evidence.firsts[env_id]), int(evidence.heads[env_id])
     found = []
     at = first
@@ -178,21 +188,6 @@ def _missing(evidence: Evidence, env_id: int) -> list[tuple[int, int, str]]:
             found.append((at + whole, at + count, "missing"))
         at += count
     return found
-
-
-def _held(metadata: Metadata, opened: dict[str, File]) -> dict[str, int]:
-    """Whole rows that each data file holds."""
-    return {
-        name: opened[name].nbytes // nbytes
-        for name, nbytes in metadata_rows(metadata).items()
-    }
-
-
-def metadata_rows(metadata: Metadata) -> dict[str, int]:
-    """Bytes of a row in each file that has rows."""
-    sizes = file_sizes(metadata.ring, metadata.schema, place(metadata.schema))
-    rows = metadata.ring.num_rows
-    return {name: size // rows for name, size in sizes.items() if name != SUMS}
 
 
 def _rest(
@@ -287,7 +282,7 @@ def _write(
     progress: Progress | None,
 ) -> None:
     """Copy the rows that stay to their new positions, environment by environment."""
-    nbytes = metadata_rows(evidence.metadata)
+    nbytes = row_sizes(evidence.metadata)
     size = max(1, CHUNK_NBYTES // sum(nbytes.values()))
     # An empty file cannot be mapped, and none of its rows is kept.
     maps = {

@@ -10,19 +10,22 @@ from numpy.typing import NDArray
 
 from mmreplay.repairing.evidence import Evidence
 from mmreplay.repairing.kept import Kept
+from mmreplay.repairing.lenient import open_store
 from mmreplay.repairing.pieces import Progress, pieces
+from mmreplay.storage.placement import FLAGS, place
 from mmreplay.storage.zarr import ZarrStore
 from mmreplay.verify.sealed import unreadable as torn
 
 Array = NDArray[np.int64]
 CHUNK_ROWS = 1024
+LOOK_ROWS = 1 << 16
 
 
 @contextmanager
 def opened(evidence: Evidence) -> Iterator[ZarrStore]:
     """The rows of the damaged buffer, through its shards."""
     folder = evidence.path / evidence.metadata.folder
-    store = ZarrStore.open(folder, evidence.metadata, writable=False)
+    store = open_store(folder, evidence.metadata)
     try:
         yield store
     finally:
@@ -30,17 +33,41 @@ def opened(evidence: Evidence) -> Iterator[ZarrStore]:
 
 
 def unreadable(evidence: Evidence, env_id: int) -> list[tuple[int, int, str]]:
-    """Stretches of rows that no checksum covers, and whose shards cannot be read."""
+    """Stretches of rows that are not there, or cannot be read and have no checksum."""
     size = evidence.metadata.ring.block_rows
     first, head = int(evidence.firsts[env_id]), int(evidence.heads[env_id])
     begin = min(max(first, int(evidence.unsummed[env_id])), head)
     end = max(begin, min(int(evidence.summed[env_id]) // size * size, head))
-    found = []
     with opened(evidence) as store:
+        found = list(_absent(evidence, store, env_id))
         for low, high in ((first, -(-begin // size) * size), (end, head)):
             for at, stop, _ in torn(store, env_id, low, min(high, head)):
                 found.append((at, stop, "missing"))
     return found
+
+
+def _absent(
+    evidence: Evidence, store: ZarrStore, env_id: int
+) -> Iterator[tuple[int, int, str]]:
+    """Stretches of rows whose files, of the tail where they are in it, end before."""
+    ring, mutable = store.ring, _mutable(store)
+    held = evidence.held()
+    raw = min(held.values())
+    always = min(held[name] for name in (FLAGS, *mutable))
+    first, head = int(evidence.firsts[env_id]), int(evidence.heads[env_id])
+    for low in range(first, head if raw < ring.num_rows else first, LOOK_ROWS):
+        positions = np.arange(low, min(low + LOOK_ROWS, head))
+        rows = ring.rows(np.full(len(positions), env_id), positions)
+        gone = (rows >= always) | ((rows >= raw) & ~store.sealed(rows))
+        edges = np.flatnonzero(np.diff(gone, prepend=False, append=False)) + low
+        for begin, stop in edges.reshape(-1, 2).tolist():
+            yield begin, stop, "missing"
+
+
+def _mutable(store: ZarrStore) -> list[str]:
+    """Files of fields that no shard holds."""
+    fields = store.schema.fields
+    return [n for path, n in place(store.schema).large.items() if fields[path].mutable]
 
 
 def copied(

@@ -26,8 +26,11 @@ def sum_check(
     opened: dict[str, File], metadata: Metadata, commit_file: CommitFile
 ) -> SumCheck:
     """What checks the checksums of a buffer of either engine."""
-    kind = SealedSumCheck if metadata.engine == "zarr" else SumCheck
-    return kind(opened, metadata.folder, metadata, commit_file)
+    given = (opened, metadata.folder, metadata, commit_file)
+    if metadata.engine != "zarr":
+        return SumCheck(*given)
+    where = next(iter(opened.values())).path.parent
+    return SealedSumCheck(*given, ZarrStore.open(where, metadata, writable=False))
 
 
 class SealedSumCheck(SumCheck):
@@ -39,11 +42,11 @@ class SealedSumCheck(SumCheck):
         folder: str,
         metadata: Metadata,
         commit_file: CommitFile,
+        store: ZarrStore,
     ) -> None:
-        """See `SumCheck`."""
+        """Check what a store serves, which is closed with this; see `SumCheck`."""
         super().__init__(opened, folder, metadata, commit_file)
-        where = next(iter(opened.values())).path.parent
-        self._store = ZarrStore.open(where, metadata, writable=False)
+        self._store = store
 
     def run(self, claim: Claim, notes: Notebook) -> None:
         """See `SumCheck.run`; then unpack what is served and has no checksum.

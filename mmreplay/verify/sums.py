@@ -166,11 +166,12 @@ class SumCheck:
             where = (
                 f"environment {env_id}, positions [{first}, {first + ring.block_rows})"
             )
-            if lap != expected_lap:
+            if lost(crc, lap, expected_lap):
+                got = f"a checksum of lap {lap}" if crc or lap else "no checksum"
                 notes.note(
                     "lap", name, offset,
-                    f"{where}: got a checksum of lap {lap}, expected one of lap "
-                    f"{expected_lap}; the sum is lost, and its block unproven",
+                    f"{where}: got {got}, expected one of lap {expected_lap}; the "
+                    "sum is lost, and its block unproven",
                 )  # fmt: skip
             else:
                 notes.note(
@@ -187,6 +188,15 @@ class SumCheck:
             f"{file.path.name} [{stripe.row * n}, {(stripe.row + rows) * n})"
             for file, n in self._covered
         )
+
+
+def lost(crc: int, lap: int, expected_lap: int) -> bool:
+    """Tell whether an entry that does not fit its block is none of the block's.
+
+    Zeros are what a file holds that was never written. One block in 2^32 has them for
+    an entry in lap 0; where its data does not fit, that it was changed is not known.
+    """
+    return lap != expected_lap or not (crc or lap)
 
 
 def _extended(

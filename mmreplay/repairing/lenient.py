@@ -1,0 +1,88 @@
+"""Files of a damaged buffer, opened as far as they go."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from mmreplay import files
+from mmreplay.errors import CorruptError
+from mmreplay.files import File
+from mmreplay.format.metadata import Metadata
+from mmreplay.storage.memmap import POLICY, MemmapStore, file_sizes
+from mmreplay.storage.placement import FLAGS, place
+from mmreplay.storage.places import Places
+from mmreplay.storage.policy import ReadPolicy
+from mmreplay.storage.zarr import ZarrStore
+
+SHORT = ReadPolicy("pread", "never")
+"""A read that ends too early is an error, a look beyond a mapping's end a SIGBUS."""
+
+
+def open_files(
+    folder: Path, sizes: dict[str, int], restored: list[str] | None = None
+) -> dict[str, File]:
+    """Open files of a data folder for reading; one that is missing is an empty one.
+
+    Args:
+        folder: Where they are.
+        sizes: Bytes by name; of a longer file no more is looked at.
+        restored: Told of each that is missing or of another size.
+
+    Raises:
+        FormatError: There is a link, a folder, a pipe or a device in the place of one.
+    """
+    opened: dict[str, File] = {}
+    try:
+        for name, nbytes in sizes.items():
+            file, told = _open(folder / name)
+            opened[name] = file
+            if restored is not None and (told or file.nbytes != nbytes):
+                told = told or f"{name} has {file.nbytes} bytes of {nbytes}"
+                restored.append(f"what is in a file of a wrong size: {told}")
+            file.nbytes = min(file.nbytes, nbytes)
+    except BaseException:
+        for file in opened.values():
+            file.close()
+        raise
+    return opened
+
+
+def _open(path: Path) -> tuple[File, str]:
+    """The file, and what is to be told where it is none."""
+    try:
+        return File.open(path, None), ""
+    except CorruptError:
+        # Every read of what stands in for it ends before the first byte.
+        empty = files.disk.open(Path(os.devnull), os.O_RDONLY)
+        return File(path, empty, 0, writable=False), f"{path.name} is missing"
+
+
+def open_store(folder: Path, metadata: Metadata) -> ZarrStore:
+    """Open a compressed buffer's rows; those of a short file are a `CorruptError`.
+
+    Raises:
+        CorruptError: What says which rows are in shards is damaged.
+    """
+    ring, schema = metadata.ring, metadata.schema
+    placement, maps = place(schema), POLICY.maps(folder)
+    opened = open_files(folder, file_sizes(ring, schema, placement))
+    # No flags are kept: they are asked for by row, and memory is not taken for all.
+    opened[FLAGS].nbytes = 0
+    try:
+        tail = MemmapStore(ring, schema, placement, opened, SHORT)
+        # Shards are mapped as ever, rather than read whole.
+        tail.maps = maps
+        places = Places.open(folder, _places(metadata), writable=False, mapped=maps)
+        return ZarrStore(folder, metadata, tail, places, SHORT)
+    except BaseException:
+        for file in opened.values():
+            file.close()
+        raise
+
+
+def _places(metadata: Metadata) -> int:
+    ring, sharding = metadata.ring, metadata.sharding
+    assert sharding is not None
+    wide = ring.num_envs if ring.layout == "time_major" else 1
+    return ring.num_rows // (sharding.shard_rows * wide)

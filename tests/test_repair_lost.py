@@ -1,0 +1,221 @@
+"""A file that is missing, empty, cut or zeros costs what it held, and no more."""
+
+import os
+import shutil
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay.errors import CorruptError, FormatError
+from mmreplay.format.metadata import load
+from mmreplay.storage.zarr import ZarrStore
+from mmreplay.verify import verify_buffer
+from mmreplay.verify.sums import SumCheck
+from tests.buffer.test_snapshots import SCHEMA, extend
+from tests.test_repair import DATA, assert_repaired, contents
+
+KINDS = [
+    (engine, layout)
+    for engine in ("memmap", "zarr")
+    for layout in ("env_major", "time_major")
+]
+NAMES = ["COMMIT", "sums.bin", "flags.bin", "records.bin", "f000.bin", "f001.bin"]
+FIRST, HEAD = 59, 123
+
+
+@pytest.fixture(params=KINDS, ids="-".join)
+def damaged(tmp_path, request):
+    """A closed buffer, to be damaged: two environments of positions [59, 123)."""
+    engine, layout = request.param
+    path = tmp_path / "b"
+    options = {"codec": "zstd"} if engine == "zarr" else {}
+    with mr.ReplayBuffer.create(
+        path, SCHEMA, 64, 2, layout=layout, engine=engine, commit_every=None, **options
+    ) as buffer:
+        for _ in range(3):
+            extend(buffer, 41)
+    return path
+
+
+def copy_of(path, tmp_path, name):
+    shutil.copytree(path, tmp_path / name)
+    return tmp_path / name
+
+
+def sealed(path, rows):
+    """Which rows shards hold."""
+    metadata = load(path)
+    if metadata.engine != "zarr":
+        return np.zeros(len(rows), bool)
+    store = ZarrStore.open(path / DATA, metadata, writable=False)
+    try:
+        return store.sealed(rows)
+    finally:
+        store.close()
+
+
+def assert_whole(made):
+    """What is left is well, and each of its rows one that was written."""
+    assert verify_buffer(made.target).findings == ()
+    numbers, rows = contents(made.target)
+    assert (rows["large"] == rows["number"][:, None]).all()
+    assert made.rows + made.cut_rows == 2 * (HEAD - FIRST)
+    return numbers
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("keep_unproven", [False, True])
+def test_a_file_that_is_missing_is_as_one_that_is_empty(
+    damaged, tmp_path, name, keep_unproven
+):
+    if not (damaged / DATA / name).exists():
+        pytest.skip("no such file in this schema")
+    gone, empty = (copy_of(damaged, tmp_path, each) for each in ("gone", "empty"))
+    (gone / DATA / name).unlink()
+    os.truncate(empty / DATA / name, 0)
+    one, other = (
+        mr.repair(each, keep_unproven=keep_unproven) for each in (gone, empty)
+    )
+    assert (one.rows, one.cuts) == (other.rows, other.cuts)
+    told = "what is in a file of a wrong size: "
+    assert f"{told}{name} is missing" in one.restored
+    assert any(
+        fact.startswith(f"{told}{name} has 0 bytes of") for fact in other.restored
+    )
+    if name == "COMMIT":
+        assert "heads, from the checksums of whole blocks" in one.restored
+        assert verify_buffer(one.target).findings == ()
+    else:
+        assert_whole(one)
+    if name == "sums.bin":
+        assert {cut.why for cut in one.cuts} == (
+            set() if keep_unproven else {"unproven"}
+        )
+    if name == "flags.bin":
+        assert one.rows == 0
+
+
+@pytest.mark.parametrize("name", NAMES[:4])
+@pytest.mark.parametrize("kind", ["link", "folder", "pipe"])
+def test_what_is_no_file_is_refused_in_the_place_of_one(damaged, tmp_path, name, kind):
+    place = damaged / DATA / name
+    place.rename(tmp_path / "aside")
+    if kind == "link":
+        place.symlink_to(tmp_path / "aside")
+    elif kind == "folder":
+        place.mkdir()
+    else:
+        os.mkfifo(place)
+    with pytest.raises(FormatError, match=f"{name} is not a regular file"):
+        mr.repair(damaged)
+    assert not damaged.with_name("b-repaired").exists()
+
+
+@pytest.mark.parametrize("name", ["sums.bin", "flags.bin", "records.bin", "f000.bin"])
+def test_of_a_file_that_was_cut_the_rest_is_believed(damaged, name):
+    """And no row is lost that neither file nor checksum lacks."""
+    path = damaged / DATA / name
+    with mr.ReplayBuffer.open(damaged) as buffer:
+        ring = buffer.metadata.ring
+    positions = np.arange(FIRST, HEAD)
+    rows = [ring.row(env, p) for env in range(2) for p in positions.tolist()]
+    shut = sealed(damaged, np.array(rows))
+    nbytes = path.stat().st_size
+    left = nbytes // 3
+    os.truncate(path, left)
+    made = mr.repair(damaged)
+    numbers = assert_whole(made)
+    assert any(f"{name} has {left} bytes of {nbytes}" in f for f in made.restored)
+    if name == "sums.bin":
+        assert {cut.why for cut in made.cuts} <= {"unproven"}
+        return
+    assert {cut.why for cut in made.cuts} <= {"missing"}
+    lost = np.array(rows) >= left // (nbytes // ring.num_rows)
+    if name != "flags.bin":
+        lost &= ~shut
+    kept = [n + 1000 * env for env in range(2) for n in numbers[env]]
+    names = [p + 1000 * env for env in range(2) for p in positions.tolist()]
+    assert not set(kept) & set(np.array(names)[lost].tolist())
+    # A lost row takes those of its block along, of a time-major ring all environments'.
+    blocks = {n % 1000 // ring.block_rows for n in np.array(names)[lost].tolist()}
+    others = [n for n in names if n % 1000 // ring.block_rows not in blocks]
+    assert set(others) <= set(kept)
+
+
+def test_records_of_zeros_cost_nothing_that_shards_hold(tmp_path):
+    schema = mr.Schema({"number": mr.Field((), "int64")})
+    path = tmp_path / "b"
+    with mr.ReplayBuffer.create(
+        path, schema, 4096, engine="zarr", commit_every=None
+    ) as buffer:
+        buffer.extend(number=np.arange(1500))
+    left = path / DATA / "records.bin"
+    shut = int(sealed(path, np.arange(1500)).sum())
+    left.write_bytes(bytes(left.stat().st_size))
+    zeros = mr.repair(path, tmp_path / "zeros")
+    os.truncate(left, 0)
+    made = mr.repair(path)
+    assert 0 < shut <= made.rows <= zeros.rows
+    assert verify_buffer(made.target).findings == ()
+
+
+@pytest.mark.parametrize("capacity", [64, 200])
+def test_sums_of_zeros_are_lost_and_prove_nothing_wrong(tmp_path, capacity):
+    """Also in the first lap, where the lap of such an entry fits."""
+    path = tmp_path / "b"
+    with mr.ReplayBuffer.create(path, SCHEMA, capacity, 2, commit_every=None) as buffer:
+        for _ in range(3):
+            extend(buffer, 41)
+    sums = path / DATA / "sums.bin"
+    sums.write_bytes(bytes(sums.stat().st_size))
+    kinds = {finding.kind for finding in verify_buffer(path).findings}
+    assert kinds == {"lap"}
+    made = mr.repair(path, tmp_path / "c")
+    assert {cut.why for cut in made.cuts} == {"unproven"}
+    made = mr.repair(path, tmp_path / "d", keep_unproven=True)
+    first = max(0, HEAD - capacity)
+    assert made.cuts == ()
+    assert_repaired(path, made, [list(range(first, HEAD))] * 2)
+
+
+def test_a_sum_that_was_written_is_believed_whatever_is_kept(tmp_path):
+    """In the first lap too: what it disproves is cut; those of the others are zeros."""
+    path = tmp_path / "b"
+    with mr.ReplayBuffer.create(path, SCHEMA, 4096, 2, commit_every=None) as buffer:
+        for _ in range(20):
+            extend(buffer, 41)
+        ring = buffer.metadata.ring
+    sums = path / DATA / "sums.bin"
+    data = sums.read_bytes()
+    sums.write_bytes(data[:8].ljust(len(data), b"\0"))
+    with (path / DATA / "f000.bin").open("r+b") as file:
+        file.write(b"\xff")
+    made = mr.repair(path, keep_unproven=True)
+    assert made.cuts == (mr.Cut(0, 0, ring.block_rows, "checksum"),)
+
+
+def test_zeros_that_are_the_checksum_of_their_block_prove_it(tmp_path, monkeypatch):
+    path = tmp_path / "b"
+    with mr.ReplayBuffer.create(path, SCHEMA, 4096, 1, commit_every=None) as buffer:
+        extend(buffer, 300)
+    sums = path / DATA / "sums.bin"
+    sums.write_bytes(bytes(sums.stat().st_size))
+    monkeypatch.setattr(SumCheck, "compute", lambda self, stripe, notes: [0])
+    assert verify_buffer(path).findings == ()
+    assert mr.repair(path).cuts == ()
+
+
+@pytest.mark.parametrize("name", ["places.bin", "COMMIT"])
+def test_who_repairs_is_not_told_to_repair(tmp_path, name):
+    path = tmp_path / "b"
+    schema = mr.Schema({"number": mr.Field((), "int64")})
+    with mr.ReplayBuffer.create(path, schema, 64, engine="zarr") as buffer:
+        buffer.extend(number=np.arange(100))
+    os.truncate(path / DATA / name, 1)
+    if name == "COMMIT":
+        sums = path / DATA / "sums.bin"
+        sums.write_bytes(bytes(sums.stat().st_size))
+    with pytest.raises(CorruptError, match=r"copy$") as caught:
+        mr.repair(path)
+    assert "mmreplay repair" not in str(caught.value)
