@@ -29,6 +29,7 @@ OR_REPAIR = ", or run mmreplay repair SOURCE TARGET"
 """Ends the way out of a damaged buffer of which `repair` can keep the rest."""
 READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+OUT_OF_FILES = {errno.EMFILE, errno.ENFILE}
 
 
 class ReplayError(Exception):
@@ -125,6 +126,11 @@ def system_failure(what: str, path: Path, error: OSError) -> FailedError:
         expected = (
             "expected a place that can be written; open with mode='r' to read, or "
             "choose another path"
+        )
+    if error.errno in OUT_OF_FILES:
+        expected = (
+            "expected fewer to be open; close files, or buffers, that are not needed, "
+            "or raise the limit (ulimit -n), and call again"
         )
     return FailedError(
         f"cannot {what} {path}: {error.strerror} (errno {error.errno}), {expected}",

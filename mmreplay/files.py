@@ -339,6 +339,12 @@ def sync_folder(path: Path) -> None:
             folder.close()
 
 
+def names(folder: Path) -> list[str]:
+    """List what is in a folder."""
+    with _told("list", folder):
+        return sorted(os.listdir(folder))
+
+
 def make_folder(path: Path, *, exist_ok: bool = False) -> None:
     """Make one folder, and make its entry durable, also where it is there already."""
     if not (exist_ok and path.is_dir()):
@@ -371,7 +377,7 @@ def remove_tree(path: Path) -> None:
         with _told("remove", each), suppress(FileNotFoundError):
             if not each.is_dir() or each.is_symlink():
                 disk.unlink(each)
-            elif inside := sorted(each.iterdir()):
-                left += [each, *inside]
+            elif inside := names(each):
+                left += [each, *(each / name for name in inside)]
             else:
                 disk.rmdir(each)

@@ -225,13 +225,13 @@ def make_place(path: Path, otherwise: str = "choose another, or remove it") -> N
     if path.is_dir():
         half = (path / recovery.HALF).exists()
         strangers = [
-            entry.name
-            for entry in path.iterdir()
-            if entry.name != "LOCK" and not entry.name.startswith(("data-", "tmp-"))
+            name
+            for name in files.names(path)
+            if name != "LOCK" and not name.startswith(("data-", "tmp-"))
         ]
         if strangers and not half:
             raise FormatError(
-                f"{path} is a folder with other files ({sorted(strangers)[0]!r}, ...), "
+                f"{path} is a folder with other files ({strangers[0]!r}, ...), "
                 "expected a new or empty one; choose another path"
             )
         # Made by a creation that was killed, perhaps, before it could sync this.
@@ -240,7 +240,7 @@ def make_place(path: Path, otherwise: str = "choose another, or remove it") -> N
     standing = next(place for place in path.absolute().parents if place.exists())
     readable = all(os.access(place, os.R_OK) for place in (standing, standing.parent))
     # Likewise a folder on the way, in which nothing was made yet.
-    if readable and not any(standing.iterdir()):
+    if readable and not files.names(standing):
         files.sync_folder(standing.parent)
     for parent in [*reversed(path.parents), path]:
         if not parent.exists():

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mmreplay.errors import system_failure
 from mmreplay.files import File
 
 CACHESTAT = 451
@@ -67,7 +68,7 @@ def _mapped(paths: set[str]) -> tuple[int, int]:
     """Bytes mapped of files, and those of them that are in memory."""
     sizes = {"Size": 0, "Rss": 0}
     ours = False
-    for line in Path("/proc/self/smaps").read_text(errors="replace").splitlines():
+    for line in _told_by("smaps").splitlines():
         value = VALUE.match(line)
         if value is None:
             mapping = MAPPING.match(line)
@@ -79,9 +80,17 @@ def _mapped(paths: set[str]) -> tuple[int, int]:
 
 def _private() -> int:
     """Bytes that no file backs."""
-    text = Path("/proc/self/status").read_text()
-    found = re.search(r"RssAnon:\s+(\d+) kB", text)
+    found = re.search(r"RssAnon:\s+(\d+) kB", _told_by("status"))
     return 0 if found is None else int(found[1]) * 1024
+
+
+def _told_by(name: str) -> str:
+    """What the system says of this process."""
+    path = Path("/proc/self") / name
+    try:
+        return path.read_text(errors="replace")
+    except OSError as error:
+        raise system_failure("read", path, error) from error
 
 
 def _cached(file: File) -> int | None:

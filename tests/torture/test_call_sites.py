@@ -222,6 +222,16 @@ def told(fault):
     return pytest.raises((KeyboardInterrupt, ReplayError))
 
 
+def raising(fault):
+    """The calls that may raise it."""
+    if not isinstance(fault, OSError):
+        return PRIMITIVES
+    if fault.errno == errno.EMFILE:
+        return ("open",)
+    # A store into reserved space has no error to raise.
+    return tuple(name for name in PRIMITIVES if name != "store")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "fault",
@@ -229,17 +239,15 @@ def told(fault):
         KeyboardInterrupt(),
         OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
         *(OSError(n, os.strerror(n)) for n in (errno.EIO, errno.EDQUOT, errno.EINTR)),
+        OSError(errno.EMFILE, os.strerror(errno.EMFILE)),
     ],
-    ids=["interrupt", "full", "failing", "quota", "interrupted call"],
+    ids=["interrupt", "full", "failing", "quota", "interrupted call", "open files"],
 )
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_fault_at_any_call_is_told_and_gives_everything_back(
     name, prepared, tmp_path, fault
 ):
-    # A store into reserved space has no error to raise.
-    names = tuple(
-        name for name in PRIMITIVES if name != "store" or not isinstance(fault, OSError)
-    )
+    names = raising(fault)
     # What is old is left out of the collections, which then take no time.
     gc.freeze()
     for at in chosen(num_calls(name, prepared, tmp_path, names)):
