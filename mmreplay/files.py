@@ -339,6 +339,16 @@ def sync_folder(path: Path) -> None:
             folder.close()
 
 
+def sync_entry(path: Path) -> None:
+    """Make an entry of a folder durable, where that may be opened to be synced.
+
+    Others' folders may let us pass and not look: there it is up to the file system
+    when an entry reaches the device.
+    """
+    if os.access(path.parent, os.R_OK):
+        sync_folder(path.parent)
+
+
 def names(folder: Path) -> list[str]:
     """List what is in a folder."""
     with _told("list", folder):
@@ -347,10 +357,10 @@ def names(folder: Path) -> list[str]:
 
 def make_folder(path: Path, *, exist_ok: bool = False) -> None:
     """Make one folder, and make its entry durable, also where it is there already."""
-    if not (exist_ok and path.is_dir()):
-        with _told("make folder", path):
+    with _told("make folder", path):
+        if not (exist_ok and path.is_dir()):
             disk.mkdir(path)
-    sync_folder(path.parent)
+    sync_entry(path)
 
 
 def rename(source: Path, target: Path) -> None:

@@ -235,13 +235,12 @@ def make_place(path: Path, otherwise: str = "choose another, or remove it") -> N
                 "expected a new or empty one; choose another path"
             )
         # Made by a creation that was killed, perhaps, before it could sync this.
-        files.sync_folder(path.parent)
+        files.sync_entry(path)
         return
     standing = next(place for place in path.absolute().parents if place.exists())
-    readable = all(os.access(place, os.R_OK) for place in (standing, standing.parent))
     # Likewise a folder on the way, in which nothing was made yet.
-    if readable and not files.names(standing):
-        files.sync_folder(standing.parent)
+    if os.access(standing, os.R_OK) and not files.names(standing):
+        files.sync_entry(standing)
     for parent in [*reversed(path.parents), path]:
         if not parent.exists():
             files.make_folder(parent, exist_ok=True)
