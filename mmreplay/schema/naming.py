@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from mmreplay.errors import SchemaError, SourceError
 from mmreplay.schema.field import Field
+from mmreplay.schema.names import check_path
 from mmreplay.schema.notes import Notes
 from mmreplay.schema.schema import Schema
 
@@ -104,6 +105,7 @@ class Plain:
                 self._notes.note(f"column {name!r} has a reserved name: left out")
                 continue
             try:
+                check_path(name)
                 end = name in self.ends.values()
                 kept[name] = Field((), "bool") if end else Field(shape, dtype)
             except SchemaError as error:

@@ -7,9 +7,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mmreplay.errors import SchemaError
-from mmreplay.nesting import MAX_PATH_LENGTH, flatten, meant, under, unflatten
+from mmreplay.nesting import flatten, meant, under, unflatten
 from mmreplay.schema.dtypes import describe
 from mmreplay.schema.field import Field
+from mmreplay.schema.names import check_path
 from mmreplay.schema.roles import ROLES, assign_roles, check_roles, listing
 from mmreplay.schema.serial import field_from_json, field_to_json
 from mmreplay.schema.spaces import env_spaces, example_field, field_at, space_fields
@@ -301,11 +302,7 @@ def _checked(flat: Mapping[str, object]) -> dict[str, Field]:
                 f"field {path!r}: got {type(field).__name__}, expected a Field; "
                 "write Field(shape, dtype), or use Schema.from_example"
             )
-        if len(path) > MAX_PATH_LENGTH or not _encodable(path):
-            raise SchemaError(
-                f"field path {path[:60]!r}: got {len(path)} characters, expected at "
-                f"most {MAX_PATH_LENGTH} that UTF-8 can hold; rename the field"
-            )
+        check_path(path)
         fields[path] = field
     return fields
 
@@ -322,11 +319,3 @@ def _size(fields: object) -> str:
     if isinstance(fields, list):
         return f"a list of {len(fields)}"
     return type(fields).__name__
-
-
-def _encodable(path: str) -> bool:
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

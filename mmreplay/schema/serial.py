@@ -5,6 +5,7 @@ from __future__ import annotations
 from mmreplay.errors import SchemaError
 from mmreplay.schema.dtypes import DTYPES
 from mmreplay.schema.field import MAX_AXES, Field
+from mmreplay.schema.names import CONTROLS
 
 _KEYS = ("name", "dtype", "shape", "exact", "mutable")
 
@@ -33,6 +34,8 @@ def field_from_json(entry: object) -> tuple[str, Field]:
     name, dtype, shape = entry["name"], entry["dtype"], entry["shape"]
     if type(name) is not str:
         raise _refused("name", name, "a string")
+    if CONTROLS.search(name):
+        raise _refused("name", name, "one without control characters")
     if type(dtype) is not str or dtype not in DTYPES:
         raise _refused(f"dtype of {name!r}", dtype, f"one of {', '.join(DTYPES)}")
     if (

@@ -161,6 +161,14 @@ def test_asking_for_what_is_not_there_lists_what_is():
         ({"a" * 257: FLAG}, "got 257 characters, expected at most 256 .*; rename"),
         ({"\ud800": FLAG}, "expected at most 256 that UTF-8 can hold; rename"),
         ({"a/b": FLAG}, "got 'a/b', expected a name without '/' or NUL; nest"),
+        (
+            {"a": {"\x1b]0;b\x07": FLAG}},
+            r"field path 'a/\\x1b\]0;b\\x07': got the control character '\\x1b', "
+            r"expected none, as terminals obey them; rename the field",
+        ),
+        ({"a\nb": FLAG}, r"got the control character '\\n'"),
+        ({"a\x7f": FLAG}, r"got the control character '\\x7f'"),
+        ({"a\x9b": FLAG}, r"got the control character '\\x9b'"),
         ([FLAG], "schema fields: got list, expected a mapping by name; pass a dict"),
     ],
 )
