@@ -41,7 +41,7 @@ def clear(
     if json:
         show.print_json({"path": str(path), "rows_given_up": given_up, "steps": left})
     else:
-        typer.echo(
+        show.print_line(
             f"gave up {show.plural(given_up, 'row')}, {show.plural(left, 'step')} left"
         )
 
@@ -82,7 +82,7 @@ def resize(
             }
         )
         return
-    typer.echo(
+    show.print_line(
         f"capacity {show.count(before)} -> {show.count(capacity)}, "
         f"{show.plural(lost, 'row')} given up, {show.plural(steps, 'step')} kept"
     )

@@ -54,7 +54,7 @@ def compact(
     if json:
         show.print_json({**asdict(made), "path": str(path), "target": str(target)})
         return
-    typer.echo(
+    show.print_line(
         f"{target}: {show.plural(made.rows, 'row')}, {show.size(made.nbytes_before)} "
         f"-> {show.size(made.nbytes)}"
     )

@@ -315,7 +315,7 @@ def _print_report(report: Report, target: Path, json: bool) -> None:
         show.print_json({**asdict(report), "path": str(target)})
         return
     rate = report.nbytes / report.seconds if report.seconds else 0.0
-    typer.echo(
+    show.print_line(
         f"{target}: {show.plural(report.rows, 'row')}, "
         f"{show.plural(report.episodes, 'episode')}, {show.size(report.nbytes)} in "
         f"{report.seconds:.1f} s, {rate / 1e6:,.0f} MB/s"
@@ -325,6 +325,6 @@ def _print_report(report: Report, target: Path, json: bool) -> None:
 
 def _print_notes(notes: tuple[str, ...] | list[str], doubts: Any) -> None:
     for text in notes:
-        typer.echo(f"note: {text}")
+        show.print_line(f"note: {text}")
     for text in doubts:
-        typer.echo(f"doubt: {text}")
+        show.print_line(f"doubt: {text}")

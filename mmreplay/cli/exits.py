@@ -11,6 +11,7 @@ from pathlib import Path
 import typer
 
 from mmreplay import errors
+from mmreplay.cli.show import printable
 from mmreplay.files import disk
 
 WELL, FAILED, USAGE, REFUSED, INTERRUPTED = 0, 1, 2, 3, 130
@@ -100,4 +101,4 @@ def message_of(error: Exception) -> str:
 
 def say(message: str) -> None:
     """Print one line to stderr."""
-    print(f"mmreplay: {message}", file=sys.stderr)
+    print(f"mmreplay: {printable(message)}", file=sys.stderr)

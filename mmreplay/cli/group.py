@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from mmreplay.cli import show
 
 if TYPE_CHECKING:
@@ -71,4 +69,4 @@ def _print(facts: dict[str, Any]) -> None:
     show.print_table(titles, rows, left=6)
     for kind in ("notes", "doubts"):
         for text in facts[kind]:
-            typer.echo(f"{kind[:-1]}: {text}")
+            show.print_line(f"{kind[:-1]}: {text}")

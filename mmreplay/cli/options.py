@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from mmreplay.cli.show import printable
 from mmreplay.errors import SchemaError
 
 
@@ -95,7 +96,7 @@ def confirm(question: str, yes: bool) -> None:
         raise usage_error(
             f"{question} got nobody to ask, expected yes or no; add --yes"
         )
-    if not typer.confirm(question, err=True):
+    if not typer.confirm(printable(question), err=True):
         raise typer.Abort
 
 

@@ -71,7 +71,7 @@ def plot(
     if json:
         show.print_json({"file": str(target), "episodes": len(table)})
     else:
-        typer.echo(f"{target}: {show.plural(len(table), 'episode')} drawn")
+        show.print_line(f"{target}: {show.plural(len(table), 'episode')} drawn")
 
 
 def _check(target: Path) -> None:

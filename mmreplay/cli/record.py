@@ -129,7 +129,7 @@ def record(
         show.print_json({**asdict(found), "path": str(path)})
         return
     rate = found.steps / found.seconds if found.seconds else 0.0
-    typer.echo(
+    show.print_line(
         f"{path}: {show.plural(found.steps, 'step')} and "
         f"{show.plural(found.episodes, 'episode end')} in {found.seconds:.1f} s, "
         f"{show.count(rate)} steps/s, {show.size(found.nbytes)}"

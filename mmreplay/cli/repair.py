@@ -70,20 +70,20 @@ def repair(
 
 def _print(made: Repaired, in_place: bool) -> None:
     for fact in made.restored:
-        typer.echo(f"restored {fact}")
+        show.print_line(f"restored {fact}")
     for cut in made.cuts[:LISTED]:
         span = f"[{show.count(cut.first)}, {show.count(cut.stop)})"
-        typer.echo(f"cut {cut.why}: environment {cut.env_id}, positions {span}")
+        show.print_line(f"cut {cut.why}: environment {cut.env_id}, positions {span}")
     if len(made.cuts) > LISTED:
-        typer.echo(f"... and {show.count(len(made.cuts) - LISTED)} more")
-    typer.echo(
+        show.print_line(f"... and {show.count(len(made.cuts) - LISTED)} more")
+    show.print_line(
         f"{made.target}: {show.plural(made.rows, 'row')} kept, "
         f"{show.count(made.cut_rows)} cut"
     )
     if in_place:
-        typer.echo(f"{made.path} holds what was there before")
+        show.print_line(f"{made.path} holds what was there before")
     if made.cut_rows and not made.rows:
         way = "restore the buffer from a copy"
         if any(cut.why == "unproven" for cut in made.cuts):
             way += ", or repair it into another folder with --keep-unproven"
-        typer.echo(f"nothing is left: {way}")
+        show.print_line(f"nothing is left: {way}")

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+import typer
 from rich import box
 from rich.console import Console, RenderableType
 from rich.table import Table
@@ -59,6 +60,26 @@ def plural(number_: int, noun: str) -> str:
     return f"{count(number_)} {noun}{'' if number_ == 1 else 's'}"
 
 
+def printable(text: str) -> str:
+    """A text in which nothing but what is seen reaches a terminal.
+
+    Names come from files that anybody may have made: escape sequences in them would
+    move the cursor or set a title, a line break would forge a line of ours, and half
+    a surrogate pair, which stands for a byte that is no UTF-8, cannot be printed.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode()
+        for each in text
+    )
+
+
+def print_line(text: str) -> None:
+    """Print one line, however long."""
+    typer.echo(printable(text))
+
+
 def _print(*parts: RenderableType) -> None:
     """Print to stdout; wide where no terminal says how wide it is."""
     width = None if sys.stdout.isatty() else PIPED_WIDTH
@@ -76,8 +97,8 @@ def print_facts(title: str, facts: Sequence[tuple[str, str]]) -> None:
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
     for name, value in facts:
-        grid.add_row(Text(name), Text(value))
-    _print(Text(f"\n{title}", style="bold"), grid)
+        grid.add_row(_text(name), _text(value))
+    _print(Text(f"\n{printable(title)}", style="bold"), grid)
 
 
 def print_table(
@@ -86,10 +107,14 @@ def print_table(
     """Print rows under column names; all but the first left ones are numbers."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for index, name in enumerate(columns):
-        table.add_column(Text(name), justify="left" if index < left else "right")
+        table.add_column(_text(name), justify="left" if index < left else "right")
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(_text(cell) for cell in row))
     _print(table)
+
+
+def _text(cell: str) -> Text:
+    return Text(printable(cell))
 
 
 def fits(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
@@ -97,7 +122,10 @@ def fits(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     width = PIPED_WIDTH
     if sys.stdout.isatty():
         width = shutil.get_terminal_size().columns
-    widest = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+    widest = [
+        max(len(printable(cell)) for cell in column)
+        for column in zip(columns, *rows, strict=True)
+    ]
     return sum(widest) + 3 * len(widest) <= width
 
 

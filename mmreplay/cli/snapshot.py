@@ -46,7 +46,7 @@ def snapshot(
         )
         return
     shared = "copied" if made.how == "copy" else "shared"
-    typer.echo(
+    show.print_line(
         f"{target}: {show.plural(made.rows, 'row')}, {show.size(made.nbytes)} "
         f"{shared}, {show.plural(made.cut_rows, 'row')} cut that the writer gave up "
         "meanwhile"

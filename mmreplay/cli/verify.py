@@ -54,10 +54,10 @@ def _print(name: str, report: VerifyReport, seconds: float) -> None:
         if finding.offset is not None:
             where += f" byte {show.count(finding.offset)}"
         mark = "DAMAGE" if finding.damage else "note"
-        typer.echo(f"{mark} {finding.kind}: {where}: {finding.message}")
+        show.print_line(f"{mark} {finding.kind}: {where}: {finding.message}")
     unlisted = max(0, len(report.findings) - LISTED) + report.omitted
     if unlisted:
-        typer.echo(f"... and {show.count(unlisted)} more findings")
+        show.print_line(f"... and {show.count(unlisted)} more findings")
     damaged = sum(finding.damage for finding in report.findings) + report.omitted
     others = len(report.findings) + report.omitted - damaged
     rate = show.size(report.nbytes / seconds)
@@ -78,4 +78,4 @@ def _print(name: str, report: VerifyReport, seconds: float) -> None:
         # Not folded, so that it can be copied whole.
         repair = f"mmreplay repair {shlex.quote(name)} TARGET"
         way = f"restore it from a copy, or what is proven of it with {repair}"
-        typer.echo(f"way out    {way}")
+        show.print_line(f"way out    {way}")

@@ -23,6 +23,7 @@ from mmreplay.mounts import NETWORK, file_system
 
 FILE_NAME = "LOCK"
 TEXT_NBYTES = 512
+MAX_HOST_LENGTH = 253
 
 _held: weakref.WeakValueDictionary[tuple[int, int], WriterLock] = (
     weakref.WeakValueDictionary()
@@ -111,17 +112,38 @@ def holder(folder: Path) -> str:
     text = held_by(folder)
     if text is None:
         return "another process"
-    return f"pid {text.get('pid')} on {text.get('host')}"
+    return f"pid {text['pid']} on {text['host']}"
 
 
 def held_by(folder: Path) -> dict[str, object] | None:
-    """Return the lock's text, which only informs, or None where it says nothing."""
+    """Return the lock's text, which only informs, or None where it says nothing.
+
+    Anybody may have written it: a pid that is none, or a host that is no short name,
+    says nothing.
+
+    Returns:
+        ``pid``, ``host``, and ``start`` (Unix time in seconds) where that is a number.
+    """
     try:
         path = folder / FILE_NAME
         # Strictly: nesting deep enough would end Python's own parser.
-        return strict_json.parse(files.read_bytes(path, 1 << 16), str(path))
+        text = strict_json.parse(files.read_bytes(path, 1 << 16), str(path))
     except (OSError, ValueError):
         return None
+    pid, host, start = (text.get(key) for key in ("pid", "host", "start"))
+    if type(pid) is not int or not 0 < pid < 1 << 31 or not _names_host(host):
+        return None
+    informs = {"pid": pid, "host": host}
+    return {**informs, "start": start} if type(start) in (int, float) else informs
+
+
+def _names_host(host: object) -> bool:
+    """Whether it is a name that says no more to a terminal than what is seen."""
+    return (
+        isinstance(host, str)
+        and 1 <= len(host) <= MAX_HOST_LENGTH
+        and host.isprintable()
+    )
 
 
 def locked(folder: Path) -> bool:

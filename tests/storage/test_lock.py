@@ -1,6 +1,7 @@
 """One writer: in this process, in another, in a forked child, over a network."""
 
 import contextlib
+import json
 import os
 import signal
 
@@ -135,6 +136,37 @@ def test_the_locks_text_only_informs(folder):
         text = lock.held_by(folder)
         assert text["pid"] == os.getpid()
         assert set(text) == {"pid", "host", "start"}
+
+
+WELL = {"pid": 12, "host": "actor-3.lan", "start": 1.5}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (WELL, "pid 12 on actor-3.lan"),
+        (WELL | {"pid": "12"}, "another process"),
+        (WELL | {"pid": "\x1b]0;pwned\x07"}, "another process"),
+        (WELL | {"pid": True}, "another process"),
+        (WELL | {"pid": -1}, "another process"),
+        (WELL | {"pid": 1 << 31}, "another process"),
+        (WELL | {"host": "\x1b[2Jhere"}, "another process"),
+        (WELL | {"host": "a\nb"}, "another process"),
+        (WELL | {"host": "h" * 254}, "another process"),
+        (WELL | {"host": ""}, "another process"),
+        (WELL | {"host": ["a"]}, "another process"),
+        ({"host": "a"}, "another process"),
+        (WELL | {"start": "\x1b[2J"}, "pid 12 on actor-3.lan"),
+        (WELL | {"more": "\x1b[2J"}, "pid 12 on actor-3.lan"),
+    ],
+)
+def test_a_text_that_names_no_process_and_host_says_nothing(folder, text, told):
+    (folder / "LOCK").write_text(json.dumps(text))
+    assert lock.holder(folder) == told
+    found = lock.held_by(folder)
+    assert (found is None) == (told == "another process")
+    assert found is None or set(found) <= set(WELL)
+    assert "\x1b" not in str(found)
 
 
 class RacingDisk(Disk):
