@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from dataclasses import asdict
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mmreplay.cli import show
-from mmreplay.cli.exits import FAILED
+from mmreplay.cli.exits import FAILED, code_of, message_of
 from mmreplay.cli.options import BufferPath, Json
 
 if TYPE_CHECKING:
@@ -31,11 +33,17 @@ def verify(
     from mmreplay.verify import verify_buffer
 
     started = perf_counter()
-    with show.waiting("verifying") as progress:
-        report = verify_buffer(path, progress, deep=deep)
+    try:
+        with show.waiting("verifying") as progress:
+            report = verify_buffer(path, progress, deep=deep)
+    except Exception as error:
+        if json and code_of(error) is not None:
+            _print_refusal(path, deep, error)
+        raise
     seconds = perf_counter() - started
     if json:
         facts = {**asdict(report), "path": str(report.path), "ok": report.ok}
+        facts["error"] = None
         if not report.deep:
             facts["unsummed_rows"] = None
         facts["findings"] = [
@@ -46,6 +54,12 @@ def verify(
         _print(str(path), report, seconds)
     if not report.ok:
         raise typer.Exit(FAILED)
+
+
+def _print_refusal(path: Path, deep: bool, error: Exception) -> None:
+    """Tell whoever reads JSON what is told in a line as well."""
+    told = {"ok": False, "findings": [], "deep": deep, "error": message_of(error)}
+    show.print_json({"path": os.path.abspath(path), **told})
 
 
 def _print(name: str, report: VerifyReport, seconds: float) -> None:

@@ -1,5 +1,6 @@
 """Mistakes end in one clear line and an exit code, never in a traceback."""
 
+import json
 import subprocess
 import sys
 
@@ -39,6 +40,25 @@ def test_a_folder_that_is_no_buffer_is_refused(cli, tmp_path, command):
     code, _, err = cli(command, tmp_path)
     assert code == 3
     assert "is no replay buffer" in one_line(err)
+
+
+def test_verify_reports_in_json_also_what_cannot_be_opened(cli, tmp_path, path):
+    for where, told, status in (
+        (tmp_path / "typo", "does not exist", 3),
+        (tmp_path, "is no replay buffer", 3),
+        (path, "install a newer mmreplay", 3),
+    ):
+        if where == path:
+            file = path / "metadata.json"
+            file.write_text(file.read_text().replace("  1,\n  0", "  7,\n  0"))
+        code, out, err = cli("verify", where, "--json")
+        assert code == status
+        report = json.loads(out)
+        assert told in report["error"]
+        assert report == {
+            "path": str(where), "ok": False, "findings": [], "deep": True,
+            "error": one_line(err).removeprefix("mmreplay: ").rstrip("\n"),
+        }  # fmt: skip
 
 
 def test_a_damaged_buffer_fails(cli, path):
