@@ -88,3 +88,20 @@ def test_a_damaged_row_that_is_not_served_is_nobodys(buffer, tmp_path):
     ):
         with damaged(buffer, path, 1, position):
             assert [f.kind for f in verify_buffer(path).findings] == found
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone", "link"])
+def test_that_nothing_says_which_rows_are_in_shards_is_a_finding(
+    buffer, tmp_path, damage
+):
+    buffer.close()
+    place = tmp_path / "b" / DATA / "places.bin"
+    if damage == "cut":
+        place.write_bytes(b"\0")
+    else:
+        place.rename(tmp_path / "aside")
+    if damage == "link":
+        place.symlink_to(tmp_path / "aside")
+    (finding,) = verify_buffer(tmp_path / "b").findings
+    assert (finding.kind, finding.damage) == ("file", True)
+    assert "places.bin" in finding.message
