@@ -1,7 +1,5 @@
 """The law between writer and learner holds, and nobody waits for the dead."""
 
-import itertools
-import json
 import os
 import signal
 import threading
@@ -16,44 +14,8 @@ from mmreplay.errors import (
     ForkedError,
     FormatError,
     SchemaError,
-    StarvedError,
 )
-
-SCHEMA = mr.Schema({"number": mr.Field((), "int64")})
-LAW = {"samples_per_insert": 4.0, "min_size": 10, "error_buffer": 20.0}
-
-
-def law(**options):
-    return mr.RateLimiter(**{**LAW, "patience": 0.05, **options})
-
-
-def create(path, limiter, num_envs=1):
-    return mr.ReplayBuffer.create(
-        path, SCHEMA, 100, num_envs, limiter=limiter, commit_every=None
-    )
-
-
-def reader(path, limiter):
-    return mr.ReplayBuffer.open(path, limiter=limiter)
-
-
-def add(buffer, count=1):
-    for _ in range(count):
-        buffer.add(number=int(buffer.heads.sum()))
-
-
-def until_starved(call, match="waited for"):
-    """How often a call goes through until nobody helps."""
-    calls = itertools.count()
-
-    def go_on():
-        while True:
-            call()
-            next(calls)
-
-    with pytest.raises(StarvedError, match=match):
-        go_on()
-    return next(calls)
+from tests.limiter.making import SCHEMA, add, child, create, law, reader, until_starved
 
 
 @pytest.mark.parametrize("ratio", [0.25, 1.0, 4.0, 32.0])
@@ -154,17 +116,6 @@ def test_a_cleared_buffer_is_filled_again_first(tmp_path):
         assert until_starved(lambda: add(buffer)) == 10
 
 
-def child(work):
-    """Run in a process of its own until killed."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            work()
-        finally:
-            os._exit(3)
-    return pid
-
-
 @pytest.mark.crash
 def test_a_writer_goes_at_the_pace_of_a_learner_in_another_process(tmp_path):
     with create(tmp_path / "b", law()) as buffer:
@@ -244,21 +195,6 @@ def test_a_refused_limiter_leaves_nothing_open(tmp_path):
     mr.ReplayBuffer.open(tmp_path / "b", "r+").close()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"samples_per_insert": 0}, "samples_per_insert: got 0.*above 0"),
-        ({"samples_per_insert": float("nan")}, "samples_per_insert: got nan"),
-        ({"min_size": 0}, "min_size: got 0, expected at least 1"),
-        ({"error_buffer": 3.9}, r"error_buffer: got 3\.9, expected at least 4"),
-        ({"then": "wait"}, "then: got 'wait', expected 'raise' or 'go_on'"),
-    ],
-)
-def test_a_law_that_blocks_is_refused(options, message):
-    with pytest.raises(SchemaError, match=message):
-        law(**options)
-
-
 def test_a_buffer_in_ram_is_refused():
     with pytest.raises(SchemaError, match="limiter: got one for a buffer in RAM"):
         mr.ReplayBuffer.create(None, SCHEMA, 100, engine="memory", limiter=law())
@@ -288,7 +224,7 @@ def test_a_forked_child_is_refused(tmp_path):
 
 
 def test_too_many_learners_are_told(tmp_path, monkeypatch):
-    monkeypatch.setattr("mmreplay.limiter.LEARNERS", 1)
+    monkeypatch.setattr("mmreplay.limiter.bound.LEARNERS", ("learner-000",))
     with create(tmp_path / "b", law()) as buffer, reader(tmp_path / "b", law()) as r:
         add(buffer, 12)
         r.sample(1)
@@ -311,12 +247,6 @@ def test_a_loader_waits_for_the_first_rows_and_counts_its_batches(tmp_path):
         timer.join()
         path = tmp_path / "b" / "limiter" / "learner-000"
         assert int.from_bytes(path.read_bytes()[:8], "little") == 28
-
-
-def test_the_law_is_json(tmp_path):
-    create(tmp_path / "b", law()).close()
-    text = (tmp_path / "b" / "limiter" / "law.json").read_text()
-    assert json.loads(text) == {"law": [4.0, 10, 20.0], "base": 0}
 
 
 @pytest.mark.parametrize("name", ["limiter", "samplers"])

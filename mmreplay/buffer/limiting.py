@@ -15,13 +15,18 @@ Count = Callable[[], tuple[int, int]]
 
 
 class Limit(Protocol):
-    """One process's side of a limiter, bound to a buffer. Any thread may call."""
+    """One process's side of a limiter, bound to a buffer.
+
+    Threads: any may call, also while others wait; a wait holds nothing that another
+    call needs, and no caller holds a lock that the other side takes.
+    """
 
     def await_insert(self) -> None:
         """Return once a row may be written.
 
         Raises:
             StarvedError: Nobody draws, or not in time.
+            FailedError: It was closed, or no file can be opened.
         """
 
     def await_sample(self) -> None:
@@ -29,6 +34,7 @@ class Limit(Protocol):
 
         Raises:
             StarvedError: Nobody writes, or not in time.
+            FailedError: It was closed, or no file can be opened.
         """
 
     def count(self, count: int) -> None:

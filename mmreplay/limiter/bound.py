@@ -1,0 +1,312 @@
+"""One process's side of a law: its places, its counts and its waits."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import struct
+import threading
+import time
+import weakref
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from mmreplay import files
+from mmreplay.buffer.limiting import Count
+from mmreplay.errors import (
+    FailedError,
+    ForkedError,
+    FormatError,
+    SchemaError,
+    StarvedError,
+    system_error,
+)
+from mmreplay.files import File
+from mmreplay.format import strict_json
+from mmreplay.mounts import refuse_link
+from mmreplay.storage.pause import taken
+
+if TYPE_CHECKING:
+    from mmreplay.limiter.law import RateLimiter
+
+FOLDER = "limiter"
+LAW = "law.json"
+WRITER = "writer"
+LEARNERS = tuple(f"learner-{number:03d}" for number in range(256))
+COUNTED = struct.Struct("<QQ")
+MASK = (1 << 64) - 1
+HIGHEST = 1 << 62
+SHORTEST_S, LONGEST_S = 0.0005, 0.02
+
+Side = Literal["insert", "sample"]
+
+_bound: weakref.WeakSet[BoundLimit] = weakref.WeakSet()
+_binding = threading.Lock()
+# Threads that wait now, and for what: they cannot end a wait for the same.
+_waiting: dict[threading.Thread, tuple[Path, Side]] = {}
+
+
+class BoundLimit:
+    """See `Limit`."""
+
+    def __init__(self, limiter: RateLimiter, folder: Path, count: Count) -> None:
+        self._limiter = limiter
+        self._folder = folder
+        self._rows = count
+        self._pid = os.getpid()
+        # Never held while waiting. A signal's handler may close what it interrupts.
+        self._lock = threading.RLock()
+        self._closed = False
+        self._writer: File | None = None
+        self._learner: File | None = None
+        self._drawn = 0
+        # Counts stay where they are for good: each is opened once.
+        self._known: dict[str, File] = {}
+        self._callers: dict[Side, weakref.WeakSet[threading.Thread]]
+        self._callers = {"insert": weakref.WeakSet(), "sample": weakref.WeakSet()}
+        self._base = self._agree()
+        # By another path it is the same folder.
+        self._place = folder.resolve()
+        with _binding:
+            _bound.add(self)
+
+    def _agree(self) -> int:
+        """Rows that were written and gone before the law was; checks the law."""
+        path = self._folder / LAW
+        refuse_link(self._folder)
+        law = list(self._limiter.law)
+        if not path.exists():
+            written, alive = self._rows()
+            # JSON knows no infinity.
+            told = [None if each == math.inf else each for each in law]
+            text = json.dumps({"law": told, "base": written - alive}, allow_nan=False)
+            files.make_folder(self._folder, exist_ok=True)
+            files.replace_bytes(path, text.encode())
+        value = strict_json.parse(files.read_bytes(path, 4096), str(path))
+        said, base = value.get("law"), value.get("base")
+        if isinstance(said, list):
+            said = [math.inf if each is None else each for each in said]
+        if said != law:
+            raise SchemaError(
+                f"limiter: got (samples_per_insert, min_size, error_buffer) {law}, "
+                f"expected {said}, which {path} says; give equal ones everywhere, or "
+                f"remove {self._folder} while nobody uses it"
+            )
+        if type(base) is not int or base < 0:
+            raise FormatError(
+                f"{path}: got base {base!r}, expected an integer of at least 0; "
+                f"remove {self._folder} while nobody uses it"
+            )
+        return base
+
+    def await_insert(self) -> None:
+        """Return once a row may be written; see `Limit.await_insert`."""
+        self._enter("insert")
+        # What a learner that is not known yet drew lets more rows in, not fewer.
+        if not self._limiter.allows_insert(*self._now(look=False)):
+            self._wait("insert")
+
+    def await_sample(self) -> None:
+        """Return once an item may be drawn; see `Limit.await_sample`."""
+        self._enter("sample")
+        if not self._limiter.allows_sample(*self._now(look=True)):
+            self._wait("sample")
+
+    def count(self, count: int) -> None:
+        """Count items drawn; see `Limit.count`."""
+        with self._lock:
+            learner = self._seated()
+            self._drawn += count
+            learner.pwrite(COUNTED.pack(self._drawn, self._drawn ^ MASK), 0)
+
+    def _enter(self, side: Side) -> None:
+        """Take the side's place, for the process and for the thread."""
+        with self._lock:
+            if side == "sample":
+                self._seated()
+            else:
+                self._check()
+                if self._writer is None:
+                    self._writer = self._take(WRITER, 0)
+            self._callers[side].add(threading.current_thread())
+
+    def _check(self) -> None:
+        if os.getpid() != self._pid:
+            raise ForkedError(
+                f"this limiter was bound by pid {self._pid}, this is a forked child "
+                f"(pid {os.getpid()}), expected the parent; open the buffer here"
+            )
+        if self._closed:
+            raise FailedError(
+                f"{self._folder.parent} is closed, expected it open; let no thread "
+                "close the buffer while another one uses it, and open it again"
+            )
+
+    def _take(self, name: str, nbytes: int) -> File | None:
+        """Take the lock of a file, or nothing where somebody has it."""
+        path = self._folder / name
+        if not path.exists():
+            try:
+                File.create(path, nbytes).close()
+            except FailedError as error:
+                if error.errno != errno.EEXIST:
+                    raise
+        file = File.open(path, None, writable=True)
+        if taken(file):
+            return file
+        file.close()
+        return None
+
+    def _seated(self) -> File:
+        """Take the first free count, and go on from what it says."""
+        self._check()
+        if self._learner is not None:
+            return self._learner
+        for name in LEARNERS:
+            file = self._take(name, COUNTED.size)
+            if file is not None:
+                # Whoever made it may have been killed before it had its size.
+                if file.nbytes != COUNTED.size:
+                    file.resize(COUNTED.size)
+                self._drawn, self._learner = _read(file), file
+                return file
+        raise FailedError(
+            f"{self._folder} has {len(LEARNERS)} learners already, expected fewer; "
+            "close one"
+        )
+
+    def _learners(self) -> set[str]:
+        """Names of the counts that are there; others may lie beside them."""
+        try:
+            return set(LEARNERS).intersection(os.listdir(self._folder))
+        except OSError as error:
+            raise system_error("list", self._folder, error) from error
+
+    def _now(self, look: bool) -> tuple[int, int, int]:
+        """Rows written, items drawn, rows alive; look for new learners if told to."""
+        written, alive = self._rows()
+        with self._lock:
+            self._check()
+            if look or not self._known:
+                for name in self._learners() - self._known.keys():
+                    # One that is no count has drawn nothing.
+                    with suppress(FormatError):
+                        file = File.open(self._folder / name, COUNTED.size)
+                        self._known[name] = file
+            samples = sum(_read(file) for file in self._known.values())
+        return written - self._base, samples, alive
+
+    def _wait(self, side: Side) -> None:
+        me = threading.current_thread()
+        _waiting[me] = self._place, side
+        try:
+            self._wait_on(side)
+        finally:
+            _waiting.pop(me, None)
+
+    def _wait_on(self, side: Side) -> None:
+        limiter, began = self._limiter, time.monotonic()
+        allows = getattr(limiter, f"allows_{side}")
+        seen, since, pause = None, began, SHORTEST_S
+        while not allows(*(now := self._now(look=True))):
+            moment = time.monotonic()
+            if now != seen:
+                seen, since = now, moment
+            over = limiter.timeout is not None and moment - began >= limiter.timeout
+            alone = moment - since >= limiter.patience and not self._helped(side)
+            if over or alone:
+                break
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_S)
+            self._enter(side)
+        else:
+            return
+        if limiter.then == "raise":
+            raise self._starved(side, now, alone)
+
+    def _starved(
+        self, side: Side, now: tuple[int, int, int], alone: bool
+    ) -> StarvedError:
+        what = "a learner to draw" if side == "insert" else "the writer to add"
+        why = "it is alone" if alone else f"{self._limiter.timeout:g} s are over"
+        ratio, least, error = self._limiter.law
+        return StarvedError(
+            f"{self._folder.parent}: waited for {what}, but {why}: got {now[0]} rows "
+            f"written, {now[2]} of them alive, and {now[1]} items drawn, expected at "
+            f"least {least} alive and {ratio:g} items a row within {error:g}; start "
+            "the other side, or give another timeout, patience or then='go_on'"
+        )
+
+    def _helped(self, side: Side) -> bool:
+        """Whether another thread or process is there that could end a wait."""
+        with _binding:
+            ours = [each for each in _bound if each._place == self._place]
+        if any(each._may_help(side) for each in ours):
+            return True
+        names = {WRITER} if side == "sample" else self._learners()
+        return any(
+            self._taken_elsewhere(name)
+            for name in names - {name for each in ours for name in each.places}
+        )
+
+    def _may_help(self, side: Side) -> bool:
+        """Whether a thread lives that does the other side's, and does not wait too."""
+        callers = self._callers["insert" if side == "sample" else "sample"]
+        with self._lock:
+            alive = {each for each in callers if each.is_alive()}
+        alive.discard(threading.current_thread())
+        return any(_waiting.get(each) != (self._place, side) for each in alive)
+
+    def _taken_elsewhere(self, name: str) -> bool:
+        with suppress(FormatError):
+            file = File.open(self._folder / name, None)
+            try:
+                return not taken(file)
+            finally:
+                file.close()
+        return False
+
+    @property
+    def places(self) -> list[str]:
+        """Names of the files whose locks it holds."""
+        return [file.path.name for file in (self._writer, self._learner) if file]
+
+    def close(self) -> None:
+        """Give the places up; a second call does nothing."""
+        with self._lock:
+            self._closed = True
+            for file in (self._writer, self._learner, *self._known.values()):
+                if file is not None:
+                    file.close()
+            self._known = {}
+            self._writer = self._learner = None
+
+    def forget(self) -> None:
+        """Close in a forked child, where another thread's lock is held for good."""
+        self._lock = threading.RLock()
+        self.close()
+
+
+def _read(file: File) -> int:
+    """A count that its owner may be writing."""
+    for _ in range(1000):
+        count, check = COUNTED.unpack(file.pread(COUNTED.size, 0))
+        if count ^ check == MASK:
+            return int(count) if count < HIGHEST else 0
+        if not count and not check:
+            break
+    return 0
+
+
+def _forget_in_child() -> None:
+    global _binding
+    _binding = threading.Lock()
+    _waiting.clear()
+    for limit in list(_bound):
+        limit.forget()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

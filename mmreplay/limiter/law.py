@@ -1,0 +1,142 @@
+"""The law that a rate limiter holds writer and learners to."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from dataclasses import dataclass
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Literal, SupportsFloat, cast
+
+from mmreplay.buffer.limiting import Count
+from mmreplay.errors import SchemaError
+from mmreplay.limiter.bound import FOLDER, BoundLimit
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimiter:
+    """Samples per insert, a least size and an error buffer, as in Reverb.
+
+    Give equal ones to the writer's and the learners' `ReplayBuffer.create` or `open`.
+    A call of `add` or `sample` goes through when one more row or item may; it may then
+    pass the bounds by what it has more of than one. Rows are those of all
+    environments, final rows included; items are steps, or windows, of batches.
+
+    Attributes:
+        samples_per_insert: Items drawn per row written, in the long run.
+        min_size: Rows alive before the first item is drawn; writing is free until then.
+        error_buffer: How far r * inserts - samples may be from r * min_size, at least
+            ``max(1, samples_per_insert)``, or both sides could wait for each other;
+            ``float("inf")`` where min_size alone is to count.
+        timeout: Seconds that a call waits at most; None for as long as another process
+            or thread lives that could end the wait.
+        patience: Seconds that a call waits where none lives, and nothing is counted.
+        then: ``"raise"`` StarvedError when the wait is over, or ``"go_on"``.
+    """
+
+    samples_per_insert: float
+    min_size: int
+    error_buffer: float
+    timeout: float | None = None
+    patience: float = 10.0
+    then: Literal["raise", "go_on"] = "raise"
+
+    def __post_init__(self) -> None:
+        """Refuse what is no law, or would block both sides."""
+        ratio = _number(self.samples_per_insert)
+        if not 0 < ratio < math.inf:
+            raise SchemaError(
+                f"samples_per_insert: got {self.samples_per_insert!r}, expected a "
+                "number above 0; give the items drawn for each row written"
+            )
+        if not _number(self.min_size, Integral) >= 1:
+            raise SchemaError(
+                f"min_size: got {self.min_size!r}, expected an integer of at least 1; "
+                "give the rows to be there before the first draw"
+            )
+        if not _number(self.error_buffer) >= max(1.0, ratio):
+            raise SchemaError(
+                f"error_buffer: got {self.error_buffer!r}, expected a number of at "
+                f"least {max(1.0, ratio):g} (the larger of 1 and samples_per_insert), "
+                "or writer and learner could wait for each other; give a larger one, "
+                "or float('inf') for min_size alone"
+            )
+        if not (self.timeout is None or _number(self.timeout) >= 0):
+            raise SchemaError(
+                f"timeout: got {self.timeout!r}, expected seconds of at least 0, or "
+                "None; give the longest that a call may wait, or leave it out"
+            )
+        if not _number(self.patience) >= 0:
+            raise SchemaError(
+                f"patience: got {self.patience!r}, expected seconds of at least 0; "
+                "give how long a call may wait alone, or leave it out"
+            )
+        if self.then not in ("raise", "go_on"):
+            raise SchemaError(
+                f"then: got {self.then!r}, expected 'raise' or 'go_on'; name what "
+                "happens when a wait is over"
+            )
+
+    @property
+    def law(self) -> tuple[float, int, float]:
+        """What must be equal on both sides."""
+        return (
+            float(self.samples_per_insert), int(self.min_size),
+            float(self.error_buffer),
+        )  # fmt: skip
+
+    def allows_insert(self, inserts: int, samples: int, size: int) -> bool:
+        """Whether one more row may be written.
+
+        Args:
+            inserts: Rows written, all in all.
+            samples: Items drawn, all in all.
+            size: Steps alive.
+        """
+        if size < self.min_size:
+            return True
+        ratio, least, error = self.law
+        return ratio * (inserts + 1) - samples <= ratio * least + error
+
+    def allows_sample(self, inserts: int, samples: int, size: int) -> bool:
+        """Whether one more item may be drawn.
+
+        Args:
+            inserts: Rows written, all in all.
+            samples: Items drawn, all in all.
+            size: Steps alive.
+        """
+        if size < self.min_size:
+            return False
+        ratio, least, error = self.law
+        # Of a product that is infinite too the difference would be none.
+        return error == math.inf or (
+            ratio * inserts - (samples + 1) >= ratio * least - error
+        )
+
+    def bind(self, folder: Path | None, capacity: int, count: Count) -> BoundLimit:
+        """Apply it to a buffer; see `Limiter.bind`.
+
+        Raises:
+            SchemaError: The buffer is in RAM or too small, or others use another law.
+        """
+        if folder is None:
+            raise SchemaError(
+                "limiter: got one for a buffer in RAM, expected a folder, where "
+                "processes meet; create the buffer with a path"
+            )
+        if self.min_size > capacity:
+            raise SchemaError(
+                f"min_size: got {self.min_size} rows, expected at most {capacity}, "
+                "which the buffer can hold; give fewer, or a larger capacity"
+            )
+        return BoundLimit(self, folder / FOLDER, count)
+
+
+def _number(value: object, kind: type = Real) -> float:
+    """The number that it is; NaN where it is none of the kind."""
+    if isinstance(value, kind) and not isinstance(value, bool):
+        with suppress(OverflowError):
+            return float(cast("SupportsFloat", value))
+    return math.nan

@@ -1,0 +1,128 @@
+"""What lies in a limiter's folder, and a process that may open nothing more."""
+
+import errno
+import os
+import resource
+import signal
+from contextlib import contextmanager
+
+import pytest
+
+import mmreplay as mr
+from mmreplay import files
+from mmreplay.errors import FailedError
+from tests.limiter.making import add, child, create, law, reader, until_starved
+
+TOLD = r"cannot {} .*{}.*Too many open files \(errno 24\)"
+
+
+@contextmanager
+def no_descriptors():
+    """A time in which no file can be opened."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.open("/dev/null", os.O_RDONLY)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.fixture
+def refused(monkeypatch):
+    """Names that cannot be opened, for want of descriptors."""
+    names = set()
+
+    class Full(files.Disk):
+        def open(self, path, flags):
+            if path.name in names:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            return super().open(path, flags)
+
+    monkeypatch.setattr(files, "disk", Full())
+    return names
+
+
+def test_only_names_of_learners_are_opened(tmp_path):
+    limiter = law(error_buffer=1e6)
+    create(tmp_path / "b", limiter).close()
+    folder = tmp_path / "b" / "limiter"
+    strange = ["", "0", "0000", "256", "-01", "000.bak"]
+    for name in [*strange, *(f"x{number}" for number in range(300))]:
+        (folder / f"learner-{name}").write_bytes(bytes(16))
+    with mr.ReplayBuffer.open(tmp_path / "b", "r+", limiter=limiter) as buffer:
+        before = len(os.listdir("/proc/self/fd"))
+        add(buffer, 20)
+        buffer.sample(1)
+        # Its places as a writer and a learner, and the count that it reads.
+        assert len(os.listdir("/proc/self/fd")) <= before + 3
+
+
+@pytest.mark.parametrize("data", [b"", b"\7" * 5, b"\xff" * 8 + bytes(8), b"\1" * 4096])
+def test_a_count_that_is_none_is_made_anew(tmp_path, data):
+    create(tmp_path / "b", law()).close()
+    path = tmp_path / "b" / "limiter" / "learner-000"
+    path.write_bytes(data)
+    with mr.ReplayBuffer.open(tmp_path / "b", "r+", limiter=law()) as buffer:
+        assert until_starved(lambda: add(buffer)) == 15
+        assert until_starved(lambda: buffer.sample(1)) == 40
+    assert path.read_bytes()[:8] == (40).to_bytes(8, "little")
+    assert path.stat().st_size == 16
+
+
+def test_what_is_no_count_has_drawn_nothing(tmp_path):
+    with create(tmp_path / "b", law()) as buffer:
+        (tmp_path / "b" / "limiter" / "learner-007").mkdir()
+        (tmp_path / "b" / "limiter" / "learner-008").write_bytes(b"1")
+        (tmp_path / "b" / "limiter" / "learner-009").symlink_to("learner-000")
+        assert until_starved(lambda: add(buffer)) == 15
+        assert until_starved(lambda: buffer.sample(1)) == 40
+
+
+def test_too_few_descriptors_are_told_and_both_sides_go_on(tmp_path):
+    with create(tmp_path / "b", law()) as buffer:
+        told = TOLD.format("create", "writer")
+        with no_descriptors(), pytest.raises(FailedError, match=told):
+            add(buffer)
+        add(buffer, 12)
+        with no_descriptors():
+            with pytest.raises(FailedError, match=TOLD.format("list", "limiter")):
+                add(buffer)
+            with pytest.raises(FailedError, match=TOLD.format("create", "learner")):
+                buffer.sample(1)
+        assert until_starved(lambda: buffer.sample(1)) == 28
+        assert until_starved(lambda: add(buffer)) == 10
+
+
+def test_a_count_that_cannot_be_opened_is_not_taken_for_none(tmp_path, refused):
+    with create(tmp_path / "b", law()) as buffer, reader(tmp_path / "b", law()) as r:
+        add(buffer, 12)
+        r.sample(1)
+        refused.add("learner-000")
+        for call in (lambda: add(buffer), lambda: buffer.sample(1)):
+            with pytest.raises(FailedError, match=TOLD.format("open", "learner-000")):
+                call()
+        refused.clear()
+        buffer.sample(1)
+
+
+@pytest.mark.crash
+def test_a_place_that_cannot_be_opened_is_not_taken_for_free(tmp_path, refused):
+    create(tmp_path / "b", law()).close()
+    told, tell = os.pipe()
+
+    def live():
+        with mr.ReplayBuffer.open(tmp_path / "b", "r+", limiter=law()) as buffer:
+            add(buffer)
+            os.write(tell, b".")
+            signal.pause()
+
+    pid = child(live)
+    assert os.read(told, 1) == b"."
+    with reader(tmp_path / "b", law(patience=0)) as buffer:
+        refused.add("writer")
+        with pytest.raises(FailedError, match=TOLD.format("open", "writer")):
+            buffer.sample(1)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)

@@ -1,0 +1,112 @@
+"""A law that is none is refused, and one without an upper bound holds."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay.errors import FailedError, FormatError, SchemaError
+from tests.limiter.making import add, create, law, reader, until_starved
+
+NAN = math.nan
+RATIO = "expected a number above 0; give the items drawn for each row written"
+LEAST = "expected an integer of at least 1; give the rows to be there before the first"
+ERROR = r"expected a number of at least 4 .*larger one, or float\('inf'\) for min_size"
+TIMEOUT = "expected seconds of at least 0, or None; give the longest .* leave it out"
+PATIENCE = "expected seconds of at least 0; give how long a call .* leave it out"
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "told"),
+    [
+        (
+            "samples_per_insert",
+            [0, -1.0, NAN, math.inf, "a", None, True, 10**400],
+            RATIO,
+        ),
+        ("min_size", [0, -1, 1.5, 10.0, NAN, math.inf, "a", None, True], LEAST),
+        ("error_buffer", [3.9, -math.inf, NAN, "a", None, True, 10**400], ERROR),
+        ("timeout", [-1.0, NAN, "x", False, [1.0]], TIMEOUT),
+        ("patience", [-5, NAN, "x", None, True], PATIENCE),
+        ("then", ["wait", None], "expected 'raise' or 'go_on'; name what happens"),
+    ],
+)
+def test_what_is_no_law_is_refused(name, values, told):
+    for value in values:
+        with pytest.raises(SchemaError, match=f"^{name}: got .*, {told}"):
+            law(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["timeout", "patience"])
+@pytest.mark.parametrize("value", [0, 0.0, 1e9, math.inf, np.float32(2)])
+def test_any_time_is_legal(name, value):
+    assert getattr(law(**{name: value}), name) == value
+
+
+def test_numbers_of_numpy_are_those_of_python(tmp_path):
+    numbers = {"samples_per_insert": np.float32(4), "error_buffer": np.float64(20)}
+    create(tmp_path / "b", law(min_size=np.int64(10), **numbers)).close()
+    reader(tmp_path / "b", law()).close()
+
+
+@pytest.mark.parametrize(
+    ("error", "written"), [(20.0, 20.0), (20, 20.0), (math.inf, None)]
+)
+def test_the_law_is_json(tmp_path, error, written):
+    create(tmp_path / "b", law(error_buffer=error)).close()
+    text = (tmp_path / "b" / "limiter" / "law.json").read_text()
+    assert json.loads(text) == {"law": [4.0, 10, written], "base": 0}
+    assert mr.verify_buffer(tmp_path / "b").findings == ()
+
+
+def test_without_an_error_the_least_size_alone_counts(tmp_path):
+    limiter = law(error_buffer=math.inf)
+    with create(tmp_path / "b", limiter) as buffer:
+        add(buffer, 9)
+        told = r"got 9 rows written, 9 of them alive, and 0 items drawn, expected at "
+        told += r"least 10 alive and 4 items a row within inf; start the other side"
+        assert until_starved(lambda: buffer.sample(1), told) == 0
+        add(buffer, 991)
+        for _ in range(1000):
+            buffer.sample(16)
+    with reader(tmp_path / "b", limiter) as buffer:
+        buffer.sample(16)
+    with pytest.raises(SchemaError, match=r"got .*20.0\], expected \[4.0, 10, inf\]"):
+        reader(tmp_path / "b", law())
+
+
+def test_no_product_is_too_large_to_draw():
+    limiter = mr.RateLimiter(1e308, 1000, math.inf)
+    assert limiter.allows_insert(1000, 0, 1000)
+    assert limiter.allows_sample(1000, 10**9, 1000)
+
+
+def test_a_refused_law_leaves_no_folder(tmp_path):
+    create(tmp_path / "b", None).close()
+    with pytest.raises(SchemaError, match=r"min_size: got 101 rows.*at most 100"):
+        reader(tmp_path / "b", law(min_size=101))
+    assert not (tmp_path / "b" / "limiter").exists()
+
+
+def test_a_law_that_could_not_be_written_is_written_by_the_next(tmp_path, monkeypatch):
+    create(tmp_path / "b", None).close()
+
+    def fail(*_):
+        raise FailedError("no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("mmreplay.files.replace_bytes", fail)
+        with pytest.raises(FailedError, match="no"):
+            reader(tmp_path / "b", law())
+    reader(tmp_path / "b", law(min_size=20)).close()
+
+
+@pytest.mark.parametrize("base", [True, -1, 1.5, None, "1"])
+def test_a_base_that_is_no_count_is_refused(tmp_path, base):
+    create(tmp_path / "b", law()).close()
+    value = {"law": [4.0, 10, 20.0], "base": base}
+    (tmp_path / "b" / "limiter" / "law.json").write_text(json.dumps(value))
+    with pytest.raises(FormatError, match=r"got base .*, expected an integer"):
+        reader(tmp_path / "b", law())

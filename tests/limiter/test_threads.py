@@ -1,0 +1,228 @@
+"""Threads of one process that write and draw wait for each other, not for ever."""
+
+import os
+import signal
+import threading
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+import mmreplay as mr
+from mmreplay.errors import FailedError, StarvedError
+from mmreplay.limiter.bound import BoundLimit
+from tests.limiter.making import add, child, create, law, reader, until_starved
+
+# Never reached but where a test fails: none waits for a clock.
+LONG_S = 60.0
+
+
+class Thread:
+    """Work in a thread of its own, begun at once, and what came of it."""
+
+    def __init__(self, work):
+        self._work = work
+        self._error = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self):
+        try:
+            self._work()
+        except BaseException as error:
+            self._error = error
+
+    def end(self):
+        """Wait until it is done."""
+        self._thread.join(LONG_S)
+        assert not self._thread.is_alive()
+        if self._error is not None:
+            raise self._error
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Set once a thread that has no patience left asked whether it is alone."""
+    event, helped = threading.Event(), BoundLimit._helped
+
+    def tell(limit, side):
+        found = helped(limit, side)
+        event.set()
+        return found
+
+    monkeypatch.setattr(BoundLimit, "_helped", tell)
+    return event
+
+
+@contextmanager
+def idle_learner(path):
+    """Another process that drew once and does no more."""
+    told, tell = os.pipe()
+
+    def live():
+        with reader(path, law()) as buffer:
+            buffer.limit.count(0)
+            os.write(tell, b".")
+            signal.pause()
+
+    pid = child(live)
+    assert os.read(told, 1) == b"."
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(told)
+        os.close(tell)
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("first", ["writer", "learner"])
+@pytest.mark.parametrize("company", [False, True])
+def test_a_writer_and_a_learner_share_one_buffer(tmp_path, first, company):
+    with ExitStack() as stack:
+        buffer = stack.enter_context(create(tmp_path / "b", law(patience=LONG_S)))
+        if company:
+            stack.enter_context(idle_learner(tmp_path / "b"))
+        # 4 * 200 - 20 items may be drawn, of which the last row needs 4 * 200 - 60.
+        work = {
+            "writer": lambda: add(buffer, 200),
+            "learner": lambda: [buffer.sample(1) for _ in range(760)],
+        }
+        threads = [Thread(work.pop(first)), *map(Thread, work.values())]
+        for thread in threads:
+            thread.end()
+        assert buffer.heads.tolist() == [200]
+
+
+@pytest.mark.crash
+def test_many_threads_share_one_buffer(tmp_path):
+    with create(tmp_path / "b", law(patience=LONG_S)) as buffer:
+        lock = threading.Lock()
+
+        def write():
+            for _ in range(50):
+                with lock:
+                    add(buffer)
+
+        def learn():
+            for _ in range(190):
+                buffer.sample(1)
+
+        threads = [Thread(work) for work in (write, learn) * 4]
+        for thread in threads:
+            thread.end()
+        path = tmp_path / "b" / "limiter" / "learner-000"
+        assert int.from_bytes(path.read_bytes()[:8], "little") == 760
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_loader_draws_from_the_writers_process(tmp_path, own):
+    pytest.importorskip("torch")
+    limiter = law(patience=LONG_S)
+    with create(tmp_path / "b", limiter) as buffer, ExitStack() as stack:
+        read = buffer
+        if not own:
+            read = stack.enter_context(reader(tmp_path / "b", limiter))
+        writer = Thread(lambda: add(buffer, 200))
+        with mr.ReplayLoader(read, batch_size=1) as loader:
+            for _ in range(760):
+                next(loader)
+        writer.end()
+
+
+def test_a_thread_that_may_draw_keeps_a_writer_waiting(tmp_path, asked):
+    with create(tmp_path / "b", law(patience=0)) as buffer:
+        add(buffer, 15)
+        drawn = threading.Event()
+
+        def learn():
+            buffer.sample(1)
+            drawn.set()
+            # As one that learns for longer than anybody's patience.
+            assert asked.wait(LONG_S)
+            for _ in range(8):
+                buffer.sample(1)
+
+        learner = Thread(learn)
+        assert drawn.wait(LONG_S)
+        add(buffer, 2)
+        learner.end()
+        assert len(buffer) == 17
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_thread_that_may_write_keeps_a_learner_waiting(tmp_path, asked, own):
+    with create(tmp_path / "b", law(patience=0)) as buffer, ExitStack() as stack:
+        read = buffer
+        if not own:
+            # By another path it is the same buffer.
+            (tmp_path / "link").symlink_to(tmp_path / "b")
+            read = stack.enter_context(reader(tmp_path / "link", law(patience=0)))
+        add(buffer, 5)
+        learner = Thread(lambda: read.sample(1))
+        assert asked.wait(LONG_S)
+        add(buffer, 5)
+        learner.end()
+
+
+def test_a_thread_that_ended_helps_nobody(tmp_path):
+    with create(tmp_path / "b", law(patience=0)) as buffer:
+        Thread(lambda: add(buffer, 10)).end()
+        Thread(lambda: buffer.sample(1)).end()
+        # 4 * inserts <= 4 * 10 + 20 + 1, 4 * 15 - samples >= 20.
+        assert until_starved(lambda: add(buffer), "it is alone") == 5
+        Thread(lambda: add(buffer, 0)).end()
+        assert until_starved(lambda: buffer.sample(1), "it is alone") == 39
+
+
+def test_threads_that_all_wait_for_the_same_are_alone(tmp_path, asked):
+    with create(tmp_path / "b", law(patience=0)) as buffer:
+        add(buffer, 10)
+        buffer.sample(1)
+
+        def both():
+            buffer.sample(1)
+            # 4 * inserts <= 4 * 10 + 20 + 2; the thread before it may draw.
+            add(buffer, 6)
+
+        other = Thread(both)
+        assert asked.wait(LONG_S)
+        assert until_starved(lambda: add(buffer), "it is alone") == 0
+        for _ in range(8):
+            buffer.sample(1)
+        other.end()
+
+
+def test_a_thread_alone_is_told_so(tmp_path):
+    with create(tmp_path / "b", law(patience=0)) as buffer:
+        assert until_starved(lambda: buffer.sample(1), "it is alone") == 0
+        assert until_starved(lambda: add(buffer), "it is alone") == 15
+        assert until_starved(lambda: buffer.sample(1), "it is alone") == 40
+
+
+@pytest.mark.crash
+def test_another_learner_does_not_help_a_learner(tmp_path):
+    create(tmp_path / "b", law()).close()
+    with idle_learner(tmp_path / "b"), reader(tmp_path / "b", law()) as buffer:
+        assert until_starved(lambda: buffer.sample(1), "it is alone") == 0
+
+
+def test_to_close_ends_the_waits_of_other_threads(tmp_path, asked):
+    with create(tmp_path / "b", law(patience=0)) as buffer:
+        add(buffer, 5)
+        limit = buffer.limit
+        learner = Thread(lambda: buffer.sample(1))
+        assert asked.wait(LONG_S)
+    with pytest.raises(FailedError, match="is closed, expected it open"):
+        learner.end()
+    with pytest.raises(FailedError, match=r"b is closed, .*let no thread close"):
+        limit.count(1)
+
+
+def test_a_wait_that_is_over_is_no_wait_any_more(tmp_path):
+    with create(tmp_path / "b", law(timeout=0, patience=LONG_S)) as buffer:
+        for _ in range(2):
+            with pytest.raises(StarvedError, match="0 s are over"):
+                buffer.sample(1)
+        add(buffer, 10)
+        buffer.sample(1)
