@@ -40,10 +40,20 @@ StrPath = str | os.PathLike[str]
 
 
 def absolute(path: StrPath) -> Path:
-    """The path whatever the working folder becomes; links, and URLs, are left."""
+    """The path whatever the working folder becomes; links, and URLs, are left.
+
+    Raises:
+        FormatError: It starts from a working folder that was removed.
+    """
     if url_of(os.fspath(path)) is not None:
         return Path(path)
-    return Path(os.path.abspath(path))
+    try:
+        return Path(os.path.abspath(path))
+    except FileNotFoundError as error:
+        raise FormatError(
+            f"{os.fspath(path)} starts from the working folder, which was removed, "
+            "expected one that is there; cd to another, or give a whole path"
+        ) from error
 
 
 @dataclass(slots=True)
@@ -213,16 +223,14 @@ def make_place(path: Path, otherwise: str = "choose another, or remove it") -> N
         path: The folder.
         otherwise: The way out where a buffer is there already.
     """
+    # By os.path, to which a folder that may not be passed through is no error yet.
     for place in (path, *path.parents):
-        if place.exists() and not place.is_dir():
-            raise FormatError(
-                f"{place} is a file, expected a folder to create; choose another path"
-            )
-    if (path / metadata_file.FILE_NAME).exists():
+        _refuse_no_folder(place)
+    if os.path.exists(path / metadata_file.FILE_NAME):
         raise FormatError(
             f"{path} already holds a buffer, expected a new path; {otherwise}"
         )
-    if path.is_dir():
+    if os.path.isdir(path):
         half = (path / recovery.HALF).exists()
         strangers = [
             name
@@ -237,13 +245,27 @@ def make_place(path: Path, otherwise: str = "choose another, or remove it") -> N
         # Made by a creation that was killed, perhaps, before it could sync this.
         files.sync_entry(path)
         return
-    standing = next(place for place in path.absolute().parents if place.exists())
+    standing = next(p for p in absolute(path).parents if os.path.exists(p))
     # Likewise a folder on the way, in which nothing was made yet.
     if os.access(standing, os.R_OK) and not files.names(standing):
         files.sync_entry(standing)
     for parent in [*reversed(path.parents), path]:
-        if not parent.exists():
+        if not os.path.exists(parent):
             files.make_folder(parent, exist_ok=True)
+
+
+def _refuse_no_folder(place: Path) -> None:
+    """Refuse a place where no folder can be made."""
+    if os.path.isdir(place) or not os.path.lexists(place):
+        return
+    if os.path.exists(place):
+        raise FormatError(
+            f"{place} is a file, expected a folder to create; choose another path"
+        )
+    raise FormatError(
+        f"{place} is a link to {os.readlink(place)!r}, which is not there, expected a "
+        "folder to create; make that one, remove the link, or choose another path"
+    )
 
 
 def open_reader(path: Path, policy: ReadPolicy = POLICY) -> Parts:

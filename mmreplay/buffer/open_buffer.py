@@ -345,7 +345,7 @@ class OpenBuffer(Generations):
         Raises:
             FormatError: The path holds something already.
             LockedError: Another snapshot pauses the writer, or fills the path.
-            FailedError: The buffer is closed, in RAM, or in Zarr shards.
+            FailedError: It is closed, in RAM, or rows were cut after a failed sync.
             FullError: No space is left.
         """
         self._read()

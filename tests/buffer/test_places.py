@@ -2,12 +2,14 @@
 
 import ctypes
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 
 import mmreplay as mr
+from mmreplay.errors import FormatError
 from tests.buffer.support import schema
 from tools.torture.disks import WatchedDisk, using
 
@@ -29,6 +31,13 @@ def be_like_others():
         libc.prctl(PR_CAPBSET_DROP, capability)
 
 
+def created(path, code):
+    return subprocess.run(
+        [sys.executable, "-c", code, str(path)],
+        capture_output=True, text=True, check=False, preexec_fn=be_like_others,
+    )  # fmt: skip
+
+
 @pytest.fixture
 def hidden(tmp_path):
     """A folder that may be passed through and written in, and not listed."""
@@ -41,10 +50,7 @@ def hidden(tmp_path):
 
 @pytest.mark.parametrize("place", ["mine", "mine/sub", "new", "new/sub"])
 def test_a_buffer_is_made_below_a_folder_that_may_not_be_listed(hidden, place):
-    done = subprocess.run(
-        [sys.executable, "-c", CREATE, str(hidden / place)],
-        capture_output=True, text=True, check=False, preexec_fn=be_like_others,
-    )  # fmt: skip
+    done = created(hidden / place, CREATE)
     assert (done.returncode, done.stderr) == (0, "")
     with mr.ReplayBuffer.open(hidden / place) as buffer:
         assert len(buffer) == 1
@@ -63,3 +69,47 @@ def test_the_entry_is_synced_wherever_the_parent_can_be_read(tmp_path, exists):
     with using(Watching()) as disk:
         mr.ReplayBuffer.create(tmp_path / "b", schema(), 5).close()
     assert str(tmp_path) in disk.synced
+
+
+CALLS = {
+    "create": lambda path: mr.ReplayBuffer.create(path, schema(), 5),
+    "read": mr.ReplayBuffer.open,
+    "write": lambda path: mr.ReplayBuffer.open(path, "r+"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_path_from_a_working_folder_that_was_removed(tmp_path, monkeypatch, name):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    told = "^x starts from the working folder, which was removed, expected .*; cd to"
+    with pytest.raises(FormatError, match=told):
+        CALLS[name]("x")
+
+
+@pytest.mark.parametrize("inner", ["", "a/b"])
+def test_a_link_to_nothing_is_no_place_for_a_buffer(tmp_path, inner):
+    link = tmp_path / "link"
+    link.symlink_to("moved-away")
+    told = r"link is a link to 'moved-away', which is not there, expected a folder to"
+    with pytest.raises(FormatError, match=told):
+        mr.ReplayBuffer.create(link / inner, schema(), 5)
+    (tmp_path / "moved-away").mkdir()
+    mr.ReplayBuffer.create(link / inner, schema(), 5).close()
+    assert (tmp_path / "moved-away" / inner / "metadata.json").exists()
+
+
+def test_a_link_that_leads_to_itself_is_no_place_either(tmp_path):
+    (tmp_path / "round").symlink_to("round")
+    with pytest.raises(FormatError, match=r"round is a link to 'round', which is not"):
+        mr.ReplayBuffer.create(tmp_path / "round", schema(), 5)
+
+
+def test_a_folder_that_may_not_be_passed_through_is_told(hidden):
+    hidden.chmod(0o600)
+    done = created(hidden / "mine" / "new", CREATE)
+    told = r"FailedError: cannot make folder .*Permission denied .* choose another path"
+    assert re.search(told, done.stderr), done.stderr
+    hidden.chmod(0o755)
+    assert list((hidden / "mine").iterdir()) == []
