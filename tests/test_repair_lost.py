@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.errors import CorruptError, FormatError
+from mmreplay.errors import OR_REPAIR, CorruptError, FormatError
 from mmreplay.format.metadata import load
+from mmreplay.repairing import lenient, mending
 from mmreplay.storage.zarr import ZarrStore
 from mmreplay.verify import verify_buffer
 from mmreplay.verify.sums import SumCheck
@@ -20,7 +21,15 @@ KINDS = [
     for engine in ("memmap", "zarr")
     for layout in ("env_major", "time_major")
 ]
-NAMES = ["COMMIT", "sums.bin", "flags.bin", "records.bin", "f000.bin", "f001.bin"]
+NAMES = [
+    "COMMIT",
+    "sums.bin",
+    "flags.bin",
+    "records.bin",
+    "f000.bin",
+    "f001.bin",
+    "places.bin",
+]
 FIRST, HEAD = 59, 123
 
 
@@ -78,11 +87,9 @@ def test_a_file_that_is_missing_is_as_one_that_is_empty(
         mr.repair(each, keep_unproven=keep_unproven) for each in (gone, empty)
     )
     assert (one.rows, one.cuts) == (other.rows, other.cuts)
-    told = "what is in a file of a wrong size: "
-    assert f"{told}{name} is missing" in one.restored
-    assert any(
-        fact.startswith(f"{told}{name} has 0 bytes of") for fact in other.restored
-    )
+    assert f"what other files hold: {name} is missing" in one.restored
+    told = f"what is in a file of a wrong size: {name} has 0 bytes of"
+    assert any(fact.startswith(told) for fact in other.restored)
     if name == "COMMIT":
         assert "heads, from the checksums of whole blocks" in one.restored
         assert verify_buffer(one.target).findings == ()
@@ -94,6 +101,12 @@ def test_a_file_that_is_missing_is_as_one_that_is_empty(
         )
     if name == "flags.bin":
         assert one.rows == 0
+    if name == "places.bin":
+        # Where each row is, is found by the shards, and proven by a checksum alone:
+        # the oldest block, overwritten in part, and the newest have none.
+        assert {cut.why for cut in one.cuts} == {"missing"}
+        assert {cut.stop for cut in one.cuts} <= {FIRST + 1, HEAD}
+        assert one.cut_rows <= 4 * load(damaged).ring.block_rows
 
 
 @pytest.mark.parametrize("name", NAMES[:4])
@@ -206,16 +219,28 @@ def test_zeros_that_are_the_checksum_of_their_block_prove_it(tmp_path, monkeypat
     assert mr.repair(path).cuts == ()
 
 
-@pytest.mark.parametrize("name", ["places.bin", "COMMIT"])
-def test_who_repairs_is_not_told_to_repair(tmp_path, name):
-    path = tmp_path / "b"
-    schema = mr.Schema({"number": mr.Field((), "int64")})
-    with mr.ReplayBuffer.create(path, schema, 64, engine="zarr") as buffer:
-        buffer.extend(number=np.arange(100))
-    os.truncate(path / DATA / name, 1)
-    if name == "COMMIT":
-        sums = path / DATA / "sums.bin"
-        sums.write_bytes(bytes(sums.stat().st_size))
-    with pytest.raises(CorruptError, match=r"copy$") as caught:
-        mr.repair(path)
+def test_who_repairs_is_not_told_to_repair(damaged, monkeypatch):
+    os.truncate(damaged / DATA / "COMMIT", 1)
+    os.truncate(damaged / DATA / "sums.bin", 0)
+    with pytest.raises(CorruptError, match=r"expected one of both; .*copy$") as caught:
+        mr.repair(damaged)
     assert "mmreplay repair" not in str(caught.value)
+    told = f"it is damaged: restore it from a copy{OR_REPAIR}"
+
+    def refuse(*_):
+        raise CorruptError(told)
+
+    monkeypatch.setattr(mending, "gather", refuse)
+    with pytest.raises(CorruptError, match=r"restore it from a copy$"):
+        mr.repair(damaged)
+
+
+def test_more_places_than_can_be_looked_for_are_refused(damaged, monkeypatch):
+    if not (damaged / DATA / "places.bin").exists():
+        pytest.skip("only compressed buffers have places")
+    monkeypatch.setattr(lenient, "MAX_GUESSED", 1)
+    (damaged / DATA / "places.bin").unlink()
+    with pytest.raises(
+        CorruptError, match=r"places\.bin has 0 bytes, expected .*copy$"
+    ):
+        mr.repair(damaged)

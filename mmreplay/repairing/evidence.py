@@ -20,11 +20,13 @@ from mmreplay.files import File
 from mmreplay.format import commit
 from mmreplay.format import metadata as metadata_file
 from mmreplay.format.metadata import Metadata
-from mmreplay.repairing.lenient import open_files, open_store
+from mmreplay.repairing.lenient import open_files, open_store, place_nbytes
 from mmreplay.storage.engines import ON_DISK
 from mmreplay.storage.ledger import FILE_NAME as COMMIT
 from mmreplay.storage.memmap import SUM_DTYPE, file_sizes
 from mmreplay.storage.placement import SUMS, place
+from mmreplay.storage.places import DTYPE as PLACE_DTYPE
+from mmreplay.storage.places import FILE_NAME as PLACES
 from mmreplay.verify.sealed import SealedSumCheck
 from mmreplay.verify.slots import CommitFile
 from mmreplay.verify.sums import Stripe, SumCheck, lost, stripes
@@ -84,6 +86,12 @@ class Evidence:
         """Whole rows that each data file holds, by name."""
         nbytes = row_sizes(self.metadata)
         return {name: self.opened[name].nbytes // nbytes[name] for name in nbytes}
+
+    def placed(self) -> int:
+        """Rows of a compressed buffer of which it is known whether a shard has them."""
+        found, nbytes = self.opened[PLACES].nbytes, place_nbytes(self.metadata)
+        width = PLACE_DTYPE.itemsize
+        return self.metadata.ring.num_rows // (nbytes // width) * (found // width)
 
     def close(self) -> None:
         """Give the files back."""
@@ -146,6 +154,8 @@ def gather(folder: Path, like: Path | None) -> Evidence:
         )
     sizes = file_sizes(metadata.ring, metadata.schema, place(metadata.schema))
     sizes[COMMIT] = commit.NUM_SLOTS * commit.slot_nbytes(metadata.ring.num_envs)
+    if metadata.engine == "zarr":
+        sizes[PLACES] = place_nbytes(metadata)
     opened = open_files(folder / metadata.folder, sizes, restored)
     try:
         found = _settled(folder, metadata, opened[COMMIT])

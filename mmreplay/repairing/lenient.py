@@ -5,16 +5,22 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
+
 from mmreplay import files
 from mmreplay.errors import CorruptError
 from mmreplay.files import File
 from mmreplay.format.metadata import Metadata
 from mmreplay.storage.memmap import POLICY, MemmapStore, file_sizes
 from mmreplay.storage.placement import FLAGS, place
-from mmreplay.storage.places import Places
+from mmreplay.storage.places import DTYPE, Places
+from mmreplay.storage.places import FILE_NAME as PLACES
 from mmreplay.storage.policy import ReadPolicy
 from mmreplay.storage.zarr import ZarrStore
+from mmreplay.storage.zarr_group import FOLDER, arrays_of, shard_name
 
+MAX_GUESSED = 1 << 20
+"""Places for which shards are looked for; metadata may speak of any number."""
 SHORT = ReadPolicy("pread", "never")
 """A read that ends too early is an error, a look beyond a mapping's end a SIGBUS."""
 
@@ -38,8 +44,9 @@ def open_files(
             file, told = _open(folder / name)
             opened[name] = file
             if restored is not None and (told or file.nbytes != nbytes):
-                told = told or f"{name} has {file.nbytes} bytes of {nbytes}"
-                restored.append(f"what is in a file of a wrong size: {told}")
+                wrong = f"{name} has {file.nbytes} bytes of {nbytes}"
+                told = told or f"what is in a file of a wrong size: {wrong}"
+                restored.append(told)
             file.nbytes = min(file.nbytes, nbytes)
     except BaseException:
         for file in opened.values():
@@ -55,14 +62,16 @@ def _open(path: Path) -> tuple[File, str]:
     except CorruptError:
         # Every read of what stands in for it ends before the first byte.
         empty = files.disk.open(Path(os.devnull), os.O_RDONLY)
-        return File(path, empty, 0, writable=False), f"{path.name} is missing"
+        return File(
+            path, empty, 0, writable=False
+        ), f"what other files hold: {path.name} is missing"
 
 
 def open_store(folder: Path, metadata: Metadata) -> ZarrStore:
     """Open a compressed buffer's rows; those of a short file are a `CorruptError`.
 
     Raises:
-        CorruptError: What says which rows are in shards is damaged.
+        CorruptError: What says which rows are in shards is lost, and of too many.
     """
     ring, schema = metadata.ring, metadata.schema
     placement, maps = place(schema), POLICY.maps(folder)
@@ -73,7 +82,7 @@ def open_store(folder: Path, metadata: Metadata) -> ZarrStore:
         tail = MemmapStore(ring, schema, placement, opened, SHORT)
         # Shards are mapped as ever, rather than read whole.
         tail.maps = maps
-        places = Places.open(folder, _places(metadata), writable=False, mapped=maps)
+        places = _open_places(folder, metadata, maps)
         return ZarrStore(folder, metadata, tail, places, SHORT)
     except BaseException:
         for file in opened.values():
@@ -81,8 +90,42 @@ def open_store(folder: Path, metadata: Metadata) -> ZarrStore:
         raise
 
 
-def _places(metadata: Metadata) -> int:
+def place_nbytes(metadata: Metadata) -> int:
+    """Bytes of the file that says which rows of a compressed buffer are in shards."""
     ring, sharding = metadata.ring, metadata.sharding
     assert sharding is not None
     wide = ring.num_envs if ring.layout == "time_major" else 1
-    return ring.num_rows // (sharding.shard_rows * wide)
+    return ring.num_rows // (sharding.shard_rows * wide) * DTYPE.itemsize
+
+
+def _open_places(folder: Path, metadata: Metadata, mapped: bool) -> Places:
+    """What that file says; where it ends before, rows are where a shard is for them."""
+    nbytes = place_nbytes(metadata)
+    [file] = open_files(folder, {PLACES: nbytes}).values()
+    if file.nbytes == nbytes:
+        return Places(file, mapped)
+    try:
+        known = np.frombuffer(file.pread(file.nbytes // 4 * 4, 0), DTYPE)
+    finally:
+        file.close()
+    count = nbytes // DTYPE.itemsize
+    if count > MAX_GUESSED:
+        raise CorruptError(
+            f"{file.path} has {file.nbytes} bytes, expected {nbytes}, or at most "
+            f"{MAX_GUESSED} places to look for; restore it from a copy"
+        )
+    guessed = [_sealed(folder, metadata, each) for each in range(len(known), count)]
+    numbers = np.concatenate([known, np.array(guessed, DTYPE)])
+    made = File(file.path, os.memfd_create(PLACES), 0, writable=True)
+    made.resize(nbytes)
+    made.pwrite(numbers.tobytes(), 0)
+    return Places(made, mapped=True)
+
+
+def _sealed(folder: Path, metadata: Metadata, number: int) -> bool:
+    """Whether there is a shard of every field for a place."""
+    names = (
+        shard_name(array, metadata.ring, number)
+        for array in arrays_of(metadata).values()
+    )
+    return all((folder / FOLDER / name).is_file() for name in names)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -12,11 +12,13 @@ from mmreplay.repairing.evidence import Evidence
 from mmreplay.repairing.kept import Kept
 from mmreplay.repairing.lenient import open_store
 from mmreplay.repairing.pieces import Progress, pieces
+from mmreplay.ring import Ring
 from mmreplay.storage.placement import FLAGS, place
 from mmreplay.storage.zarr import ZarrStore
 from mmreplay.verify.sealed import unreadable as torn
 
 Array = NDArray[np.int64]
+Stretch = tuple[int, int, str]
 CHUNK_ROWS = 1024
 LOOK_ROWS = 1 << 16
 
@@ -32,7 +34,7 @@ def opened(evidence: Evidence) -> Iterator[ZarrStore]:
         store.close()
 
 
-def unreadable(evidence: Evidence, env_id: int) -> list[tuple[int, int, str]]:
+def unreadable(evidence: Evidence, env_id: int) -> list[Stretch]:
     """Stretches of rows that are not there, or cannot be read and have no checksum."""
     size = evidence.metadata.ring.block_rows
     first, head = int(evidence.firsts[env_id]), int(evidence.heads[env_id])
@@ -41,25 +43,41 @@ def unreadable(evidence: Evidence, env_id: int) -> list[tuple[int, int, str]]:
     with opened(evidence) as store:
         found = list(_absent(evidence, store, env_id))
         for low, high in ((first, -(-begin // size) * size), (end, head)):
-            for at, stop, _ in torn(store, env_id, low, min(high, head)):
+            span = range(low, min(high, head))
+            found += _unplaced(evidence, env_id, span)
+            for at, stop, _ in torn(store, env_id, span.start, span.stop):
                 found.append((at, stop, "missing"))
     return found
 
 
-def _absent(
-    evidence: Evidence, store: ZarrStore, env_id: int
-) -> Iterator[tuple[int, int, str]]:
+def _absent(evidence: Evidence, store: ZarrStore, env_id: int) -> Iterator[Stretch]:
     """Stretches of rows whose files, of the tail where they are in it, end before."""
-    ring, mutable = store.ring, _mutable(store)
     held = evidence.held()
     raw = min(held.values())
-    always = min(held[name] for name in (FLAGS, *mutable))
-    first, head = int(evidence.firsts[env_id]), int(evidence.heads[env_id])
-    for low in range(first, head if raw < ring.num_rows else first, LOOK_ROWS):
-        positions = np.arange(low, min(low + LOOK_ROWS, head))
-        rows = ring.rows(np.full(len(positions), env_id), positions)
-        gone = (rows >= always) | ((rows >= raw) & ~store.sealed(rows))
-        edges = np.flatnonzero(np.diff(gone, prepend=False, append=False)) + low
+    always = min(held[name] for name in (FLAGS, *_mutable(store)))
+    if raw < store.ring.num_rows:
+        span = range(int(evidence.firsts[env_id]), int(evidence.heads[env_id]))
+        yield from _stretches(
+            store.ring, env_id, span,
+            lambda rows: (rows >= always) | ((rows >= raw) & ~store.sealed(rows)),
+        )  # fmt: skip
+
+
+def _unplaced(evidence: Evidence, env_id: int, span: range) -> Iterator[Stretch]:
+    """Stretches of rows that may be elsewhere, where no checksum would tell."""
+    ring, placed = evidence.metadata.ring, evidence.placed()
+    if placed < ring.num_rows:
+        yield from _stretches(ring, env_id, span, lambda rows: rows >= placed)
+
+
+def _stretches(
+    ring: Ring, env_id: int, span: range, gone: Callable[[Array], NDArray[np.bool_]]
+) -> Iterator[Stretch]:
+    """Stretches of those positions of a span whose rows are gone."""
+    for low in range(span.start, span.stop, LOOK_ROWS):
+        positions = np.arange(low, min(low + LOOK_ROWS, span.stop))
+        lost = gone(ring.rows(np.full(len(positions), env_id), positions))
+        edges = np.flatnonzero(np.diff(lost, prepend=False, append=False)) + low
         for begin, stop in edges.reshape(-1, 2).tolist():
             yield begin, stop, "missing"
 
