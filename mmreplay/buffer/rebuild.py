@@ -7,6 +7,8 @@ is the one switch, and a kill on either side of it leaves one whole buffer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +20,7 @@ from mmreplay.buffer.lifecycle import Parts
 from mmreplay.buffer.reading import SCAN_ROWS, Reading
 from mmreplay.errors import SchemaError
 from mmreplay.format import metadata as metadata_file
+from mmreplay.format.metadata import Metadata
 from mmreplay.ring import Ring, runs
 from mmreplay.schema import Field, Schema
 from mmreplay.schema.convert import shape_of
@@ -108,21 +111,15 @@ def on_disk(
     encoded = metadata_file.encode(metadata)
     folder = parts.path / metadata.folder
     files.remove_tree(folder)
-    files.make_folder(folder)
-    store = create_store(folder, metadata)
     try:
-        firsts = copy(reading, store, fill)
-        heads = reading.span.stop
-        store.sync()
-        sum_blocks(store, firsts, heads)
-        store.sync_sums()
-        recovery.create(folder, metadata, heads, firsts)
-        files.sync_folder(folder)
+        files.make_folder(folder)
+        _fill(reading, folder, metadata, fill)
     except BaseException:
-        store.close()
-        files.remove_tree(folder)
+        # What cannot be removed is left to the next opening; why it was half made is
+        # what is told.
+        with suppress(OSError):
+            files.remove_tree(folder)
         raise
-    store.close()
     try:
         files.replace_bytes(parts.path / metadata_file.FILE_NAME, encoded)
         parts.committer.stop()
@@ -135,6 +132,21 @@ def on_disk(
         raise
     # What is cut short from here on must not add to what is not in force.
     parts.committer.poison(f"the switch to {metadata.folder} was cut short")
+
+
+def _fill(reading: Reading, folder: Path, metadata: Metadata, fill: Fill) -> None:
+    """Make the files of a generation, with the rows alive now, durable as a whole."""
+    store = create_store(folder, metadata)
+    try:
+        firsts = copy(reading, store, fill)
+        heads = reading.span.stop
+        store.sync()
+        sum_blocks(store, firsts, heads)
+        store.sync_sums()
+        recovery.create(folder, metadata, heads, firsts)
+        files.sync_folder(folder)
+    finally:
+        store.close()
 
 
 def in_memory(

@@ -8,7 +8,9 @@ import pytest
 import mmreplay as mr
 from mmreplay.buffer import lifecycle
 from mmreplay.errors import FailedError, SchemaError
+from tests.buffer.test_faults import FAILING, Faulty, abandon, fault_of, struck
 from tests.buffer.test_threads import SCHEMA, step, together
+from tools.torture.disks import QuickDisk, using
 
 
 def made(path, **options):
@@ -103,6 +105,43 @@ def test_draws_and_commits_beside_rebuilds_never_fail(tmp_path):
 
         together(draw, draw, commit, rebuild)
         assert len(buffer) == 14
+
+
+@pytest.mark.parametrize("engine", ["memmap", "zarr"])
+@pytest.mark.parametrize("fault", ["full", "broken"])
+@pytest.mark.parametrize("count", [1, 10**9])
+def test_a_rebuild_that_failed_leaves_nothing_behind(tmp_path, engine, fault, count):
+    going_on = 0
+    for at in range(300):
+        path = tmp_path / f"{at}"
+        with using(QuickDisk()):
+            buffer = made(path, engine=engine)
+        with using(Faulty(fault_of(fault), at, count, FAILING)) as disk:
+            raised = struck(lambda b: b.resize(1000), buffer)
+        with using(QuickDisk()):
+            if not disk.struck:
+                assert raised is None
+                buffer.close()
+                break
+            # What could not be removed either is for the next opening.
+            if raised is not None and takes_more(buffer) and count == 1:
+                assert not (path / "data-000002").exists(), raised
+                going_on += 1
+            abandon(buffer)
+            with mr.ReplayBuffer.open(path, "r+") as again:
+                kept = {30: "data-000001", 1000: "data-000002"}[again.capacity]
+            assert [each.name for each in path.glob("data-*")] == [kept]
+    else:
+        pytest.fail("the disk failed 300 times, and more calls were made")
+    assert going_on > 10 or count > 1
+
+
+def takes_more(buffer):
+    try:
+        buffer.add(step(8))
+    except FailedError:
+        return False
+    return True
 
 
 def test_a_switch_that_cannot_be_opened_leaves_a_closed_buffer(tmp_path, monkeypatch):
