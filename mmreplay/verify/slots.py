@@ -147,6 +147,12 @@ class CommitFile:
                 f"got sequence {record.sequence} and epoch {record.epoch}, expected "
                 "both to be at least 1",
             )  # fmt: skip
+        for env_id in np.flatnonzero(record.cuts > record.heads)[:1].tolist():
+            self._note(
+                notes, slot,
+                f"environment {env_id}: got cut {record.cuts[env_id]}, expected at "
+                f"most the head, {record.heads[env_id]}, which it was once",
+            )  # fmt: skip
         if slot in commit.LIVE_SLOTS:
             # A durable slot may give up rows that its own heads still count.
             firsts = np.maximum(record.tails, record.heads - ring.capacity)

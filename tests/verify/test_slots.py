@@ -57,6 +57,7 @@ def test_a_torn_slot_after_a_crash_is_a_note(path):
     ("slot", "changes", "told"),
     [
         (0, {"flags": 64}, "got flags 64"),
+        (1, {"cuts": np.array([0, 9999])}, "environment 1: got cut 9999, expected"),
         (0, {"sequence": 0}, "got sequence 0 and epoch"),
         (0, {"uuid": bytes(16)}, "not of this buffer and generation"),
         (0, {"generation": 5}, "expected one of generation 1"),
