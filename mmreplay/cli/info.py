@@ -269,7 +269,7 @@ def count_s(seconds: float) -> str:
 
 def _opened(found: dict[str, Any]) -> str:
     how, cut, given_up = (found[name] for name in ("how", "cut_rows", "given_up_rows"))
-    told = HOW.get(how, how)
+    told: str = HOW.get(how, how)
     if how in ("failed", "power_cut"):
         told += f": {show.count(cut)} known of, and {show.count(given_up)} given up"
     elif found["last_cut_rows"]:
