@@ -36,7 +36,7 @@ class Disk:
     def open(self, path: Path, flags: int) -> int:
         """Open without following a link, blocking on a pipe or leaking to a child."""
         safe = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        return os.open(path, flags | safe, 0o644)
+        return os.open(path, flags | safe, 0o666)
 
     def close(self, fd: int) -> None:
         """Give the descriptor back."""

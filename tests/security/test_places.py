@@ -206,7 +206,7 @@ def test_what_stands_in_the_place_of_a_samplers_file_blocks_nobody(
     assert contents(victim) == before
 
 
-@pytest.mark.parametrize("umask", [0o022, 0o077, 0o027])
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o027, 0o002])
 def test_files_are_made_as_the_users_umask_says(tmp_path, umask):
     before = os.umask(umask)
     try:
@@ -227,7 +227,7 @@ def test_files_are_made_as_the_users_umask_says(tmp_path, umask):
     assert len(made) > 12
     for path in made:
         mode = stat.S_IMODE(path.stat().st_mode)
-        most = 0o777 if path.is_dir() else 0o644
+        most = 0o777 if path.is_dir() else 0o666
         assert mode == most & ~umask, path
 
 
