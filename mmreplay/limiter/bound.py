@@ -256,8 +256,8 @@ class BoundLimit:
         """Whether a thread lives that does the other side's, and does not wait too."""
         callers = self._callers["insert" if side == "sample" else "sample"]
         with self._lock:
-            alive = {each for each in callers if each.is_alive()}
-        alive.discard(threading.current_thread())
+            alive = [each for each in callers if each.is_alive()]
+        # This thread too waits for the same.
         return any(_waiting.get(each) != (self._place, side) for each in alive)
 
     def _taken_elsewhere(self, name: str) -> bool:

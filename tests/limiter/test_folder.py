@@ -120,9 +120,11 @@ def test_a_place_that_cannot_be_opened_is_not_taken_for_free(tmp_path, refused):
 
     pid = child(live)
     assert os.read(told, 1) == b"."
-    with reader(tmp_path / "b", law(patience=0)) as buffer:
-        refused.add("writer")
-        with pytest.raises(FailedError, match=TOLD.format("open", "writer")):
-            buffer.sample(1)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    try:
+        with reader(tmp_path / "b", law(patience=0)) as buffer:
+            refused.add("writer")
+            with pytest.raises(FailedError, match=TOLD.format("open", "writer")):
+                buffer.sample(1)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)

@@ -166,17 +166,19 @@ def test_a_thread_that_may_write_keeps_a_learner_waiting(tmp_path, asked, own):
 
 
 def test_a_thread_that_ended_helps_nobody(tmp_path):
-    with create(tmp_path / "b", law(patience=0)) as buffer:
-        Thread(lambda: add(buffer, 10)).end()
-        Thread(lambda: buffer.sample(1)).end()
+    with create(tmp_path / "b", law(patience=0, timeout=LONG_S)) as buffer:
+        ended = [Thread(lambda: add(buffer, 10))]
+        ended[0].end()
+        ended.append(Thread(lambda: buffer.sample(1)))
+        ended[1].end()
         # 4 * inserts <= 4 * 10 + 20 + 1, 4 * 15 - samples >= 20.
         assert until_starved(lambda: add(buffer), "it is alone") == 5
-        Thread(lambda: add(buffer, 0)).end()
         assert until_starved(lambda: buffer.sample(1), "it is alone") == 39
+        assert len(ended) == 2
 
 
 def test_threads_that_all_wait_for_the_same_are_alone(tmp_path, asked):
-    with create(tmp_path / "b", law(patience=0)) as buffer:
+    with create(tmp_path / "b", law(patience=0, timeout=LONG_S)) as buffer:
         add(buffer, 10)
         buffer.sample(1)
 
@@ -200,10 +202,21 @@ def test_a_thread_alone_is_told_so(tmp_path):
         assert until_starved(lambda: buffer.sample(1), "it is alone") == 40
 
 
+def test_a_thread_alone_is_told_so_by_whatever_path_it_opened(tmp_path):
+    limiter = law(patience=0, timeout=LONG_S)
+    with create(tmp_path / "b", limiter) as buffer:
+        (tmp_path / "link").symlink_to(tmp_path / "b")
+        with reader(tmp_path / "link", limiter) as read:
+            assert until_starved(lambda: add(buffer), "it is alone") == 15
+            assert until_starved(lambda: read.sample(1), "it is alone") == 40
+            assert until_starved(lambda: add(buffer), "it is alone") == 10
+
+
 @pytest.mark.crash
 def test_another_learner_does_not_help_a_learner(tmp_path):
     create(tmp_path / "b", law()).close()
-    with idle_learner(tmp_path / "b"), reader(tmp_path / "b", law()) as buffer:
+    limiter = law(timeout=LONG_S)
+    with idle_learner(tmp_path / "b"), reader(tmp_path / "b", limiter) as buffer:
         assert until_starved(lambda: buffer.sample(1), "it is alone") == 0
 
 
