@@ -47,6 +47,9 @@ class Limit(Protocol):
 class Limiter(Protocol):
     """A law for how fast a buffer may be written and drawn from."""
 
+    def check(self, folder: object, capacity: int) -> None:
+        """Refuse a buffer that it does not fit; see `bind`."""
+
     def bind(self, folder: Path | None, capacity: int, count: Count) -> Limit:
         """Apply it to a buffer.
 

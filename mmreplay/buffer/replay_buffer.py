@@ -117,7 +117,10 @@ class ReplayBuffer(OpenBuffer):
             level, chunk_crc32c,
         )  # fmt: skip
         check_sampler(sampler)
-        fold_of(transforms, metadata)  # refused before there is a folder
+        # Refused before there is a folder.
+        fold_of(transforms, metadata)
+        if limiter is not None:
+            limiter.check(path, metadata.ring.capacity * metadata.ring.num_envs)
         if path is None:
             parts = lifecycle.create_memory(metadata)
             return cls(parts, sampler, None, transforms, limiter)
@@ -204,8 +207,10 @@ class ReplayBuffer(OpenBuffer):
             FullError: No space is left; nothing of the step is visible.
             FailedError: The buffer is read-only, closed, or its device failed.
         """
-        if self.limit is not None:
-            self.limit.await_insert()
+        limit = self.limit
+        if limit is not None:
+            self._writer()  # A reader is refused before it takes the writer's place.
+            limit.await_insert()
         with self._turn:
             writer = self._writer()
             plain = final_observation is None and env_ids is None
@@ -243,8 +248,10 @@ class ReplayBuffer(OpenBuffer):
                 error says how many steps.
             FailedError: As in `add`.
         """
-        if self.limit is not None:
-            self.limit.await_insert()
+        limit = self.limit
+        if limit is not None:
+            self._writer()  # A reader is refused before it takes the writer's place.
+            limit.await_insert()
         with self._turn:
             writer = self._writer()
             plain = final_observation is None and env_ids is None
@@ -271,13 +278,14 @@ class ReplayBuffer(OpenBuffer):
             EmptyError: No step can be drawn yet.
             StarvedError: The writer overwrote every row before it could be read.
         """
-        if self.limit is not None:
-            self.limit.await_sample()
+        limit = self.limit
+        if limit is not None:
+            limit.await_sample()
         batch = self._in_force(
             lambda r: r.drawing.sample(self.sampler, batch_size, contiguous)
         )
-        if self.limit is not None:
-            self.limit.count(len(batch.env_ids))
+        if limit is not None:
+            limit.count(len(batch.env_ids))
         return batch
 
     def set(

@@ -115,11 +115,11 @@ class RateLimiter:
             ratio * inserts - (samples + 1) >= ratio * least - error
         )
 
-    def bind(self, folder: Path | None, capacity: int, count: Count) -> BoundLimit:
-        """Apply it to a buffer; see `Limiter.bind`.
+    def check(self, folder: object, capacity: int) -> None:
+        """Refuse a buffer that it does not fit; see `Limiter.check`.
 
         Raises:
-            SchemaError: The buffer is in RAM or too small, or others use another law.
+            SchemaError: The buffer is in RAM or too small.
         """
         if folder is None:
             raise SchemaError(
@@ -131,6 +131,15 @@ class RateLimiter:
                 f"min_size: got {self.min_size} rows, expected at most {capacity}, "
                 "which the buffer can hold; give fewer, or a larger capacity"
             )
+
+    def bind(self, folder: Path | None, capacity: int, count: Count) -> BoundLimit:
+        """Apply it to a buffer; see `Limiter.bind`.
+
+        Raises:
+            SchemaError: The buffer is in RAM or too small, or others use another law.
+        """
+        self.check(folder, capacity)
+        assert folder is not None
         return BoundLimit(self, folder / FOLDER, count)
 
 

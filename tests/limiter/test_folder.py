@@ -10,7 +10,7 @@ import pytest
 
 import mmreplay as mr
 from mmreplay import files
-from mmreplay.errors import FailedError
+from mmreplay.errors import FailedError, SchemaError
 from tests.limiter.making import add, child, create, law, reader, until_starved
 
 TOLD = r"cannot {} .*{}.*Too many open files \(errno 24\)"
@@ -128,3 +128,19 @@ def test_a_place_that_cannot_be_opened_is_not_taken_for_free(tmp_path, refused):
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+
+
+def test_a_law_that_does_not_fit_leaves_no_buffer(tmp_path):
+    with pytest.raises(SchemaError, match="min_size: got 101 rows, expected at most"):
+        create(tmp_path / "b", law(min_size=101))
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_reader_that_adds_is_refused_before_it_takes_the_writers_place(tmp_path):
+    create(tmp_path / "b", law()).close()
+    with reader(tmp_path / "b", law()) as buffer:
+        with pytest.raises(FailedError, match="'r\\+'"):
+            add(buffer)
+        with pytest.raises(FailedError, match="'r\\+'"):
+            buffer.extend(number=[1, 2])
+        assert not (tmp_path / "b" / "limiter" / "writer").exists()
