@@ -93,14 +93,16 @@ def repair(
     them: heads stay as they are, and the newest rows keep their positions. So the new
     buffer has a uuid of its own, and samplers' states of the old one do not fit it.
 
-    Without a whole record in COMMIT the heads are found from the checksums. One bit
+    A file that is missing, empty or cut costs the rows that only it held. Without a
+    whole record in COMMIT the heads are found from the checksums. One bit
     of metadata.json is turned back; more takes another copy. The damaged buffer is not
     changed. Memory: a few MiB, and 1 byte a row of the ring's flags.
 
     Args:
         path: The damaged buffer's folder.
         target: A new or empty folder; ``<path>-repaired`` by default.
-        keep_unproven: Keep rows whose checksum itself is lost.
+        keep_unproven: Keep rows whose checksum itself is lost: not there, zeros, or of
+            another lap.
         like: A snapshot or copy whose metadata.json is to be believed.
         in_place: Let the new buffer and the damaged one change places in one step once
             it is whole: the target, ``<path>-damaged`` by default, then holds the
