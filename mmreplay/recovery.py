@@ -18,15 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay import boot, files
-from mmreplay.errors import FailedError, ReplayError
+from mmreplay.errors import ReplayError
 from mmreplay.files import File
 from mmreplay.format import commit
 from mmreplay.format.commit import Identity, Record, Slots
 from mmreplay.format.metadata import Metadata
 from mmreplay.mounts import COPY_ON_WRITE, file_system
-from mmreplay.storage import ledger
+from mmreplay.storage import commit_reader
+from mmreplay.storage.commit_reader import CommitReader
 from mmreplay.storage.ledger import (
-    CommitReader,
     CommitWriter,
     create_commit,
     no_durable,
@@ -180,7 +180,7 @@ def _read_whole(file: File, data: bytes, metadata: Metadata) -> Slots:
     The durable slot would do, but it is older than what was published, and would
     be told as a power cut. Torn slots that do not change have nobody storing them.
     """
-    deadline = time.monotonic() + ledger.PATIENCE_S
+    deadline = time.monotonic() + commit_reader.PATIENCE_S
     while True:
         slots = _split(data, metadata)
         if any(slots[slot] is not None for slot in commit.LIVE_SLOTS):
@@ -189,7 +189,7 @@ def _read_whole(file: File, data: bytes, metadata: Metadata) -> Slots:
         if data == before:
             return slots
         if time.monotonic() > deadline:
-            raise ledger.starved(file.path)
+            raise commit_reader.starved(file.path)
 
 
 def open_writer(folder: Path, metadata: Metadata) -> tuple[CommitWriter, Recovery]:
@@ -302,15 +302,7 @@ def sweep(folder: Path, metadata: Metadata) -> tuple[str, ...]:
     `verify` to report.
     """
     removed = []
-    try:
-        found = sorted(folder.iterdir())
-    except OSError as error:
-        raise FailedError(
-            f"cannot list {folder}: {error.strerror}, expected a folder that can be "
-            "read; close other files, or check the disk",
-            errno_=error.errno,
-        ) from error
-    for path in found:
+    for path in map(folder.joinpath, files.names(folder)):
         generation = GENERATION.fullmatch(path.name)
         if generation and path.name != metadata.folder:
             # What cannot be told costs readers the news, not the data.

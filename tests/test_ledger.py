@@ -9,7 +9,7 @@ import mmreplay as mr
 from mmreplay import boot, recovery
 from mmreplay.errors import FullError, StarvedError
 from mmreplay.format import commit
-from mmreplay.storage import ledger
+from mmreplay.storage import commit_reader, ledger
 from tests.format.making import BOOT, UUID, fill, metadata_of, record_of, schema_of
 from tools.torture.disks import Disk, FaultyDisk, WatchedDisk, using
 
@@ -197,19 +197,19 @@ def test_a_higher_sequence_of_another_boot_is_not_accepted(folder, writer, reade
 def test_live_slots_that_are_torn_anew_at_each_look_starve_a_reader(
     folder, writer, reader, monkeypatch
 ):
-    monkeypatch.setattr(ledger, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(commit_reader, "PATIENCE_S", 0.01)
     for number in (6, 7, 8, 9):
         publish(writer, number)
-    looked = ledger.CommitReader._bytes
+    looked = commit_reader.CommitReader._bytes
 
     def tearing(self, slot):
         damage(folder, slot, 200, np.random.default_rng().bytes(8))
         return looked(self, slot)
 
-    monkeypatch.setattr(ledger.CommitReader, "_bytes", tearing)
+    monkeypatch.setattr(commit_reader.CommitReader, "_bytes", tearing)
     with pytest.raises(StarvedError, match=r"COMMIT: got no whole record in 0\.01 s"):
         reader.refresh()
-    monkeypatch.setattr(ledger.CommitReader, "_bytes", looked)
+    monkeypatch.setattr(commit_reader.CommitReader, "_bytes", looked)
     publish(writer, 10)
     assert reader.refresh()
     assert reader.heads.tolist() == [10, 110]

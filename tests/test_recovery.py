@@ -6,7 +6,7 @@ import pytest
 from mmreplay import boot, files, recovery
 from mmreplay.errors import CorruptError, StarvedError
 from mmreplay.format import commit
-from mmreplay.storage import ledger
+from mmreplay.storage import commit_reader
 from tests.format.making import BOOT, UUID, metadata_of, record_of
 from tools.torture.disks import FaultyDisk, WatchedDisk, using
 
@@ -318,7 +318,7 @@ def test_a_reader_reads_again_while_both_live_slots_are_being_stored(
 
 
 def test_live_slots_that_are_never_whole_starve_a_reader(place, monkeypatch):
-    monkeypatch.setattr(ledger, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(commit_reader, "PATIENCE_S", 0.01)
     reads = TornReads(place, looks=-1)
     monkeypatch.setattr(files.File, "pread", lambda *args: reads(*args))
     with pytest.raises(StarvedError, match=r"no whole record in 0\.01 s.*mode='r\+'"):

@@ -24,8 +24,9 @@ from mmreplay.format import metadata as metadata_file
 from mmreplay.format.metadata import Metadata
 from mmreplay.recovery import Recovery
 from mmreplay.storage.base import CheckedStore, Store
+from mmreplay.storage.commit_reader import CommitReader
 from mmreplay.storage.engines import ON_DISK, create_store, open_store
-from mmreplay.storage.ledger import CommitReader, CommitWriter, MemoryLedger
+from mmreplay.storage.ledger import CommitWriter, MemoryLedger
 from mmreplay.storage.lock import WriterLock, locked, refuse_network
 from mmreplay.storage.memmap import POLICY
 from mmreplay.storage.memory import MemoryStore
@@ -221,7 +222,7 @@ def make_place(path: Path, otherwise: str = "choose another, or remove it") -> N
 
     Args:
         path: The folder.
-        otherwise: The way out where a buffer is there already.
+        otherwise: The way out of a buffer there.
     """
     # By os.path, to which a folder that may not be passed through is no error yet.
     for place in (path, *path.parents):
@@ -231,13 +232,12 @@ def make_place(path: Path, otherwise: str = "choose another, or remove it") -> N
             f"{path} already holds a buffer, expected a new path; {otherwise}"
         )
     if os.path.isdir(path):
-        half = (path / recovery.HALF).exists()
         strangers = [
             name
             for name in files.names(path)
             if name != "LOCK" and not name.startswith(("data-", "tmp-"))
         ]
-        if strangers and not half:
+        if strangers and not (path / recovery.HALF).exists():
             raise FormatError(
                 f"{path} is a folder with other files ({strangers[0]!r}, ...), "
                 "expected a new or empty one; choose another path"
@@ -245,8 +245,8 @@ def make_place(path: Path, otherwise: str = "choose another, or remove it") -> N
         # Made by a creation that was killed, perhaps, before it could sync this.
         files.sync_entry(path)
         return
-    standing = next(p for p in absolute(path).parents if os.path.exists(p))
     # Likewise a folder on the way, in which nothing was made yet.
+    standing = next(p for p in absolute(path).parents if os.path.exists(p))
     if os.access(standing, os.R_OK) and not files.names(standing):
         files.sync_entry(standing)
     for parent in [*reversed(path.parents), path]:

@@ -172,10 +172,7 @@ class _Held:
             # Somebody who was killed may have made or renamed them, and synced nothing.
             files.sync_folder(self.folder)
             values = self._map()
-            seen = np.zeros(ring.num_envs, np.int64)
-            if record is not None:
-                age = record.generation, record.cut_epoch
-                seen = self.home.known(record.seen, *age)
+            seen = states.known(record, self.home)
             # What follows is stored without a sync: a close is so no more.
             self.say(seen, self.home.generation, 0)
         except BaseException:

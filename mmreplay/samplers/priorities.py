@@ -129,12 +129,7 @@ class Priorities:
         self._torn = False
 
     def _at_home(self, home: Home) -> bool:
-        own = self._home
-        if own is None or (own.uuid, own.generation) != (home.uuid, home.generation):
-            return False
-        if own.folder != home.folder or own.ring != home.ring:
-            return False
-        if own.cut_epoch != home.cut_epoch:
+        if self._home != home:
             return False
         # Another look at the same: told apart by identity the next time.
         self._home = home

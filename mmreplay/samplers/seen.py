@@ -14,6 +14,8 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.samplers.base import Home
+
 MAGIC = b"MMRSMP01"
 HEADER = struct.Struct("<8sIIQQ16s16sQQQ")
 HEADER_NBYTES = 128
@@ -124,6 +126,18 @@ def trusted(
         if record is not None and _is_here(record, boot_id, identity):
             return record
     return last if clean else None
+
+
+def known(record: Record | None, home: Home) -> NDArray[np.int64]:
+    """What a record's column still knows of a buffer: int64 ``[E]``, positions below.
+
+    Args:
+        record: The trusted one, if there is one.
+        home: The buffer, which may have been cut since.
+    """
+    if record is None:
+        return np.zeros(home.ring.num_envs, np.int64)
+    return home.known(record.seen, record.generation, record.cut_epoch)
 
 
 def _is_here(record: Record, boot_id: bytes, identity: tuple[int, int]) -> bool:
