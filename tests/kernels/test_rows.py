@@ -83,7 +83,9 @@ def record(num_envs, rng, **changes):
         "device": 7,
         "inode": 9,
         "time_ns": 0,
-        "sealed": rng.integers(0, 9, num_envs),
+        "cuts": rng.integers(0, 9, num_envs),
+        "cut_epoch": 2,
+        "cut_rows": 13,
     }
     return commit.Record(**(given | columns | changes))
 
@@ -96,7 +98,7 @@ def test_a_publication_has_the_bytes_of_its_record(rows, num_envs, rng):
     assert bytes(slot.data) == first.encode()
     for _ in range(5):
         then = record(num_envs, rng, boot_id=first.boot_id, uuid=first.uuid,
-                      sealed=first.sealed)  # fmt: skip
+                      cuts=first.cuts)  # fmt: skip
         data = slot.publish(then.sequence, then.heads, then.limits, then.tails)
         assert bytes(data) == then.encode()
         assert data is slot.data
