@@ -2,13 +2,20 @@
 
 import os
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.errors import OR_REPAIR, CorruptError, FormatError
-from mmreplay.format.metadata import load
+from mmreplay.errors import (
+    OR_REPAIR,
+    CorruptError,
+    FailedError,
+    FormatError,
+    FullError,
+)
+from mmreplay.format.metadata import encode, load
 from mmreplay.repairing import lenient, mending
 from mmreplay.storage.zarr import ZarrStore
 from mmreplay.verify import verify_buffer
@@ -244,3 +251,27 @@ def test_more_places_than_can_be_looked_for_are_refused(damaged, monkeypatch):
         CorruptError, match=r"places\.bin has 0 bytes, expected .*copy$"
     ):
         mr.repair(damaged)
+
+
+def test_rows_that_no_file_holds_take_no_memory(tmp_path):
+    """Whoever makes metadata.json may let a row be of any size."""
+    path = tmp_path / "b"
+    with mr.ReplayBuffer.create(
+        path, SCHEMA, 64, 2, engine="zarr", codec="zstd", commit_every=None
+    ) as buffer:
+        extend(buffer, 4)
+        buffer.close(seal=False)
+    metadata = load(path)
+    fields = dict(metadata.schema.fields)
+    fields["large"] = mr.Field((1 << 40,), "int64")
+    schema = mr.Schema(fields, roles=metadata.schema.roles)
+    forged = replace(metadata, schema=schema)
+    store = lenient.open_store(path / DATA, forged)
+    with pytest.raises(CorruptError, match="end before row 3, expected it in them, or"):
+        store.gather(np.array([0, 3]), ["large"])
+    assert store.absent(np.array([0, 3])).all()
+    store.close()
+    (path / "metadata.json").write_bytes(encode(forged))
+    with pytest.raises((CorruptError, FailedError, FullError)):
+        mr.repair(path, tmp_path / "c")
+    assert not (tmp_path / "c" / "metadata.json").exists()

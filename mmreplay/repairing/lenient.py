@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mmreplay import files
 from mmreplay.errors import CorruptError
 from mmreplay.files import File
 from mmreplay.format.metadata import Metadata
 from mmreplay.storage.memmap import POLICY, MemmapStore, file_sizes
-from mmreplay.storage.placement import FLAGS, place
+from mmreplay.storage.placement import FLAGS, SUMS, place
 from mmreplay.storage.places import DTYPE, Places
 from mmreplay.storage.places import FILE_NAME as PLACES
 from mmreplay.storage.policy import ReadPolicy
@@ -23,6 +25,37 @@ MAX_GUESSED = 1 << 20
 """Places for which shards are looked for; metadata may speak of any number."""
 SHORT = ReadPolicy("pread", "never")
 """A read that ends too early is an error, a look beyond a mapping's end a SIGBUS."""
+
+
+class ShortStore(ZarrStore):
+    """Rows of which files of the tail may end before, which then take no memory.
+
+    Attributes:
+        held: Rows that every file of the tail holds.
+        always: Rows that those files hold whose rows are never in shards.
+    """
+
+    held: int
+    always: int
+
+    def absent(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which rows are nowhere, bool of their shape."""
+        beyond = rows >= self.held
+        if beyond.any():
+            beyond &= ~self.sealed(rows)
+        return beyond | (rows >= self.always)
+
+    def gather(
+        self, rows: NDArray[np.int64], paths: Sequence[str]
+    ) -> dict[str, NDArray[np.generic]]:
+        """Copy rows out; see `Store.gather`."""
+        # Metadata that anybody made may speak of rows of any size.
+        if self.absent(rows).any():
+            raise CorruptError(
+                f"{self.path.parent}: got files that end before row {rows.max()}, "
+                "expected it in them, or in a shard; restore them from a copy"
+            )
+        return super().gather(rows, paths)
 
 
 def open_files(
@@ -67,7 +100,7 @@ def _open(path: Path) -> tuple[File, str]:
         ), f"what other files hold: {path.name} is missing"
 
 
-def open_store(folder: Path, metadata: Metadata) -> ZarrStore:
+def open_store(folder: Path, metadata: Metadata) -> ShortStore:
     """Open a compressed buffer's rows; those of a short file are a `CorruptError`.
 
     Raises:
@@ -75,7 +108,14 @@ def open_store(folder: Path, metadata: Metadata) -> ZarrStore:
     """
     ring, schema = metadata.ring, metadata.schema
     placement, maps = place(schema), POLICY.maps(folder)
-    opened = open_files(folder, file_sizes(ring, schema, placement))
+    sizes = file_sizes(ring, schema, placement)
+    opened = open_files(folder, sizes)
+    held = {
+        name: opened[name].nbytes // (sizes[name] // ring.num_rows)
+        for name in sizes
+        if name != SUMS
+    }
+    mutable = [n for path, n in placement.large.items() if schema[path].mutable]
     # No flags are kept: they are asked for by row, and memory is not taken for all.
     opened[FLAGS].nbytes = 0
     try:
@@ -83,11 +123,14 @@ def open_store(folder: Path, metadata: Metadata) -> ZarrStore:
         # Shards are mapped as ever, rather than read whole.
         tail.maps = maps
         places = _open_places(folder, metadata, maps)
-        return ZarrStore(folder, metadata, tail, places, SHORT)
+        store = ShortStore(folder, metadata, tail, places, SHORT)
     except BaseException:
         for file in opened.values():
             file.close()
         raise
+    store.held = min(held.values())
+    store.always = min(held[name] for name in (FLAGS, *mutable))
+    return store
 
 
 def place_nbytes(metadata: Metadata) -> int:

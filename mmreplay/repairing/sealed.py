@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 
 from mmreplay.repairing.evidence import Evidence
 from mmreplay.repairing.kept import Kept
-from mmreplay.repairing.lenient import open_store
+from mmreplay.repairing.lenient import ShortStore, open_store
 from mmreplay.repairing.pieces import Progress, pieces
 from mmreplay.ring import Ring
-from mmreplay.storage.placement import FLAGS, place
 from mmreplay.storage.zarr import ZarrStore
 from mmreplay.verify.sealed import unreadable as torn
 
@@ -24,7 +23,7 @@ LOOK_ROWS = 1 << 16
 
 
 @contextmanager
-def opened(evidence: Evidence) -> Iterator[ZarrStore]:
+def opened(evidence: Evidence) -> Iterator[ShortStore]:
     """The rows of the damaged buffer, through its shards."""
     folder = evidence.path / evidence.metadata.folder
     store = open_store(folder, evidence.metadata)
@@ -50,17 +49,11 @@ def unreadable(evidence: Evidence, env_id: int) -> list[Stretch]:
     return found
 
 
-def _absent(evidence: Evidence, store: ZarrStore, env_id: int) -> Iterator[Stretch]:
+def _absent(evidence: Evidence, store: ShortStore, env_id: int) -> Iterator[Stretch]:
     """Stretches of rows whose files, of the tail where they are in it, end before."""
-    held = evidence.held()
-    raw = min(held.values())
-    always = min(held[name] for name in (FLAGS, *_mutable(store)))
-    if raw < store.ring.num_rows:
+    if store.held < store.ring.num_rows:
         span = range(int(evidence.firsts[env_id]), int(evidence.heads[env_id]))
-        yield from _stretches(
-            store.ring, env_id, span,
-            lambda rows: (rows >= always) | ((rows >= raw) & ~store.sealed(rows)),
-        )  # fmt: skip
+        yield from _stretches(store.ring, env_id, span, store.absent)
 
 
 def _unplaced(evidence: Evidence, env_id: int, span: range) -> Iterator[Stretch]:
@@ -80,12 +73,6 @@ def _stretches(
         edges = np.flatnonzero(np.diff(lost, prepend=False, append=False)) + low
         for begin, stop in edges.reshape(-1, 2).tolist():
             yield begin, stop, "missing"
-
-
-def _mutable(store: ZarrStore) -> list[str]:
-    """Files of fields that no shard holds."""
-    fields = store.schema.fields
-    return [n for path, n in place(store.schema).large.items() if fields[path].mutable]
 
 
 def copied(
