@@ -102,6 +102,15 @@ class SourceError(ReplayError, ValueError):
     """Data to be read in is not what it says it is."""
 
 
+def raise_if_out_of_files(error: BaseException) -> None:
+    """Raise an error that says nothing of the file it met: too many are open.
+
+    For whoever else takes an error as the file's own state, and goes on.
+    """
+    if isinstance(error, OSError) and error.errno in OUT_OF_FILES:
+        raise error
+
+
 def system_error(what: str, path: Path, error: OSError) -> FullError | FailedError:
     """Make the system's error ours, with the file's name: its disk may be full."""
     if error.errno in FULL:

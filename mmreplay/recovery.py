@@ -288,9 +288,9 @@ def clear_half(folder: Path) -> None:
     """
     if not (folder / HALF).exists():
         return
-    for path in sorted(folder.iterdir()):
-        if path.name not in (LOCK, HALF):
-            files.remove_tree(path)
+    for name in files.names(folder):
+        if name not in (LOCK, HALF):
+            files.remove_tree(folder / name)
     files.sync_folder(folder)
     files.remove_tree(folder / HALF)
 

@@ -1,13 +1,17 @@
 """A file that is missing, empty, cut or zeros costs what it held, and no more."""
 
+import errno
 import os
+import resource
 import shutil
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import mmreplay as mr
+from mmreplay import recovery
 from mmreplay.errors import (
     OR_REPAIR,
     CorruptError,
@@ -16,7 +20,8 @@ from mmreplay.errors import (
     FullError,
 )
 from mmreplay.format.metadata import encode, load
-from mmreplay.repairing import lenient, mending
+from mmreplay.repairing import evidence, lenient, mending
+from mmreplay.repairing import sealed as sealed_rows
 from mmreplay.storage.zarr import ZarrStore
 from mmreplay.verify import verify_buffer
 from mmreplay.verify.sums import SumCheck
@@ -275,3 +280,124 @@ def test_rows_that_no_file_holds_take_no_memory(tmp_path):
     with pytest.raises((CorruptError, FailedError, FullError)):
         mr.repair(path, tmp_path / "c")
     assert not (tmp_path / "c" / "metadata.json").exists()
+
+
+@pytest.mark.parametrize(("engine", "layout"), KINDS)
+def test_blocks_that_no_file_holds_take_no_time(tmp_path, monkeypatch, engine, layout):
+    """Whoever makes metadata.json and COMMIT may speak of any number of them."""
+    path = tmp_path / "b"
+    options = {"codec": "zstd"} if engine == "zarr" else {}
+    with mr.ReplayBuffer.create(
+        path, SCHEMA, 64, 2, layout=layout, engine=engine, commit_every=None, **options
+    ) as buffer:
+        extend(buffer, 41)
+        held = buffer.metadata.ring.num_rows
+    metadata = load(path)
+    slots = 1 << 31
+    ring = replace(metadata.ring, capacity=slots - 64, slots=slots)
+    forged = replace(metadata, ring=ring)
+    (path / "metadata.json").write_bytes(encode(forged))
+    (path / DATA / "COMMIT").unlink()
+    heads = np.full(2, 5 * slots // 2)
+    recovery.create(path / DATA, forged, heads, heads - ring.capacity)
+    if engine == "zarr":
+        os.truncate(path / DATA / "places.bin", lenient.place_nbytes(forged))
+    looked = []
+
+    def stretch_of(*args):
+        for stripe in stripes(*args):
+            looked.append(stripe)
+            assert len(looked) <= held
+            yield stripe
+
+    def few(ring, env_id, span, gone):
+        assert len(span) <= held
+        return stretches(ring, env_id, span, gone)
+
+    stripes, stretches = evidence.stripes, sealed_rows._stretches
+    monkeypatch.setattr(evidence, "stripes", stretch_of)
+    monkeypatch.setattr(sealed_rows, "_stretches", few)
+    with evidence_of(path) as found:
+        kept, cuts = mending._choose(found, False)
+    assert looked
+    assert sum(each.total for each in kept) == 0
+    assert sum(cut.stop - cut.first for cut in cuts) == 2 * ring.capacity
+
+
+def positions(ranges):
+    return [p for each in ranges for p in each]
+
+
+@pytest.mark.parametrize("layout", ["env_major", "time_major"])
+def test_what_is_in_reach_is_what_lies_before_the_end(tmp_path, rng, layout):
+    with mr.ReplayBuffer.create(
+        tmp_path / "b", SCHEMA, 64, 3, layout=layout, commit_every=None
+    ) as buffer:
+        extend(buffer, 41)
+        ring = buffer.metadata.ring
+    with evidence_of(tmp_path / "b") as found:
+        for reach in range(ring.num_rows + 1):
+            heads = rng.integers(0, 5 * ring.slots, 3)
+            firsts = np.maximum(0, heads - rng.integers(0, ring.slots + 1, 3))
+            firsts = np.minimum(firsts, heads)
+            found.reach, found.firsts, found.heads = reach, firsts, heads
+            for env_id in range(3):
+                inside, beyond = map(positions, found.alive(env_id))
+                alive = range(int(firsts[env_id]), int(heads[env_id]))
+                assert inside == [p for p in alive if ring.row(env_id, p) < reach]
+                assert beyond == [p for p in alive if ring.row(env_id, p) >= reach]
+            starts = rng.integers(0, 3 * ring.num_blocks, 3)
+            stops = starts + rng.integers(0, ring.num_blocks + 1, 3)
+            every = list(evidence.stripes(ring, starts, stops))
+            assert list(evidence.stripes(ring, starts, stops, reach)) == [
+                each for each in every if each.row < reach
+            ]
+
+
+@contextmanager
+def evidence_of(path):
+    found = evidence.gather(path, None)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def test_too_few_descriptors_are_told_and_cut_nothing(damaged, tmp_path):
+    """Whatever is opened last: what cannot be opened for them is not damaged."""
+    whole = mr.repair(damaged, tmp_path / "whole")
+    met: dict[str, list[FailedError]] = {"verify": [], "repair": []}
+    for spare in range(0, 64, 2):
+        with few_descriptors(spare):
+            done = attempt(met["verify"], lambda: verify_buffer(damaged))
+        assert done is None or done.findings == ()
+        few = tmp_path / f"few{spare}"
+        with few_descriptors(spare):
+            made = attempt(met["repair"], lambda few=few: mr.repair(damaged, few))
+        if made is not None:
+            break
+    assert (made.rows, made.cuts, made.restored) == (whole.rows, (), ())
+    for errors in met.values():
+        assert len(errors) > 2
+        assert {error.errno for error in errors} == {errno.EMFILE}
+        told = "expected fewer to be open; close files"
+        assert all(told in str(error) for error in errors)
+
+
+def attempt(errors, call):
+    try:
+        return call()
+    except FailedError as error:
+        errors.append(error)
+
+
+@contextmanager
+def few_descriptors(spare):
+    """Let the process open no more than so many files beside those it has."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = len(os.listdir("/proc/self/fd")) - 1
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + spare, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)

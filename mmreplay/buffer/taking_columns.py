@@ -106,7 +106,9 @@ def _folders(root: Path) -> list[Path]:
     if not root.is_dir() or root.is_symlink():
         return []
     return [
-        place
-        for place in sorted(root.iterdir())
-        if NAME.fullmatch(place.name) and place.is_dir() and not place.is_symlink()
+        root / name
+        for name in files.names(root)
+        if NAME.fullmatch(name)
+        and (root / name).is_dir()
+        and not (root / name).is_symlink()
     ]

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 FOLDER = "limiter"
 LAW = "law.json"
 WRITER = "writer"
+TURN = "turn"  # of whoever writes the law, the first time
 LEARNERS = tuple(f"learner-{number:03d}" for number in range(256))
 COUNTED = struct.Struct("<QQ")
 MASK = (1 << 64) - 1
@@ -79,12 +80,14 @@ class BoundLimit:
         refuse_link(self._folder)
         law = list(self._limiter.law)
         if not path.exists():
-            written, alive = self._rows()
-            # JSON knows no infinity.
-            told = [None if each == math.inf else each for each in law]
-            text = json.dumps({"law": told, "base": written - alive}, allow_nan=False)
             files.make_folder(self._folder, exist_ok=True)
-            files.replace_bytes(path, text.encode())
+            while (turn := self._take(TURN, 0)) is None:
+                time.sleep(SHORTEST_S)
+            try:
+                if not path.exists():
+                    self._write(path, law)
+            finally:
+                turn.close()
         value = strict_json.parse(files.read_bytes(path, 4096), str(path))
         said, base = value.get("law"), value.get("base")
         if isinstance(said, list):
@@ -101,6 +104,13 @@ class BoundLimit:
                 f"remove {self._folder} while nobody uses it"
             )
         return base
+
+    def _write(self, path: Path, law: list[float]) -> None:
+        written, alive = self._rows()
+        # JSON knows no infinity.
+        told = [None if each == math.inf else each for each in law]
+        text = json.dumps({"law": told, "base": written - alive}, allow_nan=False)
+        files.replace_bytes(path, text.encode())
 
     def await_insert(self) -> None:
         """Return once a row may be written; see `Limit.await_insert`."""

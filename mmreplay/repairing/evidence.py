@@ -9,18 +9,30 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 
 import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay import files, recovery
-from mmreplay.errors import CorruptError, FailedError, FormatError, VersionError
+from mmreplay.errors import (
+    CorruptError,
+    FailedError,
+    FormatError,
+    VersionError,
+    raise_if_out_of_files,
+)
 from mmreplay.files import File
 from mmreplay.format import commit
 from mmreplay.format import metadata as metadata_file
 from mmreplay.format.metadata import Metadata
-from mmreplay.repairing.lenient import open_files, open_store, place_nbytes
+from mmreplay.repairing.lenient import (
+    never_sealed,
+    open_files,
+    open_store,
+    place_nbytes,
+)
 from mmreplay.storage.engines import ON_DISK
 from mmreplay.storage.ledger import FILE_NAME as COMMIT
 from mmreplay.storage.memmap import SUM_DTYPE, file_sizes
@@ -50,6 +62,7 @@ class Evidence:
         summed: int64 ``[E]``, the blocks below must have a checksum that fits.
         unsummed: int64 ``[E]``, so must none of the blocks that begin below.
         restored: What was found out from other facts than the damaged ones.
+        reach: Rows in the files whose rows are nowhere else; from it on there is none.
     """
 
     path: Path
@@ -60,20 +73,28 @@ class Evidence:
     summed: Array
     unsummed: Array
     restored: list[str] = field(default_factory=list)
+    reach: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        nbytes = row_sizes(self.metadata)
+        held = {name: self.opened[name].nbytes // nbytes[name] for name in nbytes}
+        sealed = self.metadata.engine == "zarr"
+        names = never_sealed(self.metadata.schema) if sealed else held
+        self.reach = min(held[name] for name in names)
 
     def bad_blocks(self) -> Iterator[tuple[int, int, str]]:
-        """(environment, block, why) of each that no checksum bears out."""
+        """(environment, block, why) of each in reach that no checksum bears out."""
         ring = self.metadata.ring
         size = ring.block_rows
         begins = np.maximum(self.firsts // size, -(-self.unsummed // size))
         ends = np.maximum(self.summed // size, begins)
         with _checking(self.metadata, self.opened) as check:
-            for stripe in stripes(ring, begins, ends):
+            for stripe in stripes(ring, begins, ends, self.reach):
                 yield from self._bad(check, stripe)
 
     def _bad(self, check: SumCheck, stripe: Stripe) -> Iterator[tuple[int, int, str]]:
         sums: list[int] | None = None
-        with suppress(CorruptError, FailedError):
+        with _Tried(CorruptError):
             sums = check.compute(stripe, None)
         for index, (_, env_id, block) in enumerate(stripe.blocks):
             if sums is None:
@@ -82,10 +103,19 @@ class Evidence:
                 gone = _lost(check, self.metadata, env_id, block)
                 yield env_id, block, "unproven" if gone else "checksum"
 
-    def held(self) -> dict[str, int]:
-        """Whole rows that each data file holds, by name."""
-        nbytes = row_sizes(self.metadata)
-        return {name: self.opened[name].nbytes // nbytes[name] for name in nbytes}
+    def alive(self, env_id: int) -> tuple[list[range], list[range]]:
+        """Positions alive of an environment whose rows are in reach, and the others.
+
+        Metadata that anybody made may speak of any number of the others.
+        """
+        first, head = int(self.firsts[env_id]), int(self.heads[env_id])
+        inside, beyond = [], []
+        for row, step, count in self.metadata.ring.stretch(env_id, first, head):
+            held = min(count, max(0, -(-(self.reach - row) // step)))
+            inside.append(range(first, first + held))
+            beyond.append(range(first + held, first + count))
+            first += count
+        return [*filter(len, inside)], [*filter(len, beyond)]
 
     def placed(self) -> int:
         """Rows of a compressed buffer of which it is known whether a shard has them."""
@@ -97,6 +127,23 @@ class Evidence:
         """Give the files back."""
         for file in self.opened.values():
             file.close()
+
+
+class _Tried(suppress):
+    """Go on after an error that says what is wrong with a file, or its disk."""
+
+    def __init__(self, kind: type[FormatError]) -> None:
+        super().__init__(kind, FailedError)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        if error is not None:
+            raise_if_out_of_files(error)
+        return super().__exit__(kind, error, trace)
 
 
 def row_sizes(metadata: Metadata) -> dict[str, int]:
@@ -126,14 +173,14 @@ def _proven(
     check: SumCheck, metadata: Metadata, env_id: int, block: int, computed: int
 ) -> bool:
     lap = (block // metadata.ring.num_blocks) & 0xFFFFFFFF
-    with suppress(CorruptError, FailedError):
+    with _Tried(CorruptError):
         return check.entry(env_id, block)[1:] == (computed, lap)
     return False
 
 
 def _lost(check: SumCheck, metadata: Metadata, env_id: int, block: int) -> bool:
     """Whether a block that is not proven is not disproven either."""
-    with suppress(CorruptError, FailedError):
+    with _Tried(CorruptError):
         lap = (block // metadata.ring.num_blocks) & 0xFFFFFFFF
         return lost(*check.entry(env_id, block)[1:], lap)
     return True
@@ -181,11 +228,11 @@ def _metadata(folder: Path, like: Path | None) -> tuple[Metadata, list[str]]:
         path, damage = folder / metadata_file.FILE_NAME, error
         if not folder.is_dir():
             raise
-    with suppress(FormatError, FailedError):
+    with _Tried(FormatError):
         data = files.read_bytes(path, FLIP_NBYTES)
         return _unflipped(data, path), ["metadata, by turning one bit back"]
     spare = path.with_name(f"tmp-{path.name}")
-    with suppress(FormatError, FailedError):
+    with _Tried(FormatError):
         data = files.read_bytes(spare, metadata_file.MAX_NBYTES)
         return metadata_file.decode(data, spare), [f"metadata, from {spare.name}"]
     raise CorruptError(
@@ -245,7 +292,7 @@ def _scanned(
         # Metadata that anybody made may speak of more blocks than there are entries.
         for entry in range(opened[SUMS].nbytes // SUM_DTYPE.itemsize):
             env_id, place_ = divmod(entry, ring.num_blocks)
-            with suppress(CorruptError, FailedError):
+            with _Tried(CorruptError):
                 lap = check.entry(env_id, place_)[2]
                 block = lap * ring.num_blocks + place_
                 if _found(check, metadata, env_id, block):

@@ -13,6 +13,7 @@ from mmreplay import files
 from mmreplay.errors import CorruptError
 from mmreplay.files import File
 from mmreplay.format.metadata import Metadata
+from mmreplay.schema import Schema
 from mmreplay.storage.memmap import POLICY, MemmapStore, file_sizes
 from mmreplay.storage.placement import FLAGS, SUMS, place
 from mmreplay.storage.places import DTYPE, Places
@@ -115,7 +116,6 @@ def open_store(folder: Path, metadata: Metadata) -> ShortStore:
         for name in sizes
         if name != SUMS
     }
-    mutable = [n for path, n in placement.large.items() if schema[path].mutable]
     # No flags are kept: they are asked for by row, and memory is not taken for all.
     opened[FLAGS].nbytes = 0
     try:
@@ -129,8 +129,14 @@ def open_store(folder: Path, metadata: Metadata) -> ShortStore:
             file.close()
         raise
     store.held = min(held.values())
-    store.always = min(held[name] for name in (FLAGS, *mutable))
+    store.always = min(held[name] for name in never_sealed(schema))
     return store
+
+
+def never_sealed(schema: Schema) -> list[str]:
+    """Files of a compressed buffer whose rows no shard ever has."""
+    large = place(schema).large.items()
+    return [FLAGS, *(name for path, name in large if schema[path].mutable)]
 
 
 def place_nbytes(metadata: Metadata) -> int:

@@ -166,30 +166,19 @@ def _choose(evidence: Evidence, keep_unproven: bool) -> tuple[list[Kept], list[C
     kept, cuts = [], []
     for env_id in range(ring.num_envs):
         first, head = int(evidence.firsts[env_id]), int(evidence.heads[env_id])
-        sealed = evidence.metadata.engine == "zarr"
-        missing = unreadable if sealed else _missing
-        lost = sorted([*bad[env_id], *missing(evidence, env_id)])
+        lost = bad[env_id]
+        lost += [
+            (each.start, each.stop, "missing") for each in evidence.alive(env_id)[1]
+        ]
+        if evidence.metadata.engine == "zarr":
+            lost += unreadable(evidence, env_id)
+        lost.sort()
         good, gone = _rest(first, head, lost)
         found = sorter.sort(good, _reader(evidence, env_id))
         gone += _flagged(good, found)
         kept.append(found)
         cuts += [Cut(env_id, a, b, why) for a, b, why in sorted(gone)]
     return kept, cuts
-
-
-def _missing(evidence: Evidence, env_id: int) -> list[tuple[int, int, str]]:
-    """Stretches of positions that a file which ends too early does not hold."""
-    ring = evidence.metadata.ring
-    held = min(evidence.held().values())
-    first, head = int(evidence.firsts[env_id]), int(evidence.heads[env_id])
-    found = []
-    at = first
-    for row, step, count in ring.stretch(env_id, first, head):
-        whole = min(count, max(0, -(-(held - row) // step)))
-        if whole < count:
-            found.append((at + whole, at + count, "missing"))
-        at += count
-    return found
 
 
 def _rest(

@@ -34,26 +34,22 @@ def opened(evidence: Evidence) -> Iterator[ShortStore]:
 
 
 def unreadable(evidence: Evidence, env_id: int) -> list[Stretch]:
-    """Stretches of rows that are not there, or cannot be read and have no checksum."""
+    """Stretches in reach that are not there, or unreadable and without a checksum."""
     size = evidence.metadata.ring.block_rows
     first, head = int(evidence.firsts[env_id]), int(evidence.heads[env_id])
     begin = min(max(first, int(evidence.unsummed[env_id])), head)
     end = max(begin, min(int(evidence.summed[env_id]) // size * size, head))
+    found: list[Stretch] = []
     with opened(evidence) as store:
-        found = list(_absent(evidence, store, env_id))
-        for low, high in ((first, -(-begin // size) * size), (end, head)):
-            span = range(low, min(high, head))
-            found += _unplaced(evidence, env_id, span)
-            for at, stop, _ in torn(store, env_id, span.start, span.stop):
-                found.append((at, stop, "missing"))
+        for inside in evidence.alive(env_id)[0]:
+            if store.held < store.ring.num_rows:
+                found += _stretches(store.ring, env_id, inside, store.absent)
+            for low, high in ((first, -(-begin // size) * size), (end, head)):
+                span = range(max(low, inside.start), min(high, inside.stop))
+                found += _unplaced(evidence, env_id, span)
+                for at, stop, _ in torn(store, env_id, span.start, span.stop):
+                    found.append((at, stop, "missing"))
     return found
-
-
-def _absent(evidence: Evidence, store: ShortStore, env_id: int) -> Iterator[Stretch]:
-    """Stretches of rows whose files, of the tail where they are in it, end before."""
-    if store.held < store.ring.num_rows:
-        span = range(int(evidence.firsts[env_id]), int(evidence.heads[env_id]))
-        yield from _stretches(store.ring, env_id, span, store.absent)
 
 
 def _unplaced(evidence: Evidence, env_id: int, span: range) -> Iterator[Stretch]:

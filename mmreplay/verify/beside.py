@@ -39,9 +39,9 @@ def check_columns(
         if not place.is_dir() or place.is_symlink():
             notes.note("unknown", name, None, f"{name} is not a column's folder")
             continue
-        for entry in sorted(place.iterdir()):
-            if entry.name not in (COLUMN, STATE, LOCK, f"tmp-{COLUMN}"):
-                what = f"{name}/{entry.name}"
+        for entry in files.names(place):
+            if entry not in (COLUMN, STATE, LOCK, f"tmp-{COLUMN}"):
+                what = f"{name}/{entry}"
                 notes.note("unknown", what, None, f"{what} is not a name of ours")
         _check_state(place / STATE, f"{name}/{STATE}", metadata, notes)
         _check_numbers(place / COLUMN, f"{name}/{COLUMN}", metadata, notes, deep)
@@ -52,7 +52,7 @@ def _inside(root: Path, notes: Notebook) -> list[Path]:
     if root.is_symlink():
         notes.note("unknown", root.name, None, f"{root.name} is a link, no folder")
         return []
-    return sorted(root.iterdir()) if root.is_dir() else []
+    return [root / name for name in files.names(root)] if root.is_dir() else []
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def _opened(
     try:
         file = File.open(path, nbytes)
     except (FormatError, FailedError) as error:
-        notes.note("beside", name, None, str(error))
+        notes.fail("beside", name, error)
     try:
         yield file
     finally:
@@ -134,10 +134,10 @@ def check_limiter(folder: Path, notes: Notebook) -> None:
             try:
                 strict_json.parse(files.read_bytes(entry, LAW_NBYTES), name)
             except (FormatError, FailedError) as error:
-                notes.note("beside", name, None, str(error))
+                notes.fail("beside", name, error)
         elif entry.name.startswith("learner-"):
             _check_count(entry, name, notes)
-        elif entry.name != "writer" and not entry.name.startswith("tmp-"):
+        elif entry.name not in ("writer", "turn") and not entry.name.startswith("tmp-"):
             notes.note("unknown", name, None, f"{name} is not a name of ours")
 
 

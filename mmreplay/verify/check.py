@@ -98,8 +98,7 @@ def _generation(folder: Path) -> int:
 
 def _check_names(folder: Path, metadata: Metadata, notes: Notebook) -> None:
     """Report names that are not ours, or of no use any more; delete none."""
-    for entry in sorted(folder.iterdir()):
-        name = entry.name
+    for name in files.names(folder):
         generation = name.startswith("data-") and name[5:].isdigit()
         if name in KNOWN or name == metadata.folder:
             continue
@@ -121,7 +120,7 @@ def _check_statistics(folder: Path, notes: Notebook) -> None:
         try:
             strict_json.parse(files.read_bytes(path, STATISTICS_NBYTES), STATISTICS)
         except (FormatError, FailedError) as error:
-            notes.note("statistics", STATISTICS, None, str(error))
+            notes.fail("statistics", STATISTICS, error)
 
 
 def _check_generation(folder: Path, metadata: Metadata, notes: Notebook) -> None:
@@ -130,9 +129,9 @@ def _check_generation(folder: Path, metadata: Metadata, notes: Notebook) -> None
     sizes = file_sizes(ring, metadata.schema, place(metadata.schema))
     sizes[COMMIT] = commit.NUM_SLOTS * commit.slot_nbytes(ring.num_envs)
     if where.is_dir():
-        for entry in sorted(where.iterdir()):
-            if entry.name not in sizes | extra_names(metadata):
-                name = f"{metadata.folder}/{entry.name}"
+        for entry in files.names(where):
+            if entry not in sizes | extra_names(metadata):
+                name = f"{metadata.folder}/{entry}"
                 notes.note("unknown", name, None, f"{name} is not a name of ours")
     opened: dict[str, File] = {}
     try:
@@ -154,7 +153,7 @@ def _open(
     try:
         file = File.open(path, nbytes)
     except (FormatError, FailedError) as error:
-        notes.note("file", name, None, str(error))
+        notes.fail("file", name, error)
         return
     if nbytes is None:
         file.close()
@@ -178,7 +177,7 @@ def _check_data(opened: dict[str, File], metadata: Metadata, notes: Notebook) ->
         sums = sum_check(opened, metadata, commit_file)
     except (FormatError, FailedError) as error:
         # What says which rows of a compressed buffer are in shards.
-        notes.note("file", metadata.folder, None, str(error))
+        notes.fail("file", metadata.folder, error)
         return
     notes.expected_nbytes = flags.nbytes(claim)
     notes.expected_nbytes += sums.nbytes(claim) if notes.deep else 0
@@ -186,7 +185,7 @@ def _check_data(opened: dict[str, File], metadata: Metadata, notes: Notebook) ->
         try:
             flags.run(claim, notes)
         except (CorruptError, FailedError) as error:
-            notes.note("file", name, None, str(error))
+            notes.fail("file", name, error)
         if notes.deep:
             sums.run(claim, notes)
     finally:

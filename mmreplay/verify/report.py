@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from mmreplay.errors import raise_if_out_of_files
+
 Kind = Literal[
     "metadata", "statistics", "file", "commit", "slot", "sum", "lap", "flags",
     "torn", "left_over", "unknown", "beside",
@@ -104,6 +106,11 @@ class Notebook:
             self.findings.append(Finding(kind, file, offset, message))
         else:
             self.omitted += 1
+
+    def fail(self, kind: Kind, file: str, error: Exception) -> None:
+        """Keep what an error says of a file, or raise one that says nothing of it."""
+        raise_if_out_of_files(error)
+        self.note(kind, file, None, str(error))
 
     def read(self, nbytes: int) -> None:
         """Count bytes read, and tell whoever waits."""

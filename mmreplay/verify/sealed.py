@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mmreplay.errors import CorruptError, FailedError
+from mmreplay.errors import CorruptError, FailedError, raise_if_out_of_files
 from mmreplay.files import File
 from mmreplay.format.metadata import Metadata
 from mmreplay.storage import places, zarr_group
@@ -101,5 +101,6 @@ def unreadable(
             for at in range(0, len(rows), step):
                 store.gather(rows[at : at + step], paths)
         except (CorruptError, FailedError) as error:
+            raise_if_out_of_files(error)
             yield first, end, error
         first = end

@@ -89,7 +89,7 @@ class SumCheck:
                 ):
                     self._compare(stripe, env_id, block, computed, notes)
             except (CorruptError, FailedError) as error:
-                notes.note("file", self._folder, None, str(error))
+                notes.fail("file", self._folder, error)
 
     def compute(self, stripe: Stripe, notes: Notebook | None) -> list[int]:
         """CRC32C of each block of a stripe: position, flags, records, large fields."""
@@ -225,23 +225,38 @@ def _covered(opened: dict[str, File], metadata: Metadata) -> list[tuple[File, in
     return found
 
 
-def stripes(ring: Ring, firsts: Array, stops: Array) -> Iterator[Stripe]:
+def stripes(
+    ring: Ring, firsts: Array, stops: Array, reach: int | None = None
+) -> Iterator[Stripe]:
     """Lay blocks out in the order of the disk.
 
     Args:
         ring: Where rows live.
         firsts: int64 ``[E]``, each environment's first block to check.
         stops: int64 ``[E]``, one past its last; at most one lap later.
+        reach: Leave out the blocks that begin at this row or a later one, and take
+            no time for them.
     """
     size = ring.block_rows
+    reach = ring.num_rows if reach is None else reach
     if ring.layout == "env_major":
         for env_id in range(ring.num_envs):
-            for block in range(int(firsts[env_id]), int(stops[env_id])):
+            held = max(0, -(-(reach - env_id * ring.slots) // size))
+            span = range(int(firsts[env_id]), int(stops[env_id]))
+            for block in _placed(span, ring.num_blocks, held):
                 yield Stripe(ring.row(env_id, block * size), 1, ((0, env_id, block),))
         return
-    for place_ in range(ring.num_blocks):
+    for place_ in range(min(ring.num_blocks, -(-reach // (size * ring.num_envs)))):
         here = firsts + (place_ - firsts) % ring.num_blocks
         alive = np.flatnonzero(here < stops).tolist()
         if alive:
             blocks = tuple((env_id, env_id, int(here[env_id])) for env_id in alive)
             yield Stripe(ring.row(0, place_ * size), ring.num_envs, blocks)
+
+
+def _placed(blocks: range, num_blocks: int, held: int) -> Iterator[int]:
+    """Those blocks of at most a lap that lie in the first places."""
+    lap = blocks.start // num_blocks * num_blocks
+    for base in (lap, lap + num_blocks):
+        low, high = max(blocks.start, base), min(blocks.stop, base + num_blocks)
+        yield from range(low, min(high, base + held))

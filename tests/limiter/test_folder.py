@@ -4,6 +4,7 @@ import errno
 import os
 import resource
 import signal
+import threading
 from contextlib import contextmanager
 
 import pytest
@@ -11,7 +12,8 @@ import pytest
 import mmreplay as mr
 from mmreplay import files
 from mmreplay.errors import FailedError, SchemaError
-from tests.limiter.making import add, child, create, law, reader, until_starved
+from mmreplay.verify import verify_buffer
+from tests.limiter.making import SCHEMA, add, child, create, law, reader, until_starved
 
 TOLD = r"cannot {} .*{}.*Too many open files \(errno 24\)"
 
@@ -144,3 +146,27 @@ def test_a_reader_that_adds_is_refused_before_it_takes_the_writers_place(tmp_pat
         with pytest.raises(FailedError, match="'r\\+'"):
             buffer.extend(number=[1, 2])
         assert not (tmp_path / "b" / "limiter" / "writer").exists()
+
+
+def test_who_come_first_at_once_take_turns(tmp_path, monkeypatch):
+    """And agree on what was there when the first of them came."""
+    path = tmp_path / "b"
+    mr.ReplayBuffer.create(path, SCHEMA, 100, commit_every=None).close()
+    readers = []
+    other = threading.Thread(target=lambda: readers.append(reader(path, law())))
+    replace_bytes = files.replace_bytes
+
+    def interrupted(*args):
+        other.start()
+        other.join(0.2)
+        assert other.is_alive()
+        replace_bytes(*args)
+
+    monkeypatch.setattr(files, "replace_bytes", interrupted)
+    readers.append(reader(path, law()))
+    other.join()
+    assert len(readers) == 2
+    for each in readers:
+        each.close()
+    assert sorted(files.names(path / "limiter")) == ["law.json", "turn"]
+    assert verify_buffer(path).findings == ()
