@@ -292,22 +292,38 @@ def test_blocks_that_no_file_holds_take_no_time(tmp_path, monkeypatch, engine, l
     ) as buffer:
         extend(buffer, 41)
         held = buffer.metadata.ring.num_rows
+    forged = forge(path, 1 << 31)
+    ring = forged.ring
+    heads = np.full(2, 5 * ring.slots // 2)
+    recovery.create(path / DATA, forged, heads, heads - ring.capacity)
+    if engine == "zarr":
+        os.truncate(path / DATA / "places.bin", lenient.place_nbytes(forged))
+    looked = counted(monkeypatch, held)
+    with evidence_of(path) as found:
+        kept, cuts = mending._choose(found, False)
+    assert looked
+    assert sum(each.total for each in kept) == 0
+    assert sum(cut.stop - cut.first for cut in cuts) == 2 * ring.capacity
+
+
+def forge(path, slots):
+    """Metadata of a ring of so many slots, in the place of a buffer's own."""
     metadata = load(path)
-    slots = 1 << 31
     ring = replace(metadata.ring, capacity=slots - 64, slots=slots)
     forged = replace(metadata, ring=ring)
     (path / "metadata.json").write_bytes(encode(forged))
     (path / DATA / "COMMIT").unlink()
-    heads = np.full(2, 5 * slots // 2)
-    recovery.create(path / DATA, forged, heads, heads - ring.capacity)
-    if engine == "zarr":
-        os.truncate(path / DATA / "places.bin", lenient.place_nbytes(forged))
-    looked = []
+    return forged
+
+
+def counted(monkeypatch, held):
+    """Blocks that are looked at, which are few."""
+    looked, whole = [], 2
 
     def stretch_of(*args):
         for stripe in stripes(*args):
             looked.append(stripe)
-            assert len(looked) <= held
+            assert len(looked) <= whole * held
             yield stripe
 
     def few(ring, env_id, span, gone):
@@ -317,11 +333,51 @@ def test_blocks_that_no_file_holds_take_no_time(tmp_path, monkeypatch, engine, l
     stripes, stretches = evidence.stripes, sealed_rows._stretches
     monkeypatch.setattr(evidence, "stripes", stretch_of)
     monkeypatch.setattr(sealed_rows, "_stretches", few)
-    with evidence_of(path) as found:
-        kept, cuts = mending._choose(found, False)
+    return looked
+
+
+@pytest.mark.parametrize(("engine", "layout"), KINDS)
+def test_heads_are_found_in_the_time_that_the_files_take(
+    tmp_path, monkeypatch, engine, layout
+):
+    path = tmp_path / "b"
+    options = {"codec": "zstd"} if engine == "zarr" else {}
+    with mr.ReplayBuffer.create(
+        path, SCHEMA, 64, 2, layout=layout, engine=engine, commit_every=None, **options
+    ) as buffer:
+        extend(buffer, 41)
+        held = buffer.metadata.ring.num_rows
+    forged = forge(path, 1 << 31)
+    # Entries of any number, of laps that no position can be in.
+    entries = np.full((1 << 20, 2), 0xFFFFFFFF, "<u4")
+    (path / DATA / "sums.bin").write_bytes(entries.tobytes())
+    if engine == "zarr":
+        os.truncate(path / DATA / "places.bin", lenient.place_nbytes(forged))
+    looked = counted(monkeypatch, held)
+    with pytest.raises(CorruptError, match="no block with a checksum that fits"):
+        mr.repair(path)
     assert looked
-    assert sum(each.total for each in kept) == 0
-    assert sum(cut.stop - cut.first for cut in cuts) == 2 * ring.capacity
+
+
+def test_shards_are_looked_for_once(tmp_path, monkeypatch):
+    path, asked = tmp_path / "b", []
+    with mr.ReplayBuffer.create(
+        path, SCHEMA, 64, 16, layout="env_major", engine="zarr", codec="zstd",
+        commit_every=None,
+    ) as buffer:  # fmt: skip
+        extend(buffer, 41)
+        places = (path / DATA / "places.bin").stat().st_size // 4
+    (path / DATA / "places.bin").unlink()
+    look = lenient._sealed
+
+    def counting(*args):
+        asked.append(args[-1])
+        return look(*args)
+
+    monkeypatch.setattr(lenient, "_sealed", counting)
+    assert mr.repair(path).rows > 0
+    # To check the sums, to look for what is unreadable, and to copy.
+    assert len(asked) == 3 * places
 
 
 def positions(ranges):
@@ -395,8 +451,10 @@ def attempt(errors, call):
 def few_descriptors(spare):
     """Let the process open no more than so many files beside those it has."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    used = len(os.listdir("/proc/self/fd")) - 1
-    resource.setrlimit(resource.RLIMIT_NOFILE, (used + spare, limits[1]))
+    free = [os.dup(0) for _ in range(spare + 1)]
+    for each in free:
+        os.close(each)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[-1], limits[1]))
     try:
         yield
     finally:

@@ -76,6 +76,29 @@ def test_only_the_block_with_a_flipped_byte_is_cut(damaged):
     assert before == {p: p.read_bytes() for p in damaged.rglob("*") if p.is_file()}
 
 
+@pytest.mark.parametrize("layout", ["env_major", "time_major"])
+def test_a_chunk_that_cannot_be_unpacked_costs_its_block_and_no_other(tmp_path, layout):
+    path = tmp_path / "b"
+    with mr.ReplayBuffer.create(
+        path, SCHEMA, 64, 2, layout=layout, engine="zarr", codec="zstd",
+        commit_every=None,
+    ) as buffer:  # fmt: skip
+        for _ in range(3):
+            extend(buffer, 41)
+    shard, at = place_of(path, 1, 90)
+    data = shard.read_bytes()
+    table = np.frombuffer(data[:-4], np.uint8)
+    count = 2 if layout == "time_major" else 1
+    with mr.ReplayBuffer.open(path) as buffer:
+        count *= buffer.metadata.sharding.shard_rows
+    first, _ = table[-16 * count :].view("<u8").reshape(count, 2)[at].tolist()
+    put(shard, first, bytes(4))
+    made = mr.repair(path)
+    block = block_of(path, 90)
+    assert made.cuts == (mr.Cut(1, block.start, block.stop, "missing"),)
+    assert_repaired(path, made, without([], block))
+
+
 def test_a_shard_that_is_gone_costs_its_rows_and_no_other(damaged):
     shard, _ = place_of(damaged, 0, 100)
     shard.unlink()

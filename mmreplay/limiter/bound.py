@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import secrets
 import struct
 import threading
 import time
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 FOLDER = "limiter"
 LAW = "law.json"
 WRITER = "writer"
-TURN = "turn"  # of whoever writes the law, the first time
 LEARNERS = tuple(f"learner-{number:03d}" for number in range(256))
 COUNTED = struct.Struct("<QQ")
 MASK = (1 << 64) - 1
@@ -80,14 +80,7 @@ class BoundLimit:
         refuse_link(self._folder)
         law = list(self._limiter.law)
         if not path.exists():
-            files.make_folder(self._folder, exist_ok=True)
-            while (turn := self._take(TURN, 0)) is None:
-                time.sleep(SHORTEST_S)
-            try:
-                if not path.exists():
-                    self._write(path, law)
-            finally:
-                turn.close()
+            self._write(path, law)
         value = strict_json.parse(files.read_bytes(path, 4096), str(path))
         said, base = value.get("law"), value.get("base")
         if isinstance(said, list):
@@ -106,11 +99,25 @@ class BoundLimit:
         return base
 
     def _write(self, path: Path, law: list[float]) -> None:
+        """Write the law, unless another process comes first, whose base counts."""
         written, alive = self._rows()
         # JSON knows no infinity.
         told = [None if each == math.inf else each for each in law]
         text = json.dumps({"law": told, "base": written - alive}, allow_nan=False)
-        files.replace_bytes(path, text.encode())
+        files.make_folder(self._folder, exist_ok=True)
+        own = path.with_name(f"tmp-{secrets.token_hex(8)}")
+        files.replace_bytes(own, text.encode())
+        try:
+            files.disk.link(own, path)
+        except FileExistsError:
+            pass
+        except OSError:
+            # A file system without links.
+            if not path.exists():
+                files.replace_bytes(path, text.encode())
+        finally:
+            files.remove_tree(own)
+        files.sync_folder(self._folder)
 
     def await_insert(self) -> None:
         """Return once a row may be written; see `Limit.await_insert`."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -33,9 +33,10 @@ from mmreplay.repairing.lenient import (
     open_store,
     place_nbytes,
 )
+from mmreplay.ring import Ring
 from mmreplay.storage.engines import ON_DISK
 from mmreplay.storage.ledger import FILE_NAME as COMMIT
-from mmreplay.storage.memmap import SUM_DTYPE, file_sizes
+from mmreplay.storage.memmap import file_sizes
 from mmreplay.storage.placement import SUMS, place
 from mmreplay.storage.places import DTYPE as PLACE_DTYPE
 from mmreplay.storage.places import FILE_NAME as PLACES
@@ -76,11 +77,7 @@ class Evidence:
     reach: int = field(init=False)
 
     def __post_init__(self) -> None:
-        nbytes = row_sizes(self.metadata)
-        held = {name: self.opened[name].nbytes // nbytes[name] for name in nbytes}
-        sealed = self.metadata.engine == "zarr"
-        names = never_sealed(self.metadata.schema) if sealed else held
-        self.reach = min(held[name] for name in names)
+        self.reach = _reach(self.metadata, self.opened)
 
     def bad_blocks(self) -> Iterator[tuple[int, int, str]]:
         """(environment, block, why) of each in reach that no checksum bears out."""
@@ -93,13 +90,10 @@ class Evidence:
                 yield from self._bad(check, stripe)
 
     def _bad(self, check: SumCheck, stripe: Stripe) -> Iterator[tuple[int, int, str]]:
-        sums: list[int] | None = None
-        with _Tried(CorruptError):
-            sums = check.compute(stripe, None)
-        for index, (_, env_id, block) in enumerate(stripe.blocks):
-            if sums is None:
+        for env_id, block, computed in _computed(check, stripe):
+            if computed is None:
                 yield env_id, block, "missing"
-            elif not _proven(check, self.metadata, env_id, block, sums[index]):
+            elif not _proven(check, self.metadata, env_id, block, computed):
                 gone = _lost(check, self.metadata, env_id, block)
                 yield env_id, block, "unproven" if gone else "checksum"
 
@@ -153,6 +147,16 @@ def row_sizes(metadata: Metadata) -> dict[str, int]:
     return {name: size // rows for name, size in sizes.items() if name != SUMS}
 
 
+def _reach(metadata: Metadata, opened: dict[str, File]) -> int:
+    """Rows in the files whose rows are nowhere else."""
+    nbytes = row_sizes(metadata)
+    held = {name: opened[name].nbytes // nbytes[name] for name in nbytes}
+    sealed = metadata.engine == "zarr"
+    return min(
+        held[name] for name in (never_sealed(metadata.schema) if sealed else held)
+    )
+
+
 @contextmanager
 def _checking(metadata: Metadata, opened: dict[str, File]) -> Iterator[SumCheck]:
     """What computes checksums as `verify` does."""
@@ -167,6 +171,20 @@ def _checking(metadata: Metadata, opened: dict[str, File]) -> Iterator[SumCheck]
         yield check
     finally:
         check.close()
+
+
+def _computed(check: SumCheck, stripe: Stripe) -> Iterator[tuple[int, int, int | None]]:
+    """(environment, block, checksum) of the blocks of a stripe; None for unreadable."""
+    parts = [stripe]
+    if isinstance(check, SealedSumCheck):
+        # Each is unpacked by itself: one may be damaged and the next one not.
+        parts = [replace(stripe, blocks=(each,)) for each in stripe.blocks]
+    for part in parts:
+        sums: list[int | None] = [None] * len(part.blocks)
+        with _Tried(CorruptError):
+            sums = [*check.compute(part, None)]
+        for (_, env_id, block), computed in zip(part.blocks, sums, strict=True):
+            yield env_id, block, computed
 
 
 def _proven(
@@ -289,13 +307,11 @@ def _scanned(
     ring = metadata.ring
     heads = np.zeros(ring.num_envs, np.int64)
     with _checking(metadata, opened) as check:
-        # Metadata that anybody made may speak of more blocks than there are entries.
-        for entry in range(opened[SUMS].nbytes // SUM_DTYPE.itemsize):
-            env_id, place_ = divmod(entry, ring.num_blocks)
-            with _Tried(CorruptError):
-                lap = check.entry(env_id, place_)[2]
-                block = lap * ring.num_blocks + place_
-                if _found(check, metadata, env_id, block):
+        for stripe in _summed(check, ring, _reach(metadata, opened)):
+            for env_id, block, computed in _computed(check, stripe):
+                if computed is not None and _proven(
+                    check, metadata, env_id, block, computed
+                ):
                     stop = (block + 1) * ring.block_rows
                     heads[env_id] = max(heads[env_id], stop)
     if not heads.any():
@@ -308,11 +324,18 @@ def _scanned(
     return np.maximum(heads - ring.capacity, 0), heads, heads, zeros
 
 
-def _found(check: SumCheck, metadata: Metadata, env_id: int, block: int) -> bool:
-    """Whether the data of a block has the checksum that is kept."""
-    one = np.zeros(metadata.ring.num_envs, np.int64)
-    one[env_id] = block
-    own = np.arange(len(one)) == env_id
-    stripe = next(stripes(metadata.ring, one, one + own))
-    [computed] = check.compute(stripe, None)
-    return _proven(check, metadata, env_id, block, computed)
+def _summed(check: SumCheck, ring: Ring, reach: int) -> Iterator[Stripe]:
+    """Blocks of which there is an entry, in the lap that it says.
+
+    Metadata that anybody made may speak of more blocks than there are entries, or rows.
+    """
+    first, stop = np.zeros(ring.num_envs, np.int64), ring.num_blocks
+    for stripe in stripes(ring, first, first + stop, reach):
+        blocks = []
+        for column, env_id, place_ in stripe.blocks:
+            with _Tried(CorruptError):
+                block = check.entry(env_id, place_)[2] * ring.num_blocks + place_
+                if (block + 1) * ring.block_rows <= commit.MAX_COUNT:
+                    blocks.append((column, env_id, block))
+        if blocks:
+            yield replace(stripe, blocks=tuple(blocks))

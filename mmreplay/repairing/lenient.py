@@ -116,20 +116,20 @@ def open_store(folder: Path, metadata: Metadata) -> ShortStore:
         for name in sizes
         if name != SUMS
     }
+    always = min(held[name] for name in never_sealed(schema))
     # No flags are kept: they are asked for by row, and memory is not taken for all.
     opened[FLAGS].nbytes = 0
     try:
         tail = MemmapStore(ring, schema, placement, opened, SHORT)
         # Shards are mapped as ever, rather than read whole.
         tail.maps = maps
-        places = _open_places(folder, metadata, maps)
+        places = _open_places(folder, metadata, maps, always)
         store = ShortStore(folder, metadata, tail, places, SHORT)
     except BaseException:
         for file in opened.values():
             file.close()
         raise
-    store.held = min(held.values())
-    store.always = min(held[name] for name in never_sealed(schema))
+    store.held, store.always = min(held.values()), always
     return store
 
 
@@ -147,8 +147,15 @@ def place_nbytes(metadata: Metadata) -> int:
     return ring.num_rows // (sharding.shard_rows * wide) * DTYPE.itemsize
 
 
-def _open_places(folder: Path, metadata: Metadata, mapped: bool) -> Places:
-    """What that file says; where it ends before, rows are where a shard is for them."""
+def _open_places(folder: Path, metadata: Metadata, mapped: bool, rows: int) -> Places:
+    """What that file says; where it ends before, rows are where a shard is for them.
+
+    Args:
+        folder: Of the data.
+        metadata: What the buffer is.
+        mapped: Read it through a mapping.
+        rows: No shard is looked for beyond so many.
+    """
     nbytes = place_nbytes(metadata)
     [file] = open_files(folder, {PLACES: nbytes}).values()
     if file.nbytes == nbytes:
@@ -158,7 +165,8 @@ def _open_places(folder: Path, metadata: Metadata, mapped: bool) -> Places:
     finally:
         file.close()
     count = nbytes // DTYPE.itemsize
-    if count > MAX_GUESSED:
+    count = min(count, -(-rows * count // metadata.ring.num_rows))
+    if count - len(known) > MAX_GUESSED:
         raise CorruptError(
             f"{file.path} has {file.nbytes} bytes, expected {nbytes}, or at most "
             f"{MAX_GUESSED} places to look for; restore it from a copy"

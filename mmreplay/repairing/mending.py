@@ -21,7 +21,7 @@ from mmreplay.format import metadata as metadata_file
 from mmreplay.repairing.evidence import Evidence, gather, row_sizes
 from mmreplay.repairing.kept import Flags, Kept, Sorter
 from mmreplay.repairing.pieces import Progress, pieces
-from mmreplay.repairing.sealed import copied, unreadable
+from mmreplay.repairing.sealed import copied, opened, unreadable
 from mmreplay.storage.base import CheckedStore
 from mmreplay.storage.engines import create_store
 from mmreplay.storage.lock import WriterLock, holder, locked, refuse_network
@@ -162,23 +162,32 @@ def _choose(evidence: Evidence, keep_unproven: bool) -> tuple[list[Kept], list[C
         if why != "unproven" or not keep_unproven:
             first = block * ring.block_rows
             bad[env_id].append((first, first + ring.block_rows, why))
+    for env_id, first, stop in _missing(evidence):
+        bad[env_id].append((first, stop, "missing"))
     sorter = Sorter(evidence.metadata.autoreset == "next_step")
     kept, cuts = [], []
     for env_id in range(ring.num_envs):
         first, head = int(evidence.firsts[env_id]), int(evidence.heads[env_id])
-        lost = bad[env_id]
-        lost += [
-            (each.start, each.stop, "missing") for each in evidence.alive(env_id)[1]
-        ]
-        if evidence.metadata.engine == "zarr":
-            lost += unreadable(evidence, env_id)
-        lost.sort()
+        lost = sorted(bad.pop(env_id, ()))
         good, gone = _rest(first, head, lost)
         found = sorter.sort(good, _reader(evidence, env_id))
         gone += _flagged(good, found)
         kept.append(found)
         cuts += [Cut(env_id, a, b, why) for a, b, why in sorted(gone)]
     return kept, cuts
+
+
+def _missing(evidence: Evidence) -> Iterator[tuple[int, int, int]]:
+    """(environment, first, stop) of rows that no file holds, or that are unreadable."""
+    num_envs = evidence.metadata.ring.num_envs
+    for env_id in range(num_envs):
+        for beyond in evidence.alive(env_id)[1]:
+            yield env_id, beyond.start, beyond.stop
+    if evidence.metadata.engine == "zarr":
+        with opened(evidence) as store:
+            for env_id in range(num_envs):
+                for first, stop in unreadable(evidence, store, env_id):
+                    yield env_id, first, stop
 
 
 def _rest(

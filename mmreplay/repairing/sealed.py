@@ -17,7 +17,7 @@ from mmreplay.storage.zarr import ZarrStore
 from mmreplay.verify.sealed import unreadable as torn
 
 Array = NDArray[np.int64]
-Stretch = tuple[int, int, str]
+Stretch = tuple[int, int]
 CHUNK_ROWS = 1024
 LOOK_ROWS = 1 << 16
 
@@ -33,22 +33,21 @@ def opened(evidence: Evidence) -> Iterator[ShortStore]:
         store.close()
 
 
-def unreadable(evidence: Evidence, env_id: int) -> list[Stretch]:
+def unreadable(evidence: Evidence, store: ShortStore, env_id: int) -> list[Stretch]:
     """Stretches in reach that are not there, or unreadable and without a checksum."""
     size = evidence.metadata.ring.block_rows
     first, head = int(evidence.firsts[env_id]), int(evidence.heads[env_id])
     begin = min(max(first, int(evidence.unsummed[env_id])), head)
     end = max(begin, min(int(evidence.summed[env_id]) // size * size, head))
     found: list[Stretch] = []
-    with opened(evidence) as store:
-        for inside in evidence.alive(env_id)[0]:
-            if store.held < store.ring.num_rows:
-                found += _stretches(store.ring, env_id, inside, store.absent)
-            for low, high in ((first, -(-begin // size) * size), (end, head)):
-                span = range(max(low, inside.start), min(high, inside.stop))
-                found += _unplaced(evidence, env_id, span)
-                for at, stop, _ in torn(store, env_id, span.start, span.stop):
-                    found.append((at, stop, "missing"))
+    for inside in evidence.alive(env_id)[0]:
+        if store.held < store.ring.num_rows:
+            found += _stretches(store.ring, env_id, inside, store.absent)
+        for low, high in ((first, -(-begin // size) * size), (end, head)):
+            span = range(max(low, inside.start), min(high, inside.stop))
+            found += _unplaced(evidence, env_id, span)
+            for at, stop, _ in torn(store, env_id, span.start, span.stop):
+                found.append((at, stop))
     return found
 
 
@@ -67,8 +66,7 @@ def _stretches(
         positions = np.arange(low, min(low + LOOK_ROWS, span.stop))
         lost = gone(ring.rows(np.full(len(positions), env_id), positions))
         edges = np.flatnonzero(np.diff(lost, prepend=False, append=False)) + low
-        for begin, stop in edges.reshape(-1, 2).tolist():
-            yield begin, stop, "missing"
+        yield from map(tuple, edges.reshape(-1, 2).tolist())
 
 
 def copied(

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from mmreplay import kernels
 from mmreplay.errors import SchemaError, StaleError
 from mmreplay.ring import Ring, Span
-from mmreplay.samplers.base import Home
 
 _steps = kernels.load("steps")
 
@@ -74,14 +73,10 @@ def places_of(ring: Ring, stop: Ids, rows: Ids) -> tuple[Ids, Ids]:
     return env_ids, positions
 
 
-def alive(
-    home: Home, span: Span, env_ids: Ids, positions: Ids
-) -> NDArray[np.bool_] | None:
+def alive(span: Span, env_ids: Ids, positions: Ids) -> NDArray[np.bool_] | None:
     """Which places are still in a buffer, bool ``[B]``, or None where all are.
 
     Args:
-        home: The buffer. In one of which rows were cut, what was drawn before may lie
-            above the heads now.
         span: What is alive.
         env_ids: int64 ``[B]``, B at least 1.
         positions: int64 ``[B]``.
@@ -95,8 +90,7 @@ def alive(
             f"env_ids: got values in [{env_ids.min()}, {env_ids.max()}], expected "
             f"them in [0, {len(span.stop)}); pass those of the batch"
         )
-    above = positions >= span.stop[env_ids]
-    strange = (positions < 0) | (above if home.cut_epoch == 0 else False)
+    strange = (positions >= span.stop[env_ids]) | (positions < 0)
     if strange.any():
         which = int(np.argmax(strange))
         env_id, position = int(env_ids[which]), int(positions[which])
@@ -105,5 +99,5 @@ def alive(
             "row that was never written, expected one below "
             f"{span.stop[env_id]}; pass the positions of the batch"
         )
-    found: NDArray[np.bool_] = (positions >= span.first[env_ids]) & ~above
+    found: NDArray[np.bool_] = positions >= span.first[env_ids]
     return None if found.all() else found

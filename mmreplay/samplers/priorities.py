@@ -338,7 +338,7 @@ class Priorities:
             numbers = storable(values)
             if len(numbers) == 0:
                 return 0
-            there = alive(view.home, self._span, env_ids, positions)
+            there = alive(self._span, env_ids, positions)
             if there is not None:
                 env_ids, positions = env_ids[there], positions[there]
                 numbers, dropped = numbers[there], len(there) - len(positions)
@@ -382,7 +382,7 @@ class Priorities:
         self.follow(view)
         storable(values)
         if len(positions):
-            alive(view.home, self._span, env_ids, positions)
+            alive(self._span, env_ids, positions)
 
     def _legal(self, view: View, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
         starts = self._opened

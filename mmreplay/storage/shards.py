@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import resource
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -14,7 +15,7 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.errors import OR_REPAIR, CorruptError
+from mmreplay.errors import OR_REPAIR, OUT_OF_FILES, CorruptError, FailedError
 from mmreplay.files import File
 from mmreplay.ring import Ring
 from mmreplay.storage.policy import Advise
@@ -25,7 +26,8 @@ Array = NDArray[np.generic]
 Ids = NDArray[np.int64]
 MISSING = (1 << 64) - 1
 MAX_OPEN = 4096
-"""Shards kept mapped at a time, of all fields."""
+"""Shards kept mapped at a time, of all fields, where the process may open so many
+files: Python keeps a descriptor for each mapping. See `_most_open`."""
 MAX_READ = 64
 """Shards kept where they are read whole instead."""
 CACHE_NBYTES = 64 << 20
@@ -162,6 +164,7 @@ class ShardReader:
         self._ring = ring
         self._mapped, self._advise = mapped, advise
         self._ahead: dict[str, ChunksAhead] = {}
+        self._most = _most_open() if mapped else MAX_READ
         self._open: dict[tuple[str, int], tuple[int, Shard]] = {}
         self._chunks: dict[tuple[str, int, int, int], Array] = {}
         self._cached_nbytes = 0
@@ -184,13 +187,37 @@ class ShardReader:
             self._take_blocks(array, order, places, entries, chunks, inner, out)
             return
         flat = out.reshape(len(out), -1).view(np.uint8)
+        groups = list(_groups(order, places[order]))
+        if len(groups) <= self._most:
+            unpack_all(
+                array, self._packed(array, groups, places, entries, chunks), flat
+            )
+            return
+        for first in range(0, len(groups), self._most):
+            # What is unpacked together stays open until it is.
+            part = groups[first : first + self._most]
+            items = np.sort(np.concatenate(part))
+            unpacked = np.empty((len(items), flat.shape[1]), np.uint8)
+            found = self._packed(array, part, places, entries, chunks)
+            unpack_all(array, found, unpacked)
+            flat[items] = unpacked
+
+    def _packed(
+        self,
+        array: ShardedArray,
+        groups: Sequence[Ids],
+        places: Ids,
+        entries: Ids,
+        chunks: Ids,
+    ) -> list[Packed]:
+        """The chunks of items, in the items' order; each group is of one shard."""
         found: dict[int, Packed] = {}
-        for some in _groups(order, places[order]):
+        for some in groups:
             shard = self._shard(array, int(places[some[0]]), int(entries[some[0]]))
             extents = shard.where(chunks[some])
             for item, extent in zip(some.tolist(), extents, strict=True):
                 found[item] = (shard, extent)
-        unpack_all(array, [found[item] for item in range(len(flat))], flat)
+        return [found[item] for item in sorted(found)]
 
     def _take_blocks(
         self,
@@ -269,22 +296,36 @@ class ShardReader:
         known = self._open.get(key)
         if known is not None and known[0] == entry:
             return known[1]
-        path = self._folder / shard_name(array, self._ring, place)
-        file = File.open(path, None)
-        try:
-            shard = Shard(file, array, self._mapped, self._advise)
-        finally:
-            file.close()
-        most = MAX_OPEN if self._mapped else MAX_READ
-        while len(self._open) >= most:
+        while len(self._open) >= self._most:
             self._open.pop(next(iter(list(self._open))), None)
+        try:
+            shard = self._opened(array, place)
+        except FailedError as error:
+            if error.errno not in OUT_OF_FILES or not self._open:
+                raise
+            # Those that are kept are of no use if the next one cannot be read.
+            self._open = {}
+            shard = self._opened(array, place)
         self._open[key] = (entry, shard)
         return shard
+
+    def _opened(self, array: ShardedArray, place: int) -> Shard:
+        file = File.open(self._folder / shard_name(array, self._ring, place), None)
+        try:
+            return Shard(file, array, self._mapped, self._advise)
+        finally:
+            file.close()
 
     def forget(self) -> None:
         """Let everything go."""
         self._open, self._chunks = {}, {}
         self._cached_nbytes = 0
+
+
+def _most_open() -> int:
+    """Shards kept open: a quarter of the files that the process may have, at most."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_OPEN if soft < 0 else max(1, min(MAX_OPEN, soft // 4))
 
 
 def _groups(order: Ids, keys: Ids) -> Iterator[Ids]:

@@ -137,7 +137,7 @@ def check_limiter(folder: Path, notes: Notebook) -> None:
                 notes.fail("beside", name, error)
         elif entry.name.startswith("learner-"):
             _check_count(entry, name, notes)
-        elif entry.name not in ("writer", "turn") and not entry.name.startswith("tmp-"):
+        elif entry.name != "writer" and not entry.name.startswith("tmp-"):
             notes.note("unknown", name, None, f"{name} is not a name of ours")
 
 

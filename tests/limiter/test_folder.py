@@ -4,7 +4,6 @@ import errno
 import os
 import resource
 import signal
-import threading
 from contextlib import contextmanager
 
 import pytest
@@ -148,25 +147,28 @@ def test_a_reader_that_adds_is_refused_before_it_takes_the_writers_place(tmp_pat
         assert not (tmp_path / "b" / "limiter" / "writer").exists()
 
 
-def test_who_come_first_at_once_take_turns(tmp_path, monkeypatch):
-    """And agree on what was there when the first of them came."""
-    path = tmp_path / "b"
-    mr.ReplayBuffer.create(path, SCHEMA, 100, commit_every=None).close()
-    readers = []
-    other = threading.Thread(target=lambda: readers.append(reader(path, law())))
+@pytest.mark.parametrize("links", [True, False])
+def test_who_come_first_at_once_agree(tmp_path, monkeypatch, links):
+    """On what was there when the first of them came."""
+    path, others = tmp_path / "b", []
     replace_bytes = files.replace_bytes
 
-    def interrupted(*args):
-        other.start()
-        other.join(0.2)
-        assert other.is_alive()
+    def overtaken(*args):
+        monkeypatch.setattr(files, "replace_bytes", replace_bytes)
+        add(writer, 250)
+        others.append(reader(path, law()))
         replace_bytes(*args)
 
-    monkeypatch.setattr(files, "replace_bytes", interrupted)
-    readers.append(reader(path, law()))
-    other.join()
-    assert len(readers) == 2
-    for each in readers:
-        each.close()
-    assert sorted(files.names(path / "limiter")) == ["law.json", "turn"]
+    def refuse(*_):
+        raise PermissionError(errno.EPERM, "no links")
+
+    if not links:
+        monkeypatch.setattr(files.disk, "link", refuse)
+    with mr.ReplayBuffer.create(path, SCHEMA, 100, commit_every=None) as writer:
+        monkeypatch.setattr(files, "replace_bytes", overtaken)
+        readers = [reader(path, law()), *others, reader(path, law())]
+        assert [each.limit._base for each in readers] == [150] * 3
+        for each in readers:
+            each.close()
+    assert files.names(path / "limiter") == ["law.json"]
     assert verify_buffer(path).findings == ()

@@ -218,32 +218,6 @@ def test_rows_in_place_of_others_that_were_cut_have_no_priorities_of_theirs(
         fresh.close()
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_priorities_of_a_batch_drawn_before_its_rows_were_cut_are_dropped(
-    tmp_path, dtype
-):
-    """A learner goes on, wherever the heads are now."""
-    folder, disk = failing(tmp_path)
-    with using(disk):
-        buffer = begun(folder, 8)
-        add(buffer, 8)
-        sampler = mr.PrioritizedSampler(seed=0)
-        with ReplayBuffer.open(folder / "a", sampler=sampler) as reader:
-            batch = reader.sample(512)
-            fresh = lost(folder, disk, buffer, 2)
-            values = np.where(batch.positions < 4, 0.0, 3.0).astype(dtype)
-            dropped = reader.update_priorities(batch, values)
-            assert dropped == (batch.positions >= 10).sum() > 0
-            counts = np.bincount(reader.sample(4096).positions, minlength=9)
-            # A priority of 0 counts as the least one, which is drawn now and then.
-            assert (counts[:4] < 10).all()
-            assert (counts[4:9] > 60).all()
-            batch.positions[0] = -1
-            with pytest.raises(StaleError, match=r"position -1 .* never written"):
-                reader.update_priorities(batch, values)
-            fresh.close()
-
-
 @pytest.mark.parametrize("how", ["failed", "power_cut"])
 def test_what_an_opening_cut_that_was_killed_is_told_by_the_next_one(tmp_path, how):
     folder, disk = failing(tmp_path)

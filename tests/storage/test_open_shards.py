@@ -1,0 +1,73 @@
+"""More shards than the process may open files: those that are kept make room."""
+
+import errno
+import resource
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay.errors import FailedError
+from mmreplay.storage import shards
+from mmreplay.verify import verify_buffer
+from tests.buffer.test_snapshots import SCHEMA, assert_right, extend
+
+NUM_ENVS = 48
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("shards") / "b"
+    with mr.ReplayBuffer.create(
+        path, SCHEMA, 64, NUM_ENVS, layout="env_major", engine="zarr", codec="zstd",
+        commit_every=None,
+    ) as buffer:  # fmt: skip
+        for _ in range(3):
+            extend(buffer, 41)
+    assert len(list(path.rglob("c.*"))) > 400
+    return path
+
+
+@contextmanager
+def limited(most):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_all_is_read_checked_and_repaired(path, tmp_path):
+    with limited(128):
+        assert verify_buffer(path).findings == ()
+        assert mr.repair(path, tmp_path / "r").cuts == ()
+        with mr.ReplayBuffer.open(path) as buffer:
+            assert_right(buffer)
+            batch = buffer.sample(4096)
+    assert (batch["large"] == batch.positions[:, None]).all()
+
+
+def test_who_holds_all_descriptors_gives_some_back(path, monkeypatch):
+    monkeypatch.setattr(shards, "_most_open", lambda: 4096)
+    with mr.ReplayBuffer.open(path) as buffer, limited(128):
+        for position in range(60, 120, 3):
+            env_ids = np.arange(NUM_ENVS)
+            batch = buffer.take(env_ids, np.full(NUM_ENVS, position))
+            assert (batch["number"] == position).all()
+
+
+def test_where_there_is_none_to_give_back_it_is_told(path):
+    with mr.ReplayBuffer.open(path) as buffer, limited(4):
+        with pytest.raises(FailedError, match="expected fewer to be open") as caught:
+            buffer.sample(256)
+        assert caught.value.errno == errno.EMFILE
+
+
+@pytest.mark.parametrize(("soft", "most"), [(2, 1), (1024, 256), (1 << 20, 4096)])
+def test_a_quarter_of_the_files_may_be_shards(monkeypatch, soft, most):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, soft))
+    assert shards._most_open() == most
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, 0))
+    assert shards._most_open() == shards.MAX_OPEN
