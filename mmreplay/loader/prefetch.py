@@ -32,6 +32,10 @@ and wait for it takes longer than the batch (tools/bench/bench_loader.py)."""
 SMALL_NBYTES = 1 << 20
 """Larger ones pay for the way between threads: 256 rows of pixels came twice as fast
 from a thread, 4,096 rows of vectors, 680 KB, a fifth slower (the same script)."""
+HURRIED = 0.25
+"""A learner that is back within so much of the time that a gather takes has to wait,
+and gathers meanwhile: at less than a half, both are done sooner than one after the
+other by a thread, with what the learner does in between."""
 NOTHING = object()
 """In place of a batch that a thread is to make."""
 
@@ -96,6 +100,7 @@ class Prefetcher:
         self._nbytes = 0
         self._quick = False
         self._handed_at = 0.0
+        self._gather_s = 0.0
         self._drawing = False
         self._failed: Entry | None = None
         self._told = False
@@ -122,9 +127,12 @@ class Prefetcher:
         if self._told:
             # Only now: the learner may have done something about it.
             self._failed, self._told = None, False
-        soon = perf_counter() - self._handed_at < QUICK_S
+        away_s = perf_counter() - self._handed_at
         # While pages are missing, threads look further ahead than a learner does.
-        self._quick = soon and self._rest > 0 and self._nbytes < SMALL_NBYTES
+        self._quick = (
+            away_s < QUICK_S and self._rest > 0 and self._nbytes < SMALL_NBYTES
+        )
+        hurried = away_s < HURRIED * self._gather_s
         if self._quick and self._rests and not entries:
             found = self._make()
             if found is not NOTHING:
@@ -133,7 +141,7 @@ class Prefetcher:
         while not (entries and entries[0].done):
             if self._stop or not (entries or self._drawing):
                 return None
-            if not (self._quick and self._help()):
+            if not (self._help() if self._quick else hurried and self._join()):
                 self._await()
         entry = entries[0]
         self._told = self._failed is entry
@@ -184,7 +192,11 @@ class Prefetcher:
             raise
 
     def _help(self) -> bool:
-        """Make the batch to be taken next, if no thread has begun it."""
+        """Make the batch to be taken next, if no thread has begun it.
+
+        Returns:
+            Whether it is done.
+        """
         with self._turn:
             if not self._entries and self._drawing and self._failed is None:
                 self._draw()
@@ -195,6 +207,28 @@ class Prefetcher:
             if not self._pending or self._pending[0] is not self._entries[0]:
                 return bool(self._entries) and self._entries[0].done
             entry = self._pending.popleft()
+        self._gather_here(entry)
+        return True
+
+    def _join(self) -> bool:
+        """Make the oldest batch that no thread has begun, as one of them.
+
+        Returns:
+            Whether one was made, or the next one is done.
+        """
+        with self._turn:
+            self._fill()
+            # One that the disk may not be asked for yet is for who comes later.
+            if not self._pending or not self._pending[0].asked:
+                return bool(self._entries) and self._entries[0].done
+            entry = self._pending.popleft()
+            if self._pending:
+                self._call()
+        self._gather_here(entry)
+        return True
+
+    def _gather_here(self, entry: Entry) -> None:
+        """Make a batch in the learner's thread."""
         try:
             with self._recycler:
                 self._gather(entry, Exception)
@@ -202,7 +236,6 @@ class Prefetcher:
             # Ctrl-C: it is made when the learner asks again.
             self._pending.appendleft(entry)
             raise
-        return True
 
     def _await(self) -> None:
         """Wait until an entry is done, or none is to come."""
@@ -279,14 +312,7 @@ class Prefetcher:
         with self._turn:
             # Said before it is looked: who makes room meanwhile then calls.
             self._idle += 1
-            while (
-                self._drawing and not self._quick and not self._stop
-                and self._failed is None and len(self._entries) < self._prefetch
-            ):  # fmt: skip
-                self._draw()
-            # What is wrong here is wrong with the gather as well, which says so.
-            with suppress(Exception):
-                self._read_ahead()
+            self._fill()
             if not self._pending or self._stop:
                 return None
             entry = self._pending.popleft()
@@ -294,6 +320,17 @@ class Prefetcher:
             if self._pending:
                 self._call()
             return entry
+
+    def _fill(self) -> None:
+        """Draw what may be drawn, and ask the disk for it, under the lock."""
+        while (
+            self._drawing and not self._quick and not self._stop
+            and self._failed is None and len(self._entries) < self._prefetch
+        ):  # fmt: skip
+            self._draw()
+        # What is wrong here is wrong with the gather as well, which says so.
+        with suppress(Exception):
+            self._read_ahead()
 
     def _draw(self) -> None:
         """Draw one batch, under the lock."""
@@ -336,6 +373,7 @@ class Prefetcher:
         self, entry: Entry, caught: type[BaseException] = BaseException
     ) -> None:
         """Copy a batch and say that it is done, or what was caught on the way."""
+        began = perf_counter()
         try:
             entry.result = self._send(self._source.finish(entry))
         except caught as error:
@@ -345,6 +383,7 @@ class Prefetcher:
                 self._asked_nbytes -= entry.nbytes
         entry.parts = ()
         entry.done = True
+        self._gather_s = perf_counter() - began
         self._tell()
 
 
