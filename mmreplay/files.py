@@ -363,6 +363,13 @@ def make_folder(path: Path, *, exist_ok: bool = False) -> None:
     sync_entry(path)
 
 
+def rename(source: Path, target: Path) -> None:
+    """Put source in target's place, durably."""
+    with _told("rename", source):
+        disk.rename(source, target)
+    sync_folder(target.parent)
+
+
 def exchange(one: Path, other: Path) -> None:
     """Let two folders of one parent change places in one step, durably."""
     with _told("exchange", one):
