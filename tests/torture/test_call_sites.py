@@ -215,9 +215,14 @@ def test_what_goes_on_after_a_kill_survives_a_power_cut(name, prepared, tmp_path
 
 
 def told(fault):
-    """It is raised; but a place that found no room to be sealed stays in the tail."""
-    full = isinstance(fault, OSError) and fault.errno in (errno.ENOSPC, errno.EDQUOT)
-    if GEOMETRY.engine == "zarr" and full:
+    """It is raised, but for two of which a compressed buffer makes the best.
+
+    A place that found no room to be sealed stays in the tail, and shards that are kept
+    open make room for the next one.
+    """
+    helped = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE)
+    found = isinstance(fault, OSError) and fault.errno in helped
+    if GEOMETRY.engine == "zarr" and found:
         return suppress(ReplayError)
     return pytest.raises((KeyboardInterrupt, ReplayError))
 
