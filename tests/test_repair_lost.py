@@ -2,7 +2,6 @@
 
 import errno
 import os
-import resource
 import shutil
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,6 +25,7 @@ from mmreplay.storage.zarr import ZarrStore
 from mmreplay.verify import verify_buffer
 from mmreplay.verify.sums import SumCheck
 from tests.buffer.test_snapshots import SCHEMA, extend
+from tests.descriptors import few_descriptors
 from tests.test_repair import DATA, assert_repaired, contents
 
 KINDS = [
@@ -447,15 +447,19 @@ def attempt(errors, call):
         errors.append(error)
 
 
-@contextmanager
-def few_descriptors(spare):
-    """Let the process open no more than so many files beside those it has."""
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = [os.dup(0) for _ in range(spare + 1)]
-    for each in free:
-        os.close(each)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free[-1], limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+@pytest.mark.parametrize("left", [0.0, 0.4])
+def test_heads_are_found_whatever_is_left_of_what_no_sum_covers(
+    damaged, tmp_path, left
+):
+    short = damaged / DATA / "f001.bin"
+    (damaged / DATA / "COMMIT").unlink()
+    whole = mr.repair(damaged, tmp_path / "whole")
+    os.truncate(short, int(left * short.stat().st_size))
+    made = mr.repair(damaged, tmp_path / "made")
+    assert made.rows + made.cut_rows == whole.rows + whole.cut_rows
+    assert made.cut_rows > whole.cut_rows
+    with (
+        mr.ReplayBuffer.open(whole.target) as one,
+        mr.ReplayBuffer.open(made.target) as other,
+    ):
+        assert (one.heads == other.heads).all()

@@ -85,7 +85,11 @@ class ToCpu:
 
     def send(self, batch: Batch) -> Batch:
         """See `Sender.send`."""
-        return batch.torch()
+        if not torch.is_inference_mode_enabled():
+            return batch.torch()
+        # Of a learner's that makes it itself; others' batches are plain ones, too.
+        with torch.inference_mode(False):
+            return batch.torch()
 
     def receive(self, sent: Batch) -> Batch:
         """See `Sender.receive`."""
@@ -182,7 +186,9 @@ class ToCuda:
 def pinned(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
     """Make an array in memory that a GPU copies from by itself."""
     nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    tensor = torch.empty(max(1, nbytes), dtype=torch.uint8, pin_memory=True)
+    tensor = torch.empty(
+        max(1, nbytes), dtype=torch.uint8, device="cpu", pin_memory=True
+    )
     return array_over(tensor, shape, dtype)
 
 

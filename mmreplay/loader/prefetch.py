@@ -33,9 +33,9 @@ SMALL_NBYTES = 1 << 20
 """Larger ones pay for the way between threads: 256 rows of pixels came twice as fast
 from a thread, 4,096 rows of vectors, 680 KB, a fifth slower (the same script)."""
 HURRIED = 0.25
-"""A learner that is back within so much of the time that a gather takes has to wait,
-and gathers meanwhile: at less than a half, both are done sooner than one after the
-other by a thread, with what the learner does in between."""
+"""A learner that is back within so much of the time that a gather takes is going to
+wait, and leaves its core to one thread more: at less than a half, two batches are done
+sooner than one after the other beside what the learner does."""
 NOTHING = object()
 """In place of a batch that a thread is to make."""
 
@@ -75,6 +75,7 @@ class Prefetcher:
         read_ahead_nbytes: int,
         recycler: Recycler,
         send: Callable[[Batch], Any],
+        at_once: tuple[int, int] = (1, 1),
     ) -> None:
         """Make one that has not begun.
 
@@ -85,6 +86,8 @@ class Prefetcher:
             read_ahead_nbytes: Bytes that the disk is asked for at a time.
             recycler: Memory of the batches.
             send: Makes of a batch what the learner is given; called in threads.
+            at_once: Threads that gather at a time, and while the learner waits that
+                came back at once.
         """
         self._source = source
         self._batch_size = batch_size
@@ -99,8 +102,10 @@ class Prefetcher:
         self._rest = self._rests = 0
         self._nbytes = 0
         self._quick = False
-        self._handed_at = 0.0
-        self._gather_s = 0.0
+        self._handed_at = self._gather_s = 0.0
+        self._hurried = False
+        self._at_once = at_once
+        self._gathering = 0
         self._drawing = False
         self._failed: Entry | None = None
         self._told = False
@@ -128,11 +133,11 @@ class Prefetcher:
             # Only now: the learner may have done something about it.
             self._failed, self._told = None, False
         away_s = perf_counter() - self._handed_at
+        self._hurried = away_s < HURRIED * self._gather_s
         # While pages are missing, threads look further ahead than a learner does.
         self._quick = (
             away_s < QUICK_S and self._rest > 0 and self._nbytes < SMALL_NBYTES
         )
-        hurried = away_s < HURRIED * self._gather_s
         if self._quick and self._rests and not entries:
             found = self._make()
             if found is not NOTHING:
@@ -141,7 +146,7 @@ class Prefetcher:
         while not (entries and entries[0].done):
             if self._stop or not (entries or self._drawing):
                 return None
-            if not (self._help() if self._quick else hurried and self._join()):
+            if not (self._quick and self._help()):
                 self._await()
         entry = entries[0]
         self._told = self._failed is entry
@@ -192,11 +197,7 @@ class Prefetcher:
             raise
 
     def _help(self) -> bool:
-        """Make the batch to be taken next, if no thread has begun it.
-
-        Returns:
-            Whether it is done.
-        """
+        """Make the batch to be taken next, if no thread has begun it."""
         with self._turn:
             if not self._entries and self._drawing and self._failed is None:
                 self._draw()
@@ -207,28 +208,6 @@ class Prefetcher:
             if not self._pending or self._pending[0] is not self._entries[0]:
                 return bool(self._entries) and self._entries[0].done
             entry = self._pending.popleft()
-        self._gather_here(entry)
-        return True
-
-    def _join(self) -> bool:
-        """Make the oldest batch that no thread has begun, as one of them.
-
-        Returns:
-            Whether one was made, or the next one is done.
-        """
-        with self._turn:
-            self._fill()
-            # One that the disk may not be asked for yet is for who comes later.
-            if not self._pending or not self._pending[0].asked:
-                return bool(self._entries) and self._entries[0].done
-            entry = self._pending.popleft()
-            if self._pending:
-                self._call()
-        self._gather_here(entry)
-        return True
-
-    def _gather_here(self, entry: Entry) -> None:
-        """Make a batch in the learner's thread."""
         try:
             with self._recycler:
                 self._gather(entry, Exception)
@@ -236,6 +215,7 @@ class Prefetcher:
             # Ctrl-C: it is made when the learner asks again.
             self._pending.appendleft(entry)
             raise
+        return True
 
     def _await(self) -> None:
         """Wait until an entry is done, or none is to come."""
@@ -280,7 +260,7 @@ class Prefetcher:
         self._entries.clear()
         self._pending.clear()
         self._asked_nbytes = 0
-        self._idle = 0
+        self._idle = self._gathering = 0
         self._drawing = self._stop = self._told = False
         self._failed = None
 
@@ -295,8 +275,9 @@ class Prefetcher:
         except IndexError:
             return
         with self._recycler:
+            entry = None
             while not self._stop:
-                entry = self._next()
+                entry = self._next(entry is not None)
                 if entry is not None:
                     self._gather(entry)
                 elif not self._stop:
@@ -304,33 +285,35 @@ class Prefetcher:
                     with self._turn:
                         self._idle -= 1
 
-    def _next(self) -> Entry | None:
+    def _next(self, gathered: bool) -> Entry | None:
         """Draw what may be drawn, and take the oldest that is to be gathered.
 
         Where there is none, this thread counts as idle.
+
+        Args:
+            gathered: This thread has done so with another.
         """
         with self._turn:
+            self._gathering -= gathered
             # Said before it is looked: who makes room meanwhile then calls.
             self._idle += 1
-            self._fill()
-            if not self._pending or self._stop:
+            while (
+                self._drawing and not self._quick and not self._stop
+                and self._failed is None and len(self._entries) < self._prefetch
+            ):  # fmt: skip
+                self._draw()
+            # What is wrong here is wrong with the gather as well, which says so.
+            with suppress(Exception):
+                self._read_ahead()
+            most = self._at_once[self._hurried]
+            if not self._pending or self._stop or self._gathering >= most:
                 return None
             entry = self._pending.popleft()
             self._idle -= 1
-            if self._pending:
+            self._gathering += 1
+            if self._pending and self._gathering < most:
                 self._call()
             return entry
-
-    def _fill(self) -> None:
-        """Draw what may be drawn, and ask the disk for it, under the lock."""
-        while (
-            self._drawing and not self._quick and not self._stop
-            and self._failed is None and len(self._entries) < self._prefetch
-        ):  # fmt: skip
-            self._draw()
-        # What is wrong here is wrong with the gather as well, which says so.
-        with suppress(Exception):
-            self._read_ahead()
 
     def _draw(self) -> None:
         """Draw one batch, under the lock."""
@@ -382,8 +365,8 @@ class Prefetcher:
             with self._turn:
                 self._asked_nbytes -= entry.nbytes
         entry.parts = ()
-        entry.done = True
         self._gather_s = perf_counter() - began
+        entry.done = True
         self._tell()
 
 

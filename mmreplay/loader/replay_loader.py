@@ -19,7 +19,12 @@ from mmreplay.errors import FailedError, ForkedError, FormatError, SchemaError
 from mmreplay.loader import forks
 from mmreplay.loader.devices import Sender, sender_of
 from mmreplay.loader.prefetch import Prefetcher
-from mmreplay.loader.sources import most_alike, recycler_of, source_of
+from mmreplay.loader.sources import (
+    calls_functions,
+    most_alike,
+    recycler_of,
+    source_of,
+)
 from mmreplay.samplers.base import State
 from mmreplay.samplers.states import check_kind
 
@@ -73,7 +78,7 @@ class ReplayLoader:
         *,
         prefetch: int = 2,
         device: str | Device = "cpu",
-        num_threads: int = 1,
+        num_threads: int | None = None,
         read_ahead_nbytes: int = READ_AHEAD_NBYTES,
     ) -> None:
         """Make a loader; its threads start when it is iterated over.
@@ -85,7 +90,9 @@ class ReplayLoader:
             prefetch: Batches drawn ahead, at least 1.
             device: Where tensors are handed over, such as ``"cuda"``.
             num_threads: Threads that gather, at least 1; on a fast disk or with
-                costly transforms more than one help.
+                costly transforms more than one help. None is one, and one more while
+                the learner waits that came back at once, unless a transform calls a
+                function of yours.
             read_ahead_nbytes: Bytes that the disk is asked for ahead of gathers, at
                 least 1; one batch is asked for whatever its size.
 
@@ -95,7 +102,8 @@ class ReplayLoader:
         kind = recycler_of(buffer)
         self._batch_size = _count("batch_size", batch_size)
         self.prefetch = _count("prefetch", prefetch)
-        self._num_threads = _count("num_threads", num_threads)
+        at_once = _at_once(buffer, num_threads)
+        self._num_threads = at_once[True]
         read_ahead_nbytes = _count("read_ahead_nbytes", read_ahead_nbytes)
         # What is filled, what waits, what the learner has and what it had before.
         batches = self.prefetch + self._num_threads + 2
@@ -104,7 +112,7 @@ class ReplayLoader:
         self._source = source_of(buffer, self._sender.recycler)
         self._work = Prefetcher(
             self._source, self._batch_size, self.prefetch, read_ahead_nbytes,
-            self._sender.recycler, self._sender.send,
+            self._sender.recycler, self._sender.send, at_once,
         )  # fmt: skip
         self._threads: list[threading.Thread] = []
         self._pid = os.getpid()
@@ -294,6 +302,15 @@ def _over(whole: State, part: State) -> State:
         else:
             found[name] = value
     return found
+
+
+def _at_once(buffer: ReplayBuffer | Concat, num_threads: int | None) -> tuple[int, int]:
+    """Threads that gather at a time, and while the learner waits that hurries."""
+    if num_threads is not None:
+        number = _count("num_threads", num_threads)
+        return number, number
+    cores = len(os.sched_getaffinity(0))
+    return 1, 1 if cores == 1 or calls_functions(buffer) else 2
 
 
 def _count(name: str, number: object) -> int:

@@ -26,6 +26,8 @@ from mmreplay.samplers.epochs import EpochSampler, epochs_of
 from mmreplay.samplers.joined import state_of
 from mmreplay.schema import Schema
 from mmreplay.storage.recycler import Recycler
+from mmreplay.transforms.apply import Apply
+from mmreplay.transforms.her import HER
 
 NO_EPOCHS = (
     "ReplayLoader: got {}, which draws without an end, expected a sampler that goes by "
@@ -379,6 +381,17 @@ def recycler_of(buffer: object) -> type[Recycler]:
             "of them as mr.concat([...])"
         )
     return Recycler
+
+
+def calls_functions(buffer: ReplayBuffer | Concat) -> bool:
+    """Whether transforms call functions of the user's, which may bear no threads."""
+    buffers = buffer.buffers if isinstance(buffer, Concat) else (buffer,)
+    return any(
+        isinstance(each, Apply | HER)
+        or not type(each).__module__.startswith("mmreplay.")
+        for one in buffers
+        for each in one.transforms
+    )
 
 
 def most_alike(schema: Schema) -> int:

@@ -77,7 +77,7 @@ class Evidence:
     reach: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.reach = _reach(self.metadata, self.opened)
+        self.reach = _reach(self.metadata, self.opened, summed=False)
 
     def bad_blocks(self) -> Iterator[tuple[int, int, str]]:
         """(environment, block, why) of each in reach that no checksum bears out."""
@@ -147,14 +147,16 @@ def row_sizes(metadata: Metadata) -> dict[str, int]:
     return {name: size // rows for name, size in sizes.items() if name != SUMS}
 
 
-def _reach(metadata: Metadata, opened: dict[str, File]) -> int:
-    """Rows in the files whose rows are nowhere else."""
+def _reach(metadata: Metadata, opened: dict[str, File], *, summed: bool) -> int:
+    """Rows in the files whose rows are nowhere else; of those under checksums alone."""
     nbytes = row_sizes(metadata)
-    held = {name: opened[name].nbytes // nbytes[name] for name in nbytes}
-    sealed = metadata.engine == "zarr"
-    return min(
-        held[name] for name in (never_sealed(metadata.schema) if sealed else held)
-    )
+    names = set(nbytes)
+    if metadata.engine == "zarr":
+        names = set(never_sealed(metadata.schema))
+    if summed:
+        large = place(metadata.schema).large.items()
+        names -= {name for path, name in large if metadata.schema[path].mutable}
+    return min(opened[name].nbytes // nbytes[name] for name in names)
 
 
 @contextmanager
@@ -307,7 +309,7 @@ def _scanned(
     ring = metadata.ring
     heads = np.zeros(ring.num_envs, np.int64)
     with _checking(metadata, opened) as check:
-        for stripe in _summed(check, ring, _reach(metadata, opened)):
+        for stripe in _summed(check, ring, _reach(metadata, opened, summed=True)):
             for env_id, block, computed in _computed(check, stripe):
                 if computed is not None and _proven(
                     check, metadata, env_id, block, computed

@@ -34,24 +34,33 @@ class ShortStore(ZarrStore):
     Attributes:
         held: Rows that every file of the tail holds.
         always: Rows that those files hold whose rows are never in shards.
+        summed: The same two numbers of the files under checksums.
     """
 
     held: int
     always: int
+    summed: tuple[int, int]
 
     def absent(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which rows are nowhere, bool of their shape."""
-        beyond = rows >= self.held
+        return self._beyond(rows, self.held, self.always)
+
+    def _beyond(
+        self, rows: NDArray[np.int64], held: int, always: int
+    ) -> NDArray[np.bool_]:
+        beyond = rows >= held
         if beyond.any():
             beyond &= ~self.sealed(rows)
-        return beyond | (rows >= self.always)
+        return beyond | (rows >= always)
 
     def gather(
         self, rows: NDArray[np.int64], paths: Sequence[str]
     ) -> dict[str, NDArray[np.generic]]:
         """Copy rows out; see `Store.gather`."""
         # Metadata that anybody made may speak of rows of any size.
-        if self.absent(rows).any():
+        mutable = any(self.schema[path].mutable for path in paths)
+        limits = (self.held, self.always) if mutable else self.summed
+        if self._beyond(rows, *limits).any():
             raise CorruptError(
                 f"{self.path.parent}: got files that end before row {rows.max()}, "
                 "expected it in them, or in a shard; restore them from a copy"
@@ -130,6 +139,8 @@ def open_store(folder: Path, metadata: Metadata) -> ShortStore:
             file.close()
         raise
     store.held, store.always = min(held.values()), always
+    free = set(never_sealed(schema)) - {FLAGS}
+    store.summed = min(n for name, n in held.items() if name not in free), held[FLAGS]
     return store
 
 

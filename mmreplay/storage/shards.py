@@ -296,8 +296,10 @@ class ShardReader:
         known = self._open.get(key)
         if known is not None and known[0] == entry:
             return known[1]
-        while len(self._open) >= self._most:
-            self._open.pop(next(iter(list(self._open))), None)
+        # Another thread may empty it meanwhile.
+        known = list(self._open)
+        for oldest in known[: max(0, 1 + len(known) - self._most)]:
+            self._open.pop(oldest, None)
         try:
             shard = self._opened(array, place)
         except FailedError as error:

@@ -2,9 +2,7 @@
 
 import errno
 import os
-import resource
 import signal
-from contextlib import contextmanager
 
 import pytest
 
@@ -12,22 +10,10 @@ import mmreplay as mr
 from mmreplay import files
 from mmreplay.errors import FailedError, SchemaError
 from mmreplay.verify import verify_buffer
+from tests.descriptors import few_descriptors
 from tests.limiter.making import SCHEMA, add, child, create, law, reader, until_starved
 
 TOLD = r"cannot {} .*{}.*Too many open files \(errno 24\)"
-
-
-@contextmanager
-def no_descriptors():
-    """A time in which no file can be opened."""
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest = os.open("/dev/null", os.O_RDONLY)
-    os.close(lowest)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 @pytest.fixture
@@ -84,10 +70,10 @@ def test_what_is_no_count_has_drawn_nothing(tmp_path):
 def test_too_few_descriptors_are_told_and_both_sides_go_on(tmp_path):
     with create(tmp_path / "b", law()) as buffer:
         told = TOLD.format("create", "writer")
-        with no_descriptors(), pytest.raises(FailedError, match=told):
+        with few_descriptors(0), pytest.raises(FailedError, match=told):
             add(buffer)
         add(buffer, 12)
-        with no_descriptors():
+        with few_descriptors(0):
             with pytest.raises(FailedError, match=TOLD.format("list", "limiter")):
                 add(buffer)
             with pytest.raises(FailedError, match=TOLD.format("create", "learner")):

@@ -2,7 +2,6 @@
 
 import errno
 import resource
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from mmreplay.errors import FailedError
 from mmreplay.storage import shards
 from mmreplay.verify import verify_buffer
 from tests.buffer.test_snapshots import SCHEMA, assert_right, extend
+from tests.descriptors import few_descriptors
 
 NUM_ENVS = 48
 
@@ -29,18 +29,8 @@ def path(tmp_path_factory):
     return path
 
 
-@contextmanager
-def limited(most):
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-
-
 def test_all_is_read_checked_and_repaired(path, tmp_path):
-    with limited(128):
+    with few_descriptors(100):
         assert verify_buffer(path).findings == ()
         assert mr.repair(path, tmp_path / "r").cuts == ()
         with mr.ReplayBuffer.open(path) as buffer:
@@ -51,7 +41,7 @@ def test_all_is_read_checked_and_repaired(path, tmp_path):
 
 def test_who_holds_all_descriptors_gives_some_back(path, monkeypatch):
     monkeypatch.setattr(shards, "_most_open", lambda: 4096)
-    with mr.ReplayBuffer.open(path) as buffer, limited(128):
+    with mr.ReplayBuffer.open(path) as buffer, few_descriptors(100):
         for position in range(60, 120, 3):
             env_ids = np.arange(NUM_ENVS)
             batch = buffer.take(env_ids, np.full(NUM_ENVS, position))
@@ -59,7 +49,7 @@ def test_who_holds_all_descriptors_gives_some_back(path, monkeypatch):
 
 
 def test_where_there_is_none_to_give_back_it_is_told(path):
-    with mr.ReplayBuffer.open(path) as buffer, limited(4):
+    with mr.ReplayBuffer.open(path) as buffer, few_descriptors(0):
         with pytest.raises(FailedError, match="expected fewer to be open") as caught:
             buffer.sample(256)
         assert caught.value.errno == errno.EMFILE
@@ -71,3 +61,16 @@ def test_a_quarter_of_the_files_may_be_shards(monkeypatch, soft, most):
     assert shards._most_open() == most
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, 0))
     assert shards._most_open() == shards.MAX_OPEN
+
+
+def test_no_more_are_kept_and_none_is_let_go_before(path, monkeypatch):
+    monkeypatch.setattr(shards, "_most_open", lambda: 10)
+    with mr.ReplayBuffer.open(path) as buffer:
+        kept = buffer._parts.store._reader._open
+        for env_id in range(20):
+            known = set(kept)
+            buffer.take([env_id], [100])
+            assert len(kept) <= 10
+            if len(known) <= 8:
+                assert known <= set(kept)
+        assert len(kept) == 10
