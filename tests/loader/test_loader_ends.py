@@ -208,7 +208,7 @@ def test_a_thousand_loaders_leave_nothing_behind(path):
     del buffer, loader
     gc.collect()
     assert threading.active_count() == running
-    assert most <= running + 1
+    assert most <= running + 2
     assert descriptors() == before
 
 
@@ -247,7 +247,7 @@ def test_ctrl_c_while_a_thread_starts_leaves_none_behind(buffer, monkeypatch, la
             next(loader)
         # The learner asks again, and is not left without a thread either.
         assert len(next(loader)) == 8
-        assert len(loaders()) == 1
+        assert len(loaders()) == len(loader._threads)
     assert struck
     assert loaders() == []
 
