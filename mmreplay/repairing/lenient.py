@@ -132,7 +132,7 @@ def open_store(folder: Path, metadata: Metadata) -> ShortStore:
         tail = MemmapStore(ring, schema, placement, opened, SHORT)
         # Shards are mapped as ever, rather than read whole.
         tail.maps = maps
-        places = _open_places(folder, metadata, maps, always)
+        places = _open_places(folder, metadata, maps, held[FLAGS])
         store = ShortStore(folder, metadata, tail, places, SHORT)
     except BaseException:
         for file in opened.values():

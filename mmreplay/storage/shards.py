@@ -297,8 +297,8 @@ class ShardReader:
         if known is not None and known[0] == entry:
             return known[1]
         # Another thread may empty it meanwhile.
-        known = list(self._open)
-        for oldest in known[: max(0, 1 + len(known) - self._most)]:
+        kept = list(self._open)
+        for oldest in kept[: max(0, 1 + len(kept) - self._most)]:
             self._open.pop(oldest, None)
         try:
             shard = self._opened(array, place)
