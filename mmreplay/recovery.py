@@ -27,6 +27,7 @@ from mmreplay.mounts import COPY_ON_WRITE, file_system
 from mmreplay.storage import commit_reader
 from mmreplay.storage.commit_reader import CommitReader
 from mmreplay.storage.ledger import (
+    LATEST_NS,
     CommitWriter,
     create_commit,
     no_durable,
@@ -95,9 +96,11 @@ def create(
 
     def first(file: File) -> Record:
         known = identify(file, metadata)
+        # What it is made with is committed with it.
+        moment = min(time.time_ns(), LATEST_NS) if heads.any() else 0
         return Record(
             1, 1, commit.CLEAN, known.boot_id, known.uuid, known.generation,
-            known.device, known.inode, 0, heads, heads, tails, zeros,
+            known.device, known.inode, moment, heads, heads, tails, zeros,
         )  # fmt: skip
 
     create_commit(folder, metadata.ring.num_envs, first)

@@ -103,7 +103,9 @@ def test_a_file_that_is_missing_is_as_one_that_is_empty(
     told = f"what is in a file of a wrong size: {name} has 0 bytes of"
     assert any(fact.startswith(told) for fact in other.restored)
     if name == "COMMIT":
-        assert "heads, from the checksums of whole blocks" in one.restored
+        assert any(
+            "from the checksums of whole blocks: newer rows" in f for f in one.restored
+        )
         assert verify_buffer(one.target).findings == ()
     else:
         assert_whole(one)

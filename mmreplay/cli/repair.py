@@ -13,7 +13,7 @@ from mmreplay.cli.exits import FAILED
 from mmreplay.cli.options import BufferPath, Json
 
 if TYPE_CHECKING:
-    from mmreplay.repairing import Repaired
+    from mmreplay.repairing import Cut, Repaired
 
 LISTED = 50
 
@@ -68,6 +68,10 @@ def repair(
         raise typer.Exit(FAILED)
 
 
+def _lost(cut: Cut) -> bool:
+    return cut.why == "unproven"
+
+
 def _print(made: Repaired, in_place: bool) -> None:
     for fact in made.restored:
         show.print_line(f"restored {fact}")
@@ -80,10 +84,16 @@ def _print(made: Repaired, in_place: bool) -> None:
         f"{made.target}: {show.plural(made.rows, 'row')} kept, "
         f"{show.count(made.cut_rows)} cut"
     )
+    unproven = sum(each.stop - each.first for each in made.cuts if _lost(each))
+    if made.rows and unproven:
+        show.print_line(
+            f"{show.plural(unproven, 'row')} cut only because a checksum is lost: "
+            "--keep-unproven keeps what it covered"
+        )
     if in_place:
         show.print_line(f"{made.path} holds what was there before")
     if made.cut_rows and not made.rows:
         way = "restore the buffer from a copy"
-        if any(cut.why == "unproven" for cut in made.cuts):
+        if unproven:
             way += ", or repair it into another folder with --keep-unproven"
         show.print_line(f"nothing is left: {way}")

@@ -225,10 +225,15 @@ def gather(folder: Path, like: Path | None) -> Evidence:
         sizes[PLACES] = place_nbytes(metadata)
     opened = open_files(folder / metadata.folder, sizes, restored)
     try:
-        found = _settled(folder, metadata, opened[COMMIT])
+        found = _settled(folder, metadata, opened[COMMIT], restored)
         if found is None:
-            restored.append("heads, from the checksums of whole blocks")
             found = _scanned(metadata, opened)
+            most = metadata.ring.block_rows - 1
+            restored.append(
+                "heads, from the checksums of whole blocks: newer rows, which had none "
+                f"(of committed ones up to {most} an environment), are not kept, and "
+                "rows that had been given up or cleared may be back"
+            )
     except BaseException:
         for file in opened.values():
             file.close()
@@ -287,7 +292,7 @@ def _tail(body: bytes) -> bytes:
 
 
 def _settled(
-    folder: Path, metadata: Metadata, file: File
+    folder: Path, metadata: Metadata, file: File, restored: list[str]
 ) -> tuple[Array, Array, Array, Array] | None:
     """Oldest, heads, committed heads and given up, as opening decides; or None."""
     nbytes = commit.NUM_SLOTS * commit.slot_nbytes(metadata.ring.num_envs)
@@ -297,7 +302,13 @@ def _settled(
     if commit.newest_durable(slots) is None:
         return None
     identity = recovery.identify(file, metadata)
-    live, durable, _ = recovery.settle(slots, identity, metadata, folder)
+    live, durable, report = recovery.settle(slots, identity, metadata, folder)
+    if report.cut_rows:
+        restored.append(
+            f"what the last commit holds: at least {report.cut_rows} rows above it are "
+            "not kept, as in any copy of a buffer that was not closed, or after a "
+            "power cut"
+        )
     firsts = np.maximum(live.tails, live.heads - ring.capacity)
     return firsts, live.heads, durable.heads, live.limits - ring.slots
 

@@ -177,7 +177,8 @@ class SumCheck:
                 notes.note(
                     "sum", name, offset,
                     f"{where}: the data has checksum {computed:08x}, expected "
-                    f"{crc:08x}; a byte was changed in {self._bytes(stripe)}",
+                    f"{crc:08x}; a byte was changed in {self._bytes(stripe)}, or in "
+                    "the checksum",
                 )  # fmt: skip
         notes.blocks += 1
 

@@ -1,9 +1,12 @@
 """``mmreplay snapshot`` and ``mmreplay repair`` at the command line."""
 
 import json
+import shutil
+import time
 
 import pytest
 
+import mmreplay as mr
 from mmreplay.cli.exits import run
 from mmreplay.verify import verify_buffer
 from tests.buffer.test_snapshots import create, extend
@@ -86,3 +89,43 @@ def test_what_cannot_be_repaired_exits_1(path, capsys):
     (path / "metadata.json").write_bytes(b"{")
     assert run(["repair", str(path)]) == 1
     assert "--like" in capsys.readouterr().err
+
+
+def test_rows_cut_for_a_lost_checksum_have_a_way_out(path, capsys):
+    with mr.ReplayBuffer.open(path, "r+") as buffer:
+        extend(buffer, 1)
+    (path / "data-000001" / "sums.bin").unlink()
+    assert run(["repair", str(path)]) == 0
+    told = capsys.readouterr().out
+    cut = "60 rows cut only because a checksum is lost: --keep-unproven keeps what"
+    assert cut in told
+    assert "2 rows kept, 60 cut" in told
+
+
+def test_a_repair_without_a_record_says_what_that_costs(path, capsys):
+    (path / "data-000001" / "COMMIT").unlink()
+    assert run(["repair", str(path)]) == 0
+    told = capsys.readouterr().out
+    assert "newer rows, which had none (of committed ones up to 1 an" in told
+    assert "rows that had been given up or cleared may be back" in told
+
+
+def test_a_repair_of_a_copy_says_what_the_last_commit_lacks(path, tmp_path, capsys):
+    with mr.ReplayBuffer.open(path, "r+", commit_every=None) as buffer:
+        extend(buffer, 5)
+        shutil.copytree(path, tmp_path / "copy")
+    assert run(["repair", str(tmp_path / "copy")]) == 0
+    told = capsys.readouterr().out
+    assert "restored what the last commit holds: at least 10 rows above it" in told
+    assert "60 rows kept, 0 cut" in told
+
+
+def test_what_a_copy_is_made_with_is_committed_with_it(path, tmp_path, capsys):
+    began = int(time.time())
+    assert run(["snapshot", str(path), str(tmp_path / "c")]) == 0
+    assert run(["repair", str(path), str(tmp_path / "d")]) == 0
+    for made in ("c", "d"):
+        capsys.readouterr()
+        assert run(["info", str(tmp_path / made), "--json"]) == 0
+        facts = json.loads(capsys.readouterr().out)
+        assert facts["commit"]["time_ns"] >= began * 10**9
