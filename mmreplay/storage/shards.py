@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import _thread
 import resource
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import google_crc32c
@@ -18,6 +16,7 @@ from numpy.typing import NDArray
 from mmreplay.errors import OR_REPAIR, OUT_OF_FILES, CorruptError, FailedError
 from mmreplay.files import File
 from mmreplay.ring import Ring
+from mmreplay.storage.beside import beside
 from mmreplay.storage.policy import Advise
 from mmreplay.storage.shard_pages import ChunkPages, ChunksAhead
 from mmreplay.storage.zarr_group import ShardedArray, shard_name
@@ -62,7 +61,7 @@ def encode(array: ShardedArray, rows: Array, ring: Ring) -> list[Any]:
     if half < FEW or array.chunk_nbytes < array.codec.nbytes_apart:
         pack(0, len(corners))
     else:
-        _beside(lambda: pack(half, len(corners)), lambda: pack(0, half))
+        beside(lambda: pack(half, len(corners)), lambda: pack(0, half))
     lengths = np.array([part.nbytes for part in parts], "<u8")
     index = np.stack([np.cumsum(lengths) - lengths, lengths], axis=1).astype("<u8")
     data = index.tobytes()
@@ -188,19 +187,21 @@ class ShardReader:
             return
         flat = out.reshape(len(out), -1).view(np.uint8)
         groups = list(_groups(order, places[order]))
-        if len(groups) <= self._most:
-            unpack_all(
-                array, self._packed(array, groups, places, entries, chunks), flat
-            )
-            return
-        for first in range(0, len(groups), self._most):
-            # What is unpacked together stays open until it is.
-            part = groups[first : first + self._most]
-            items = np.sort(np.concatenate(part))
-            unpacked = np.empty((len(items), flat.shape[1]), np.uint8)
+        waiting = [groups]
+        while waiting:
+            part = waiting.pop()
             found = self._packed(array, part, places, entries, chunks)
-            unpack_all(array, found, unpacked)
-            flat[items] = unpacked
+            if found is None:
+                # What is unpacked together stays open until it is.
+                half = len(part) // 2
+                waiting += [part[half:], part[:half]]
+            elif len(part) == len(groups):
+                unpack_all(array, found, flat)
+            else:
+                items = np.sort(np.concatenate(part))
+                unpacked = np.empty((len(items), flat.shape[1]), np.uint8)
+                unpack_all(array, found, unpacked)
+                flat[items] = unpacked
 
     def _packed(
         self,
@@ -209,11 +210,22 @@ class ShardReader:
         places: Ids,
         entries: Ids,
         chunks: Ids,
-    ) -> list[Packed]:
-        """The chunks of items, in the items' order; each group is of one shard."""
+    ) -> list[Packed] | None:
+        """The chunks of items, in their order; None for more shards than may be open.
+
+        Each group is of one shard.
+        """
+        if len(groups) > self._most:
+            return None
         found: dict[int, Packed] = {}
         for some in groups:
-            shard = self._shard(array, int(places[some[0]]), int(entries[some[0]]))
+            try:
+                shard = self._shard(array, int(places[some[0]]), int(entries[some[0]]))
+            except FailedError as error:
+                if error.errno not in OUT_OF_FILES or len(groups) == 1:
+                    raise
+                self._most = len(groups) // 2
+                return None
             extents = shard.where(chunks[some])
             for item, extent in zip(some.tolist(), extents, strict=True):
                 found[item] = (shard, extent)
@@ -353,35 +365,10 @@ def unpack_all(
         _unpack_some(array, found, out)
     else:
         half = len(found) // 2
-        _beside(
+        beside(
             lambda: _unpack_some(array, found[half:], out[half:]),
             lambda: _unpack_some(array, found[:half], out[:half]),
         )
-
-
-def _beside(one: Callable[[], None], other: Callable[[], None]) -> None:
-    """Do two things at once, the first on a thread of its own.
-
-    One that waited for work would be gone after a fork.
-    """
-    ended: SimpleQueue[BaseException | None] = SimpleQueue()
-
-    def begun() -> None:
-        try:
-            one()
-        except BaseException as error:
-            ended.put(error)
-        else:
-            ended.put(None)
-
-    _thread.start_new_thread(begun, ())
-    try:
-        other()
-    finally:
-        # It fills memory of the caller's.
-        failure = ended.get()
-    if failure is not None:
-        raise failure
 
 
 def _unpack_some(

@@ -1,6 +1,7 @@
 """More shards than the process may open files: those that are kept make room."""
 
 import errno
+import os
 import resource
 
 import numpy as np
@@ -36,6 +37,20 @@ def test_all_is_read_checked_and_repaired(path, tmp_path):
         with mr.ReplayBuffer.open(path) as buffer:
             assert_right(buffer)
             batch = buffer.sample(4096)
+    assert (batch["large"] == batch.positions[:, None]).all()
+
+
+def test_a_draw_of_more_shards_than_can_be_open_is_made_in_parts(path, monkeypatch):
+    monkeypatch.setattr(shards, "_most_open", lambda: 4096)
+    with mr.ReplayBuffer.open(path) as buffer:
+        held = [os.dup(0) for _ in range(300)]
+        try:
+            with few_descriptors(20):
+                assert_right(buffer)
+                batch = buffer.sample(4096)
+        finally:
+            for each in held:
+                os.close(each)
     assert (batch["large"] == batch.positions[:, None]).all()
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.errors import CorruptError
-from mmreplay.storage import shards
+from mmreplay.storage import beside, shards
 from mmreplay.storage.shard_pages import ASK_NBYTES, GAP_NBYTES, ChunkPages
 from tools.torture.disks import QuickDisk, using
 
@@ -37,9 +37,9 @@ def test_two_threads_unpack_what_one_does(made, rng, monkeypatch):
     positions = rng.integers(0, ROWS, 101)
     with mr.ReplayBuffer.open(path) as buffer:
         started = []
-        begin = shards._thread.start_new_thread
+        begin = beside._thread.start_new_thread
         monkeypatch.setattr(
-            shards._thread,
+            beside._thread,
             "start_new_thread",
             lambda *given: started.append(given) or begin(*given),
         )
