@@ -287,19 +287,10 @@ def test_rows_that_no_file_holds_take_no_memory(tmp_path):
 @pytest.mark.parametrize(("engine", "layout"), KINDS)
 def test_blocks_that_no_file_holds_take_no_time(tmp_path, monkeypatch, engine, layout):
     """Whoever makes metadata.json and COMMIT may speak of any number of them."""
-    path = tmp_path / "b"
-    options = {"codec": "zstd"} if engine == "zarr" else {}
-    with mr.ReplayBuffer.create(
-        path, SCHEMA, 64, 2, layout=layout, engine=engine, commit_every=None, **options
-    ) as buffer:
-        extend(buffer, 41)
-        held = buffer.metadata.ring.num_rows
-    forged = forge(path, 1 << 31)
+    path, forged, held = forge(tmp_path, engine, layout)
     ring = forged.ring
     heads = np.full(2, 5 * ring.slots // 2)
     recovery.create(path / DATA, forged, heads, heads - ring.capacity)
-    if engine == "zarr":
-        os.truncate(path / DATA / "places.bin", lenient.place_nbytes(forged))
     looked = counted(monkeypatch, held)
     with evidence_of(path) as found:
         kept, cuts = mending._choose(found, False)
@@ -308,24 +299,34 @@ def test_blocks_that_no_file_holds_take_no_time(tmp_path, monkeypatch, engine, l
     assert sum(cut.stop - cut.first for cut in cuts) == 2 * ring.capacity
 
 
-def forge(path, slots):
-    """Metadata of a ring of so many slots, in the place of a buffer's own."""
-    metadata = load(path)
+def forge(tmp_path, engine, layout):
+    """A buffer whose metadata speaks of 2^31 slots, without COMMIT; rows it held."""
+    path = tmp_path / "b"
+    options = {"codec": "zstd"} if engine == "zarr" else {}
+    with mr.ReplayBuffer.create(
+        path, SCHEMA, 64, 2, layout=layout, engine=engine, commit_every=None, **options
+    ) as buffer:
+        extend(buffer, 41)
+        held = buffer.metadata.ring.num_rows
+    metadata, slots = load(path), 1 << 31
     ring = replace(metadata.ring, capacity=slots - 64, slots=slots)
     forged = replace(metadata, ring=ring)
     (path / "metadata.json").write_bytes(encode(forged))
     (path / DATA / "COMMIT").unlink()
-    return forged
+    if engine == "zarr":
+        os.truncate(path / DATA / "places.bin", lenient.place_nbytes(forged))
+    return path, forged, held
 
 
 def counted(monkeypatch, held):
     """Blocks that are looked at, which are few."""
-    looked, whole = [], 2
+    looked = []
 
     def stretch_of(*args):
         for stripe in stripes(*args):
             looked.append(stripe)
-            assert len(looked) <= whole * held
+            # To find heads, and to check what is below them.
+            assert len(looked) <= 2 * held
             yield stripe
 
     def few(ring, env_id, span, gone):
@@ -342,19 +343,10 @@ def counted(monkeypatch, held):
 def test_heads_are_found_in_the_time_that_the_files_take(
     tmp_path, monkeypatch, engine, layout
 ):
-    path = tmp_path / "b"
-    options = {"codec": "zstd"} if engine == "zarr" else {}
-    with mr.ReplayBuffer.create(
-        path, SCHEMA, 64, 2, layout=layout, engine=engine, commit_every=None, **options
-    ) as buffer:
-        extend(buffer, 41)
-        held = buffer.metadata.ring.num_rows
-    forged = forge(path, 1 << 31)
+    path, _, held = forge(tmp_path, engine, layout)
     # Entries of any number, of laps that no position can be in.
     entries = np.full((1 << 20, 2), 0xFFFFFFFF, "<u4")
     (path / DATA / "sums.bin").write_bytes(entries.tobytes())
-    if engine == "zarr":
-        os.truncate(path / DATA / "places.bin", lenient.place_nbytes(forged))
     looked = counted(monkeypatch, held)
     with pytest.raises(CorruptError, match="no block with a checksum that fits"):
         mr.repair(path)

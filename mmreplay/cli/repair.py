@@ -13,7 +13,7 @@ from mmreplay.cli.exits import FAILED
 from mmreplay.cli.options import BufferPath, Json
 
 if TYPE_CHECKING:
-    from mmreplay.repairing import Cut, Repaired
+    from mmreplay.repairing import Repaired
 
 LISTED = 50
 
@@ -68,10 +68,6 @@ def repair(
         raise typer.Exit(FAILED)
 
 
-def _lost(cut: Cut) -> bool:
-    return cut.why == "unproven"
-
-
 def _print(made: Repaired, in_place: bool) -> None:
     for fact in made.restored:
         show.print_line(f"restored {fact}")
@@ -84,7 +80,7 @@ def _print(made: Repaired, in_place: bool) -> None:
         f"{made.target}: {show.plural(made.rows, 'row')} kept, "
         f"{show.count(made.cut_rows)} cut"
     )
-    unproven = sum(each.stop - each.first for each in made.cuts if _lost(each))
+    unproven = sum(c.stop - c.first for c in made.cuts if c.why == "unproven")
     if made.rows and unproven:
         show.print_line(
             f"{show.plural(unproven, 'row')} cut only because a checksum is lost: "
