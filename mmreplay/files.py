@@ -27,6 +27,8 @@ from mmreplay.errors import (
 
 # Space is reserved in pieces of this many bytes, so that it costs one call a MiB.
 ALLOCATION_NBYTES = 1 << 20
+# Of a longer range Linux reads what a device takes in one request, and no more.
+AHEAD_NBYTES = 128 << 10
 
 disk = Disk()
 
@@ -239,7 +241,9 @@ class File:
     def will_need(self, offset: int, nbytes: int) -> None:
         """Ask the system to read a range ahead, without waiting for it."""
         try:
-            os.posix_fadvise(self.fd, offset, nbytes, os.POSIX_FADV_WILLNEED)
+            for first in range(offset, offset + nbytes, AHEAD_NBYTES):
+                size = min(AHEAD_NBYTES, offset + nbytes - first)
+                os.posix_fadvise(self.fd, first, size, os.POSIX_FADV_WILLNEED)
         except OSError as error:
             raise system_failure("read ahead in", self.path, error) from error
 

@@ -149,7 +149,7 @@ def test_a_flipped_bit_of_the_metadata_is_turned_back(damaged, where):
     data[where] ^= 4
     path.write_bytes(data)
     made = mr.repair(damaged)
-    assert made.restored == ("metadata, by turning one bit back",)
+    assert made.restored == ("metadata.json had one bit turned, which was turned back",)
     assert_repaired(damaged, made, without([], []))
 
 
@@ -181,6 +181,36 @@ def test_lost_metadata_are_taken_from_a_snapshot(damaged, tmp_path):
     assert not (tmp_path / "b-repaired").exists()
     made = mr.repair(damaged, like=tmp_path / "s")
     assert_repaired(damaged, made, without([], []))
+
+
+def test_cuts_that_touch_are_one(damaged):
+    for position in (70, 72, 74, 80):
+        put(damaged / DATA / "f000.bin", 4800 * row(damaged, 1, position), b"xyz")
+    made = mr.repair(damaged)
+    assert [(c.env_id, c.first, c.stop, c.why) for c in made.cuts] == [
+        (1, 70, 76, "checksum"),
+        (1, 80, 82, "checksum"),
+    ]
+
+
+def test_metadata_of_another_buffer_are_refused(damaged, tmp_path):
+    with mr.ReplayBuffer.open(damaged) as buffer:
+        schema, capacity, num_envs = buffer.schema, buffer.capacity, buffer.num_envs
+    mr.ReplayBuffer.create(
+        tmp_path / "other", schema, capacity, num_envs=num_envs
+    ).close()
+    (damaged / "metadata.json").unlink()
+    told = r"other: got the metadata of buffer \w+, expected those of \['\w+'\], which"
+    with pytest.raises(CorruptError, match=told):
+        mr.repair(damaged, like=tmp_path / "other")
+    assert not (tmp_path / "b-repaired").exists()
+
+
+def test_who_opens_what_has_no_metadata_is_told_of_repair(damaged):
+    (damaged / "metadata.json").unlink()
+    told = r"has no metadata.json; .* or run mmreplay repair SOURCE TARGET$"
+    with pytest.raises(FormatError, match=told):
+        mr.ReplayBuffer.open(damaged)
 
 
 @pytest.mark.parametrize("autoreset", AUTORESETS)
@@ -272,9 +302,8 @@ def test_statistics_that_are_damaged_are_left_out_and_told(tmp_path):
     (tmp_path / "a" / "statistics.json").write_text("{bro")
     made = mr.repair(tmp_path / "a", tmp_path / "c")
     (fact,) = made.restored
-    assert fact.startswith(
-        f"no statistics: {tmp_path / 'a' / 'statistics.json'} is not"
-    )
+    told = f"statistics are left out: {tmp_path / 'a' / 'statistics.json'} is not"
+    assert fact.startswith(told)
     assert made.rows == whole.rows
     with mr.ReplayBuffer.open(tmp_path / "c") as buffer:
         assert buffer.statistics == {}

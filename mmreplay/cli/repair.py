@@ -70,7 +70,7 @@ def repair(
 
 def _print(made: Repaired, in_place: bool) -> None:
     for fact in made.restored:
-        show.print_line(f"restored {fact}")
+        show.print_line(f"note {fact}")
     for cut in made.cuts[:LISTED]:
         span = f"[{show.count(cut.first)}, {show.count(cut.stop)})"
         show.print_line(f"cut {cut.why}: environment {cut.env_id}, positions {span}")

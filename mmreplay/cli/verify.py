@@ -75,16 +75,12 @@ def _print(name: str, report: VerifyReport, seconds: float) -> None:
     damaged = sum(finding.damage for finding in report.findings) + report.omitted
     others = len(report.findings) + report.omitted - damaged
     rate = show.size(report.nbytes / seconds)
-    rows = f"{show.count(report.rows)} committed rows alive"
-    if report.deep:
-        unsummed = show.count(report.unsummed_rows)
-        rows += f", of them {unsummed} in blocks without a checksum yet"
     facts = [
         ("findings", f"{show.count(damaged)} of damage, {show.plural(others, 'note')}"),
         ("checksums", f"{show.plural(report.blocks, 'block')} compared, "
                       f"{show.count(report.skipped_blocks)} given up by a live "
                       "writer meanwhile" if report.deep else "not looked at"),
-        ("rows", rows),
+        ("rows", _rows(report)),
         ("read", f"{show.size(report.nbytes)} in {seconds:.1f} s, {rate}/s"),
     ]  # fmt: skip
     show.print_facts(f"{name}: {'whole' if report.ok else 'DAMAGED'}", facts)
@@ -93,3 +89,15 @@ def _print(name: str, report: VerifyReport, seconds: float) -> None:
         repair = f"mmreplay repair {shlex.quote(name)} TARGET"
         way = f"restore it from a copy, or what is proven of it with {repair}"
         show.print_line(f"way out    {way}")
+
+
+def _rows(report: VerifyReport) -> str:
+    if report.rows is None:
+        return "not counted: a file that says which there are is damaged"
+    rows = f"{show.count(report.rows)} committed rows alive"
+    if report.deep:
+        unsummed = show.count(report.unsummed_rows)
+        rows += f", of them {unsummed} in blocks without a checksum yet"
+    if report.uncommitted_rows:
+        rows += f"; {show.count(report.uncommitted_rows)} published since"
+    return rows

@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 THREADS = min(4, os.cpu_count() or 1)
+END = object()
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -34,3 +35,15 @@ def in_order(
             yield making.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def beside(items: Iterator[Item]) -> Iterator[Item]:
+    """The items of a generator, of which one is made while the one before is used."""
+    pool = ThreadPoolExecutor(1, "mmreplay-convert")
+    try:
+        making = pool.submit(next, items, END)
+        while (item := making.result()) is not END:
+            making = pool.submit(next, items, END)
+            yield item  # type: ignore[misc]  # what is not END is an item
+    finally:
+        pool.shutdown()

@@ -7,7 +7,7 @@ beside the one that writes, as both let go of the interpreter.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,10 +65,10 @@ class Plan(Protocol):
 
 
 class Syncs:
-    """Gives a file to the device while it is being written, in a thread."""
+    """Gives what is being written to the device, in a thread."""
 
-    def __init__(self, file: File, pool: ThreadPoolExecutor) -> None:
-        self._file, self._pool = file, pool
+    def __init__(self, sync: Callable[[], None], pool: ThreadPoolExecutor) -> None:
+        self._sync, self._pool = sync, pool
         self._written = 0
         self._job: Future[None] | None = None
 
@@ -86,7 +86,7 @@ class Syncs:
                 return
             self._job.result()
         self._written = 0
-        self._job = self._pool.submit(self._file.sync)
+        self._job = self._pool.submit(self._sync)
 
     def wait(self) -> None:
         """Wait for the device; raises as `count` does."""
@@ -106,7 +106,7 @@ class ArrayFile:
         self._done = 0
         self._sums = {name: piece.start for name, piece in plan.pieces.items()}
         self._pool = ThreadPoolExecutor(2, "mmreplay-export")
-        self._syncs = Syncs(file, self._pool)
+        self._syncs = Syncs(file.sync, self._pool)
 
     @property
     def room(self) -> int:

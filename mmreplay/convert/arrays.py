@@ -16,6 +16,7 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.convert.ahead import beside
 from mmreplay.convert.base import (
     BLOCK_NBYTES,
     MAX_ROW_NBYTES,
@@ -145,17 +146,25 @@ class Scan:
 
     def blocks(self) -> Iterator[dict[str, NDArray[np.generic]]]:
         """Per column ``[N, *shape]``, little-endian; good until the next."""
+        return beside(self._read())
+
+    def _read(self) -> Iterator[dict[str, NDArray[np.generic]]]:
+        """The same, good until the one after the next."""
         streams = {name: column.open() for name, column in self._columns.items()}
         room = min(self._rows, self._count)
-        held = {
-            name: np.empty((room, *column.shape[1:]), column.stored)
-            for name, column in self._columns.items()
-        }
+        held = [
+            {
+                name: np.empty((room, *column.shape[1:]), column.stored)
+                for name, column in self._columns.items()
+            }
+            for _ in range(min(2, -(-self._count // self._rows)))
+        ]
         for first in range(0, self._count, self._rows):
             size = min(self._rows, self._count - first)
+            held.reverse()
             found: dict[str, NDArray[np.generic]] = {}
             for name, stream in streams.items():
-                part = held[name][:size]
+                part = held[0][name][:size]
                 if part.size:
                     stream.read_into(part.reshape(-1).view(np.uint8).data)
                 found[name] = native(part, self._columns[name].dtype)

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 
 from mmreplay.buffer import arguments, lifecycle
 from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.convert.ahead import beside
 from mmreplay.convert.base import (
     BLOCK_NBYTES,
     Block,
@@ -101,7 +102,7 @@ class BufferReader(Reader):
     def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
         """See `Reader.blocks`."""
         rows = rows_per_block or default_rows(self._description)
-        return self._parts(rows, self._description.schema.paths)
+        return beside(self._parts(rows, self._description.schema.paths))
 
     def marks(self) -> Iterator[Block]:
         """See `Reader.marks`: flags alone are read."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from mmreplay import files, recovery
 from mmreplay.buffer.state import write_statistics
+from mmreplay.convert.array_file import Syncs
 from mmreplay.convert.base import Block, Columns, Notes, Writer
 from mmreplay.convert.count import check_env_ids
 from mmreplay.convert.description import PRIORITY, Description
@@ -58,6 +60,7 @@ class BufferWriter(Writer):
         self._tell_dropped()
         self._staging = Staging(target, overwrite=overwrite, folder=True)
         self._store: CheckedStore | None = None
+        self._pool = ThreadPoolExecutor(1, "mmreplay-load")
         self._priorities: PriorityWriter | None = None
         try:
             self._refuse_network()
@@ -68,6 +71,7 @@ class BufferWriter(Writer):
             self._folder = self._staging.path / metadata.folder
             files.make_folder(self._folder)
             self._store = create_store(self._folder, metadata)
+            self._syncs = Syncs(self._store.sync, self._pool)
         except BaseException:
             self.abort()
             raise
@@ -103,6 +107,8 @@ class BufferWriter(Writer):
         if len(flags):
             rows = self._metadata.ring.rows(env_ids, positions)
             self._store.write(runs(rows), columns, flags)
+            if not isinstance(self._store, ZarrStore):  # which syncs what it seals
+                self._syncs.count(len(rows) * self._description.row_nbytes)
         if self._priorities is not None:
             self._priorities.write(env_ids, positions, block.columns[PRIORITY][kept])
         touched = np.unique(env_ids)
@@ -242,6 +248,7 @@ class BufferWriter(Writer):
                 f"expected them up to {stop[which]}; the source was cut"
             )
         assert self._store is not None
+        self._syncs.wait()
         if isinstance(self._store, ZarrStore):
             self._store.settle(self._kept, stop)
         self._store.sync()
@@ -259,6 +266,8 @@ class BufferWriter(Writer):
         self.nbytes = self._staging.publish()
 
     def _close(self) -> None:
+        # Files must not be closed under a thread that syncs them.
+        self._pool.shutdown()
         if self._priorities is not None:
             column, self._priorities = self._priorities, None
             column.close()

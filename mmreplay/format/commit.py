@@ -180,6 +180,17 @@ def split(data: bytes, uuid: bytes, generation: int, num_envs: int) -> Slots:
     )
 
 
+def uuids(data: bytes, num_envs: int) -> set[bytes]:
+    """The buffers that the slots speak of, whether their checksums fit or not."""
+    size = slot_nbytes(num_envs)
+    heads = [data[size * slot :][: HEADER.size] for slot in range(NUM_SLOTS)]
+    return {
+        HEADER.unpack(head)[6]
+        for head in heads
+        if head.startswith(MAGIC) and len(head) == HEADER.size
+    }
+
+
 def newest_durable(slots: Slots) -> Record | None:
     """The newest record that was synced, by (epoch, sequence)."""
     found = [slots[slot] for slot in DURABLE_SLOTS]

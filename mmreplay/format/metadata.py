@@ -187,9 +187,11 @@ def load(folder: Path) -> Metadata:
             "holds metadata.json"
         )
     if not path.exists():
+        left = any(folder.glob("data-*/COMMIT"))
+        way = OR_REPAIR if left else ""
         raise FormatError(
             f"{folder} is no replay buffer: it has no {FILE_NAME}; pass the folder "
-            "that ReplayBuffer.create made"
+            f"that ReplayBuffer.create made{way}"
         )
     metadata = decode(read_bytes(path, MAX_NBYTES), path)
     refuse_link(folder / metadata.folder)

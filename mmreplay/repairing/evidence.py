@@ -227,12 +227,15 @@ def gather(folder: Path, like: Path | None) -> Evidence:
     try:
         found = _settled(folder, metadata, opened[COMMIT], restored)
         if found is None:
+            if like is not None:
+                _refuse_another(metadata, opened[COMMIT], like)
             found = _scanned(metadata, opened)
             most = metadata.ring.block_rows - 1
             restored.append(
-                "heads, from the checksums of whole blocks: newer rows, which had none "
-                f"(of committed ones up to {most} an environment), are not kept, and "
-                "rows that had been given up or cleared may be back"
+                "COMMIT has no whole record: heads are from the checksums of whole "
+                "blocks, newer rows, which had none (of committed ones up to "
+                f"{most} an environment), are not kept, and rows that had been given "
+                "up or cleared may be back"
             )
     except BaseException:
         for file in opened.values():
@@ -244,7 +247,7 @@ def gather(folder: Path, like: Path | None) -> Evidence:
 def _metadata(folder: Path, like: Path | None) -> tuple[Metadata, list[str]]:
     """The metadata, and how it was found where that was not the plain way."""
     if like is not None:
-        return metadata_file.load(like), [f"metadata, from {like}"]
+        return metadata_file.load(like), [f"metadata.json is the one of {like}"]
     try:
         return metadata_file.load(folder), []
     except VersionError:
@@ -255,11 +258,15 @@ def _metadata(folder: Path, like: Path | None) -> tuple[Metadata, list[str]]:
             raise
     with _Tried(FormatError):
         data = files.read_bytes(path, FLIP_NBYTES)
-        return _unflipped(data, path), ["metadata, by turning one bit back"]
+        return _unflipped(data, path), [
+            "metadata.json had one bit turned, which was turned back"
+        ]
     spare = path.with_name(f"tmp-{path.name}")
     with _Tried(FormatError):
         data = files.read_bytes(spare, metadata_file.MAX_NBYTES)
-        return metadata_file.decode(data, spare), [f"metadata, from {spare.name}"]
+        return metadata_file.decode(data, spare), [
+            f"metadata.json is from {spare.name}"
+        ]
     raise CorruptError(
         f"{damage}; got no second copy of it either, "
         "expected one to repair by: name a snapshot or copy of the buffer with like= "
@@ -305,12 +312,25 @@ def _settled(
     live, durable, report = recovery.settle(slots, identity, metadata, folder)
     if report.cut_rows:
         restored.append(
-            f"what the last commit holds: at least {report.cut_rows} rows above it are "
-            "not kept, as in any copy of a buffer that was not closed, or after a "
-            "power cut"
+            f"rows above the last commit, at least {report.cut_rows}, are not kept, as "
+            "in any copy of a buffer that was not closed, or after a power cut"
         )
     firsts = np.maximum(live.tails, live.heads - ring.capacity)
     return firsts, live.heads, durable.heads, live.limits - ring.slots
+
+
+def _refuse_another(metadata: Metadata, file: File, like: Path) -> None:
+    """Refuse the metadata of a buffer that no record in COMMIT speaks of."""
+    nbytes = commit.NUM_SLOTS * commit.slot_nbytes(metadata.ring.num_envs)
+    data = file.pread(min(nbytes, file.nbytes), 0)
+    spoken_of = commit.uuids(data, metadata.ring.num_envs)
+    if spoken_of and metadata.uuid not in spoken_of:
+        found = sorted(uuid.hex() for uuid in spoken_of)
+        raise CorruptError(
+            f"{like}: got the metadata of buffer {metadata.uuid.hex()}, expected those "
+            f"of {found}, which {file.path} speaks of; name a snapshot or copy of the "
+            "same buffer"
+        )
 
 
 def _scanned(

@@ -87,9 +87,10 @@ def open_files(
             file, told = _open(folder / name)
             opened[name] = file
             if restored is not None and (told or file.nbytes != nbytes):
-                wrong = f"{name} has {file.nbytes} bytes of {nbytes}"
-                told = told or f"what is in a file of a wrong size: {wrong}"
-                restored.append(told)
+                wrong = (
+                    f"{name} has {file.nbytes} bytes of {nbytes}: what is there counts"
+                )
+                restored.append(told or wrong)
             file.nbytes = min(file.nbytes, nbytes)
     except BaseException:
         for file in opened.values():
@@ -107,7 +108,7 @@ def _open(path: Path) -> tuple[File, str]:
         empty = files.disk.open(Path(os.devnull), os.O_RDONLY)
         return File(
             path, empty, 0, writable=False
-        ), f"what other files hold: {path.name} is missing"
+        ), f"{path.name} is missing: what other files hold counts"
 
 
 def open_store(folder: Path, metadata: Metadata) -> ShortStore:

@@ -61,7 +61,8 @@ class Repaired:
         target: Where the new one is.
         rows: Rows in it.
         cuts: What is not in it, by environment and position.
-        restored: Facts that were found out in another way than the plain one.
+        restored: What was found out in another way than the plain one, or is left out,
+            in sentences.
     """
 
     path: Path
@@ -173,8 +174,18 @@ def _choose(evidence: Evidence, keep_unproven: bool) -> tuple[list[Kept], list[C
         found = sorter.sort(good, _reader(evidence, env_id))
         gone += _flagged(good, found)
         kept.append(found)
-        cuts += [Cut(env_id, a, b, why) for a, b, why in sorted(gone)]
+        cuts += [Cut(env_id, a, b, why) for a, b, why in _joined(sorted(gone))]
     return kept, cuts
+
+
+def _joined(gone: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
+    """Stretches of which one ends where the next begins, for one reason, as one."""
+    joined: list[tuple[int, int, str]] = []
+    for first, stop, why in gone:
+        if joined and joined[-1][1:] == (first, why):
+            first = joined.pop()[0]
+        joined.append((first, stop, why))
+    return joined
 
 
 def _missing(evidence: Evidence) -> Iterator[tuple[int, int, int]]:
@@ -268,7 +279,7 @@ def _copy_statistics(evidence: Evidence, target: Path) -> None:
     try:
         found = read_statistics(evidence.path)
     except FormatError as error:
-        evidence.restored.append(f"no statistics: {error}")
+        evidence.restored.append(f"statistics are left out: {error}")
         return
     if found:
         write_statistics(target, found)

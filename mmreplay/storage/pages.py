@@ -141,7 +141,7 @@ class Pages:
 
     def _ranges(self, rows: NDArray[np.int64]) -> list[tuple[int, int]]:
         """Byte ranges that hold the rows, sorted, those that touch put together."""
-        ordered = np.unique(rows)
+        ordered = rows if (rows[1:] >= rows[:-1]).all() else np.sort(rows)
         first = ordered * self._row_nbytes // mmap.PAGESIZE
         last = -(-(ordered + 1) * self._row_nbytes // mmap.PAGESIZE)
         apart = np.flatnonzero(first[1:] > last[:-1]) + 1

@@ -14,14 +14,13 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.files import AHEAD_NBYTES
 from mmreplay.storage.pages import COLD_CALLS, SAMPLED_ROWS, WARM_CALLS
 from mmreplay.storage.policy import Advise
 
 Ids = NDArray[np.int64]
 GAP_NBYTES = 1 << 14
 """Chunks that lie closer are asked for as one stretch."""
-ASK_NBYTES = 1 << 17
-"""The kernel reads no more for one call than its device takes in one request."""
 
 _libc = ctypes.CDLL(None)
 _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
@@ -63,8 +62,8 @@ class ChunkPages:
         firsts = starts[np.append(0, apart)] // mmap.PAGESIZE * mmap.PAGESIZE
         lasts = stops[np.append(apart - 1, len(stops) - 1)]
         for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
-            for at in range(first, last, ASK_NBYTES):
-                nbytes = min(ASK_NBYTES, last - at)
+            for at in range(first, last, AHEAD_NBYTES):
+                nbytes = min(AHEAD_NBYTES, last - at)
                 self._mapping.madvise(mmap.MADV_WILLNEED, at, nbytes)
         return int((lasts - firsts).sum())
 

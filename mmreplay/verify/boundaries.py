@@ -96,7 +96,8 @@ class FlagCheck:
     def run(self, claim: Claim, notes: Notebook) -> None:
         """Check all rows alive, those too that are published and not yet committed."""
         ring = self._ring
-        notes.rows += int((claim.heads - claim.firsts).sum())
+        notes.rows = int((claim.heads - claim.firsts).sum())
+        notes.uncommitted_rows = int((claim.published - claim.heads).sum())
         if ring.layout == "time_major":
             self._run(0, np.arange(ring.num_envs), claim, notes)
             return

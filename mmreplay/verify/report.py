@@ -61,8 +61,9 @@ class VerifyReport:
         omitted: Findings beyond those.
         blocks: Blocks whose checksum was computed and compared.
         skipped_blocks: Blocks that a live writer gave up while they were read.
-        rows: Committed rows alive; their flags were checked, and those of the rows
-            published since.
+        rows: Committed rows alive, whose flags were checked; None where a file that
+            says which these are is damaged.
+        uncommitted_rows: Those published since, whose flags were checked too.
         unsummed_rows: Those of them in blocks that have no checksum yet (the
             newest of each environment) or no longer; 0 where not `deep`.
         nbytes: Bytes read from the data files.
@@ -74,7 +75,8 @@ class VerifyReport:
     omitted: int
     blocks: int
     skipped_blocks: int
-    rows: int
+    rows: int | None
+    uncommitted_rows: int
     unsummed_rows: int
     nbytes: int
     deep: bool = True
@@ -95,7 +97,8 @@ class Notebook:
     omitted: int = 0
     blocks: int = 0
     skipped_blocks: int = 0
-    rows: int = 0
+    rows: int | None = None
+    uncommitted_rows: int = 0
     unsummed_rows: int = 0
     nbytes: int = 0
     expected_nbytes: int = 0
@@ -122,5 +125,6 @@ class Notebook:
         """Close the book."""
         return VerifyReport(
             path, tuple(self.findings), self.omitted, self.blocks, self.skipped_blocks,
-            self.rows, self.unsummed_rows, self.nbytes, self.deep,
+            self.rows, self.uncommitted_rows, self.unsummed_rows, self.nbytes,
+            self.deep,
         )  # fmt: skip

@@ -116,7 +116,7 @@ def test_a_repair_of_a_copy_says_what_the_last_commit_lacks(path, tmp_path, caps
         shutil.copytree(path, tmp_path / "copy")
     assert run(["repair", str(tmp_path / "copy")]) == 0
     told = capsys.readouterr().out
-    assert "restored what the last commit holds: at least 10 rows above it" in told
+    assert "note rows above the last commit, at least 10, are not kept" in told
     assert "60 rows kept, 0 cut" in told
 
 
@@ -129,3 +129,14 @@ def test_what_a_copy_is_made_with_is_committed_with_it(path, tmp_path, capsys):
         assert run(["info", str(tmp_path / made), "--json"]) == 0
         facts = json.loads(capsys.readouterr().out)
         assert facts["commit"]["time_ns"] >= began * 10**9
+
+
+def test_verify_counts_what_was_published_since_the_last_commit(path, capsys):
+    with mr.ReplayBuffer.open(path, "r+", commit_every=None) as buffer:
+        extend(buffer, 2)
+        assert run(["verify", str(path)]) == 0
+    assert "; 4 published since\n" in capsys.readouterr().out
+    (path / "data-000001" / "COMMIT").write_bytes(b"")
+    assert run(["verify", str(path)]) == 1
+    told = "rows       not counted: a file that says which there are is damaged"
+    assert told in capsys.readouterr().out

@@ -5,7 +5,7 @@ from itertools import count
 
 import pytest
 
-from mmreplay.convert.ahead import in_order
+from mmreplay.convert.ahead import beside, in_order
 
 
 def test_results_come_in_the_order_of_the_items():
@@ -58,5 +58,42 @@ def test_threads_end_when_it_is_given_up():
     results = in_order(str, count(), ahead=4)
     next(results)
     results.close()
+    names = [each.name for each in threading.enumerate()]
+    assert not [name for name in names if name.startswith("mmreplay-convert")]
+
+
+def test_the_next_item_is_made_while_one_is_used():
+    made = [threading.Event() for _ in range(5)]
+
+    def items():
+        for number, event in enumerate(made):
+            event.set()
+            yield number
+
+    found = beside(items())
+    for number in range(4):
+        assert next(found) == number
+        assert made[number + 1].wait(10)
+        assert sum(event.is_set() for event in made) == number + 2
+    assert list(found) == [4]
+
+
+def test_an_error_comes_behind_the_items_before_it():
+    def items():
+        yield 1
+        yield 2
+        raise OSError("cut")
+
+    found = beside(items())
+    assert [next(found), next(found)] == [1, 2]
+    with pytest.raises(OSError, match="cut"):
+        next(found)
+    assert list(beside(iter(()))) == []
+
+
+def test_the_thread_ends_with_who_gives_up():
+    found = beside(count())
+    next(found)
+    found.close()
     names = [each.name for each in threading.enumerate()]
     assert not [name for name in names if name.startswith("mmreplay-convert")]

@@ -1,7 +1,12 @@
 """A buffer as a source and as a target, and targets that appear whole."""
 
+import errno
 import importlib
+import os
 import re
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +14,18 @@ import pytest
 
 import mmreplay as mr
 from mmreplay import files
-from mmreplay.convert import registry, rows
+from mmreplay.convert import array_file, registry, rows
 from mmreplay.convert.base import Block
 from mmreplay.convert.description import Description
 from mmreplay.convert.registry import Format
 from mmreplay.convert.staging import MARKER, Staging
-from mmreplay.errors import FormatError, SchemaError, SourceError, StaleError
+from mmreplay.errors import (
+    FailedError,
+    FormatError,
+    SchemaError,
+    SourceError,
+    StaleError,
+)
 from tests.convert.support import every_kind, same, same_rows
 
 SCHEMA = mr.Schema({"a": mr.Field((), "int64"), "terminated": mr.Field((), "bool")})
@@ -307,3 +318,44 @@ def test_rows_that_no_file_is_read_of_are_not_written(tmp_path, name):
         # A buffer takes them.
         mr.load(source.path, tmp_path / "target")
     assert not (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize("name", ["a.npz", "a.pt", "a.safetensors", None])
+def test_a_block_stays_as_it_is_while_the_next_one_is_made(tmp_path, name):
+    with mr.ReplayBuffer.create(tmp_path / "b", SCHEMA, 1000) as buffer:
+        buffer.extend(a=np.arange(1000), terminated=np.zeros(1000, bool))
+    source = tmp_path / "b" if name is None else tmp_path / name
+    if name is not None:
+        mr.export(tmp_path / "b", source)
+    kind = rows.open_reader if name is None else registry.named(name[2:])
+    reader = kind(source) if name is None else registry.open_reader(kind, source)
+    with reader:
+        for number, each in enumerate(reader.blocks(100)):
+            time.sleep(0.02)  # in which the next one is made
+            expected = np.arange(100 * number, 100 * (number + 1))
+            assert (each.columns["a"] == expected).all()
+            assert (each.positions == expected).all()
+
+
+@pytest.mark.parametrize("wrong", ["datasync", None])
+def test_a_device_that_fails_while_a_buffer_is_filled_leaves_none(
+    tmp_path, monkeypatch, wrong
+):
+    """The device is given what was written so far, in a thread."""
+    monkeypatch.setattr(array_file, "SYNC_NBYTES", 64)
+    synced = []
+
+    def datasync(self, fd):
+        synced.append(threading.current_thread().name)
+        if wrong:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(files.Disk, "datasync", datasync)
+    with suppress(FailedError):
+        write(
+            tmp_path, [block([n == 0], n) for n in range(400)], stop=400, capacity=400
+        )
+        assert not wrong
+    assert any(name.startswith("mmreplay-load") for name in synced)
+    assert (tmp_path / "new").exists() is not bool(wrong)
+    assert not list(tmp_path.glob("tmp-*"))

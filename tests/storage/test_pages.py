@@ -2,12 +2,13 @@
 
 import errno
 import os
+import time
 
 import numpy as np
 import pytest
 
 from mmreplay.errors import FailedError
-from mmreplay.files import File
+from mmreplay.files import AHEAD_NBYTES, File
 from mmreplay.storage import pages as module
 from mmreplay.storage.pages import COLD_CALLS, WARM_CALLS, Pages
 
@@ -183,3 +184,39 @@ def test_pages_that_were_dropped_are_missing_until_they_are_read(tmp_path):
     file.pread(4096, 40 * 4096)
     assert pages.holds(40 * 4096)
     file.close()
+
+
+def test_a_long_range_is_asked_for_in_pieces_that_the_kernel_reads(tmp_path):
+    """Of more than a device takes at a time, it reads the beginning alone."""
+    path, nbytes = tmp_path / "f", 32 << 20
+    path.write_bytes(bytes(nbytes))
+    file = File.open(path, None)
+    os.fsync(file.fd)
+    os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    mapping = file.map_readonly()
+    pages = Pages(file, 4096, mapping=mapping)
+    pages._reads = False  # a read that does not wait has the page read all the same
+    places = range(0, nbytes, 1 << 18)
+    if any(pages.holds(at) for at in places):
+        mapping.close()
+        file.close()
+        pytest.skip("pages of this file system stay where they are")
+    file.will_need(0, nbytes)
+    deadline = time.monotonic() + 20
+    while not all(pages.holds(at) for at in places) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    missing = [at for at in places if not pages.holds(at)]
+    mapping.close()
+    file.close()
+    assert not missing
+
+
+def test_no_piece_of_a_range_is_longer_and_none_is_left_out(file, monkeypatch):
+    found = []
+    monkeypatch.setattr(
+        os, "posix_fadvise", lambda fd, first, size, how: found.append((first, size))
+    )
+    file.will_need(4096, 300_000)
+    assert [first for first, _ in found] == list(range(4096, 304_096, AHEAD_NBYTES))
+    assert sum(size for _, size in found) == 300_000
+    assert max(size for _, size in found) <= AHEAD_NBYTES

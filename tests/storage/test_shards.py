@@ -9,7 +9,7 @@ import pytest
 import mmreplay as mr
 from mmreplay.errors import CorruptError
 from mmreplay.storage import beside, shards
-from mmreplay.storage.shard_pages import ASK_NBYTES, GAP_NBYTES, ChunkPages
+from mmreplay.storage.shard_pages import AHEAD_NBYTES, GAP_NBYTES, ChunkPages
 from tools.torture.disks import QuickDisk, using
 
 SHAPE = (64, 80, 4)
@@ -75,7 +75,7 @@ class Mapping:
     def madvise(self, advice, at, nbytes):
         assert advice == mmap.MADV_WILLNEED
         assert at % mmap.PAGESIZE == 0
-        assert nbytes <= ASK_NBYTES
+        assert nbytes <= AHEAD_NBYTES
         self.asked.append((at, at + nbytes))
 
 

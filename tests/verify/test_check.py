@@ -154,3 +154,22 @@ def test_progress_ends_at_all_bytes(path):
 def test_the_report_is_plain_facts(path):
     report = verify_buffer(path)
     assert json.dumps([report.blocks, report.rows, report.nbytes, report.unsummed_rows])
+
+
+def test_rows_published_since_the_commit_are_counted_apart(tmp_path, rng):
+    schema = mr.Schema({"a": mr.Field((), "int64")})
+    with mr.ReplayBuffer.create(
+        tmp_path / "b", schema, 64, commit_every=None
+    ) as buffer:
+        buffer.extend(a=np.arange(20))
+        buffer.commit()
+        buffer.extend(a=np.arange(5))
+        report = verify_buffer(tmp_path / "b")
+        assert (report.rows, report.uncommitted_rows) == (20, 5)
+    report = verify_buffer(tmp_path / "b")
+    assert (report.rows, report.uncommitted_rows) == (25, 0)
+
+
+def test_rows_are_not_counted_where_no_file_says_which_there_are(path):
+    (path / "data-000001" / "COMMIT").unlink()
+    assert verify_buffer(path).rows is None
