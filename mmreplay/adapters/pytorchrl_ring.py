@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
 import numpy as np
-import torch
 
 from mmreplay.adapters.home import Home, Kept, StrPath
 from mmreplay.adapters.pytorchrl_data import (
@@ -27,7 +26,7 @@ from mmreplay.adapters.pytorchrl_data import (
     put,
     zeros_like,
 )
-from mmreplay.adapters.values import array_of, check_counts
+from mmreplay.adapters.values import array_of, check_counts, seed_of_draws
 from mmreplay.buffer.replay_buffer import ReplayBuffer as Ring
 from mmreplay.errors import SchemaError
 from mmreplay.nesting import unflatten
@@ -87,7 +86,7 @@ class RingStorage(Hooks, Kept):
         # process takes them out and puts the very same ones in again.
         self._forgotten: tuple[int, int] | None = None
         self._slices: WeakValueDictionary[int, Slice] = WeakValueDictionary()
-        self._seed = torch.initial_seed() % (1 << 62)
+        self._seed = seed_of_draws()
         if self.home.resumed:
             self._ring = self.home.reopen(self._sampler(), self._transforms())
             assert self._ring is not None

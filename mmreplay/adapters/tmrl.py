@@ -13,12 +13,11 @@ from time import monotonic
 from typing import Any
 
 import numpy as np
-import torch
 
 from mmreplay.adapters.home import Home, Kept, StrPath
 from mmreplay.adapters.tmrl_nests import check_crcs, collate_torch, crcs_of
 from mmreplay.adapters.tmrl_rows import Rows
-from mmreplay.adapters.values import check_counts
+from mmreplay.adapters.values import check_counts, seed_of_draws
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.convert.foreign import pickles
 from mmreplay.errors import EmptyError, FormatError, SchemaError
@@ -92,7 +91,7 @@ class Memory(ABC):
         self.stat_train_steps = 0
         self.home = Home("tmrl", path, resume)
         self.data: list[Any] = []
-        self._seed = torch.initial_seed() % (1 << 62)
+        self._seed = seed_of_draws()
         self._random = np.random.default_rng(self._seed)
 
     def __iter__(self) -> Iterator[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,24 @@ import torch
 from numpy.typing import NDArray
 
 from mmreplay.errors import SchemaError
+
+_seeded: Counter[int] = Counter()
+
+
+def seed_of_draws() -> int:
+    """A seed for the draws of one memory, in ``[0, 2**62)``, different each time.
+
+    It is torch's for the first one that this process makes under it, and mixed with
+    their number for those that follow: two agents' memories draw other rows, and a
+    program that is run again draws what it drew.
+    """
+    seed = torch.initial_seed() % (1 << 62)
+    number = _seeded[seed]
+    _seeded[seed] += 1
+    if not number:
+        return seed
+    mixed = np.random.SeedSequence([seed, number]).generate_state(1, np.uint64)
+    return int(mixed[0]) % (1 << 62)
 
 
 def array_of(value: object) -> NDArray[Any]:

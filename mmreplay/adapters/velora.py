@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from mmreplay import files
 from mmreplay.adapters import velora_files as saved
 from mmreplay.adapters.home import Home, Kept, StrPath
-from mmreplay.adapters.values import plain_rows, rows_of
+from mmreplay.adapters.values import plain_rows, rows_of, seed_of_draws
 from mmreplay.adapters.velora_files import METADATA, BufferConfig
 from mmreplay.adapters.velora_play import played
 from mmreplay.buffer.replay_buffer import ReplayBuffer as Ring
@@ -127,7 +127,7 @@ class BufferBase(Kept):
         self._ring: Ring = home.ring(
             schema,
             self.capacity,
-            sampler=UniformSampler(torch.initial_seed() % (1 << 62)),
+            sampler=UniformSampler(seed_of_draws()),
             user={METADATA: {"oldest": oldest}},
         )
         # velora's row of position 0: a ring that was loaded begins where it did.

@@ -1,9 +1,12 @@
 """tmrl's memories on disk: rounds, samples, and histories by the golden table."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
 
+from mmreplay.adapters import values
 from mmreplay.adapters.tmrl import GenericTorchMemory, Memory, TorchMemory
 from mmreplay.adapters.tmrl_nests import collate_torch
 from mmreplay.errors import FormatError, SchemaError
@@ -307,10 +310,11 @@ def test_subclasses_that_choose_their_samples_are_asked(make):
     memory.close()
 
 
-def test_draws_repeat_under_torchs_seed(make):
+def test_draws_repeat_under_torchs_seed(make, monkeypatch):
     drawn = []
     for name in "ab":
         torch.manual_seed(2)
+        monkeypatch.setattr(values, "_seeded", Counter())  # as a new process
         memory = make(name=name, batch_size=20)
         memory.append(Buffer(golden()))
         drawn.append((memory.sample()[2], list(memory.sample_indices())))

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from mmreplay.adapters import values
 from mmreplay.adapters.velora import BatchExperience, BufferBase, ReplayBuffer
 from mmreplay.errors import CorruptError, FormatError, SchemaError
 
@@ -104,10 +106,11 @@ def test_a_batch_holds_whole_steps_of_those_stored(buffer):
     assert seen == {6, 7, 8, 9}
 
 
-def test_draws_repeat_under_torchs_seed(tmp_path):
+def test_draws_repeat_under_torchs_seed(tmp_path, monkeypatch):
     drawn = []
     for name in "ab":
         torch.manual_seed(5)
+        monkeypatch.setattr(values, "_seeded", Counter())  # as a new process
         buffer = ReplayBuffer(50, 2, 1, 3, path=tmp_path / name)
         buffer.add_multi(*steps(range(50)))
         drawn.append(buffer.sample(20).rewards)
