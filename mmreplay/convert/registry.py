@@ -19,6 +19,7 @@ from typing import Any, cast
 
 from mmreplay.convert.base import MAX_ROW_NBYTES, Reader, Writer
 from mmreplay.convert.description import Description
+from mmreplay.convert.staging import STAGED
 from mmreplay.errors import FormatError, SchemaError
 from mmreplay.format.metadata import FILE_NAME as METADATA
 from mmreplay.storage.remote import url_of
@@ -265,6 +266,11 @@ def open_reader(found: Format, path: Path, **options: object) -> Reader:
         SchemaError: An option is not one of the format's.
         FormatError: It is not what it should be.
     """
+    if path.name.startswith(STAGED):
+        raise FormatError(
+            f"{path} is what a conversion left that was stopped, expected a whole "
+            "source; run that conversion again, or rename it to look into it"
+        )
     function = _function(found, "open_reader")
     _check_options(found, function, options)
     return cast("Reader", function(path, **options))

@@ -5,6 +5,8 @@ The header says ``<name>.<i>``, sorted by name; booleans are ``True`` and ``Fals
 
 from __future__ import annotations
 
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,16 +15,17 @@ import pyarrow.compute as compute
 import pyarrow.csv as arrow
 
 from mmreplay import files
-from mmreplay.convert import npz, skrl
-from mmreplay.convert.base import Block, Notes, Reader, Writer
+from mmreplay.convert.arrays import Column, Scan, Stored
+from mmreplay.convert.base import Block, Columns, Notes, Reader, Writer, default_rows
 from mmreplay.convert.csv_columns import Cells, refuse_unfit
 from mmreplay.convert.dealt import DealtReader, dealt
 from mmreplay.convert.description import Description
 from mmreplay.convert.npz import NpzPlan
 from mmreplay.convert.skrl import SkrlWriter
-from mmreplay.convert.staging import Staging
+from mmreplay.convert.staging import STAGED, Staging
 from mmreplay.errors import SchemaError
 from mmreplay.files import File
+from mmreplay.schema.dtypes import storage_dtype
 
 
 class SkrlCsvWriter(Writer):
@@ -48,9 +51,11 @@ class SkrlCsvWriter(Writer):
                 "layout; pack it afterwards"
             )
         self._cells = Cells(kinds)
+        self._num_envs = description.num_envs
+        self._rows = default_rows(description)
         self._file: File | None = None
         self._spool: SkrlWriter | None = None
-        self._between = target.with_name(f"tmp-rows-{target.name}")
+        self._between = target.with_name(f"{STAGED}rows-{target.name}")
         self._staging = Staging(target, overwrite=overwrite)
         try:
             self._spool = SkrlWriter(self._between, description, NpzPlan, True)
@@ -70,21 +75,35 @@ class SkrlCsvWriter(Writer):
         assert self._spool is not None
         assert self._file is not None
         end = self._put(self._cells.header(), 0)
-        steps, left = self._spool.steps, self._spool.cells
+        steps, cells = self._spool.steps, self._spool.cells
         self._spool.finish()
-        if steps:
-            reader = npz.open_reader(self._between, layout=skrl.NAME, size=steps)
-            with reader:
-                for block in reader.blocks():
-                    end = self._put(self._text(block.between(0, left)), end)
-                    left -= min(left, len(block))
+        with closing(File.open(self._between, None)) as spool:
+            columns = self._spooled(spool, steps)
+            for found in Scan(columns, self._rows, cells).blocks():
+                end = self._put(self._text(found), end)
         self._file.close()
         files.remove_tree(self._between)
         self.nbytes = self._staging.publish()
 
-    def _text(self, block: Block) -> memoryview:
-        names = self._cells.kinds
-        columns = {name: block.columns[name].reshape(len(block), -1) for name in names}
+    def _spooled(self, spool: File, steps: int) -> dict[str, Column]:
+        """The arrays between, a row a cell: as they were written, whatever their names.
+
+        They are ours, so that nothing of them is to be found out or checked.
+        """
+        num_envs = self._num_envs
+        kinds = self._cells.kinds
+        plan = NpzPlan({n: (d, (steps, num_envs, *s)) for n, (d, s) in kinds.items()})
+        return {
+            name: Column(
+                dtype,
+                storage_dtype(dtype),
+                (steps * num_envs, *shape),
+                partial(Stored, spool, plan.pieces[name].offset, name),
+            )
+            for name, (dtype, shape) in kinds.items()
+        }
+
+    def _text(self, columns: Columns) -> memoryview:
         batch = self._cells.encode(columns, slice(None))
         cells = [
             compute.if_else(cell, "True", "False") if cell.type == pa.bool_() else cell

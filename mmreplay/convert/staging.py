@@ -1,8 +1,9 @@
 """A target that appears whole by a rename, or not at all.
 
-Everything is written under ``tmp-<name>`` beside the target. A run that is killed
-leaves only that, and the next one for the same target replaces it. Whoever writes
-holds a lock on it, so that two runs for one target do not mix.
+Everything is written under ``tmp-mmreplay-new-<name>`` beside the target. A run that
+is killed leaves only that, and the next one for the same target replaces it: by that
+name it is known as ours. Whoever writes holds a lock on it, so that two runs for one
+target do not mix.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from mmreplay import files
 from mmreplay.buffer.lifecycle import StrPath, absolute
 from mmreplay.errors import FailedError, FormatError, LockedError
 from mmreplay.files import File, rename
-from mmreplay.format.metadata import FILE_NAME as METADATA
 from mmreplay.storage.lock import locked
+from mmreplay.verify import is_buffer
 
+STAGED = "tmp-mmreplay-"
+"""Begins the names of what is not a target yet, or was one."""
 MARKER = "tmp-unfinished"
 """An empty file in a staged folder, so that nobody's own folder is ever removed."""
 
@@ -52,9 +55,10 @@ class Staging:
                 what this format writes and nothing else.
         """
         self.target = absolute(target)
-        self.path = self.target.with_name(f"tmp-{self.target.name}")
-        self._old = self.target.with_name(f"tmp-old-{self.target.name}")
-        self._whole = self.target.with_name(f"tmp-whole-{self.target.name}")
+        self.path, self._old, self._whole = (
+            self.target.with_name(f"{STAGED}{what}-{self.target.name}")
+            for what in ("new", "old", "whole")
+        )
         self._overwrite = overwrite
         self._folder = folder
         self._owns = owns or (lambda _: False)
@@ -99,9 +103,9 @@ class Staging:
             )
         if is_folder and not self._known() and any(target.iterdir()):
             raise FormatError(
-                f"{target} is a folder that holds no buffer, expected a file, a "
-                "buffer or nothing to overwrite; remove it yourself, or choose "
-                "another path"
+                f"{target} is a folder that holds no buffer, or more than one, "
+                "expected a file, a buffer or nothing to overwrite; remove it yourself, "
+                "or choose another path"
             )
         if is_folder and locked(target):
             raise LockedError(
@@ -110,7 +114,8 @@ class Staging:
             )
 
     def _known(self) -> bool:
-        return (self.target / METADATA).exists() or self._owns(self.target)
+        """Whether the folder holds nothing but what is ours."""
+        return is_buffer(self.target) or self._owns(self.target)
 
     def _sweep(self) -> None:
         """Remove what a killed run left, unless somebody is still writing it."""

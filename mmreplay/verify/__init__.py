@@ -1,6 +1,6 @@
 """Every claim that a buffer's files make, checked; nothing is ever changed."""
 
-from mmreplay.verify.check import verify_buffer
+from mmreplay.verify.check import is_buffer, verify_buffer
 from mmreplay.verify.report import Finding, VerifyReport
 
-__all__ = ["Finding", "VerifyReport", "verify_buffer"]
+__all__ = ["Finding", "VerifyReport", "is_buffer", "verify_buffer"]

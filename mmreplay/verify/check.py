@@ -89,6 +89,20 @@ def _metadata(folder: Path, notes: Notebook) -> Metadata | None:
     return metadata
 
 
+def is_buffer(folder: Path) -> bool:
+    """Whether a folder holds a buffer, be it damaged, and no name that is not ours."""
+    names = set(files.names(folder))
+    generations = {name for name in names if _is_generation(name)}
+    strange = {name for name in names - KNOWN if not name.startswith("tmp-")}
+    if metadata_file.FILE_NAME not in names or strange - generations:
+        return False
+    return any((folder / name / COMMIT).exists() for name in generations)
+
+
+def _is_generation(name: str) -> bool:
+    return name.startswith("data-") and name[5:].isdigit()
+
+
 def _generation(folder: Path) -> int:
     try:
         return metadata_file.load(folder).generation
@@ -99,10 +113,9 @@ def _generation(folder: Path) -> int:
 def _check_names(folder: Path, metadata: Metadata, notes: Notebook) -> None:
     """Report names that are not ours, or of no use any more; delete none."""
     for name in files.names(folder):
-        generation = name.startswith("data-") and name[5:].isdigit()
         if name in KNOWN or name == metadata.folder:
             continue
-        if name.startswith("tmp-") or generation:
+        if name.startswith("tmp-") or _is_generation(name):
             notes.note(
                 "left_over", name, None,
                 f"{name} is left over from a writer that was stopped, expected none; "

@@ -226,7 +226,7 @@ class FormatContract:
         died = subprocess.run([sys.executable, "-c", code, origin, target], timeout=60)
         assert died.returncode == -signal.SIGKILL
         assert not target.exists()
-        assert (tmp_path / f"tmp-{target.name}").exists()
+        assert (tmp_path / f"tmp-mmreplay-new-{target.name}").exists()
         call(origin, target)
         assert target.exists()
         assert not [p for p in tmp_path.iterdir() if p.name.startswith("tmp-")]

@@ -95,7 +95,7 @@ def test_a_signal_from_outside_ends_a_process_with_one_line(tmp_path):
         [sys.executable, "-c", program, "convert", "source", "a.csv"],
         cwd=tmp_path, stderr=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
-        staged = tmp_path / "tmp-a.csv"
+        staged = tmp_path / "tmp-mmreplay-new-a.csv"
         while not staged.exists() or not staged.stat().st_size:
             assert process.poll() is None
             time.sleep(0.01)

@@ -206,7 +206,7 @@ def check_replaced(made, prepare):
             which = [other, made.source][_is(found, made.source)]
         equal(made, which)
     # Of a folder the old one may lie beside its place; the next run puts it back.
-    old = made.target.with_name(f"tmp-old-{made.target.name}")
+    old = made.target.with_name(f"tmp-mmreplay-old-{made.target.name}")
     assert made.target.exists() or old.exists()
     made.run(overwrite=True)
     equal(made, made.source)

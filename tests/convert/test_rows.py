@@ -4,6 +4,7 @@ import errno
 import importlib
 import os
 import re
+import shutil
 import threading
 import time
 from contextlib import suppress
@@ -196,15 +197,15 @@ def test_descriptions_that_lie_are_refused(source, change, message):
 
 
 def test_a_folder_of_somebody_elses_is_never_removed(tmp_path):
-    (tmp_path / "tmp-new").mkdir()
-    (tmp_path / "tmp-new" / "mine").write_text("mine")
+    (tmp_path / "tmp-mmreplay-new-new").mkdir()
+    (tmp_path / "tmp-mmreplay-new-new" / "mine").write_text("mine")
     with pytest.raises(FormatError, match="not a folder that mmreplay left"):
         Staging(tmp_path / "new", folder=True)
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "mine").write_text("mine")
     with pytest.raises(FormatError, match="a folder that holds no buffer"):
         Staging(tmp_path / "old", folder=True, overwrite=True)
-    assert (tmp_path / "tmp-new" / "mine").exists()
+    assert (tmp_path / "tmp-mmreplay-new-new" / "mine").exists()
     assert (tmp_path / "old" / "mine").exists()
 
 
@@ -219,9 +220,9 @@ def test_a_folder_takes_the_place_of_no_file_and_no_link(source, tmp_path):
 
 
 def test_a_folder_left_by_a_killed_run_is_replaced(tmp_path):
-    (tmp_path / "tmp-new").mkdir()
+    (tmp_path / "tmp-mmreplay-new-new").mkdir()
     for name in (MARKER, "rest"):
-        (tmp_path / "tmp-new" / name).write_text("")
+        (tmp_path / "tmp-mmreplay-new-new" / name).write_text("")
     staging = Staging(tmp_path / "new", folder=True)
     staging.publish()
     assert list((tmp_path / "new").iterdir()) == []
@@ -230,7 +231,7 @@ def test_a_folder_left_by_a_killed_run_is_replaced(tmp_path):
 def test_a_buffer_moved_away_by_a_killed_run_is_put_back(source, tmp_path):
     mr.export(source, tmp_path / "a.npz")
     source.close()
-    source.path.rename(source.path.with_name("tmp-old-source"))
+    source.path.rename(source.path.with_name("tmp-mmreplay-old-source"))
     with pytest.raises(FormatError, match="exists already"):
         mr.load(tmp_path / "a.npz", source.path)
     assert (source.path / "metadata.json").exists()
@@ -242,7 +243,7 @@ def test_a_failed_switch_puts_the_old_buffer_back(source, tmp_path, monkeypatch)
 
     class Broken(files.Disk):
         def rename(self, old, new):
-            if old.name == "tmp-source":
+            if old.name == "tmp-mmreplay-new-source":
                 raise OSError(5, "Input/output error")
             super().rename(old, new)
 
@@ -359,3 +360,54 @@ def test_a_device_that_fails_while_a_buffer_is_filled_leaves_none(
     assert any(name.startswith("mmreplay-load") for name in synced)
     assert (tmp_path / "new").exists() is not bool(wrong)
     assert not list(tmp_path.glob("tmp-*"))
+
+
+@pytest.mark.parametrize("before", ["tmp-", "tmp-old-", "tmp-whole-", "tmp-rows-"])
+def test_names_of_the_users_own_are_left_alone(source, tmp_path, before):
+    mr.export(source, tmp_path / "a.npz")
+    source.close()
+    mine = tmp_path / f"{before}b.npz"
+    shutil.copy(tmp_path / "a.npz", mine)
+    mr.load(mine, tmp_path / "first")
+    mr.export(tmp_path / "first", tmp_path / "b.npz")
+    folder = tmp_path / f"{before}run"
+    shutil.copytree(source.path, folder)
+    (folder / "thesis.tex").write_text("mine")
+    mr.load(folder, tmp_path / "run")
+    mr.load(mine, tmp_path / "run", overwrite=True)
+    assert (folder / "thesis.tex").read_text() == "mine"
+    assert mine.read_bytes() == (tmp_path / "a.npz").read_bytes()
+
+
+def test_what_a_stopped_run_left_is_no_source(source, tmp_path):
+    left = tmp_path / "tmp-mmreplay-new-a.npz"
+    mr.export(source, tmp_path / "b.npz")
+    (tmp_path / "b.npz").rename(left)
+    with pytest.raises(FormatError, match="is what a conversion left that was stopped"):
+        mr.load(left, tmp_path / "a.npz")
+    assert left.exists()
+
+
+@pytest.mark.parametrize("with_rows", [True, False])
+def test_a_folder_with_metadata_of_another_kind_is_never_removed(
+    source, tmp_path, with_rows
+):
+    mr.export(source, tmp_path / "a.npz")
+    source.close()
+    model = tmp_path / "model"
+    if with_rows:
+        shutil.copytree(source.path, model)
+    model.mkdir(exist_ok=True)
+    (model / "metadata.json").write_text("{}")
+    (model / "weights.bin").write_text("mine")
+    with pytest.raises(FormatError, match="holds no buffer, or more than one"):
+        mr.load(tmp_path / "a.npz", model, overwrite=True)
+    assert (model / "weights.bin").read_text() == "mine"
+
+
+def test_a_damaged_buffer_may_be_overwritten(source, tmp_path):
+    mr.export(source, tmp_path / "a.npz")
+    source.close()
+    (source.path / "metadata.json").write_text("{}")
+    mr.load(tmp_path / "a.npz", source.path, overwrite=True)
+    assert mr.verify_buffer(source.path).ok

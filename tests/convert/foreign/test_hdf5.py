@@ -104,6 +104,6 @@ def test_a_full_disk_leaves_no_target(tmp_path, rng, monkeypatch):
         raise OSError(0, "Can't write (errno = 28, error message = 'No space left')")
 
     monkeypatch.setattr(h5py.Group, "create_dataset", full)
-    with pytest.raises(FullError, match=r"cannot write .*tmp-c\.hdf5"):
+    with pytest.raises(FullError, match=r"cannot write .*tmp-mmreplay-new-c\.hdf5"):
         mr.export(tmp_path / "buffer", tmp_path / "c.hdf5")
     assert not [each for each in tmp_path.iterdir() if "c.hdf5" in each.name]
