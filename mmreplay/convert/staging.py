@@ -104,8 +104,8 @@ class Staging:
         if is_folder and not self._known() and any(target.iterdir()):
             raise FormatError(
                 f"{target} is a folder that holds no buffer, or more than one, "
-                "expected a file, a buffer or nothing to overwrite; remove it yourself, "
-                "or choose another path"
+                "expected a file, a buffer or nothing to overwrite; remove it, or "
+                "choose another path"
             )
         if is_folder and locked(target):
             raise LockedError(
