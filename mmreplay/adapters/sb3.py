@@ -14,7 +14,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from mmreplay.adapters.home import Home, StrPath
-from mmreplay.adapters.sb3_steps import Steps, fitted
+from mmreplay.adapters.sb3_steps import NONE, Steps, fitted
 from mmreplay.adapters.values import check_counts
 from mmreplay.batch import Batch
 from mmreplay.buffer.replay_buffer import ReplayBuffer as Ring
@@ -69,7 +69,6 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
 
     Attributes:
         home: Where the data is.
-        ring: The `mmreplay.ReplayBuffer`, from the first `add` on, else None.
     """
 
     _expected = "no Dict; use DictReplayBuffer"
@@ -128,9 +127,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         self.sampler = _sampler(prioritized, seed)
         self._declare()
         self.home = Home("sb3", path, resume)
-        self.ring: Ring | None = None
-        if self.home.resumed:
-            self._ready()
+        self._ring: Ring | None = None
 
     def _declare(self) -> None:
         """Lay out the fields of a step."""
@@ -145,36 +142,49 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
             self.n_envs, self.optimize_memory_usage,
         )  # fmt: skip
 
+    @property
+    def ring(self) -> Ring | None:
+        """The `mmreplay.ReplayBuffer`; None before the first `add`.
+
+        One that is there already is opened when it is first asked for, not when a
+        model is made or loaded.
+        """
+        return self._ready() if self._ring is None and self.home.resumed else self._ring
+
     def _ready(self) -> Ring:
-        if self.ring is None:
-            self.ring = self.home.ring(
+        if self._ring is None:
+            self._ring = self.home.ring(
                 self._steps.schema, self.buffer_size, self.n_envs,
                 autoreset="same_step", sampler=self.sampler,
                 transforms=self._transforms, on_resume="truncate",
             )  # fmt: skip
-            self.sampler = self.ring.sampler
-            self.ring.cut()  # as where another face wrote on meanwhile
-        return self.ring
+            self.sampler = self._ring.sampler
+            self._ring.cut()  # as where another face wrote on meanwhile
+            self._heads = self._ring.heads.tolist()
+        return self._ring
 
     def __repr__(self) -> str:
         """Say what it is, and where."""
-        return f"<sb3.{type(self).__name__} {self.size()} x {self.n_envs}, {self.home}>"
+        held = "not open yet" if self._ring is None else self.size()
+        return f"<sb3.{type(self).__name__} {held} x {self.n_envs}, {self.home}>"
 
     def size(self) -> int:
         """Transitions of the environment that has fewest."""
-        return 0 if self.ring is None else int(self.ring.sizes.min())
+        return 0 if (ring := self.ring) is None else int(ring.sizes.min())
 
     @property
     def full(self) -> bool:
         """Whether every environment's part is full."""
-        return self.ring is not None and bool(
-            (self.ring.span.lengths >= self.buffer_size).all()
-        )
+        if (ring := self.ring) is None:
+            return False
+        return bool((ring.span.lengths >= self.buffer_size).all())
 
     @property
     def pos(self) -> int:
         """Rows written to the first environment, modulo `buffer_size`."""
-        return 0 if self.ring is None else int(self.ring.heads[0]) % self.buffer_size
+        return (
+            0 if (ring := self.ring) is None else int(ring.heads[0]) % self.buffer_size
+        )
 
     @property
     def dones(self) -> _Cuts:
@@ -204,25 +214,31 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
             SchemaError: A shape or dtype does not fit the spaces.
         """
         ring, steps = self._ready(), self._steps
-        plain = steps.plain(obs, next_obs, action, reward, done)
-        if plain is not None:
+        heads = ring.view.heads.tolist()
+        # If not, another face has added meanwhile, and its step is the ring's last.
+        follows = heads == self._heads
+        plain = follows and steps.plain(obs, next_obs, action, reward, done)
+        if plain:
             ring.add(plain)
             steps.follow()
+            self._heads[0] += 1  # without another look at the ring, which costs
             return
         now, then = steps.observed(obs), steps.observed(next_obs)
-        apart = steps.apart(now)
-        if len(apart):
-            ring.cut(apart)
         ended = fitted("done", np.asarray(done, bool), (self.n_envs,))
         timeouts = np.zeros(self.n_envs, bool)
         if self.handle_timeout_termination and ended.any():
             timeouts[:] = [info.get("TimeLimit.truncated", False) for info in infos]
         step, final = steps.rows(now, then, action, reward, ended, timeouts)
+        moved = NONE if follows else np.flatnonzero(np.not_equal(heads, self._heads))
+        for apart in (moved, steps.apart(now)):
+            if len(apart):
+                ring.cut(apart)
         if final is None:
             ring.add(step)
         else:
             ring.add(step, final_observation=final)
         steps.lead_to(then, ended)
+        self._heads = ring.heads.tolist()
 
     def sample(self, batch_size: int, env: Any = None) -> Any:
         """Draw a batch.
@@ -237,12 +253,12 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         Raises:
             EmptyError: There is nothing to draw yet.
         """
-        if self.ring is None:
+        if (ring := self.ring) is None:
             raise EmptyError(
                 f"cannot draw {batch_size} transitions: got none yet, expected at "
                 "least one; add steps first"
             )
-        return self._samples(self.ring.sample(batch_size, contiguous=True), env)
+        return self._samples(ring.sample(batch_size, contiguous=True), env)
 
     def _samples(self, batch: Batch, env: Any) -> Any:
         fields = batch.fields
@@ -284,17 +300,18 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         """
         if not isinstance(priorities, torch.Tensor):
             priorities = np.asarray(priorities)
-        if self.ring is None:
+        if (ring := self.ring) is None:
             raise EmptyError(
                 "cannot update priorities: got a buffer without a transition, expected "
                 "samples that it drew; draw them first"
             )
-        return self.ring.update_priorities(samples.batch, priorities.reshape(-1))
+        return ring.update_priorities(samples.batch, priorities.reshape(-1))
 
     def reset(self) -> None:
         """Give up all transitions."""
-        if self.ring is not None:
-            self.ring.clear()
+        if (ring := self.ring) is not None:
+            ring.clear()
+            self._heads = ring.heads.tolist()
             self._steps.lead_to({}, np.zeros(self.n_envs, bool))
 
     def close(self) -> None:
@@ -307,20 +324,18 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         Raises:
             FormatError: The buffer is in a temporary folder.
         """
-        left_out = ("ring", "sampler", "_steps")
+        left_out = ("_ring", "_heads", "sampler", "_steps")
         state = {k: v for k, v in self.__dict__.items() if k not in left_out}
         return state | {"_drawn": self.sampler.state_dict()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Open the data that the path leads to; it may have grown since."""
+        """Find the data that the path leads to; it may have grown since."""
         drawn = state.pop("_drawn")
         self.__dict__ |= state
-        self.ring = None
+        self._ring = None
         self._declare()
         self.sampler = _sampler(self._prioritized, None)
         self.sampler.load_state_dict(drawn)
-        if self.home.resumed:
-            self._ready()
 
 
 class DictReplayBuffer(ReplayBuffer):
@@ -336,8 +351,8 @@ class _Cuts:
         self._buffer = buffer
 
     def __setitem__(self, index: object, done: object) -> None:
-        if self._buffer.ring is not None and np.any(np.asarray(done)):
-            self._buffer.ring.cut()
+        if np.any(np.asarray(done)) and (ring := self._buffer.ring) is not None:
+            ring.cut()
 
 
 def _sampler(prioritized: bool | Mapping[str, Any], seed: int | None) -> Sampler:
