@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from mmreplay.errors import CorruptError
 from mmreplay.storage.array_metadata import ForeignArray
 from mmreplay.storage.blobs import Blobs, Extent
+from mmreplay.storage.kept import Kept
 from mmreplay.storage.shards import MISSING
 from mmreplay.storage.unpacking import packed_most
 
@@ -30,27 +31,6 @@ FETCH_CHUNKS = 256
 """Chunks that are fetched at once, and their bytes unpacked; one in any case."""
 
 
-class _Kept:
-    """Arrays by key, the oldest given up first.
-
-    Threads: any; single steps of a dict are whole.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most, self._nbytes = most, 0
-        self._found: dict[Key, Array] = {}
-
-    def get(self, key: Key) -> Array | None:
-        return self._found.get(key)
-
-    def put(self, key: Key, array: Array) -> None:
-        self._nbytes += array.nbytes
-        while self._nbytes > self._most and self._found:
-            oldest = self._found.pop(next(iter(list(self._found))), None)
-            self._nbytes -= 0 if oldest is None else oldest.nbytes
-        self._found[key] = array
-
-
 class ChunkedReader:
     """Reads items of a group's arrays by their first coordinates."""
 
@@ -62,8 +42,8 @@ class ChunkedReader:
             whole: Blobs that are not there are damage, not fill values.
         """
         self._blobs, self._whole = blobs, whole
-        self._chunks = _Kept(CACHE_NBYTES)
-        self._indices = _Kept(INDEX_CACHE_NBYTES)
+        self._chunks = Kept[Key](CACHE_NBYTES)
+        self._indices = Kept[Key](INDEX_CACHE_NBYTES)
 
     def take(self, array: ForeignArray, at: Sequence[Ids], out: Array) -> None:
         """Copy items out.

@@ -17,12 +17,15 @@ from mmreplay.errors import OR_REPAIR, OUT_OF_FILES, CorruptError, FailedError
 from mmreplay.files import File
 from mmreplay.ring import Ring
 from mmreplay.storage.beside import beside
+from mmreplay.storage.kept import Kept
 from mmreplay.storage.policy import Advise
 from mmreplay.storage.shard_pages import ChunkPages, ChunksAhead
 from mmreplay.storage.zarr_group import ShardedArray, shard_name
 
 Array = NDArray[np.generic]
 Ids = NDArray[np.int64]
+ChunkKey = tuple[str, int, int, int]
+"""Array, place, its number, and the chunk in it."""
 MISSING = (1 << 64) - 1
 MAX_OPEN = 4096
 """Shards kept mapped at a time, of all fields, where the process may open so many
@@ -154,7 +157,7 @@ class Shard:
 class ShardReader:
     """Reads rows of sealed places, through a bounded number of open shards.
 
-    Threads: any; the two caches are dicts, whose single steps are whole.
+    Threads: any; open shards are a dict, whose single steps are whole.
     """
 
     def __init__(self, folder: Path, ring: Ring, mapped: bool, advise: Advise) -> None:
@@ -165,8 +168,7 @@ class ShardReader:
         self._ahead: dict[str, ChunksAhead] = {}
         self._most = _most_open() if mapped else MAX_READ
         self._open: dict[tuple[str, int], tuple[int, Shard]] = {}
-        self._chunks: dict[tuple[str, int, int, int], Array] = {}
-        self._cached_nbytes = 0
+        self._chunks = Kept[ChunkKey](CACHE_NBYTES)
 
     def take(
         self, array: ShardedArray, places: Ids, entries: Ids, within: Ids, out: Array
@@ -296,11 +298,7 @@ class ShardReader:
             shard = self._shard(array, place, entry)
             (extent,) = shard.where(np.array([chunk]))
             shard.unpack(array, extent, found.reshape(-1).view(np.uint8))
-            self._cached_nbytes += found.nbytes
-            while self._cached_nbytes > CACHE_NBYTES and self._chunks:
-                oldest = self._chunks.pop(next(iter(list(self._chunks))), None)
-                self._cached_nbytes -= 0 if oldest is None else oldest.nbytes
-            self._chunks[key] = found
+            self._chunks.put(key, found)
         return found
 
     def _shard(self, array: ShardedArray, place: int, entry: int) -> Shard:
@@ -332,8 +330,7 @@ class ShardReader:
 
     def forget(self) -> None:
         """Let everything go."""
-        self._open, self._chunks = {}, {}
-        self._cached_nbytes = 0
+        self._open, self._chunks = {}, Kept(CACHE_NBYTES)
 
 
 def _most_open() -> int:

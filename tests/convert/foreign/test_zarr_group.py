@@ -120,7 +120,7 @@ def test_memory_is_some_chunks_whatever_the_size(tmp_path, rng, monkeypatch):
     def watched(self, array, places):
         found = take(self, array, places)
         held = sum(each.nbytes for each in found.values())
-        largest[0] = max(largest[0], held + self._chunks._nbytes)
+        largest[0] = max(largest[0], held + self._chunks.nbytes)
         return found
 
     monkeypatch.setattr(chunked.ChunkedReader, "_take_chunks", watched)
