@@ -56,7 +56,7 @@ class PlainReader(Reader):
         used = {path: self._columns[path] for path in self._plain.schema.paths}
         marks, done = Marks(1), 0
         for found in Scan(used, rows, self._rows).blocks():
-            columns, terminated, truncated = self._plain.take(found)
+            columns, terminated, truncated = self._plain.take(found, done)
             positions = np.arange(done, done + len(terminated))
             done += len(terminated)
             flags = marks.mark(0, terminated, truncated)

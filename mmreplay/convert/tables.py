@@ -80,7 +80,7 @@ class TableReader(Reader):
         names = self._plain.schema.paths
         marks, done, last = Marks(1), 0, None
         for found in self._batches(rows, names):
-            columns, terminated, truncated = self._plain.take(found)
+            columns, terminated, truncated = self._plain.take(found, done)
             positions = np.arange(done, done + len(terminated))
             done += len(terminated)
             breaks = None

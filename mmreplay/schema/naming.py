@@ -36,6 +36,7 @@ ROLE_NAMES = {
     ),
 }  # fmt: skip
 """Names that columns of each role go by, the surest first."""
+KNOWN = {name for names in ROLE_NAMES.values() for name in names}
 ENDS = ("terminated", "truncated")
 UNSURE = ("done", "dones")
 
@@ -50,6 +51,17 @@ def find_roles(paths: tuple[str, ...]) -> dict[str, str]:
                 found[role] = name
                 break
     return found
+
+
+def left_out(notes: Notes, path: str, text: str) -> None:
+    """Tell of a column that was left out; of one that is named as a role, as a doubt.
+
+    Args:
+        notes: Where it is told.
+        path: The column's.
+        text: What is told.
+    """
+    (notes.doubt if path.split("/")[0] in KNOWN else notes.note)(text)
 
 
 class Plain:
@@ -109,7 +121,8 @@ class Plain:
                 end = name in self.ends.values()
                 kept[name] = Field((), "bool") if end else Field(shape, dtype)
             except SchemaError as error:
-                self._notes.note(f"column {name!r} was left out: {error}")
+                told = f"column {name!r} was left out: {error}"
+                left_out(self._notes, name, told)
         return kept
 
     def _make_schema(self, kept: dict[str, Field], roles: dict[str, str]) -> Schema:
@@ -161,35 +174,63 @@ class Plain:
                         f"those of {path!r} were taken"
                     )
 
-    def take(self, found: Columns) -> tuple[Columns, NDArray[np.bool_], Ends]:
+    def take(
+        self, found: Columns, first: int
+    ) -> tuple[Columns, NDArray[np.bool_], Ends]:
         """Columns as the schema wants them, and both ends of each row.
 
         Args:
             found: Per column ``[N, *shape]``.
+            first: Number of the first of these rows, for errors.
 
         Returns:
             Columns, terminated bool ``[N]``, truncated bool ``[N]``.
         """
         made = {path: found[path] for path in self.schema.paths}
-        ends = self.ends_of(found, len(next(iter(made.values()))))
+        ends = self.ends_of(found, len(next(iter(made.values()))), first)
         for role, path in self.ends.items():
             made[path] = ends[role]
         return made, ends["terminated"], ends["truncated"]
 
-    def ends_of(self, found: Columns, count: int) -> dict[str, Ends]:
+    def ends_of(self, found: Columns, count: int, first: int) -> dict[str, Ends]:
         """Both ends of rows by role, bool ``[N]``.
 
         Args:
             found: Per column that tells one ``[N]`` or ``[N, 1]``.
             count: N.
+            first: Number of the first of these rows, for errors.
+
+        Raises:
+            SourceError: One is NaN.
         """
         ends = {role: np.zeros(count, bool) for role in ENDS}
         for role, path in self.ends.items():
-            ends[role] = np.asarray(found[path]).reshape(count).astype(bool)
+            values = np.asarray(found[path]).reshape(count)
+            refuse_nan(f"column {path!r}", values, first)
+            ends[role] = values.astype(bool)
         if self.ends.get("terminated") in UNSURE and "truncated" in self.ends:
             # Gym's done holds both; a step at its limit is truncated only.
             ends["terminated"] = ends["terminated"] & ~ends["truncated"]
         return ends
+
+
+def refuse_nan(what: str, values: NDArray[np.generic], first: int) -> None:
+    """Refuse ends that are missing: as a bool, NaN would be true.
+
+    Args:
+        what: To call the column by.
+        values: ``[N]``.
+        first: Number of the first of these rows.
+
+    Raises:
+        SourceError: One is NaN.
+    """
+    if values.dtype.kind == "f" and np.isnan(values).any():
+        row = first + int(np.flatnonzero(np.isnan(values))[0])
+        raise SourceError(
+            f"{what} has no value, or NaN, in row {row}, expected 0 or 1 in every row "
+            "as it tells where episodes end; fill it in, or leave the column out"
+        )
 
 
 def _is_end(column: tuple[str, tuple[int, ...]] | None) -> bool:

@@ -256,6 +256,7 @@ class GroupMapper:
             told = plain.ends_of(
                 {p: self._read(found[p], first, stop) for p in plain.ends.values()},
                 stop - first,
+                first,
             )
             part = flags[first:stop]
             part[told["terminated"]] |= TERMINATED

@@ -8,13 +8,15 @@ from pathlib import Path
 from mmreplay.convert.base import Notes
 from mmreplay.convert.description import Description
 from mmreplay.convert.ends import Bools
-from mmreplay.convert.foreign.columns import Array, Rows, single
+from mmreplay.convert.foreign.columns import Array, Rows
 from mmreplay.convert.foreign.d4rl_out import D4rlWriter
-from mmreplay.convert.foreign.fields import Ends, ends_of, make_schema, scalar
+from mmreplay.convert.foreign.d4rl_out import planned as planned
+from mmreplay.convert.foreign.fields import Ends, Flags, ends_of, make_schema, scalar
 from mmreplay.convert.foreign.hdf5 import Hdf5, Hdf5Rows, begins_as_hdf5
 from mmreplay.convert.foreign.stretches import Stretch, StretchReader
 from mmreplay.errors import FormatError, ReplayError
 from mmreplay.nesting import under
+from mmreplay.schema.naming import left_out
 
 NAMES = {
     "observations": "observation",
@@ -56,14 +58,18 @@ class D4rlReader(StretchReader):
     def _find(self, hdf5: Hdf5) -> dict[str, Hdf5Rows]:
         """Datasets of one row a step, by their names in the file."""
         found = {}
+        self._next_there = False
         for path, name in hdf5.datasets("/").items():
             if path.startswith("metadata/"):
                 hdf5.notes.note("'metadata' was left out: it is of no step")
                 continue
-            rows = hdf5.rows(name)
+            rows = hdf5.rows(name, path)
+            self._next_there |= bool(under([path], NEXT))
             if rows is not None:
                 found[path] = rows
         missing = [name for name in NEEDED if not under(found, name)]
+        if TERMINALS not in found:
+            missing = [TERMINALS]
         if missing:
             raise FormatError(
                 f"{hdf5.file.path} has no dataset {missing[0]!r}, expected one of one "
@@ -77,10 +83,8 @@ class D4rlReader(StretchReader):
                         f"{hdf5.path_of(path)} has {rows.count} rows, expected "
                         f"{self._steps} as {TERMINALS!r}; the file was cut or edited"
                     )
-                hdf5.notes.note(
-                    f"{path!r} was left out: it has {rows.count} rows, not "
-                    f"{self._steps}"
-                )
+                told = f"it has {rows.count} rows, not {self._steps}"
+                left_out(hdf5.notes, path, f"{path!r} was left out: {told}")
                 del found[path]
         return found
 
@@ -91,22 +95,26 @@ class D4rlReader(StretchReader):
             rows = self._found.get(NEXT + path.removeprefix("observation"))
             here = columns[path]
             if rows is None or (rows.dtype, rows.shape) != (here.dtype, here.shape):
+                if self._next_there:
+                    got = "none" if rows is None else f"{rows.dtype}{list(rows.shape)}"
+                    self._hdf5.notes.doubt(
+                        f"{NEXT!r} were left out: of {path!r}, rows of {here.dtype}"
+                        f"{list(here.shape)}, they have {got}"
+                    )
                 return {}
             seen[path] = rows
         return seen
 
     def _ends(self) -> Ends:
-        for name in (TERMINALS, TIMEOUTS, EPISODE_ENDS):
-            rows = self._found.get(name)
-            if rows is not None and not single(rows.shape):
-                raise FormatError(
-                    f"{self._hdf5.path_of(name)} has rows of shape {list(rows.shape)}, "
-                    "expected one flag a step; the file is none of D4RL's"
-                )
-        terminals = self._found[TERMINALS]
-        if TIMEOUTS in self._found:
-            return ends_of(terminals, self._found[TIMEOUTS])
-        both = ends_of(terminals, self._found.get(EPISODE_ENDS))
+        terminals, timeouts, episode_ends = (
+            Flags(self._hdf5.path_of(name), self._found[name], self._steps)
+            if name in self._found
+            else None
+            for name in (TERMINALS, TIMEOUTS, EPISODE_ENDS)
+        )
+        if timeouts is not None:
+            return ends_of(terminals, timeouts)
+        both = ends_of(terminals, episode_ends)
 
         def ends(first: int, stop: int) -> tuple[Bools, Bools]:
             terminated, ended = both(first, stop)
@@ -124,9 +132,9 @@ class D4rlReader(StretchReader):
         if next_known:
             return
         notes.note(
-            f"{NEXT!r} are not there: what was seen after an episode's last step is "
-            "not known, and steps that end by a time limit are not drawn where it is "
-            "needed"
+            f"{NEXT!r} {'were left out' if self._next_there else 'are not there'}: "
+            "what was seen after an episode's last step is not known, and steps that "
+            "end by a time limit are not drawn where it is needed"
         )
         if len(told) == 1:
             notes.doubt(

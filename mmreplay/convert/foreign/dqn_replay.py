@@ -17,7 +17,7 @@ from mmreplay.convert.arrays import refuse_wide
 from mmreplay.convert.base import BLOCK_NBYTES, Notes
 from mmreplay.convert.ends import Bools
 from mmreplay.convert.foreign.columns import Later, Rows, nbytes_of, single
-from mmreplay.convert.foreign.fields import ends_of, make_schema, scalar
+from mmreplay.convert.foreign.fields import Flags, ends_of, make_schema, scalar
 from mmreplay.convert.foreign.gzipped import Gzip
 from mmreplay.convert.foreign.rings import Turned
 from mmreplay.convert.foreign.stretches import Stretch, StretchReader
@@ -156,8 +156,11 @@ class DqnReplayReader(StretchReader):
             for first, stop in bounds:
                 steps = stop - first
                 kept = {p: Later(rows, first, steps) for p, rows in columns.items()}
-                ends = ends_of(Later(terminal, first, steps), None)
-                yield Stretch(f"{name}, row {first}", steps, kept, {}, ends)
+                here = f"{name}, row {first}"
+                over = Flags(
+                    f"{here}: 'terminal'", Later(terminal, first, steps), steps
+                )
+                yield Stretch(here, steps, kept, {}, ends_of(over, None))
 
 
 def _zeros(columns: Mapping[str, Rows], first: int, stop: int) -> Bools:

@@ -11,11 +11,12 @@ import numpy as np
 from mmreplay.convert.arrays import refuse_wide
 from mmreplay.convert.base import Notes
 from mmreplay.convert.ends import Bools
-from mmreplay.convert.foreign.columns import Flat, Rows
+from mmreplay.convert.foreign.columns import Flat, Rows, single
 from mmreplay.convert.foreign.stretches import ENDS
-from mmreplay.errors import SchemaError, SourceError
+from mmreplay.errors import FormatError, SchemaError, SourceError
 from mmreplay.format.strict_json import Json
 from mmreplay.schema import Field, Schema
+from mmreplay.schema.naming import left_out, refuse_nan
 
 FLAG = Field((), "bool")
 MAX_KEPT_NBYTES = 64 << 10
@@ -56,7 +57,7 @@ def make_schema(columns: Mapping[str, Rows], notes: Notes, path: Path) -> Schema
             Schema.from_flat({name: Field(rows.shape, rows.dtype)}, {})
             fields[name] = Field(rows.shape, rows.dtype)
         except SchemaError as error:
-            notes.note(f"{name!r} was left out: {error}")
+            left_out(notes, name, f"{name!r} was left out: {error}")
     try:
         schema = Schema.from_flat({**fields, "terminated": FLAG, "truncated": FLAG})
     except SchemaError as error:
@@ -96,17 +97,51 @@ def scalar(rows: Rows) -> Rows:
     return Flat(rows) if rows.shape == (1,) else rows
 
 
-def ends_of(terminated: Rows | None, truncated: Rows | None) -> Ends:
-    """Both ends of steps, from columns in which any value but 0 is one."""
+class Flags:
+    """A column that tells ends, any value but 0 being one; see `columns.Rows`.
+
+    Raises:
+        FormatError: It has not one flag a step.
+    """
+
+    dtype, shape = "bool", ()
+
+    def __init__(self, what: str, rows: Rows, steps: int) -> None:
+        """Take a column.
+
+        Args:
+            what: To call it by in errors.
+            rows: It.
+            steps: Of which it tells.
+        """
+        if rows.count != steps or not single(rows.shape) or rows.dtype == "bfloat16":
+            raise FormatError(
+                f"{what} has {rows.count} rows of {rows.dtype}{list(rows.shape)}, "
+                f"expected one flag for each of {steps} steps; the file is damaged"
+            )
+        self.count = steps
+        self._what, self._rows = what, rows
+
+    def read(self, first: int, stop: int) -> Bools:
+        """See `Rows.read`.
+
+        Raises:
+            SourceError: A value is NaN: nobody knows whether something ended.
+        """
+        values = self._rows.read(first, stop).reshape(stop - first)
+        refuse_nan(self._what, values, first)
+        flags: Bools = values.astype(bool)
+        return flags
+
+
+def ends_of(terminated: Flags | None, truncated: Flags | None) -> Ends:
+    """Both ends of steps, from the columns that tell them."""
 
     def ends(first: int, stop: int) -> tuple[Bools, Bools]:
-        return _flags(terminated, first, stop), _flags(truncated, first, stop)
+        return _read(terminated, first, stop), _read(truncated, first, stop)
 
     return ends
 
 
-def _flags(rows: Rows | None, first: int, stop: int) -> Bools:
-    if rows is None:
-        return np.zeros(stop - first, bool)
-    flags: Bools = Flat(rows).read(first, stop).astype(bool)
-    return flags
+def _read(flags: Flags | None, first: int, stop: int) -> Bools:
+    return np.zeros(stop - first, bool) if flags is None else flags.read(first, stop)

@@ -21,6 +21,7 @@ from mmreplay.convert.zips import MAX_EXPANSION
 from mmreplay.errors import CorruptError, FailedError, FormatError, SchemaError
 from mmreplay.files import File
 from mmreplay.schema.dtypes import canonical_name
+from mmreplay.schema.naming import left_out
 
 if TYPE_CHECKING:
     import h5py
@@ -91,7 +92,17 @@ class Hdf5Rows:
         return place
 
     def read(self, first: int, stop: int) -> Array:
-        """See `Rows.read`."""
+        """See `Rows.read`.
+
+        Raises:
+            CorruptError: There are not so many rows.
+        """
+        if stop > self.count:
+            # Behind a dataset's last byte lies another's first.
+            raise CorruptError(
+                f"{self._name} has {self.count} rows, expected at least {stop}; the "
+                "file was cut or edited: restore it from a copy"
+            )
         if self.offset is None:
             with self._hdf5.told(self._name):
                 return native(np.asarray(self._dataset[first:stop]), self.dtype)
@@ -208,8 +219,12 @@ class Hdf5:
                     found[key] = _plain(attributes[key])
         return found
 
-    def rows(self, name: str) -> Hdf5Rows | None:
-        """A dataset as rows; None, noted, where it can be no field.
+    def rows(self, name: str, path: str) -> Hdf5Rows | None:
+        """A dataset as rows; None, told, where it can be no field.
+
+        Args:
+            name: Of the dataset in the file.
+            path: What it is called of a step.
 
         Raises:
             CorruptError: It cannot be read, or its size is not the file's.
@@ -223,7 +238,7 @@ class Hdf5:
                 self._refuse(dataset, name)
                 return Hdf5Rows(self, dataset, self.path_of(name))
             except SchemaError as error:
-                self.notes.note(f"dataset {name!r} was left out: {error}")
+                left_out(self.notes, path, f"dataset {name!r} was left out: {error}")
                 return None
 
     def _refuse(self, dataset: h5py.Dataset, name: str) -> None:

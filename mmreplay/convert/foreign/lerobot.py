@@ -17,8 +17,9 @@ from mmreplay.convert import parquet_columns
 from mmreplay.convert.base import Notes
 from mmreplay.convert.ends import Bools
 from mmreplay.convert.foreign.arrow import ROWS, ArrowRows, Window, flat
-from mmreplay.convert.foreign.columns import Later, Rows, nbytes_of, single
+from mmreplay.convert.foreign.columns import Later, Rows, nbytes_of
 from mmreplay.convert.foreign.fields import (
+    Flags,
     check_meaning,
     kept_of,
     make_schema,
@@ -33,6 +34,7 @@ from mmreplay.convert.tables import refuse_expansion
 from mmreplay.errors import FormatError, ReplayError, SchemaError
 from mmreplay.format import strict_json
 from mmreplay.format.strict_json import Json
+from mmreplay.schema.naming import left_out
 
 INFO = Path("meta") / "info.json"
 MAX_NBYTES = 16 << 20
@@ -113,7 +115,9 @@ class LerobotReader(StretchReader):
             frames.folder, frames.count * row_nbytes, frames.nbytes, allowed=False
         )
         dones = self._columns.pop(DONE, None)
-        self._done = dones if dones is not None and single(dones.shape) else None
+        self._done = None
+        if dones is not None:
+            self._done = Flags(f"{window.name}: {DONE!r}", dones, frames.count)
         self._meant = done
         self._bounds = self._episodes(self._columns.pop(EPISODE))
         self._named = {
@@ -186,9 +190,8 @@ class LerobotReader(StretchReader):
             if rows is not None:
                 found[name.removesuffix("/bytes")] = rows
             elif not name.endswith("/path"):
-                self._notes.note(
-                    f"column {name!r} of {array.type} can be no field, and was left out"
-                )
+                told = f"column {name!r} of {array.type} can be no field"
+                left_out(self._notes, _renamed(name), f"{told}, and was left out")
         return found
 
     def _rows(self, window: Window, name: str, array: Any) -> Rows | None:
@@ -238,8 +241,7 @@ class LerobotReader(StretchReader):
             over[-1] = stop == steps
             done = np.zeros(stop - first, bool)
             if self._done is not None:
-                values = self._done.read(begin + first, begin + stop)
-                done = values.reshape(-1).astype(bool)
+                done = self._done.read(begin + first, begin + stop)
             if self._meant == TRUNCATED:
                 return np.zeros_like(done), done | over
             return done, over & ~done

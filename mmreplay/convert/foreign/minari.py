@@ -14,10 +14,17 @@ from mmreplay import files
 from mmreplay.convert.base import Notes
 from mmreplay.convert.description import Description
 from mmreplay.convert.foreign.columns import Later, Rows
-from mmreplay.convert.foreign.fields import ends_of, kept_of, make_schema, scalar
+from mmreplay.convert.foreign.fields import (
+    Flags,
+    ends_of,
+    kept_of,
+    make_schema,
+    scalar,
+)
 from mmreplay.convert.foreign.images import LOSSY
 from mmreplay.convert.foreign.minari_hdf5 import Hdf5Episodes
 from mmreplay.convert.foreign.minari_out import MinariWriter
+from mmreplay.convert.foreign.minari_out import planned as planned
 from mmreplay.convert.foreign.spaces import parse
 from mmreplay.convert.foreign.stretches import Stretch, StretchReader
 from mmreplay.errors import FormatError, ReplayError
@@ -27,6 +34,7 @@ from mmreplay.format.strict_json import Json
 FILE_NAME = "metadata.json"
 MAX_NBYTES = 64 << 20
 MAX_EPISODES = 10_000_000
+ENDS = ("terminations", "truncations")
 KEPT = (
     "dataset_id", "observation_space", "action_space", "env_spec", "author",
     "author_email", "algorithm_name", "code_permalink", "description", "requirements",
@@ -67,6 +75,7 @@ class MinariReader(StretchReader):
 
     def __init__(self, folder: Path, metadata: Json, episodes: Episodes) -> None:
         self._episodes = episodes
+        self._untold: set[str] = set()
         self._folder = folder
         notes = episodes.notes
         names = episodes.names()
@@ -78,9 +87,10 @@ class MinariReader(StretchReader):
         schema = make_schema(first.columns, notes, folder)
         if episodes.lossy:
             notes.note(f"images were kept as JPEG: {LOSSY}")
+        ends = [end for end in ENDS if end not in self._untold]
         notes.note(
             f"{len(names):,} episodes of T steps and T + 1 observations were read in "
-            "their order; terminations and truncations tell their ends"
+            f"their order; their ends are told by {' and '.join(ends) or 'nothing'}"
         )
         super().__init__(
             self._stretches_of(names), schema, notes, episodes.close,
@@ -103,21 +113,36 @@ class MinariReader(StretchReader):
                 "is damaged, or of another version"
             )
         steps = found["rewards"].count
-        ends = ends_of(found.pop("terminations", None), found.pop("truncations", None))
+        ends = ends_of(*(self._flags(name, end, found, steps) for end in ENDS))
         found["rewards"] = scalar(found["rewards"])
         columns = {_renamed(path): rows for path, rows in found.items()}
         nexts = {
             path: Later(rows, 1, steps)
             for path, rows in columns.items()
-            if path == "observation" or path.startswith("observation/")
+            if path.split("/")[0] == "observation"
         }
-        for path in nexts:
-            if columns[path].count != steps + 1:
+        for path, rows in columns.items():
+            wanted = steps + (path in nexts)
+            # Infos have a row more or not, as the environment has given them.
+            if rows.count != wanted and path.split("/")[0] != "info":
                 raise FormatError(
-                    f"{name}: got {columns[path].count} rows of {path!r} for {steps} "
-                    f"steps, expected {steps + 1}; the file is damaged"
+                    f"{name}: got {rows.count} rows of {path!r} for {steps} steps, "
+                    f"expected {wanted}; the file is damaged"
                 )
         return Stretch(name, steps, columns, nexts, ends)
+
+    def _flags(
+        self, name: str, end: str, found: dict[str, Rows], steps: int
+    ) -> Flags | None:
+        rows = found.pop(end, None)
+        if rows is not None:
+            return Flags(f"{name}: {end!r}", rows, steps)
+        self._untold.add(end)
+        self._episodes.notes.doubt(
+            f"an episode has no {end!r}: none of its steps is taken to end so, and its "
+            "last one is truncated unless something else ends it"
+        )
+        return None
 
     def _compare(self, metadata: Json, episodes: int) -> None:
         """Say where the metadata tells other numbers than the data."""

@@ -86,7 +86,7 @@ class Hdf5Episodes:
                 packed = self._packed(name)
                 if packed is not None:
                     return packed
-        return self._hdf5.rows(name)
+        return self._hdf5.rows(name, f"{part}/{path}")
 
     def _packed(self, name: str) -> ImageRows | None:
         """Images kept as JPEG: one string of bytes a row, of one length or of many."""

@@ -25,6 +25,7 @@ from mmreplay.convert.foreign.spaces import leaf_of
 from mmreplay.convert.parquet_file import Part
 from mmreplay.convert.tables import refuse_expansion
 from mmreplay.errors import FormatError
+from mmreplay.schema.naming import left_out
 
 
 class TableEpisodes:
@@ -72,9 +73,8 @@ class TableEpisodes:
         for path, array in first.items():
             rows = self._rows(window, path, array)
             if rows is None:
-                self.notes.note(
-                    f"column {path!r} of {array.type} can be no field, and was left out"
-                )
+                told = f"column {path!r} of {array.type} can be no field"
+                left_out(self.notes, path, f"{told}, and was left out")
             elif path.split("/")[0] in ("observations", "infos"):
                 found[path] = rows
             else:

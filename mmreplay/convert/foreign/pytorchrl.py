@@ -9,9 +9,10 @@ from mmreplay.convert import pt
 from mmreplay.convert.arrays import Column
 from mmreplay.convert.base import Notes
 from mmreplay.convert.foreign import torch_head
-from mmreplay.convert.foreign.columns import Rows, single
+from mmreplay.convert.foreign.columns import Rows
 from mmreplay.convert.foreign.fields import (
     Ends,
+    Flags,
     check_meaning,
     ends_of,
     make_schema,
@@ -92,17 +93,15 @@ class PytorchrlReader(StretchReader):
         )  # fmt: skip
 
     def _ends(self, env_id: int) -> Ends:
-        column = self._tensors.get(NEXT_DONE)
-        if column is None or not single(column.shape[2:]):
-            raise FormatError(
-                f"{self._file.path} has no {NEXT_DONE!r} of one flag a step, expected "
-                "it of an off-policy storage of pytorchrl; name its format with "
-                "format= (--from)"
-            )
         if self._meant is None:
             self._notes.doubt(mixed(NEXT_DONE))
-        rows = self._rows(NEXT_DONE, env_id)
-        return ends_of(None, rows) if self._meant == TRUNCATED else ends_of(rows, None)
+        flags = Flags(
+            f"{self._file.path}, process {env_id}: {NEXT_DONE!r}",
+            self._rows(NEXT_DONE, env_id), self._steps,
+        )  # fmt: skip
+        if self._meant == TRUNCATED:
+            return ends_of(None, flags)
+        return ends_of(flags, None)
 
 
 def _tensors(

@@ -10,11 +10,19 @@ import numpy as np
 
 from mmreplay.convert.base import Notes
 from mmreplay.convert.ends import Bools
-from mmreplay.convert.foreign.columns import Rows, single
-from mmreplay.convert.foreign.fields import Ends, ends_of, kept_of, make_schema, scalar
+from mmreplay.convert.foreign.columns import Rows
+from mmreplay.convert.foreign.fields import (
+    Ends,
+    Flags,
+    ends_of,
+    kept_of,
+    make_schema,
+    scalar,
+)
 from mmreplay.convert.foreign.hdf5 import Hdf5, begins_as_hdf5
 from mmreplay.convert.foreign.stretches import Stretch, StretchReader
 from mmreplay.errors import FormatError, ReplayError, SchemaError
+from mmreplay.schema.naming import left_out
 
 DATA, MASK, DONES = "data", "mask", "dones"
 DEMO = re.compile(r"demo_(\d+)")
@@ -29,6 +37,7 @@ class RobomimicReader(StretchReader):
     def __init__(self, hdf5: Hdf5, demos: list[str]) -> None:
         self._hdf5 = hdf5
         self._inner = 0
+        self._next_there = False
         notes = hdf5.notes
         first = self._stretch(demos[0])
         schema = make_schema(first.columns, notes, hdf5.file.path)
@@ -36,7 +45,7 @@ class RobomimicReader(StretchReader):
             f"{len(demos):,} demonstrations were read as episodes: {DONES!r} of the "
             "last step says that it terminated, otherwise it is truncated"
         )
-        if not first.nexts:
+        if not self._next_there:
             notes.note(
                 f"{NEXT!r} are not there: what was seen after the last step of a "
                 "demonstration is not known"
@@ -60,7 +69,7 @@ class RobomimicReader(StretchReader):
         found: dict[str, Rows] = {}
         nexts: dict[str, Rows] = {}
         for path, dataset in self._hdf5.datasets(name).items():
-            rows = self._hdf5.rows(dataset)
+            rows = self._hdf5.rows(dataset, path)
             if rows is None:
                 continue
             top, slash, rest = path.partition("/")
@@ -80,22 +89,31 @@ class RobomimicReader(StretchReader):
             found["reward"] = scalar(found["reward"])
         # What has another length is of no step.
         kept = {path: rows for path, rows in found.items() if rows.count == steps}
+        notes = self._hdf5.notes
         for path in found.keys() - kept.keys():
-            self._hdf5.notes.note(f"{path!r} was left out: it has no row a step")
+            left_out(notes, path, f"{path!r} was left out: it has no row a step")
         here = {path for path in kept if path.split("/")[0] == "observation"}
+        self._next_there |= bool(nexts)
+        if nexts and nexts.keys() != here:
+            notes.doubt(
+                f"{NEXT!r} are of {sorted(nexts)[:9]} and observations of "
+                f"{sorted(here)[:9]}: those of only one were left out, or all of the "
+                "next ones where they lack some"
+            )
         if here - nexts.keys():
             nexts = {}
         return Stretch(
             self._hdf5.path_of(name), steps, kept,
             {path: nexts[path] for path in here if nexts},
-            self._ends(kept.get("done"), steps), whole=False,
+            self._ends(name, kept.get("done"), steps), whole=False,
         )  # fmt: skip
 
-    def _ends(self, dones: Rows | None, steps: int) -> Ends:
+    def _ends(self, name: str, dones: Rows | None, steps: int) -> Ends:
         """Ends of a demonstration: its last step's, whatever those before say."""
-        if dones is not None and not single(dones.shape):
-            dones = None
-        all_dones = ends_of(dones, None)
+        flags = None
+        if dones is not None:
+            flags = Flags(self._hdf5.path_of(f"{name}/{DONES}"), dones, steps)
+        all_dones = ends_of(flags, None)
 
         def ends(first: int, stop: int) -> tuple[Bools, Bools]:
             done, _ = all_dones(first, stop)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ from mmreplay.convert.foreign.regroup import regroup
 from mmreplay.convert.foreign.tally import Tally
 from mmreplay.errors import FormatError
 from mmreplay.format.strict_json import Json
-from mmreplay.schema import Schema
+from mmreplay.schema import Field, Schema
 
 TERMINATED, TRUNCATED = "terminated", "truncated"
 ENDS = (TERMINATED, TRUNCATED)
@@ -38,8 +39,8 @@ class Stretch:
         name: What to call it in errors, such as a file and a group.
         steps: How many.
         columns: By path, but for the ends'; at least ``steps`` rows each.
-        nexts: By path of an observation, what it was after each step; none if that
-            is unknown.
+        nexts: By path of an observation, what it was after each step, ``steps`` rows
+            each; none if that is unknown.
         ends: Terminated and truncated of steps ``[first, stop)``, bool each.
         env_id: The environment.
         whole: The rows behind a step are known to be the next ones unless it ends
@@ -129,21 +130,17 @@ class StretchReader(Reader):
     def _check(self, stretch: Stretch) -> None:
         """Refuse a stretch whose columns differ from the first one's."""
         for path, each in self._schema.fields.items():
-            rows = stretch.columns.get(path)
-            if path in ENDS or (
-                rows is not None
-                and (rows.dtype, rows.shape) == (each.dtype, each.shape)
-                and rows.count >= stretch.steps
-            ):
+            if path in ENDS:
                 continue
-            got = "nothing"
-            if rows is not None:
-                got = f"{rows.count} rows of {rows.dtype}{list(rows.shape)}"
-            raise FormatError(
-                f"{stretch.name}: got {got} for {path!r}, expected {stretch.steps} "
-                f"rows of {each.dtype}{list(each.shape)} as in what came before; the "
-                "file is damaged, or mixes data of several kinds"
-            )
+            rows = stretch.columns.get(path)
+            if not _is_of(rows, each) or rows.count < stretch.steps:
+                raise _differs(stretch, repr(path), rows, each, "what came before")
+            if not stretch.nexts or path.split("/")[0] != "observation":
+                continue
+            rows = stretch.nexts.get(path)
+            if not _is_of(rows, each) or rows.count != stretch.steps:
+                told = f"what followed {path!r}"
+                raise _differs(stretch, told, rows, each, "the observations")
 
     def describe(self) -> Description:
         """See `Reader.describe`."""
@@ -180,7 +177,8 @@ class StretchReader(Reader):
             if path not in ENDS
         }
         for path, seen in piece.nexts.items():
-            columns[path][final] = seen
+            if path in columns:
+                columns[path][final] = seen
         terminated = np.zeros(count, bool)
         terminated[places] = piece.terminated
         truncated = np.zeros(count, bool)
@@ -215,6 +213,25 @@ class StretchReader(Reader):
     def close(self) -> None:
         """See `Reader.close`."""
         self._close()
+
+
+def _is_of(rows: Rows | None, field: Field) -> TypeGuard[Rows]:
+    """Whether a column is there, and of a field's dtype and shape."""
+    return rows is not None and (rows.dtype, rows.shape) == (field.dtype, field.shape)
+
+
+def _differs(
+    stretch: Stretch, what: str, rows: Rows | None, field: Field, like: str
+) -> FormatError:
+    """The error of a column that has not the rows that its stretch needs."""
+    got = "nothing"
+    if rows is not None:
+        got = f"{rows.count} rows of {rows.dtype}{list(rows.shape)}"
+    return FormatError(
+        f"{stretch.name}: got {got} for {what}, expected {stretch.steps} rows of "
+        f"{field.dtype}{list(field.shape)} as in {like}; the file is damaged, or mixes "
+        "data of several kinds"
+    )
 
 
 def _parted(

@@ -20,6 +20,7 @@ from mmreplay.convert.foreign.fields import make_schema
 from mmreplay.convert.foreign.stretches import StretchReader
 from mmreplay.errors import FormatError, SchemaError, SourceError
 from mmreplay.nesting import flatten
+from mmreplay.schema.naming import left_out, refuse_nan
 
 GENERIC = ("action", "observation", "reward", "terminated", "truncated", "info", "done")
 """Columns of GenericTorchMemory."""
@@ -52,7 +53,7 @@ class TmrlReader(StretchReader):
             try:
                 columns[name] = ArrayRows(array)
             except SchemaError as error:
-                notes.note(f"{name!r} was left out: {error}")
+                left_out(notes, name, f"{name!r} was left out: {error}")
         schema = make_schema(columns, notes, path)
         notes.note(f"actions, {NOTE}; infos were left out")
         led = [p for p in columns if p.split("/")[0] in ("action", "reward")]
@@ -115,6 +116,7 @@ def _flags(path: Path, name: str, values: list[Any]) -> Bools:
             f"{path}: column {name!r} has rows of shape {list(array.shape[1:])}, "
             "expected one flag each; the file is damaged"
         )
+    refuse_nan(f"{path}: column {name!r}", array.reshape(len(values)), 0)
     return array.astype(bool).reshape(len(values))
 
 

@@ -210,6 +210,49 @@ def test_names_that_hdf5_does_not_take_are_refused(tmp_path, name, target):
     assert not (tmp_path / target).exists()
 
 
+@pytest.mark.parametrize("name", ["timeouts", "next_observations"])
+def test_columns_of_other_lengths_are_left_out_as_a_doubt(tmp_path, rng, name):
+    write(tmp_path / "a.hdf5", episodes(rng))
+    with h5py.File(tmp_path / "a.hdf5", "a") as file:
+        short = file[name][:-1]
+        del file[name]
+        file[name] = short
+    report = mr.load(tmp_path / "a.hdf5", tmp_path / "buffer")
+    assert f"'{name}' was left out: it has 15 rows, not 16" in report.doubts
+    assert not any("are not there" in note for note in report.notes)
+
+
+def test_next_observations_unlike_the_observations_are_a_doubt(tmp_path, rng):
+    write(tmp_path / "a.hdf5", episodes(rng))
+    with h5py.File(tmp_path / "a.hdf5", "a") as file:
+        wide = file["next_observations"][()].astype("f8")
+        del file["next_observations"]
+        file["next_observations"] = wide
+    report = mr.load(tmp_path / "a.hdf5", tmp_path / "buffer")
+    assert report.rows == 16
+    assert report.doubts[0].startswith("'next_observations' were left out: of 'obser")
+    assert any("'next_observations' were left out: what" in n for n in report.notes)
+
+
+def test_terminals_that_are_no_dataset_are_told_of(tmp_path, rng):
+    write(tmp_path / "a.hdf5", episodes(rng), leave=["terminals"])
+    with h5py.File(tmp_path / "a.hdf5", "a") as file:
+        file["terminals/x"] = np.zeros(16, bool)
+    with pytest.raises(FormatError, match="has no dataset 'terminals', expected one"):
+        mr.load(tmp_path / "a.hdf5", tmp_path / "buffer")
+
+
+def test_an_end_that_is_no_number_is_refused_with_its_row(tmp_path, rng):
+    write(tmp_path / "a.hdf5", episodes(rng), leave=["timeouts"])
+    with h5py.File(tmp_path / "a.hdf5", "a") as file:
+        file["timeouts"] = np.where(np.arange(16) == 11, np.nan, 0)
+    with pytest.raises(
+        SourceError, match=r"'timeouts' has no value, or NaN, in row 11"
+    ):
+        mr.load(tmp_path / "a.hdf5", tmp_path / "buffer")
+    assert not (tmp_path / "buffer").exists()
+
+
 def test_a_cut_column_is_an_error_that_names_it(tmp_path, rng):
     write(tmp_path / "a.hdf5", episodes(rng), leave=["actions"])
     with h5py.File(tmp_path / "a.hdf5", "a") as file:

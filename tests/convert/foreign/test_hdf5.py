@@ -35,6 +35,20 @@ def test_data_in_other_files_is_refused(tmp_path, path):
     refuse(path, tmp_path, "'/actions' lies in other files")
 
 
+@pytest.mark.parametrize("options", [{}, {"chunks": (4,)}])
+def test_rows_behind_the_last_are_never_read(tmp_path, options):
+    path = tmp_path / "a.hdf5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("few", data=np.arange(4), **options)
+        file["secret"] = np.full(99, 7)
+    hdf5 = Hdf5(path, Notes())
+    rows = hdf5.rows("/few", "few")
+    assert rows.read(0, 4).tolist() == [0, 1, 2, 3]
+    with pytest.raises(CorruptError, match="'/few' has 4 rows, expected at least 5"):
+        rows.read(3, 5)
+    hdf5.close()
+
+
 def test_virtual_datasets_are_refused(tmp_path, path):
     layout = h5py.VirtualLayout((16, 2), "f4")
     layout[:] = h5py.VirtualSource(str(tmp_path / "other.h5"), "x", (16, 2))

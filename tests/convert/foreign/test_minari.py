@@ -125,6 +125,56 @@ def test_infos_come_along_when_asked_for(tmp_path, rng, kind):
     assert got["info/x"].tolist() == [*range(5), 0, *range(8)]
 
 
+@pytest.mark.parametrize(
+    ("number", "change", "match"),
+    [
+        (
+            3,
+            lambda ends: ends[:4],
+            r"'terminations' has 4 rows of bool\[\], expected one",
+        ),
+        (
+            3,
+            lambda ends: np.repeat(ends, 2),
+            "has 16 rows of bool.., expected one flag",
+        ),
+        (
+            4,
+            lambda ends: np.stack([ends] * 2, 1),
+            r"'truncations' has 8 rows of bool\[2",
+        ),
+        (
+            1,
+            lambda actions: actions[:4],
+            "got 4 rows of 'action' for 8 steps, expected 8",
+        ),
+        (1, lambda actions: np.repeat(actions, 2), "got 16 rows of 'action' for 8 st"),
+        (
+            0,
+            lambda seen: seen[:-1],
+            "got 8 rows of 'observation' for 8 steps, expected 9",
+        ),
+    ],
+)
+def test_what_is_not_one_row_a_step_is_refused(tmp_path, rng, number, change, match):
+    episodes = made(rng)
+    episodes[2][number] = change(episodes[2][number])
+    folder = write(tmp_path / "thing-v0", "hdf5", episodes)
+    with pytest.raises(FormatError, match=match):
+        mr.load(folder, tmp_path / "buffer")
+    assert not (tmp_path / "buffer").exists()
+
+
+def test_episodes_without_ends_are_a_doubt(tmp_path, rng):
+    folder = write(tmp_path / "thing-v0", "hdf5", made(rng))
+    with h5py.File(folder / "data" / "main_data.hdf5", "a") as file:
+        for group in file.values():
+            del group["terminations"]
+    report = mr.load(folder, tmp_path / "buffer")
+    assert "their ends are told by truncations" in report.notes[1]
+    assert report.doubts[0].startswith("an episode has no 'terminations'")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_end_within_an_episode_is_a_doubt(tmp_path, rng, kind):
     episodes = made(rng)

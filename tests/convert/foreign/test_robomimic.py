@@ -102,6 +102,53 @@ def test_without_next_observations_the_last_steps_follow_is_not_known(tmp_path, 
     assert len(got["action"]) == 16
 
 
+@pytest.mark.parametrize(
+    ("change", "got"),
+    [
+        (lambda seen: seen[:-1], r"3 rows of float64\[3\]"),
+        (lambda seen: np.repeat(seen, 2, 0), r"8 rows of float64\[3\]"),
+        (lambda seen: seen[:, :2], r"4 rows of float64\[2\]"),
+        (lambda seen: seen.astype("f4"), r"4 rows of float32\[3\]"),
+    ],
+)
+def test_next_observations_that_are_not_one_a_step_are_refused(
+    tmp_path, rng, change, got
+):
+    found = demonstrations(rng)
+    # What lies behind them in the file would be read in their place.
+    found[0]["next_observation/pose"] = change(found[0]["next_observation/pose"])
+    path = write(tmp_path / "a.hdf5", found)
+    told = rf"demo_0'.*got {got} for what followed 'observation/pose', expected 4 rows"
+    with pytest.raises(FormatError, match=told):
+        mr.load(path, tmp_path / "buffer")
+    assert not (tmp_path / "buffer").exists()
+
+
+def test_columns_of_a_known_name_that_are_left_out_are_doubts(tmp_path, rng):
+    found = demonstrations(rng)
+    found[0]["observation/depth"] = rng.random((2, 3))
+    found[0]["next_observation/other"] = rng.random((4, 3))
+    path = write(tmp_path / "a.hdf5", found)
+    report = mr.load(path, tmp_path / "buffer")
+    assert "'observation/depth' was left out: it has no row a step" in report.doubts
+    assert any("'next_obs' are of ['observation/image'" in d for d in report.doubts)
+    for demo in found:
+        del demo["next_observation/image"]
+    path = write(tmp_path / "b.hdf5", found)
+    report = mr.load(path, tmp_path / "other")
+    assert report.rows == 17
+    assert any("or all of the next ones where they lack" in d for d in report.doubts)
+    assert not any("are not there" in note for note in report.notes)
+
+
+def test_dones_that_are_no_flags_are_refused(tmp_path, rng):
+    found = demonstrations(rng)
+    found[0]["done"] = np.zeros((4, 2), np.int64)
+    path = write(tmp_path / "a.hdf5", found)
+    with pytest.raises(FormatError, match=r"demo_0/dones' has 4 rows of int64\[2\], e"):
+        mr.load(path, tmp_path / "buffer")
+
+
 def test_demonstrations_that_differ_are_refused(tmp_path, rng):
     found = demonstrations(rng)
     found[1]["action"] = rng.random((1, 5))

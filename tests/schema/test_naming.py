@@ -1,0 +1,72 @@
+"""What the names of columns say, and what is said of them."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zarr
+
+import mmreplay as mr
+from mmreplay.errors import SourceError
+from mmreplay.schema.naming import Plain
+from mmreplay.schema.notes import Notes
+
+ENDS = [0.0, np.nan, 1.0]
+
+
+def as_npz(path, ends):
+    np.savez(path, obs=np.arange(3.0), terminals=ends)
+
+
+def as_csv(path, ends):
+    cells = ["" if np.isnan(end) else str(end) for end in ends]
+    lines = [f"{row},{cell}" for row, cell in enumerate(cells)]
+    path.write_text("\n".join(["obs,terminals", *lines, ""]))
+
+
+def as_parquet(path, ends):
+    held = pa.array([None if np.isnan(end) else end for end in ends])
+    pq.write_table(pa.table({"obs": np.arange(3.0), "terminals": held}), path)
+
+
+def as_zarr(path, ends):
+    group = zarr.open_group(str(path), mode="w")
+    group.create_array("obs", data=np.arange(3.0))
+    group.create_array("terminals", data=np.array(ends))
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("a.npz", as_npz),
+        ("a.csv", as_csv),
+        ("a.parquet", as_parquet),
+        ("a.zarr", as_zarr),
+    ],
+)
+def test_an_end_that_is_missing_is_refused_and_no_termination(tmp_path, name, write):
+    write(tmp_path / name, ENDS)
+    told = r"column 'terminals' has no value, or NaN, in row 1, expected 0 or 1 in ever"
+    with pytest.raises(SourceError, match=told):
+        mr.load(tmp_path / name, tmp_path / "target")
+    assert not (tmp_path / "target").exists()
+
+
+def test_rows_are_counted_over_blocks():
+    plain = Plain({"obs": ("float32", ()), "dones": ("float16", (1,))}, Notes())
+    found = {"obs": np.zeros(3, "f4"), "dones": np.array([[0], [1], [np.nan]], "f2")}
+    with pytest.raises(SourceError, match="column 'dones' has no value, or NaN, in ro"):
+        plain.take(found, 0)
+    with pytest.raises(SourceError, match="in row 702"):
+        plain.take(found, 700)
+    _, terminated, _ = plain.take({name: each[:2] for name, each in found.items()}, 9)
+    assert terminated.tolist() == [False, True]
+
+
+@pytest.mark.parametrize("name", ["reward", "obs"])
+def test_columns_of_a_known_name_that_no_field_can_be_are_doubts(name):
+    notes = Notes()
+    columns = {"act": ("float32", ()), "x": ("float32", (0,)), name: ("int8", (0,))}
+    Plain(columns, notes)
+    assert any(f"column {name!r} was left out" in doubt for doubt in notes.doubts)
+    assert any("column 'x' was left out" in note for note in notes.notes)
