@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mmreplay.convert.base import Notes
+from mmreplay.convert.ends import Bools
 from mmreplay.convert.foreign import pickles
 from mmreplay.convert.foreign.columns import Array, Rows
-from mmreplay.convert.foreign.fields import ends_of, make_schema, scalar
-from mmreplay.convert.foreign.rings import RingRows, ring_rows
+from mmreplay.convert.foreign.fields import Ends, Flags, ends_of, make_schema, scalar
+from mmreplay.convert.foreign.rings import ring_rows
 from mmreplay.convert.foreign.stretches import Stretch, StretchReader
 from mmreplay.errors import CorruptError, FormatError
 
@@ -32,14 +33,18 @@ class Sb3Reader(StretchReader):
         if (
             type(full) is not bool
             or type(pos) is not int
-            or not (0 <= pos <= self._slots)
+            or not (0 <= pos < self._slots)
         ):
             raise FormatError(
                 f"{path} says pos {str(pos)[:40]} and full {str(full)[:40]}, expected "
                 f"a row of {self._slots} and True or False; the file is damaged"
             )
-        self._first = pos if full else 0
-        self._steps = self._slots if full else pos
+        self._shared = state.get("optimize_memory_usage") is True
+        # Observations alone are kept then, and the newest step's next one lies where
+        # the oldest step's was.
+        lost = int(full and self._shared)
+        self._first = pos + lost if full else 0
+        self._steps = self._slots - lost if full else pos
         if not self._steps:
             raise FormatError(f"{path} holds an empty buffer, expected steps in it")
         columns = {n: self._arrays(state, own) for own, n in NAMES.items()}
@@ -48,13 +53,12 @@ class Sb3Reader(StretchReader):
         }
         self._ends = self._arrays(state, DONES) | self._arrays(state, TIMEOUTS)
         self._nexts = self._next_arrays(state)
-        first = self._stretch(0)
+        first = self._stretch(0, 0, self._nexts)
         schema = make_schema(first.columns, self._notes, path)
         self._tell(state, bool(full))
         super().__init__(
-            lambda: map(self._stretch, range(self._envs)), schema, self._notes,
-            lambda: None, num_envs=self._envs,
-        )  # fmt: skip
+            self._stretches_of, schema, self._notes, lambda: None, num_envs=self._envs
+        )
 
     def _sizes(self, state: Mapping[str, Any]) -> tuple[int, int]:
         dones = state.get(DONES)
@@ -72,7 +76,7 @@ class Sb3Reader(StretchReader):
         value = state.get(name)
         top = NAMES.get(name, name)
         found: dict[str, Any] = {top: value}
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and name in ("observations", NEXT):
             found = {f"{top}/{key}": each for key, each in value.items()}
         for path, array in found.items():
             shape = (self._slots, self._envs)
@@ -85,11 +89,25 @@ class Sb3Reader(StretchReader):
         return found
 
     def _next_arrays(self, state: Mapping[str, Any]) -> dict[str, Array]:
-        if state.get("optimize_memory_usage") is True:
+        if self._shared:
             return {}
-        found = self._arrays(state, NEXT)
+        found = {
+            path.replace(NEXT, "observation", 1): array
+            for path, array in self._arrays(state, NEXT).items()
+        }
+        seen = self._observed()
+        if found.keys() != seen.keys():
+            raise FormatError(
+                f"{self._path}: {NEXT!r} are of {sorted(found)[:9]}, expected "
+                f"{sorted(seen)[:9]} as the observations; the file is damaged"
+            )
+        return found
+
+    def _observed(self) -> dict[str, Array]:
         return {
-            path.replace(NEXT, "observation", 1): array for path, array in found.items()
+            path: array
+            for path, array in self._columns.items()
+            if path.split("/")[0] == "observation"
         }
 
     def _tell(self, state: Mapping[str, Any], full: bool) -> None:
@@ -103,45 +121,72 @@ class Sb3Reader(StretchReader):
                 "the buffer did not handle timeouts: steps that end by a time limit "
                 "are terminated like all others"
             )
-        if not self._nexts:
+        if self._shared:
             note(
                 "the buffer was saved with optimize_memory_usage: what was seen after "
-                "the last step of an episode is not known"
+                "the last step of an episode is not known, but for the newest step"
             )
         if full:
             note("the ring was full: its oldest steps begin within an episode")
+        if full and self._shared:
+            note(
+                f"the oldest step of each of {self._envs:,} environments was left out: "
+                "the newest observation was written over its own"
+            )
 
-    def _stretch(self, env_id: int) -> Stretch:
-        place = (env_id, 1, self._first, self._steps)
-        columns: dict[str, Rows] = dict(ring_rows(self._columns, *place))
+    def _stretches_of(self) -> Iterator[Stretch]:
+        for env_id in range(self._envs):
+            if not self._shared:
+                yield self._stretch(env_id, 0, self._nexts)
+                continue
+            whole = self._stretch(env_id, 0, {})
+            terminated, truncated = whole.ends(0, self._steps - 1)
+            over = np.flatnonzero(terminated | truncated)
+            # Only the steps since the last end are known to be followed by the next.
+            begin = int(over[-1]) + 1 if len(over) else 0
+            if begin:
+                yield self._stretch(env_id, 0, {}, begin)
+            yield self._stretch(env_id, begin, self._observed(), later=1)
+
+    def _stretch(
+        self, env_id: int, first: int, nexts: Mapping[str, Array],
+        stop: int | None = None, later: int = 0,
+    ) -> Stretch:  # fmt: skip
+        """Steps ``[first, stop)`` of an environment, all from first on by default.
+
+        Args:
+            env_id: The environment.
+            first: Of the steps.
+            nexts: By path, what was seen after each slot's step.
+            stop: Of the steps.
+            later: How many slots later that lies.
+        """
+        steps = (self._steps if stop is None else stop) - first
+        begin = self._first + first
+        columns: dict[str, Rows] = dict(
+            ring_rows(self._columns, env_id, 1, begin, steps)
+        )
         columns["reward"] = scalar(columns["reward"])
-        ends = ring_rows(self._ends, *place)
-        timeouts = ends[TIMEOUTS]
+        name = f"{self._path}, environment {env_id}"
+        dones, timeouts = (
+            Flags(f"{name}: {end!r}", rows, steps)
+            for end, rows in ring_rows(self._ends, env_id, 1, begin, steps).items()
+        )
         return Stretch(
-            f"{self._path}, environment {env_id}", self._steps, columns,
-            dict(ring_rows(self._nexts, *place)),
-            ends_of(_Terminated(ends[DONES], timeouts), timeouts),
-            env_id=env_id, whole=False,
+            name, steps, columns,
+            dict(ring_rows(nexts, env_id, 1, begin + later, steps)),
+            _apart(ends_of(dones, timeouts)), env_id=env_id, whole=bool(later),
         )  # fmt: skip
 
 
-class _Terminated:
-    """Dones that are no timeouts; see `columns.Rows`."""
+def _apart(ends: Ends) -> Ends:
+    """Dones and timeouts as terminations, dones that are no timeouts, and timeouts."""
 
-    dtype, shape = "bool", ()
+    def apart(first: int, stop: int) -> tuple[Bools, Bools]:
+        done, timeout = ends(first, stop)
+        return done & ~timeout, timeout
 
-    def __init__(self, dones: RingRows, timeouts: RingRows) -> None:
-        self.count = dones.count
-        self._dones, self._timeouts = dones, timeouts
-
-    def read(self, first: int, stop: int) -> Array:
-        """See `Rows.read`."""
-        done, timeout = (
-            each.read(first, stop).astype(bool)
-            for each in (self._dones, self._timeouts)
-        )
-        terminated: Array = done & ~timeout
-        return terminated
+    return apart
 
 
 def recognizes(path: Path) -> bool:

@@ -99,12 +99,82 @@ def test_steps_of_a_saved_buffer_come_oldest_first(tmp_path, rng, make, full):
     assert_same(found, expected(state))
 
 
-def test_a_memory_efficient_buffer_has_no_last_observations(tmp_path, rng, make):
-    state = steps(rng) | {"optimize_memory_usage": True}
-    del state["next_observations"]
-    report = mr.load(make(**state), tmp_path / "target", allow_pickle=True)
-    assert report.rows == 20
-    assert any("optimize_memory_usage" in note for note in report.notes)
+class Thrifty:
+    """What SB3's `add` keeps with optimize_memory_usage, and the steps themselves.
+
+    The next observation of a step goes to the slot behind its own, where the oldest
+    step's observation is lost by it.
+    """
+
+    def __init__(self, slots, envs):
+        self.slots, self.envs, self.played = slots, envs, []
+        lead = (slots, envs)
+        self.state = {
+            "observations": np.zeros((*lead, 2), np.float32),
+            "actions": np.zeros((*lead, 1), np.float32),
+            "rewards": np.zeros(lead, np.float32),
+            "dones": np.zeros(lead, np.float32),
+            "timeouts": np.zeros(lead, np.float32),
+            "pos": 0,
+            "full": False,
+            "handle_timeout_termination": False,
+            "optimize_memory_usage": True,
+        }
+
+    def add(self, rng, seen, done):
+        state, pos = self.state, self.state["pos"]
+        nexts = rng.random((self.envs, 2)).astype(np.float32)
+        action = rng.random((self.envs, 1)).astype(np.float32)
+        state["observations"][pos] = seen
+        state["observations"][(pos + 1) % self.slots] = nexts
+        state["actions"][pos], state["dones"][pos] = action, done
+        self.played.append((seen, action, nexts, done))
+        state["pos"] = (pos + 1) % self.slots
+        state["full"] = state["full"] or state["pos"] == 0
+        # An episode that is over is followed by another's first observation.
+        reset = rng.random((self.envs, 2)).astype(np.float32)
+        return np.where(done[:, None] > 0, reset, nexts)
+
+    def play(self, rng, count):
+        seen = rng.random((self.envs, 2)).astype(np.float32)
+        for _ in range(count):
+            seen = self.add(rng, seen, (rng.random(self.envs) < 0.25).astype("f4"))
+        kept = len(self.played)
+        if self.state["full"]:
+            # As theirs, which never draws the slot of which half was overwritten.
+            kept = self.slots - 1
+        return self.played[-kept:]
+
+
+@pytest.mark.parametrize("count", [1, 5, 8, 9, 11, 16, 30])
+def test_a_memory_efficient_buffer_gives_no_step_it_never_saw(
+    tmp_path, rng, make, count
+):
+    ring = Thrifty(8, 3)
+    kept = ring.play(rng, count)
+    report = mr.load(make(**ring.state), tmp_path / "target", allow_pickle=True)
+    assert any("but for the newest step" in note for note in report.notes)
+    lost = any("the newest observation was written over" in n for n in report.notes)
+    assert lost == ring.state["full"]
+    found, left = drawn(tmp_path / "target", ["observation"])
+    assert left == 0
+    wanted = [[part[env] for part in step] for env in range(3) for step in kept]
+    seen, action, nexts, done = (np.array(part) for part in zip(*wanted, strict=True))
+    np.testing.assert_array_equal(found["observation"], seen)
+    np.testing.assert_array_equal(found["action"], action)
+    np.testing.assert_array_equal(found["terminated"], done > 0)
+    newest = np.arange(len(done)) % len(kept) == len(kept) - 1
+    np.testing.assert_array_equal(found["truncated"], newest & (done == 0))
+    # Behind a step that terminated nothing is drawn but zeros.
+    known = (done == 0) | newest
+    np.testing.assert_array_equal(found["next_observation"][known], nexts[known])
+
+
+def test_a_ring_of_one_slot_that_was_overwritten_holds_no_step(tmp_path, rng, make):
+    ring = Thrifty(1, 1)
+    ring.play(rng, 3)
+    with pytest.raises(FormatError, match="holds an empty buffer, expected steps"):
+        mr.load(make(**ring.state), tmp_path / "target", allow_pickle=True)
 
 
 def test_timeouts_that_were_not_handled_are_a_doubt(tmp_path, rng, make):
@@ -194,7 +264,22 @@ def test_flipped_bits_are_errors_or_other_values(tmp_path, rng, make):
         ({"pos": 99}, "says pos 99 and full True, expected a row of 10"),
         ({"actions": np.zeros((3, 2))}, "'action' is .3, 2., expected an array of 10"),
         ({"dones": None}, "holds no array 'dones' of steps and environments"),
+        ({"pos": 10, "full": False}, "says pos 10 and full False, expected a row of"),
         ({"pos": 0, "full": False}, "holds an empty buffer, expected steps in it"),
+        (
+            {"next_observations": np.zeros((10, 2, 4), np.float32)},
+            r"got 10 rows of float32\[4\] for what followed 'observation', expected 10 "
+            r"rows of float32\[3\] as in the observations",
+        ),
+        (
+            {"next_observations": {"b": np.zeros((10, 2, 3), np.float32)}},
+            r"'next_observations' are of \['observation/b'\], expected \['observation'",
+        ),
+        (
+            {"timeouts": np.zeros((10, 2, 2), np.float32)},
+            r"'timeouts' has 10 rows of float32\[2\], expected one flag for each of 10",
+        ),
+        ({"timeouts": {"a": np.zeros((10, 2))}}, "'timeouts' is dict, expected an arr"),
     ],
 )
 def test_a_buffer_that_makes_no_sense_is_refused(tmp_path, rng, make, change, match):

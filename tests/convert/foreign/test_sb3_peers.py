@@ -31,6 +31,35 @@ def test_every_step_is_what_the_buffer_holds(tmp_path, count, envs):
     assert wanted["truncated"].any()
 
 
+@pytest.mark.parametrize("count", [60, 150, 201])
+def test_a_memory_efficient_buffer_gives_what_the_library_draws(tmp_path, count):
+    env = sb3.common.vec_env.DummyVecEnv([lambda: gym.make("CartPole-v1")] * 2)
+    model = sb3.DQN(
+        "MlpPolicy", env, buffer_size=100, learning_starts=10**6,
+        optimize_memory_usage=True,
+        replay_buffer_kwargs={"handle_timeout_termination": False},
+    )  # fmt: skip
+    model.learn(count)
+    model.save_replay_buffer(tmp_path / "saved")
+    mr.load(tmp_path / "saved.pkl", tmp_path / "buffer", allow_pickle=True)
+    found, left = drawn(tmp_path / "buffer", ["observation"])
+    assert left == 0
+    buffer = model.replay_buffer
+    rows = np.arange(buffer.pos)
+    if buffer.full:
+        rows = (buffer.pos + np.arange(1, buffer.buffer_size)) % buffer.buffer_size
+    for env_id in range(2):
+        mine = slice(env_id * len(rows), (env_id + 1) * len(rows))
+        done = buffer.dones[rows, env_id] > 0
+        np.testing.assert_array_equal(found["terminated"][mine], done)
+        seen = buffer.observations[:, env_id]
+        np.testing.assert_array_equal(found["observation"][mine], seen[rows])
+        nexts = found["next_observation"][mine]
+        after = seen[(rows + 1) % len(seen)]
+        np.testing.assert_array_equal(nexts[~done], after[~done])
+        np.testing.assert_array_equal(nexts[-1], after[-1])
+
+
 def test_dicts_of_a_hindsight_buffer_come_in(tmp_path):
     envs = pytest.importorskip("stable_baselines3.common.envs")
     env = envs.BitFlippingEnv(n_bits=4, continuous=False)
