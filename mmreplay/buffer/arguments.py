@@ -15,6 +15,7 @@ from mmreplay.format.sharding import Codec, Sharding
 from mmreplay.format.strict_json import Json
 from mmreplay.ring import LAYOUTS, Layout, Ring
 from mmreplay.schema import Schema
+from mmreplay.storage import zarr_group
 
 ROWS_EACH = "give the rows to keep of each environment, int(1e6) for a million"
 
@@ -117,6 +118,7 @@ def describe(
     ring = Ring.sized(int(capacity), int(num_envs), layout, schema.row_nbytes)
     sharding = None
     if engine == "zarr":
+        zarr_group.check_names(schema)
         sharding = Sharding.sized(
             codec or "blosc-lz4", ring, schema.row_nbytes, level, chunk_crc32c
         )

@@ -22,6 +22,7 @@ from mmreplay.samplers.columns import close_columns
 from mmreplay.schema import Schema
 from mmreplay.storage.group_mapping import GroupMapping
 from mmreplay.storage.zarr_source import ZarrSource
+from mmreplay.storage.zarr import ZarrStore
 
 if TYPE_CHECKING:
     from mmreplay.transforms.base import Transform
@@ -98,12 +99,19 @@ class Generations:
             seal: Of the Zarr engine: put the shards that are not full yet into the
                 group too, so that it holds every row; False leaves their rows to
                 the next writer, where only this library reads them.
+
+        Raises:
+            FullError: All is committed and closed, but no space is left to put the
+                newest rows into the group.
         """
         with self._turn:
-            if self._parts.writer is not None and not self._parts.closed:
+            closed, store = self._parts.closed, self._parts.store
+            if self._parts.writer is not None and not closed:
                 self._parts.writer.check_owner()
             self._parts.seals = seal
             self._give_back()
+            if isinstance(store, ZarrStore) and not closed:
+                store.sealing.tell()
 
     def __enter__(self) -> Self:
         """Return the buffer."""

@@ -233,8 +233,8 @@ class OpenBuffer(Generations):
     def compression(self) -> dict[str, tuple[int, int]]:
         """Per path, (bytes of its shards, bytes of the rows in them); of zarr only."""
         self._read()
-        store = self._parts.store
-        return store.compression() if isinstance(store, ZarrStore) else {}
+        store, heads = self._parts.store, self._parts.ledger.heads
+        return store.compression(heads) if isinstance(store, ZarrStore) else {}
 
     def memory(self) -> Memory:
         """What the buffer's files and this process have in memory; see `Memory`."""

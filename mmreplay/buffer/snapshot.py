@@ -28,6 +28,7 @@ from mmreplay.format import metadata as metadata_file
 from mmreplay.storage.engines import create_store
 from mmreplay.storage.lock import WriterLock, refuse_network
 from mmreplay.storage.pause import Pause
+from mmreplay.storage.zarr import ZarrStore
 
 Array = NDArray[np.int64]
 
@@ -103,6 +104,8 @@ def _build(
         kind = ShardTaking if metadata.engine == "zarr" else Taking
         taking = kind(parts, store, columns.pairs, progress)
         how = taking.run()
+        if isinstance(store, ZarrStore):
+            store.settle(taking.tails, taking.heads, seal=False)
         store.sync()
         taking.sum()
         store.sync_sums()

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.errors import system_failure
+from mmreplay.errors import FullError, system_failure
 from mmreplay.format.metadata import Metadata
 from mmreplay.ring import Run
 from mmreplay.storage import zarr_group
@@ -42,6 +42,7 @@ class Sealing:
 
     Attributes:
         places: The numbers that say who holds each.
+        unsealed: Rows that were to be sealed at last were not: the disk is full.
         lock: Held by who writes rows of the tail.
         place_rows: Rows of a place.
     """
@@ -64,6 +65,8 @@ class Sealing:
         self._versions: dict[int, int] = {}
         self._full: dict[int, NDArray[np.bool_]] = {}
         self._limits: Ids | None = None
+        # What an earlier writer said of the group's rows holds until one is replaced.
+        self._told, self.unsealed = True, False
         place_nbytes = max(1, self.place_rows * metadata.schema.row_nbytes)
         # Every environment may fill a place in the same step.
         self._most_waiting = max(
@@ -104,11 +107,18 @@ class Sealing:
         for place in self.touched(runs):
             number = self.places.get(place)
             if number & 1:
+                self._disown_group()
                 if not self._given_up(place, runs):
                     self._unpack(place, gather)
                 self.places.put(place, number + 1)
                 self._sealer.give(partial(self._retire, place))
             self._versions[place] = self._versions.get(place, 0) + 1
+
+    def _disown_group(self) -> None:
+        """Have the group say nothing of its rows any more, before one is replaced."""
+        if self._told:
+            zarr_group.write_group(self._folder, self._metadata, {})
+            self._told = False
 
     def _given_up(self, place: int, runs: Sequence[Run]) -> bool:
         """Whether nothing in a place is alive, nor would be after a power cut.
@@ -214,7 +224,9 @@ class Sealing:
                 "first": first.tolist(), "stop": stop.tolist(),
                 "sealed": self._sealed(first, stop).tolist(),
             }  # fmt: skip
+            self.unsealed = seal and state["sealed"] != state["stop"]
             zarr_group.write_group(self._folder, self._metadata, state)
+            self._told = True
 
     def _alive(self, first: Ids, stop: Ids) -> list[int]:
         """Places that hold a row alive."""
@@ -239,6 +251,20 @@ class Sealing:
             after = (reached // self._steps + 1) * self._steps
             reached = np.where(held, after, reached)
 
+    def tell(self) -> None:
+        """Raise where rows that were to be sealed at last, and are safe, were not.
+
+        Raises:
+            FullError: No space is left.
+        """
+        if self.unsealed:
+            raise FullError(
+                f"{self._folder / zarr_group.FOLDER}: got no space for the newest rows "
+                "in shards, expected all rows there when a buffer is closed; nothing is "
+                "lost, but other readers of Zarr miss these rows: free some space, "
+                "open the buffer with mode 'r+' and close it"
+            )
+
     def check(self) -> None:
         """Raise what sealing failed with.
 
@@ -252,9 +278,20 @@ class Sealing:
         if failure is not None:
             raise failure
 
-    def compression(self) -> dict[str, tuple[int, int]]:
-        """Per path, (bytes of its shards, bytes of the rows in them)."""
-        return self._maker.compression(self.places.sealed())
+    def compression(self, heads: Ids) -> dict[str, tuple[int, int]]:
+        """Per path, (bytes of its shards, bytes of the rows in them).
+
+        Args:
+            heads: int64 ``[E]``; slots that no row was written to count for nothing.
+        """
+        places, steps = self.places.sealed(), self._steps
+        per_env = self._ring.slots // steps
+        if self._time_major:
+            written = heads[None] - places[:, None] * steps
+        else:
+            written = heads[places // per_env] - places % per_env * steps
+        rows = int(np.clip(written, 0, steps).sum())
+        return self._maker.compression(places, rows)
 
     def stop(self) -> None:
         """Seal what is due, and end the thread."""

@@ -60,12 +60,13 @@ class ShardMaker:
         for array in self._arrays.values():
             files.remove_tree(self._path(array, place))
 
-    def compression(self, places: NDArray[np.int64]) -> dict[str, tuple[int, int]]:
-        """Per path, (bytes of its shards, bytes of the rows in them)."""
+    def compression(
+        self, places: NDArray[np.int64], rows: int
+    ) -> dict[str, tuple[int, int]]:
+        """Per path, (bytes of some places' shards, bytes of the rows in them)."""
         found = {}
         for path, array in self._arrays.items():
             if path != zarr_group.FLAGS_NAME:
-                rows = array.shard[0] * array.shard[1] * len(places)
                 packed = [self._path(array, place) for place in places.tolist()]
                 nbytes = sum(each.stat().st_size for each in packed if each.exists())
                 found[path] = nbytes, rows * array.row_nbytes

@@ -270,9 +270,9 @@ class ZarrStore:
             allocated += status.st_blocks * 512
         return apparent, allocated
 
-    def compression(self) -> dict[str, tuple[int, int]]:
+    def compression(self, heads: Ids) -> dict[str, tuple[int, int]]:
         """Per path, (bytes of its shards, bytes of the rows in them)."""
-        return self.sealing.compression()
+        return self.sealing.compression(heads)
 
     def unmap(self) -> None:
         """Let the mappings go; see `Store.unmap`."""

@@ -15,10 +15,11 @@ from urllib.parse import quote
 import numpy as np
 
 from mmreplay import files
+from mmreplay.errors import SchemaError
 from mmreplay.format.metadata import Metadata
 from mmreplay.format.sharding import Sharding
 from mmreplay.ring import Ring
-from mmreplay.schema import Field
+from mmreplay.schema import Field, Schema
 from mmreplay.storage import codecs
 from mmreplay.storage.placement import SERVED_ROLES
 
@@ -26,6 +27,7 @@ FOLDER = "zarr"
 FLAGS_NAME = "%flags"
 """No field's name: a percent sign in one is written as %25."""
 JSON_NAME = "zarr.json"
+MAX_NAME_NBYTES = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,16 +107,40 @@ def _array(path: str, field: Field, ring: Ring, sharding: Sharding) -> ShardedAr
 
 
 def folder_name(path: str) -> str:
-    """A field's folder: each segment percent-encoded, dots and leading ``__`` too."""
-    return "/".join(
+    """A field's folder: each segment percent-encoded, dots, ``__`` and ``tmp-`` too.
+
+    `sweep` removes what begins with ``tmp-``.
+    """
+    parts = [
         quote(part, safe="").replace(".", "%2E").replace("__", "%5F%5F")
         for part in path.split("/")
+    ]
+    return "/".join(
+        f"tmp%2D{part[4:]}" if part.startswith("tmp-") else part for part in parts
     )
+
+
+def check_names(schema: Schema) -> None:
+    """Refuse paths that no array can have.
+
+    Raises:
+        SchemaError: One is the flags' own, or too long for a folder's name.
+    """
+    for path in schema.paths:
+        longest = max(len(part) for part in folder_name(path).split("/"))
+        if path == FLAGS_NAME or longest > MAX_NAME_NBYTES:
+            raise SchemaError(
+                f"field {path!r}: got a path of which a Zarr group has no array, "
+                f"expected another than {FLAGS_NAME!r}, of at most {MAX_NAME_NBYTES} "
+                "bytes a segment, percent-encoded; rename the field, or leave the "
+                "engine out"
+            )
 
 
 def create(folder: Path, metadata: Metadata) -> None:
     """Write the hierarchy of a new generation into its folder, without a shard."""
     assert metadata.sharding is not None
+    check_names(metadata.schema)
     root = folder / FOLDER
     files.make_folder(root)
     for array in arrays_of(metadata).values():

@@ -1,0 +1,159 @@
+"""What a group of ours says of its rows holds, whatever its writer does meanwhile."""
+
+import errno
+import multiprocessing
+import os
+import signal
+
+import numpy as np
+import pytest
+import zarr
+
+import mmreplay as mr
+from mmreplay.errors import FormatError, FullError, SchemaError
+from tools.torture.disks import QuickDisk, using
+
+SCHEMA = mr.Schema({"observation": mr.Field((3,), "float32")})
+CAPACITY = 64
+
+
+def fill(buffer, first, count):
+    numbers = np.arange(first, first + count, dtype=np.float32)
+    buffer.extend(observation=np.repeat(numbers[:, None], 3, axis=1))
+
+
+def make(path, count=CAPACITY, **options):
+    options.setdefault("engine", "zarr")
+    with mr.ReplayBuffer.create(path, SCHEMA, CAPACITY, **options) as buffer:
+        fill(buffer, 0, count)
+    return mr.ReplayBuffer.open(path).zarr_path
+
+
+def about(path):
+    return zarr.open_group(path, mode="r").attrs["mmreplay"]
+
+
+def numbers(path):
+    with mr.ReplayBuffer.open(path) as group:
+        rows = group.gather_all()
+    assert (rows["observation"][:, 0] == rows.positions).all()
+    return rows.positions.tolist()
+
+
+def test_rows_replaced_by_a_writer_that_was_killed_are_not_served_as_the_old(tmp_path):
+    path = make(tmp_path / "b")
+    assert numbers(path) == list(range(CAPACITY))
+
+    def lap():
+        buffer = mr.ReplayBuffer.open(tmp_path / "b", "r+")
+        fill(buffer, CAPACITY, 200)
+        buffer._parts.store.sealing._sealer.drain()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    child = multiprocessing.get_context("fork").Process(target=lap)
+    child.start()
+    child.join(60)
+    assert child.exitcode == -signal.SIGKILL
+    assert not {"first", "stop", "sealed"} & about(path).keys()
+    with pytest.raises(FormatError, match="close the buffer, and copy it then"):
+        mr.ReplayBuffer.open(path)
+    mr.ReplayBuffer.open(tmp_path / "b", "r+").close()
+    assert numbers(path) == list(range(200, 264))
+
+
+def test_a_writer_that_replaces_no_sealed_row_leaves_what_is_said(tmp_path):
+    path = make(tmp_path / "b", count=20)
+    said = about(path)
+    with mr.ReplayBuffer.open(tmp_path / "b", "r+") as buffer:
+        fill(buffer, 20, 30)
+        buffer._parts.store.sealing._sealer.drain()
+        stop = about(path).get("stop", said["stop"])
+        assert stop == said["stop"]
+    assert numbers(path) == list(range(50))
+
+
+def test_a_snapshot_says_which_rows_its_group_holds(tmp_path):
+    make(tmp_path / "b", count=CAPACITY)
+    with mr.ReplayBuffer.open(tmp_path / "b", "r+") as buffer:
+        fill(buffer, CAPACITY, 5)
+        buffer.snapshot(tmp_path / "s")
+    with mr.ReplayBuffer.open(tmp_path / "s") as snapshot:
+        path, rows = snapshot.zarr_path, snapshot.gather_all()
+    assert rows.positions.tolist() == list(range(5, CAPACITY + 5))
+    told = about(path)
+    assert (told["first"], told["stop"]) == ([5], [CAPACITY + 5])
+    found = numbers(path)
+    assert found == list(range(5, told["sealed"][0]))
+    assert len(found) >= CAPACITY // 2
+
+
+def test_a_full_disk_at_close_is_told_and_loses_nothing(tmp_path):
+    class Full(QuickDisk):
+        full = False
+
+        def open(self, path, flags):
+            made = flags & os.O_CREAT and path.name.startswith("tmp-")
+            if self.full and made and "json" not in path.name:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().open(path, flags)
+
+    path = make(tmp_path / "b")
+    disk = Full()
+    with using(disk):
+        buffer = mr.ReplayBuffer.open(tmp_path / "b", "r+")
+        fill(buffer, CAPACITY, 200)
+        disk.full = True
+        fill(buffer, CAPACITY + 200, 5)
+        told = r"got no space for the newest rows in shards.* mode 'r\+' and close it"
+        with pytest.raises(FullError, match=told):
+            buffer.close()
+        buffer.close()
+        disk.full = False
+        assert about(path)["sealed"] < about(path)["stop"]
+        assert numbers(tmp_path / "b") == list(range(205, 269))
+        mr.ReplayBuffer.open(tmp_path / "b", "r+").close()
+    assert numbers(path) == list(range(205, 269))
+
+
+@pytest.mark.parametrize("name", ["tmp-obs", "tmp-0", "x/tmp-1", "tmp-zarr.json"])
+def test_fields_may_be_called_as_what_is_swept_is(tmp_path, name):
+    schema = mr.Schema.from_flat({name: mr.Field((), "int64")})
+    with mr.ReplayBuffer.create(tmp_path / "m", schema, CAPACITY) as buffer:
+        buffer.extend({name: np.arange(50)})
+    mr.compact(tmp_path / "m", tmp_path / "b")
+    mr.ReplayBuffer.open(tmp_path / "b", "r+").close()
+    with mr.ReplayBuffer.open(tmp_path / "b") as buffer:
+        assert buffer.gather_all()[name].tolist() == list(range(50))
+        group = zarr.open_group(buffer.zarr_path, mode="r")
+    found = group[name.replace("tmp-", "tmp%2D").replace(".", "%2E")][0, :50]
+    assert found.tolist() == list(range(50))
+
+
+@pytest.mark.parametrize("name", ["%flags", 90 * "é", f"a/{128 * '_'}"])
+def test_names_that_no_array_can_have_are_refused(tmp_path, name):
+    schema = mr.Schema.from_flat({name: mr.Field((), "int64")})
+    with pytest.raises(SchemaError, match="a path of which a Zarr group has no array"):
+        mr.ReplayBuffer.create(tmp_path / "b", schema, CAPACITY, engine="zarr")
+    assert not (tmp_path / "b").exists()
+    with mr.ReplayBuffer.create(tmp_path / "m", schema, CAPACITY) as buffer:
+        buffer.extend({name: np.arange(5)})
+    with pytest.raises(SchemaError, match="a path of which a Zarr group has no array"):
+        mr.compact(tmp_path / "m", tmp_path / "c")
+    make(tmp_path / "z")
+    with mr.ReplayBuffer.open(tmp_path / "z", "r+") as buffer:
+        with pytest.raises(SchemaError, match="a path of which a Zarr group has no"):
+            buffer.add_field(name, mr.Field((), "int64"), 0)
+        fill(buffer, CAPACITY, 1)
+
+
+@pytest.mark.parametrize("layout", ["env_major", "time_major"])
+def test_compression_counts_rows_that_were_written(tmp_path, rng, layout):
+    schema = mr.Schema({"noise": mr.Field((64,), "uint8")})
+    with mr.ReplayBuffer.create(
+        tmp_path / "b", schema, 10_000, 2, engine="zarr", layout=layout
+    ) as buffer:
+        buffer.extend(noise=rng.integers(0, 256, (100, 2, 64), np.uint8))
+    with mr.ReplayBuffer.open(tmp_path / "b") as buffer:
+        packed, raw = buffer.compression["noise"]
+    assert raw == 100 * 2 * 64
+    assert packed >= raw
