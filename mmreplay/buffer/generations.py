@@ -21,8 +21,8 @@ from mmreplay.ring import Ring
 from mmreplay.samplers.columns import close_columns
 from mmreplay.schema import Schema
 from mmreplay.storage.group_mapping import GroupMapping
-from mmreplay.storage.zarr_source import ZarrSource
 from mmreplay.storage.zarr import ZarrStore
+from mmreplay.storage.zarr_source import ZarrSource
 
 if TYPE_CHECKING:
     from mmreplay.transforms.base import Transform
