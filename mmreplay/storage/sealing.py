@@ -261,8 +261,8 @@ class Sealing:
             raise FullError(
                 f"{self._folder / zarr_group.FOLDER}: got no space for the newest rows "
                 "in shards, expected all there when a buffer is closed; nothing is "
-                "lost, but other readers of Zarr miss these rows: free some space, open "
-                "the buffer with mode 'r+' and close it"
+                "lost, but other readers of Zarr miss these rows: free some space, "
+                "open the buffer with mode 'r+' and close it"
             )
 
     def check(self) -> None:
