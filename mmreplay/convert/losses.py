@@ -1,12 +1,12 @@
-"""What is said of a file of ours that has lost what its rows are held against."""
+"""What is said of what files have lost, and of what targets cannot hold."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
 from mmreplay.convert.base import Notes
-from mmreplay.convert.description import KEY, RESERVED
-from mmreplay.errors import CorruptError
+from mmreplay.convert.description import KEY, RESERVED, Description
+from mmreplay.errors import CorruptError, SchemaError
 
 
 def doubt_sums(notes: Notes, name: str, what: str) -> None:
@@ -38,3 +38,25 @@ def undescribed(where: object) -> CorruptError:
         f"{where} has checksums of mmreplay's in its metadata, expected {KEY!r} beside "
         "them; the file was damaged: restore it from a copy"
     )
+
+
+def doubt_priorities(notes: Notes, description: Description, target: str) -> None:
+    """Doubt a target that has no place for the priorities that come along."""
+    if description.priorities:
+        notes.doubt(
+            f"priorities {description.priorities!r} were left out: {target} has no "
+            "place for them"
+        )
+
+
+def refuse_empty(steps: int, target: str) -> None:
+    """Refuse to write no steps where nobody would read what that makes.
+
+    Raises:
+        SchemaError: There are none.
+    """
+    if not steps:
+        raise SchemaError(
+            f"got no steps to write, expected at least one for {target}, which says "
+            "nothing without; choose others, or a format of mmreplay's own"
+        )

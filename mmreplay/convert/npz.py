@@ -24,6 +24,7 @@ from mmreplay.convert.arrays import (
 )
 from mmreplay.convert.base import Notes, Reader, Writer
 from mmreplay.convert.description import MAX_NBYTES, MEMBER, Description
+from mmreplay.convert.losses import refuse_empty
 from mmreplay.convert.npz_packed import ENDING, PackedWriter
 from mmreplay.convert.plain import PlainReader
 from mmreplay.convert.skrl import Kinds, SkrlWriter
@@ -142,6 +143,8 @@ def planned(
 ) -> int | None:
     """Bytes of the file, unless it is packed; see `registry.planned`."""
     _check(description, compression, compression_level, layout)
+    if layout is not None:
+        refuse_empty(description.rows, skrl.LAYOUT)
     return None if compression or layout else _plan(description).nbytes
 
 

@@ -26,7 +26,7 @@ from mmreplay.convert.arrays import (
 )
 from mmreplay.convert.base import Notes, Reader, Writer
 from mmreplay.convert.description import KEY, MAX_NBYTES, Description
-from mmreplay.convert.losses import doubt_sums
+from mmreplay.convert.losses import doubt_sums, refuse_empty
 from mmreplay.convert.plain import PlainReader
 from mmreplay.convert.skrl import Kinds, SkrlWriter
 from mmreplay.convert.skrl_read import SkrlReader
@@ -120,6 +120,8 @@ def _plan(description: Description) -> PtPlan:
 def planned(description: Description, *, layout: str | None = None) -> int | None:
     """Bytes of the file; see `registry.planned`."""
     skrl.check_layout(layout)
+    if layout is not None:
+        refuse_empty(description.rows, skrl.LAYOUT)
     return None if layout else _plan(description).nbytes
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from mmreplay.convert.array_file import Plan, bytes_of
 from mmreplay.convert.base import Block, Notes, Writer
 from mmreplay.convert.description import Description
+from mmreplay.convert.losses import doubt_priorities, refuse_empty
 from mmreplay.convert.staging import Staging
 from mmreplay.episodes import FINAL
 from mmreplay.errors import SchemaError
@@ -25,6 +26,7 @@ from mmreplay.mounts import COPY_ON_WRITE, file_system
 from mmreplay.schema.dtypes import storage_dtype
 
 NAME = "skrl"
+LAYOUT = "skrl's layout"
 THEIRS = re.compile(r"\d\d-\d\d-\d\d_\d\d-\d\d-\d\d-\d+_memory_0x[0-9a-f]+\.\w+")
 COPY_NBYTES = 1 << 20
 # More than the most that a header, padded, may be longer before than after.
@@ -74,6 +76,7 @@ class SkrlWriter(Writer):
         self.notes = Notes()
         self._lay = lay
         self._description = description
+        doubt_priorities(self.notes, description, LAYOUT)
         fields = description.schema.fields
         self._dtypes = {path: fields[path].dtype for path in sorted(fields)}
         self._sizes = {path: fields[path].shape or (1,) for path in self._dtypes}
@@ -160,6 +163,7 @@ class SkrlWriter(Writer):
         """See `Writer.finish`."""
         assert self._file is not None
         steps = self.steps
+        refuse_empty(steps, LAYOUT)
         for path, dtype in self._dtypes.items():
             self._fill(path, dtype, steps)
         plan = self._lay(self._kinds(steps))

@@ -17,6 +17,8 @@ from mmreplay import files
 from mmreplay.convert.array_file import ArrayFile
 from mmreplay.convert.base import Block, Notes, Writer
 from mmreplay.convert.description import Description
+from mmreplay.convert.losses import doubt_priorities
+from mmreplay.convert.named_ends import NamedEnds
 from mmreplay.convert.safetensors_file import SafetensorsPlan
 from mmreplay.convert.staging import Staging
 from mmreplay.episodes import END, FINAL, START, TERMINATED
@@ -108,6 +110,9 @@ class VeloraWriter(Writer):
         self._prefix = prefix
         self._parts = parts = Parts(description)
         self._derived = not parts.paths["next_states"]
+        self._ends = NamedEnds(description)
+        self._ends.tell(self.notes, both=True)
+        doubt_priorities(self.notes, description, "velora's layout")
         self._held: dict[int, Held] = {}
         self._capacity = max(1, description.rows)
         self._size = self._lost = 0
@@ -125,6 +130,7 @@ class VeloraWriter(Writer):
 
     def write(self, block: Block) -> None:
         """See `Writer.write`."""
+        block = self._ends.marked(block)
         used = sorted({path for paths in self._parts.paths.values() for path in paths})
         for env_id in np.unique(block.env_ids).tolist():
             part = block.taken(block.env_ids == env_id)

@@ -124,12 +124,6 @@ def test_what_was_written_comes_in_again(tmp_path):
                 )
 
 
-def test_an_empty_buffer_is_a_header(tmp_path):
-    with mr.ReplayBuffer.create(tmp_path / "b", SCHEMA, 9, 2) as buffer:
-        mr.export(buffer, tmp_path / "a.csv", layout="skrl")
-    assert len(cells(tmp_path / "a.csv")) == 1
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -15,8 +15,13 @@ from mmreplay.convert.description import Description
 from mmreplay.convert.foreign import spaces
 from mmreplay.convert.foreign.columns import Array
 from mmreplay.convert.foreign.hdf5_out import Hdf5Output, refuse_unfit
-from mmreplay.convert.foreign.outgoing import TransitionMaker, Transitions
+from mmreplay.convert.foreign.outgoing import (
+    TransitionMaker,
+    Transitions,
+    refuse_clashes,
+)
 from mmreplay.convert.foreign.regroup import quartered
+from mmreplay.convert.losses import refuse_empty
 from mmreplay.convert.staging import Staging
 from mmreplay.errors import SchemaError
 from mmreplay.files import File
@@ -100,14 +105,12 @@ class MinariWriter(Writer):
         self.nbytes = 0
         self.notes = Notes()
         self._id = _checked_id(dataset_id, target)
-        refuse_unfit(description.schema, WHAT)
-        self._maker = TransitionMaker(description, WHAT)
         self._kept = _kept(description)
         self._fields = description.schema.fields
-        self._parts = _parts(description, self._maker.paths)
-        self._names = {path: self._name(path) for path in self._parts}
+        self._maker, self._parts, self._names = _laid_out(description, self._kept)
+        self._maker.tell(self.notes)
         self._seen = [0, 0]
-        self._steps = self._unended = self._unknown = 0
+        self._steps = self._unended = self._parted = 0
         self._episode = _Episode(0)
         self._staging = Staging(target, overwrite=overwrite, folder=True, owns=owns)
         self._file: Hdf5Output | None = None
@@ -121,12 +124,6 @@ class MinariWriter(Writer):
             self.abort()
             raise
 
-    def _name(self, path: str) -> str:
-        """Where a field lies in an episode's group."""
-        part, below = self._parts[path]
-        names = spaces.names_of(self._kept.get(SPACES.get(part, "")), below)
-        return "/".join([part, *names])
-
     def write(self, block: Block) -> None:
         """See `Writer.write`."""
         for part in quartered(block):
@@ -137,7 +134,8 @@ class MinariWriter(Writer):
         if steps is None:
             return
         first = 0
-        for last in np.flatnonzero(steps.last).tolist():
+        # An episode holds one row after each step: another one has to end it.
+        for last in np.flatnonzero(steps.last | steps.parted).tolist():
             self._add(steps, first, last + 1)
             self._end(steps, last)
             first = last + 1
@@ -154,7 +152,8 @@ class MinariWriter(Writer):
                 self._seen = [min(self._seen[0], low), max(self._seen[1], high)]
             if self._parts[path][0] == "rewards":
                 episode.rewards.append(part)
-        truncated = steps.truncated | (steps.last & ~steps.terminated)
+        ended = steps.last | steps.parted
+        truncated = steps.truncated | (ended & ~steps.terminated)
         episode.add("terminations", steps.terminated[first:stop])
         episode.add("truncations", truncated[first:stop])
         episode.steps += stop - first
@@ -179,8 +178,7 @@ class MinariWriter(Writer):
                 values = steps.nexts[path]
             if part in ("observations", "infos"):
                 episode.add(self._names[path], values[last : last + 1])
-        self._unknown += not steps.known[last]
-        self._unended += not (steps.terminated[last] or steps.truncated[last])
+        self._tell_unknown(steps, last)
         if episode.begun:
             self._spill()
             self._file.set_attributes(episode.group, episode.attributes())
@@ -188,13 +186,29 @@ class MinariWriter(Writer):
             self._file.put(episode.group, episode.take(), episode.attributes())
         self._episode = _Episode(episode.index + 1)
 
+    def _tell_unknown(self, steps: Transitions, last: int) -> None:
+        """Count an episode, and say where its last row is not what was seen."""
+        ended = steps.terminated[last] or steps.truncated[last]
+        self._parted += bool(steps.parted[last])
+        self._unended += not (ended or steps.parted[last])
+        if steps.known[last]:
+            return
+        twice = "their last observation stands there twice"
+        if steps.terminated[last]:
+            self.notes.note(f"terminated episodes lack what was seen next: {twice}")
+        else:
+            self.notes.doubt(
+                "episodes end without the observation that was seen next (truncated "
+                f"without a final one, cut off, or the newest): {twice}"
+            )
+
     def finish(self) -> None:
         """See `Writer.finish`."""
-        self._put(self._maker.finish())
-        if self._unknown:
+        refuse_empty(self._steps, WHAT)
+        if self._parted:
             self.notes.note(
-                f"{self._unknown:,} episodes end without the observation that was seen "
-                "next: their last observation stands there twice"
+                f"{self._parted:,} episodes were made to end where the stored next "
+                "observation is not the one that follows: truncated"
             )
         if self._unended:
             self.notes.note(
@@ -248,6 +262,38 @@ class MinariWriter(Writer):
         self._staging.abort()
 
 
+def planned(
+    description: Description,
+    *,
+    target: Path | None = None,
+    dataset_id: str | None = None,
+) -> None:
+    """Refuse what cannot be written; see `registry.planned`."""
+    refuse_empty(description.rows, WHAT)
+    if target is not None or dataset_id is not None:
+        _checked_id(dataset_id, target or Path())
+    _laid_out(description, _kept(description))
+
+
+def _laid_out(
+    description: Description, kept: Json
+) -> tuple[TransitionMaker, dict[str, tuple[str, str]], dict[str, str]]:
+    """What makes the steps; the part of each field, and its name in an episode's group.
+
+    Raises:
+        SchemaError: The file cannot hold them.
+    """
+    refuse_unfit(description.schema, WHAT)
+    maker = TransitionMaker(description, WHAT)
+    parts = _parts(description, maker.paths)
+    names = {}
+    for path, (part, below) in parts.items():
+        found = spaces.names_of(kept.get(SPACES.get(part, "")), below)
+        names[path] = "/".join([part, *found])
+    refuse_clashes(names, WHAT)
+    return maker, parts, names
+
+
 def _parts(
     description: Description, paths: tuple[str, ...]
 ) -> dict[str, tuple[str, str]]:
@@ -287,7 +333,7 @@ def _checked_id(dataset_id: str | None, target: Path) -> str:
         above = target.parent.name
         outside = above in ("datasets", "") or not re.fullmatch(r"[-_\w]{2,}", above)
         dataset_id = target.name if outside else f"{above}/{target.name}"
-    if not ID.fullmatch(dataset_id):
+    if not isinstance(dataset_id, str) or not ID.fullmatch(dataset_id):
         raise SchemaError(
             f"dataset_id: got {dataset_id!r}, expected [namespace/]name-v<number>, as "
             "Minari demands; name the folder so, or pass dataset_id="

@@ -1,0 +1,71 @@
+"""Ends of episodes that no role tells, for targets that need them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from mmreplay.convert.base import Block, Notes
+from mmreplay.convert.description import Description
+from mmreplay.convert.ends import Marks
+from mmreplay.episodes import FINAL, START, TRUNCATED
+from mmreplay.schema import Schema
+from mmreplay.schema.naming import ROLE_NAMES, UNSURE
+
+
+class NamedEnds:
+    """Takes terminations from a field named as one where the schema has no role.
+
+    Attributes:
+        path: Of that field, or ``""``.
+    """
+
+    def __init__(self, description: Description) -> None:
+        self.path = _path(description.schema)
+        self._marks = Marks(description.num_envs)
+
+    def tell(self, notes: Notes, *, both: bool) -> None:
+        """Say what was taken.
+
+        Args:
+            notes: Of the target.
+            both: It does not tell terminations from truncations itself.
+        """
+        if not self.path:
+            return
+        notes.note(
+            f"no role tells terminations: they were taken from field {self.path!r}, "
+            "any value but 0 being an end"
+        )
+        if self.path in UNSURE and not both:
+            notes.doubt(
+                f"field {self.path!r} may mix time limits with terminations: all were "
+                "taken as terminations, but for those that the flags call truncations"
+            )
+
+    def marked(self, block: Block) -> Block:
+        """A block with the flags that those ends make."""
+        if not self.path:
+            return block
+        flags = block.flags.copy()
+        final, truncated = (flags & FINAL) != 0, (flags & TRUNCATED) != 0
+        ended = block.columns[self.path].reshape(len(block)).astype(bool)
+        terminated = ended & ~final & ~truncated
+        for env_id in np.unique(block.env_ids).tolist():
+            mine = block.env_ids == env_id
+            flags[mine] |= self._marks.mark(
+                env_id, terminated[mine], truncated[mine], final[mine],
+                (flags[mine] & START) != 0,
+            )  # fmt: skip
+        return replace(block, flags=flags)
+
+
+def _path(schema: Schema) -> str:
+    if schema.role("terminated"):
+        return ""
+    for name in ROLE_NAMES["terminated"]:
+        found = schema.fields.get(name)
+        if found and found.shape in ((), (1,)) and found.dtype != "bfloat16":
+            return name
+    return ""
