@@ -170,7 +170,9 @@ def convert(
         between.open_source(source, reads, reading, choice) as reader,
     ):
         if dry_run:
-            nbytes = registry.planned(writes, reader.describe(), **writing)
+            nbytes = registry.planned(
+                writes, reader.describe(), target=target, **writing
+            )
             _print_plan(
                 reader, (source, reads), (target, writes), nbytes, overwrite, json
             )

@@ -13,13 +13,14 @@ from pathlib import Path
 
 from mmreplay.convert import csv_sidecar
 from mmreplay.convert.base import Reader, Writer
-from mmreplay.convert.csv_columns import refuse_unfit
+from mmreplay.convert.csv_columns import cells_of
 from mmreplay.convert.csv_plain import open_plain
 from mmreplay.convert.csv_reader import CsvReader
 from mmreplay.convert.csv_writer import CsvWriter
 from mmreplay.convert.description import Description
-from mmreplay.convert.skrl import check_layout
-from mmreplay.convert.skrl_csv import SkrlCsvWriter, deal
+from mmreplay.convert.losses import refuse_empty
+from mmreplay.convert.skrl import LAYOUT, check_layout
+from mmreplay.convert.skrl_csv import SkrlCsvWriter, deal, skrl_cells
 from mmreplay.convert.skrl_read import meant
 from mmreplay.errors import SchemaError
 from mmreplay.files import File
@@ -47,27 +48,36 @@ def open_writer(
     Raises:
         SchemaError: A field is bfloat16, or there are too many columns.
     """
-    check_layout(layout)
+    _check(compression_level, layout)
     if layout is not None:
         return SkrlCsvWriter(target, description, overwrite, force)
-    if compression_level not in range(10):
-        raise SchemaError(
-            f"compression_level: got {compression_level!r}, expected 0 to 9; leave it "
-            "out for 1"
-        )
     return CsvWriter(target, description, overwrite, force, compression_level)
 
 
 def planned(
     description: Description,
     *,
+    target: Path | None = None,
     force: bool = False,
     compression_level: int = 1,
     layout: str | None = None,
 ) -> None:
     """Refuse what cannot be written; see `registry.planned`."""
+    _check(compression_level, layout)
+    if layout is None:
+        cells_of(description.columns, force)
+    else:
+        refuse_empty(description.rows, LAYOUT)
+        skrl_cells(target, description, force)
+
+
+def _check(compression_level: int, layout: str | None) -> None:
     check_layout(layout)
-    refuse_unfit(description.columns, force)
+    if type(compression_level) is not int or compression_level not in range(10):
+        raise SchemaError(
+            f"compression_level: got {compression_level!r}, expected 0 to 9; leave it "
+            "out for 1"
+        )
 
 
 def open_reader(

@@ -106,12 +106,18 @@ class Cells:
         return [name for field in fields for name in self._of[field]]
 
 
-def refuse_unfit(kinds: Kinds, force: bool) -> None:
-    """Refuse what text holds badly or not at all.
+def cells_of(kinds: Kinds, force: bool) -> Cells:
+    """The columns of a file that is to be written.
 
     Raises:
-        SchemaError: A field is bfloat16, or there are very many columns.
+        SchemaError: A field is bfloat16, there are very many columns, or a name is none
+            of a column.
     """
+    _refuse_unfit(kinds, force)
+    return Cells(kinds)
+
+
+def _refuse_unfit(kinds: Kinds, force: bool) -> None:
     columns = 0
     for field, (dtype, shape) in kinds.items():
         if dtype == "bfloat16":

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mmreplay.convert.ahead import in_order
 from mmreplay.convert.arrays import crc32c
 from mmreplay.convert.base import Block, Notes, Writer
-from mmreplay.convert.csv_columns import Cells, lost_nans, refuse_unfit
+from mmreplay.convert.csv_columns import cells_of, lost_nans
 from mmreplay.convert.csv_sidecar import Publication, Sidecar
 from mmreplay.convert.description import Description
 from mmreplay.convert.staging import Staging
@@ -37,8 +37,7 @@ class CsvWriter(Writer):
         self.nbytes = 0
         self.notes = Notes()
         self._description = description
-        refuse_unfit(description.columns, force)
-        self._cells = Cells(description.columns)
+        self._cells = cells_of(description.columns, force)
         # Made now, so that what takes too much room is refused before it is written.
         Sidecar(description, 0, 0).to_json()
         self._done = self._end = self._crc = self._lost = 0

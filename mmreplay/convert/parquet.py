@@ -74,8 +74,28 @@ def open_writer(
         file_nbytes: Bytes of unpacked rows in a part file; without it there is one
             file.
     """
-    parquet_columns.check_vectors(vectors)
+    planned(
+        description, compression=compression, compression_level=compression_level,
+        vectors=vectors, row_group_nbytes=row_group_nbytes, file_nbytes=file_nbytes,
+    )  # fmt: skip
     packed = Compression(compression, compression_level)
+    return ParquetWriter(
+        target, description, packed, vectors, row_group_nbytes, file_nbytes, overwrite
+    )
+
+
+def planned(
+    description: Description,
+    *,
+    compression: str = "zstd",
+    compression_level: int | None = None,
+    vectors: str = "auto",
+    row_group_nbytes: int = GROUP_NBYTES,
+    file_nbytes: int | None = None,
+) -> None:
+    """Refuse what cannot be written; see `registry.planned`."""
+    parquet_columns.check_vectors(vectors)
+    Compression(compression, compression_level)
     for name, value in (
         ("row_group_nbytes", row_group_nbytes), ("file_nbytes", file_nbytes),
     ):  # fmt: skip
@@ -84,9 +104,7 @@ def open_writer(
                 f"{name}: got {value!r}, expected a number of bytes, at least 1; leave "
                 "it out for the default"
             )
-    return ParquetWriter(
-        target, description, packed, vectors, row_group_nbytes, file_nbytes, overwrite
-    )
+    description.to_bytes()
 
 
 def recognizes(path: Path) -> bool:

@@ -295,11 +295,18 @@ def open_writer(
     return cast("Writer", function(target, description, overwrite=overwrite, **options))
 
 
-def planned(found: Format, description: Description, **options: object) -> int | None:
+def planned(
+    found: Format,
+    description: Description,
+    *,
+    target: Path | None = None,
+    **options: object,
+) -> int | None:
     """Bytes that a target would take, where its format can tell; writes nothing.
 
     A format tells by a function ``planned(description, **options)`` of its home, which
-    also refuses what `open_writer` would refuse.
+    also refuses what `open_writer` would refuse. One with a parameter ``target`` is
+    told where, as far as that is known.
 
     Raises:
         SchemaError: An option is not one of the format's, or it cannot hold a field.
@@ -309,6 +316,8 @@ def planned(found: Format, description: Description, **options: object) -> int |
     function = getattr(import_module(found.home), "planned", None)
     if function is None:
         return None
+    if "target" in inspect.signature(function).parameters:
+        options["target"] = target
     return cast("int | None", function(description, **options))
 
 

@@ -17,7 +17,7 @@ import pyarrow.csv as arrow
 from mmreplay import files
 from mmreplay.convert.arrays import Column, Scan, Stored
 from mmreplay.convert.base import Block, Columns, Notes, Reader, Writer, default_rows
-from mmreplay.convert.csv_columns import Cells, refuse_unfit
+from mmreplay.convert.csv_columns import Cells, cells_of
 from mmreplay.convert.dealt import DealtReader, dealt
 from mmreplay.convert.description import Description
 from mmreplay.convert.npz import NpzPlan
@@ -39,18 +39,7 @@ class SkrlCsvWriter(Writer):
         self, target: Path, description: Description, overwrite: bool, force: bool
     ) -> None:
         self.nbytes = 0
-        fields = description.schema.fields
-        kinds = {
-            path: (fields[path].dtype, (int(np.prod(fields[path].shape)),))
-            for path in sorted(fields)
-        }
-        refuse_unfit(kinds, force)
-        if target.name.lower().endswith(".gz"):
-            raise SchemaError(
-                f"{target}: got a name that is to be gzipped, expected .csv in skrl's "
-                "layout; pack it afterwards"
-            )
-        self._cells = Cells(kinds)
+        self._cells = skrl_cells(target, description, force)
         self._num_envs = description.num_envs
         self._rows = default_rows(description)
         self._file: File | None = None
@@ -128,6 +117,25 @@ class SkrlCsvWriter(Writer):
             self._file.close()
             files.remove_tree(self._between)
         self._staging.abort()
+
+
+def skrl_cells(target: Path | None, description: Description, force: bool) -> Cells:
+    """The columns of such a file.
+
+    Raises:
+        SchemaError: It cannot hold the fields, or is to be gzipped.
+    """
+    if target is not None and target.name.lower().endswith(".gz"):
+        raise SchemaError(
+            f"{target}: got a name that is to be gzipped, expected .csv in skrl's "
+            "layout; pack it afterwards"
+        )
+    fields = description.schema.fields
+    kinds = {
+        path: (fields[path].dtype, (int(np.prod(fields[path].shape)),))
+        for path in sorted(fields)
+    }
+    return cells_of(kinds, force)
 
 
 def deal(reader: Reader, num_envs: int, cursor: int | None = None) -> Reader:

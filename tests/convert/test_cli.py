@@ -63,6 +63,45 @@ def test_fields_environments_and_capacity_are_chosen(cli, source, tmp_path):
             assert buffer.span.lengths.tolist() == [0, 5]
 
 
+STEPS = mr.Schema.from_flat(
+    {name: mr.Field((2,), "float32") for name in ("observation", "action")}
+    | {"reward": mr.Field((), "float32"), "terminated": mr.Field((), "bool")}
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("a.parquet", ["-o", "compression=foo"], "compression: got 'foo', expected"),
+        ("a.parquet", ["-o", "vectors=z"], "vectors: got 'z', expected one of auto"),
+        ("a.parquet", ["-o", "file_nbytes=0"], "file_nbytes: got 0, expected a num"),
+        ("a-v0", ["--to", "minari", "-o", "dataset_id=!"], "dataset_id: got '!'"),
+        ("a-v0", ["--to", "minari", "-o", "dataset_id=3"], "dataset_id: got 3, exp"),
+        ("a name", ["--to", "minari"], "a name', expected [namespace"),
+        ("a-v0", ["--to", "minari", "--fields", "action"], "role 'observation': got"),
+        ("a.hdf5", ["--fields", "observation,reward"], "role 'action': got a datas"),
+        ("a.csv.gz", ["-o", "compression_level=77"], "compression_level: got 77, "),
+        ("a.csv.gz", ["-o", "compression_level=3.0"], "compression_level: got 3.0"),
+        ("a.csv.gz", ["-o", "compression_level=true"], "compression_level: got True"),
+        ("a.csv.gz", ["-o", "layout=skrl"], "got a name that is to be gzipped"),
+        ("a.csv", ["-o", "layout=velora"], "layout: got 'velora', expected 'skrl'"),
+    ],
+)
+def test_a_dry_run_refuses_what_a_run_would(cli, tmp_path, name, given, message):
+    with mr.ReplayBuffer.create(tmp_path / "b", STEPS, 8) as buffer:
+        buffer.add(
+            {
+                "observation": np.zeros(2, np.float32), "reward": 0.0,
+                "action": np.zeros(2, np.float32), "terminated": True,
+            }
+        )  # fmt: skip
+    for dry in ([], ["-n"]):
+        code, _, err = cli(tmp_path / "b", tmp_path / name, *given, *dry)
+        assert code == 3
+        assert message in err
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
+
+
 def test_a_dry_run_prints_the_plan_and_writes_nothing(cli, source, tmp_path):
     code, out, _ = cli(source, tmp_path / "a.npz", "-n", "--json")
     plan = json.loads(out)
