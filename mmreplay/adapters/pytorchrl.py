@@ -21,6 +21,7 @@ from mmreplay.adapters.pytorchrl_data import (
     DONE2,
     ENDED,
     IREW,
+    N_STEP,
     OBS,
     OBS2,
     REW,
@@ -229,10 +230,23 @@ class NStepReplayBuffer(ReplayBuffer):
         if self.n_step > 1:
             ended = drawn.fields[ENDED].astype(np.float32)
             found[DONE2] = torch.from_numpy(ended[:, None]).to(self.device)
-        return {**found, "n_step": self.n_step}
+        return {**found, N_STEP: self._summed(drawn)}
+
+    def _summed(self, drawn: Batch) -> Any:
+        """How many steps were summed: n, or ``[B, 1]`` where some ended at a cut."""
+        if self.n_step == 1 or not 0 < self.gamma < 1:
+            return self.n_step
+        # An end leaves 0, which no power of gamma is: nothing is discounted there.
+        with np.errstate(divide="ignore"):
+            counts = np.log(drawn.fields["discount"]) / np.log(self.gamma)
+        counts = np.where(drawn.fields[ENDED], np.inf, np.rint(counts))
+        if (counts >= self.n_step).all():
+            return self.n_step
+        counts = np.minimum(counts, self.n_step).astype(np.float32)
+        return torch.from_numpy(counts[:, None]).to(self.device)
 
     def _sequences(self, mini_batch_size: int) -> dict[str, Any]:
-        return {**super()._sequences(mini_batch_size), "n_step": self.n_step}
+        return {N_STEP: self.n_step, **super()._sequences(mini_batch_size)}
 
 
 class PERBuffer(NStepReplayBuffer, SequencePriorities):

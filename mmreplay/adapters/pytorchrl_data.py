@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.episodes import BREAK
 from mmreplay.errors import SchemaError
 from mmreplay.schema import Field, Schema
 
@@ -18,13 +22,17 @@ OBS, RHS, DONE, ACT, REW = (
 )  # fmt: skip
 IREW, ACTPROBS = "IntrinsicReward", "ActionProbs"
 OBS2, RHS2, DONE2 = "NextObservation", "NextRecurrentHiddenStates", "NextDone"
+N_STEP = "n_step"
 ENDED = "terminated"
 """A field of ours: NextDone as the end of an episode, for n-step returns."""
 PRIORITY = "sequence_priority"
 """A field of ours: at a sequence's first row its mixed error; 0 until there is one."""
+TOLD_ZERO = -1.0
+"""The priority of a sequence whose error was told, and is 0."""
 NARROW = frozenset(map(np.dtype, ("bool", "uint8", "int8")))
 """What is stored as it is; all else is float32, as pytorchrl stores everything."""
 Columns = dict[str, NDArray[Any]]
+COPY_ROWS = 1024
 
 
 @dataclass(frozen=True)
@@ -79,12 +87,16 @@ class Slice(Mapping[str, Any]):
         self.storage = storage
         self.range = (first, stop)
         self._found: dict[str, Any] | None = None
+        self._turn = threading.Lock()
 
     def loaded(self) -> dict[str, Any]:
         """The rows as a plain dict of arrays."""
-        if self._found is None:
-            self._found = self.storage.read(*self.range)
-        return self._found
+        # A collector's thread reads them before it overwrites them, and waits here
+        # where the learner's does so already.
+        with self._turn:
+            if self._found is None:
+                self._found = self.storage.read(*self.range)
+            return self._found
 
     def __getitem__(self, key: str) -> Any:
         return self.loaded()[key]
@@ -97,6 +109,25 @@ class Slice(Mapping[str, Any]):
 
     def __reduce__(self) -> tuple[object, ...]:
         return dict, (self.loaded(),)
+
+
+def stretches(
+    ring: ReplayBuffer, first: int, stop: int
+) -> Iterator[tuple[int, int, bool]]:
+    """Rows ``[first, stop)`` in parts of which none is interrupted.
+
+    Yields:
+        Where a part begins and stops, at most `COPY_ROWS` later, and whether its first
+        row does not follow the one before: another writer's, or another slice's.
+    """
+    envs = np.arange(ring.num_envs)
+    for begin in range(first, stop, COPY_ROWS):
+        end = min(stop, begin + COPY_ROWS)
+        flags = ring.flags(envs, np.arange(begin, end)[:, None])
+        breaks = ((flags & BREAK) != 0).any(axis=1)
+        edges = [begin, *(begin + 1 + np.flatnonzero(breaks[1:])).tolist(), end]
+        for left, right in pairwise(edges):
+            yield left, right, bool(breaks[left - begin])
 
 
 def put(nested: dict[str, Any], path: str, value: Any) -> None:

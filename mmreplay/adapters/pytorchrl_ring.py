@@ -7,46 +7,30 @@ numbered from the oldest, whatever the ring has overwritten.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 from weakref import WeakValueDictionary
 
-import numpy as np
-
-from mmreplay.adapters.home import Home, Kept, StrPath
+from mmreplay.adapters.home import Home, StrPath
 from mmreplay.adapters.pytorchrl_data import (
-    DONE2,
-    ENDED,
-    NARROW,
-    PRIORITY,
     Columns,
-    Hooks,
     Maker,
     Slice,
-    described,
-    put,
-    zeros_like,
+    stretches,
 )
-from mmreplay.adapters.values import array_of, check_counts, seed_of_draws
+from mmreplay.adapters.pytorchrl_rows import RowStorage
+from mmreplay.adapters.values import check_counts, seed_of_draws
 from mmreplay.buffer.replay_buffer import ReplayBuffer as Ring
 from mmreplay.errors import SchemaError
-from mmreplay.nesting import unflatten
 from mmreplay.samplers.base import Sampler
-from mmreplay.samplers.uniform import UniformSampler
-from mmreplay.transforms.base import Transform
-
-COPY_ROWS = 1024
 
 
-class RingStorage(Hooks, Kept):
+class RingStorage(RowStorage):
     """A storage whose rows lie in one ring; subclasses say how batches are made.
 
     Attributes:
         size: Rows stored, each with a step of every environment.
         step: Rows inserted since the last reset, modulo `max_size`.
     """
-
-    storage_tensors: ClassVar[tuple[str, ...]] = ()
-    _unstored: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -105,12 +89,6 @@ class RingStorage(Hooks, Kept):
         """What makes storages, of (device, actor, algorithm, envs) each; pickles."""
         return Maker(cls, size, options, {"path": path, "resume": resume, **named})
 
-    def _sampler(self) -> Sampler:
-        return UniformSampler(self._seed)
-
-    def _transforms(self) -> tuple[Transform, ...]:
-        return ()
-
     @property
     def max_size(self) -> int:
         """Rows kept."""
@@ -140,63 +118,6 @@ class RingStorage(Hooks, Kept):
         stop = int(span.stop[0]) if self._forgotten is None else self._forgotten[0]
         return int(span.first[0]), stop
 
-    def init_tensors(self, sample: Mapping[str, Any]) -> None:
-        """Make the ring for transitions like a sample, ``[num_proc, *shape]`` each.
-
-        Raises:
-            SchemaError: The environments of two values differ in number.
-        """
-        if self._ring is not None:
-            return
-        columns = {path: value[None] for path, value in self._columns(sample).items()}
-        self._make(columns)
-
-    def _make(self, columns: Columns) -> None:
-        """Make the ring for rows ``[T, num_proc, *shape]``."""
-        schema, num_envs = described(columns)
-        self._nested = any("/" in path for path in schema.paths)
-        self._ring = self.home.ring(
-            schema, self.max_size, num_envs,
-            sampler=self._sampler(), transforms=self._transforms(),
-        )  # fmt: skip
-
-    def _columns(self, sample: Mapping[str, Any]) -> Columns:
-        """Values of a transition or slice by path, as they are stored."""
-        found: Columns = {}
-        for key in self.storage_tensors:
-            value = sample.get(key)
-            if value is None or key in self._empty:
-                continue
-            if key in self._unstored:
-                self._empty[key] = zeros_like(value)
-            elif isinstance(value, Mapping):
-                for name, part in value.items():
-                    self.insert_single_tensor_slice(found, f"{key}/{name}", part)
-            else:
-                self.insert_single_tensor_slice(found, key, value)
-        if DONE2 in found:
-            found[ENDED] = found[DONE2].reshape(found[DONE2].shape[:-1]) != 0
-        return found
-
-    def insert_single_tensor_slice(
-        self, tensor_storage: Columns, tensor_key: str, tensor_values: Any
-    ) -> int:
-        """Put values among the rows that are about to be inserted.
-
-        Args:
-            tensor_storage: Those rows by path.
-            tensor_key: The path.
-            tensor_values: ``[T, num_proc, *shape]``.
-
-        Returns:
-            T.
-        """
-        array = array_of(tensor_values)
-        if array.dtype not in NARROW:
-            array = array.astype(np.float32, copy=False)
-        tensor_storage[tensor_key] = array
-        return len(array)
-
     def insert_transition(self, sample: Mapping[str, Any]) -> None:
         """Insert one step of every environment, all or nothing.
 
@@ -217,6 +138,9 @@ class RingStorage(Hooks, Kept):
 
     def insert_data_slice(self, new_data: Mapping[str, Any]) -> None:
         """Insert many steps; of more than `max_size` the last ones stay.
+
+        One's own rows of before a `reset` go on where they were. Any others are a
+        stretch of their own: they may be another collector's.
 
         Args:
             new_data: ``[T, num_proc, *shape]`` by key, or dicts of them; None where
@@ -239,12 +163,22 @@ class RingStorage(Hooks, Kept):
                 f"slice: got lengths {lengths}, expected one for all keys; give the "
                 "same steps of each"
             )
-        if 0 in lengths.values():
-            return
+        if 0 not in lengths.values():
+            self._interrupt()
+            self._append(columns)
+            self._interrupt()
+
+    def _interrupt(self) -> None:
+        """Let what comes next not follow what is there."""
+        if self._ring is not None:
+            self._ring.cut()
+
+    def _append(self, columns: Columns) -> None:
+        """Insert steps that follow those that are there, ``[T, num_proc, *shape]``."""
         if self._ring is None:
             self._make(columns)
         assert self._ring is not None
-        self._keep(min(lengths.values()))
+        self._keep(len(next(iter(columns.values()))))
         self._ring.extend(self._known(columns))
 
     def _owns(self, rows: tuple[int, int]) -> bool:
@@ -257,13 +191,6 @@ class RingStorage(Hooks, Kept):
             assert self._ring is not None
             if each.range[0] + self.max_size < int(self._ring.heads[0]) + coming:
                 each.loaded()
-
-    def _known(self, columns: Columns) -> dict[str, Any]:
-        """Values under the ring's paths, nested; keys of later samples are let go."""
-        assert self._ring is not None
-        paths = self._ring.schema.fields.keys()
-        known = {path: columns[path] for path in paths if path in columns}
-        return known if not self._nested else unflatten(known)
 
     def get_data_slice(self, start_pos: int, end_pos: int) -> dict[str, Any]:
         """Copy rows, numbered from the oldest; as Python's slices, it cuts what is not.
@@ -290,19 +217,6 @@ class RingStorage(Hooks, Kept):
     def _sliced(self, first: int, stop: int) -> Slice:
         found = Slice(self, first, stop)
         self._slices[id(found)] = found
-        return found
-
-    def read(self, first: int, stop: int) -> dict[str, Any]:
-        """Rows of positions ``[first, stop)``; see `get_data_slice`."""
-        found: dict[str, Any] = dict.fromkeys(self.storage_tensors)
-        found |= self._empty
-        if self._ring is None:
-            return found
-        places = np.arange(first, stop)[:, None]
-        envs = np.arange(self._ring.num_envs)
-        for path in self._paths:
-            array = self._ring.get_field(path, envs, places).astype(np.float32)
-            put(found, path, array)
         return found
 
     def reset(self) -> None:
@@ -337,10 +251,13 @@ class RingStorage(Hooks, Kept):
         be overwritten, as both go on at one pace.
         """
         assert self._ring is not None
-        for begin in range(first, stop, COPY_ROWS):
-            end = min(stop, begin + COPY_ROWS)
+        self._ring.cut()
+        for begin, end, apart in stretches(self._ring, first, stop):
             columns = self._columns(self.read(begin, end)) | self._kept(begin, end)
+            if apart:
+                self._ring.cut()
             self._ring.extend(self._known(columns))
+        self._ring.cut()
         kept = stop - first
         gone = int(self._ring.span.lengths[0]) - kept
         if gone:
@@ -364,12 +281,6 @@ class RingStorage(Hooks, Kept):
             self._max_size = int(new_parameter_value)
         elif hasattr(self, parameter_name):
             setattr(self, parameter_name, new_parameter_value)
-
-    @property
-    def _paths(self) -> tuple[str, ...]:
-        assert self._ring is not None
-        ours = (ENDED, PRIORITY)
-        return tuple(path for path in self._ring.schema.paths if path not in ours)
 
     def __getstate__(self) -> dict[str, Any]:
         """See `Kept`."""

@@ -17,6 +17,7 @@ from mmreplay.adapters.home import StrPath
 from mmreplay.adapters.pytorchrl_data import (
     DONE2,
     ENDED,
+    N_STEP,
     OBS2,
     REW,
     RHS,
@@ -65,20 +66,27 @@ class Grid:
     def places(self, first: int, stop: int) -> tuple[Ids, Ids]:
         """First whole sequence of each part of the grid, and how many there are.
 
-        A sequence is whole when the steps are there that follow its last row.
+        A sequence is whole when the steps are there that follow its last row; in a
+        part that another one follows, when its rows are.
 
         Args:
             first: The oldest row.
             stop: One past the newest.
         """
-        begin = np.array(self.origins)
-        rows = np.append(begin[1:], stop) - begin
-        full, rest = np.divmod(rows, self.length)
-        fresh = self.length - self.overlap
-        steps = full * fresh + np.where(full > 0, np.maximum(rest, self.overlap), rest)
-        counts = (steps - self.length - self.n_step + 1) // fresh + 1
+        begin, fresh = np.array(self.origins), self.length - self.overlap
+        needed = np.ones(len(begin), np.int64)
+        needed[-1] = self.n_step
+        counts = (self._steps(begin, stop) - self.length - needed + 1) // fresh + 1
         ahead = -(-np.maximum(first - begin, 0) // self.length)
         return begin + ahead * self.length, np.maximum(counts - ahead, 0)
+
+    def _steps(self, begin: Ids, stop: int) -> Ids:
+        """Steps of each part, those that are there again counted once."""
+        rows = np.append(begin[1:], stop) - begin
+        full, rest = np.divmod(rows, self.length)
+        ends = np.where(full > 0, np.maximum(rest, self.overlap), rest)
+        found: Ids = full * (self.length - self.overlap) + ends
+        return found
 
     def starts(self, first: int, stop: int) -> Ids:
         """Positions at which whole sequences begin, int64 ``[S]``, ascending."""
@@ -88,21 +96,32 @@ class Grid:
         found: Ids = np.repeat(begin, counts) + ranks * self.length
         return found
 
-    def following(self, starts: Ids) -> Ids:
-        """Positions of each row's steps, int64 ``[S, length, n_step]``.
+    def following(self, starts: Ids, stop: int) -> tuple[Ids, NDArray[np.bool_]]:
+        """Positions of each row's steps, and which are there.
 
         A step that ends a sequence is followed by one of the next, behind those that
         are there again.
+
+        Args:
+            starts: int64 ``[S]``.
+            stop: One past the newest row.
+
+        Returns:
+            int64 and bool ``[S, length, n_step]``; in place of a step beyond its part
+            stands the last one that is there.
         """
         begin = np.array(self.origins)
-        origins = begin[np.searchsorted(begin, starts, side="right") - 1]
+        part = np.searchsorted(begin, starts, side="right") - 1
         fresh = self.length - self.overlap
-        number = (starts - origins) // self.length * fresh
+        number = (starts - begin[part]) // self.length * fresh
         steps = np.arange(self.length)[:, None] + np.arange(self.n_step)
         steps = number[:, None, None] + steps
+        last = self._steps(begin, stop)[part, None, None] - 1
+        there = steps <= last
+        steps = np.minimum(steps, last)
         sequence = np.maximum(steps - self.overlap, 0) // fresh
-        found: Ids = origins[:, None, None] + sequence * self.overlap + steps
-        return found
+        found: Ids = begin[part, None, None] + sequence * self.overlap + steps
+        return found, there
 
 
 class SequenceStorage(RingStorage):
@@ -132,6 +151,8 @@ class SequenceStorage(RingStorage):
         """Make a storage; see `RingStorage`. Sequences are kept twice the size."""
         self.recurrent_actor = bool(actor.is_recurrent)
         self._grid: Grid | None = None
+        # Whether the newest rows are a slice of somebody else's.
+        self._apart = False
         if self.recurrent_actor:
             length = int(algorithm.update_every)
             self.sequence_length = length
@@ -159,18 +180,38 @@ class SequenceStorage(RingStorage):
         self._grid.origins = self._grid.origins[past[-1] if past else 0 :]
         self._ring.set_statistics({KEY: {"grid": self._grid.origins}})
 
+    def _start(self, position: int) -> None:
+        """Begin the grid anew."""
+        assert self._grid is not None
+        self._grid.start(position)
+        self._note()
+
+    def _interrupt(self) -> None:
+        """See `RingStorage`; whole sequences need no grid of their own."""
+        super()._interrupt()
+        if self._grid is None or self._ring is None:
+            return
+        self._apart = True
+        head = int(self._ring.heads[0])
+        if self.n_step > 1 or (head - self._grid.origins[-1]) % self.sequence_length:
+            self._start(head)
+
     def insert_transition(self, sample: Mapping[str, Any]) -> None:
         """Insert one step of every environment; see `RingStorage`.
 
         Where it begins a sequence, the end of the one before is inserted again first.
         """
-        if self._grid is not None and self.overlap_length:
+        if self._grid is not None:
             self._settle()
             _, stop = self._alive()
+            if self._apart:
+                self._start(stop)
+                self._apart = False
             since = stop - self._grid.origins[-1]
-            if since and since % self.sequence_length == 0:
+            again = self.overlap_length and since % self.sequence_length == 0
+            if since and again:
                 first = max(0, self.size - self.overlap_length)
-                self.insert_data_slice(self.get_data_slice(first, self.size))
+                self._append(self._columns(self.get_data_slice(first, self.size)))
         super().insert_transition(sample)
 
     def get_all_buffer_data(self, data_to_cpu: bool = False) -> Mapping[str, Any]:
@@ -200,7 +241,8 @@ class SequenceStorage(RingStorage):
         if self._grid is not None and self.staged_overlap is not None:
             staged, self.staged_overlap = self.staged_overlap, None
             if self.overlap_length:
-                self.insert_data_slice(staged)
+                self._settle()
+                self._append(self._columns(staged))
 
     def _moved(self, shift: int) -> None:
         if self._grid is not None:
@@ -225,7 +267,7 @@ class SequenceStorage(RingStorage):
         drawn = self._ring.take(np.repeat(env_ids, length), places.reshape(-1))
         fields = {path: drawn.fields[path] for path in self._paths}
         if self.n_step > 1:
-            fields |= self._folded(env_ids, starts, fields)
+            fields |= self._folded(env_ids, starts, stop, fields)
         hidden = [path for path in fields if path.split("/")[0] in (RHS, RHS2)]
         fields |= {path: fields[path][::length] for path in hidden}
         return self._tensors(fields) | told
@@ -237,28 +279,33 @@ class SequenceStorage(RingStorage):
         return self._random.integers(self._ring.num_envs, size=count), chosen, {}
 
     def _folded(
-        self, env_ids: Ids, starts: Ids, fields: dict[str, NDArray[Any]]
+        self, env_ids: Ids, starts: Ids, stop: int, fields: dict[str, NDArray[Any]]
     ) -> dict[str, NDArray[Any]]:
         """Rewards over n steps up to the first end, and what the last of them led to.
 
-        As `NStep` does, but that a row's steps may lie in two sequences.
+        As `NStep` does, but that a row's steps may lie in two sequences. Where steps
+        are missing, ``n_step`` is there too and says how many were summed.
         """
         assert self._ring is not None
         assert self._grid is not None
         ring, envs = self._ring, env_ids[:, None, None]
-        places = self._grid.following(starts)
+        places, there = self._grid.following(starts, stop)
         ends = ring.get_field(ENDED, envs, places).astype(bool)
         # A step counts as long as none before it was an end.
-        alive = np.cumsum(ends, -1) - ends == 0
+        alive = there & (np.cumsum(ends, -1) - ends == 0)
         rewards = ring.get_field(REW, envs, places).reshape(*places.shape, -1)
         weights = alive * self.gamma ** np.arange(self.n_step)
         reward = (rewards * weights[..., None]).sum(-2)
-        last = np.take_along_axis(places, alive.sum(-1, keepdims=True) - 1, -1)[..., 0]
+        count = alive.sum(-1)
+        last = np.take_along_axis(places, count[..., None] - 1, -1)[..., 0]
         found = {REW: reward.reshape(fields[REW].shape).astype(np.float32)}
         for path in self._paths:
             if path.split("/")[0] in (OBS2, RHS2, DONE2):
                 array = ring.get_field(path, env_ids[:, None], last)
                 found[path] = array.reshape(fields[path].shape)
+        short = (count < self.n_step) & ~(ends & alive).any(-1)
+        if short.any():
+            found[N_STEP] = np.where(short, count, self.n_step).reshape(-1, 1)
         return found
 
     def _batches(self, num_mini_batch: int, size: int) -> Iterator[dict[str, Any]]:

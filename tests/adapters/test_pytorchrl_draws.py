@@ -1,5 +1,8 @@
 """n-step and prioritized draws of pytorchrl's storages on disk."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
 
@@ -8,6 +11,7 @@ from mmreplay.errors import SchemaError
 from tests.adapters.pytorchrl_steps import (
     ALGORITHM,
     actor,
+    numbers,
     slice_of,
     transition,
 )
@@ -49,6 +53,76 @@ def test_n_step_draws_stop_at_ends_and_bootstrap_nothing_across(make):
     assert all(drawn[t] == (2.71, t + 3, 0.0) for t in range(2, 9))
     # 320 draws miss one of ten with probability 10 * 0.9**320 < 1e-13.
     assert set(drawn) >= set(range(9))
+
+
+def drawn_of(storage):
+    """By the observation: the next one, the reward and the steps that it sums."""
+    found = {}
+    for batch in storage.generate_batches(40, 16):
+        steps = torch.as_tensor(batch["n_step"]).expand(16, 1)
+        for i in range(16):
+            told = batch["NextObservation"][i], batch["Reward"][i], steps[i]
+            found[int(batch["Observation"][i])] = tuple(
+                round(float(x), 4) for x in told
+            )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [(NStepReplayBuffer, ()), (PERBuffer, (0.0, 0.6))]
+)
+def test_slices_of_two_collectors_are_not_summed_across(make, kind, options):
+    storage = make(kind, 50, 3, *options)
+    storage.insert_data_slice(slice_of(range(5)) | {"Reward": np.ones((5, 1, 1))})
+    storage.insert_data_slice(
+        slice_of(range(100, 105)) | {"Reward": np.ones((5, 1, 1))}
+    )
+    for number in range(200, 206):
+        storage.insert_transition(transition(number, reward=1.0))
+    # What is missing is not summed, and n_step says by which power to discount.
+    expected = {}
+    for first, starts in ((0, 5), (100, 5), (200, 4)):
+        for number in range(first, first + starts):
+            k = min(3, first + 5 - number) if first < 200 else 3
+            expected[number] = (number + k, round(sum(0.9**i for i in range(k)), 4), k)
+    # 640 draws miss one of 14 with a probability below 1e-19.
+    assert drawn_of(storage) == expected
+
+
+def test_ends_and_gammas_of_0_and_1_leave_n_step_a_number(make):
+    for number, gamma in enumerate((0.0, 0.9, 1.0)):
+        algorithm = SimpleNamespace(gamma=gamma)
+        storage = NStepReplayBuffer(50, "cpu", actor(), algorithm, None, 3)
+        for i in range(9):
+            storage.insert_transition(transition(i, done=i % 2 == 1))
+        assert all(b["n_step"] == 3 for b in storage.generate_batches(9, 9)), number
+        storage.close()
+
+
+def test_breaks_stay_where_a_reset_copies_rows(make):
+    storage = make(NStepReplayBuffer, 40, 3)
+    for number in range(10):
+        storage.insert_transition(transition(number))
+    storage.close()
+    storage = make(NStepReplayBuffer, 40, 3, resume=True)
+    storage.insert_data_slice(slice_of(range(50, 60)))
+    storage.reset()
+    storage._settle()
+    storage.insert_data_slice(slice_of(range(70, 80)))
+    storage.reset()
+    storage.insert_transition(transition(90))
+    assert numbers(storage.data) == [*range(10), 90]
+    assert max(following for following, _, _ in drawn_of(storage).values()) == 10
+    # A break within what is copied: mark all of it as older than the last reset.
+    storage.insert_data_slice(slice_of(range(100, 105)))
+    storage._mark = int(storage._ring.heads[0])
+    storage.insert_transition(transition(110))
+    storage.reset()
+    storage.insert_transition(transition(120))
+    assert numbers(storage.data) == [*range(10), 90, *range(100, 105), 120]
+    found = drawn_of(storage)
+    assert all(0 < following - start <= 3 for start, (following, _, _) in found.items())
+    assert set(found) == {*range(10), 90, *range(100, 105)}
 
 
 def test_prioritized_draws_follow_errors_and_forget_what_is_overwritten(make):

@@ -1,0 +1,128 @@
+"""Transitions of pytorchrl as rows of a ring, and rows as what it is given back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from mmreplay.adapters.home import Kept
+from mmreplay.adapters.pytorchrl_data import (
+    DONE2,
+    ENDED,
+    NARROW,
+    PRIORITY,
+    Columns,
+    Hooks,
+    described,
+    put,
+    zeros_like,
+)
+from mmreplay.adapters.values import array_of
+from mmreplay.buffer.replay_buffer import ReplayBuffer as Ring
+from mmreplay.nesting import unflatten
+from mmreplay.samplers.base import Sampler
+from mmreplay.samplers.uniform import UniformSampler
+from mmreplay.transforms.base import Transform
+
+
+class RowStorage(Hooks, Kept):
+    """What `RingStorage` keeps, by pytorchrl's keys; the ring is made of the first."""
+
+    storage_tensors: ClassVar[tuple[str, ...]] = ()
+    _unstored: tuple[str, ...] = ()
+    _max_size: int
+    _seed: int
+    _ring: Ring | None
+    _empty: dict[str, Any]
+    _nested: bool
+
+    def _sampler(self) -> Sampler:
+        return UniformSampler(self._seed)
+
+    def _transforms(self) -> tuple[Transform, ...]:
+        return ()
+
+    def init_tensors(self, sample: Mapping[str, Any]) -> None:
+        """Make the ring for transitions like a sample, ``[num_proc, *shape]`` each.
+
+        Raises:
+            SchemaError: The environments of two values differ in number.
+        """
+        if self._ring is not None:
+            return
+        columns = {path: value[None] for path, value in self._columns(sample).items()}
+        self._make(columns)
+
+    def _make(self, columns: Columns) -> None:
+        """Make the ring for rows ``[T, num_proc, *shape]``."""
+        schema, num_envs = described(columns)
+        self._nested = any("/" in path for path in schema.paths)
+        self._ring = self.home.ring(
+            schema, self._max_size, num_envs,
+            sampler=self._sampler(), transforms=self._transforms(),
+        )  # fmt: skip
+
+    def _columns(self, sample: Mapping[str, Any]) -> Columns:
+        """Values of a transition or slice by path, as they are stored."""
+        found: Columns = {}
+        for key in self.storage_tensors:
+            value = sample.get(key)
+            if value is None or key in self._empty:
+                continue
+            if key in self._unstored:
+                self._empty[key] = zeros_like(value)
+            elif isinstance(value, Mapping):
+                for name, part in value.items():
+                    self.insert_single_tensor_slice(found, f"{key}/{name}", part)
+            else:
+                self.insert_single_tensor_slice(found, key, value)
+        if DONE2 in found:
+            found[ENDED] = found[DONE2].reshape(found[DONE2].shape[:-1]) != 0
+        return found
+
+    def insert_single_tensor_slice(
+        self, tensor_storage: Columns, tensor_key: str, tensor_values: Any
+    ) -> int:
+        """Put values among the rows that are about to be inserted.
+
+        Args:
+            tensor_storage: Those rows by path.
+            tensor_key: The path.
+            tensor_values: ``[T, num_proc, *shape]``.
+
+        Returns:
+            T.
+        """
+        array = array_of(tensor_values)
+        if array.dtype not in NARROW:
+            array = array.astype(np.float32, copy=False)
+        tensor_storage[tensor_key] = array
+        return len(array)
+
+    def _known(self, columns: Columns) -> dict[str, Any]:
+        """Values under the ring's paths, nested; keys of later samples are let go."""
+        assert self._ring is not None
+        paths = self._ring.schema.fields.keys()
+        known = {path: columns[path] for path in paths if path in columns}
+        return known if not self._nested else unflatten(known)
+
+    def read(self, first: int, stop: int) -> dict[str, Any]:
+        """Rows of positions ``[first, stop)``; see `get_data_slice`."""
+        found: dict[str, Any] = dict.fromkeys(self.storage_tensors)
+        found |= self._empty
+        if self._ring is None:
+            return found
+        places = np.arange(first, stop)[:, None]
+        envs = np.arange(self._ring.num_envs)
+        for path in self._paths:
+            array = self._ring.get_field(path, envs, places).astype(np.float32)
+            put(found, path, array)
+        return found
+
+    @property
+    def _paths(self) -> tuple[str, ...]:
+        assert self._ring is not None
+        ours = (ENDED, PRIORITY)
+        return tuple(path for path in self._ring.schema.paths if path not in ours)
