@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
@@ -21,10 +20,12 @@ from mmreplay.convert.tables import TableReader
 from mmreplay.errors import FormatError, SchemaError
 from mmreplay.files import File
 from mmreplay.schema.dtypes import DTYPES, canonical_name
+from mmreplay.schema.naming import left_out
 
 BOOLS = pa.array(["true", "false", "True", "False", "TRUE", "FALSE"])
 WIDER = {"bool": "int64", "int64": "uint64", "uint64": "float64", "float64": "text"}
 """What a column is taken for next, once a cell says that it is not the first."""
+PART = re.compile(r"\.\d+$")
 FITTING = tuple(name for name in DTYPES if "16" not in name or "int" in name)
 
 
@@ -42,8 +43,9 @@ def open_plain(
         FormatError: It is no table of numbers.
     """
     notes = Notes()
+    dtypes = {name: canonical_name(dtype) for name, dtype in dtypes.items()}
     with closing(File.open(path, None)) as file:
-        survey = _Survey(file, allow_expansion)
+        survey = _Survey(file, allow_expansion, dtypes)
     guessed = survey.dtypes(notes)
     if not guessed:
         parted = len(survey.names) == 1 and re.search(r"[;\t|]", survey.names[0])
@@ -92,7 +94,7 @@ def _is_number(name: str) -> bool:
 
 
 def _chosen(name: str, guessed: str, dtypes: Mapping[str, str]) -> str:
-    chosen = canonical_name(dtypes.get(name, guessed))
+    chosen = dtypes.get(name, guessed)
     if chosen not in FITTING:
         raise SchemaError(
             f"dtypes: got {chosen} for {name!r}, expected one of {', '.join(FITTING)}; "
@@ -125,7 +127,8 @@ class _Survey:
         rows: In all.
     """
 
-    def __init__(self, file: File, allowed: bool) -> None:
+    def __init__(self, file: File, allowed: bool, dtypes: Mapping[str, str]) -> None:
+        self._told = dtypes
         self.names = read_header(Text(file, allowed), file).names
         self.rows = 0
         self._file, self._allowed = file, allowed
@@ -163,19 +166,23 @@ class _Survey:
             found = column.cast(guess if guess != "float64" else pa.float64())
         except pa.ArrowInvalid:
             return False
-        if guess == "float64":
-            self._refuse_overflow(name, column, found)
+        chosen = self._told.get(name) or self._told.get(PART.sub("", name))
+        if chosen == "float32":
+            self._refuse_overflow(name, column, column.cast(pa.float32()), chosen)
+        elif guess == "float64":
+            self._refuse_overflow(name, column, found, guess)
         return True
 
-    def _refuse_overflow(self, name: str, texts: Any, values: Any) -> None:
-        """Refuse finite numbers that float64 makes infinite."""
+    def _refuse_overflow(self, name: str, texts: Any, values: Any, dtype: str) -> None:
+        """Refuse finite numbers that a dtype makes infinite."""
         infinite = np.isinf(values.to_numpy(zero_copy_only=False))
         if not infinite.any():
             return
+        most = float(np.finfo(dtype).max)
         if not all(map(_says_so, texts.filter(pa.array(infinite)).to_pylist())):
             raise self._bad(
-                "one that float64 holds", name,
-                lambda cell: _says_so(cell) or not math.isinf(float(cell or 0)),
+                f"one that {dtype} holds", name,
+                lambda cell: _says_so(cell) or abs(float(cell or 0)) <= most,
             )  # fmt: skip
 
     def _bad(self, what: str, name: str, check: Check) -> FormatError:
@@ -194,9 +201,11 @@ class _Survey:
         for name, guess in self._guessed.items():
             if guess == "text" or not name or not self.rows:
                 lacks = "holds no numbers" if name else "has no name"
-                notes.note(f"column {name!r} {lacks}, and was left out")
+                told = f"column {name!r} {lacks}, and was left out"
+                left_out(notes, PART.sub("", name), told)
                 continue
-            if name in self._empty:
+            # A bool has no NaN: such a cell is refused when it is read.
+            if name in self._empty and guess != "bool":
                 notes.note(f"empty cells of column {name!r} became NaN")
                 if guess != "float64":
                     notes.doubt(

@@ -265,6 +265,49 @@ def test_empty_cells_become_nan_and_make_whole_numbers_a_doubt(tmp_path):
     assert report.doubts == ("column 'x' of int64 has empty cells, and became float64",)
 
 
+@pytest.mark.parametrize("word", ["True", "false"])
+@pytest.mark.parametrize("name", ["terminated", "flag"])
+def test_an_empty_cell_among_bools_is_refused_by_its_own_place(tmp_path, word, name):
+    path = tmp_path / "a.csv"
+    path.write_text(f"x,{name}\n1,{word}\n2,\n3,{word}\n")
+    with pytest.raises(FormatError, match=rf"line 3, column '{name}': got '', expect"):
+        load(path)
+    assert not (tmp_path / "target").exists()
+
+
+@pytest.mark.parametrize("cells", [["1", "", "0"], ["0.5", "", "0"], ["nan", "1", "0"]])
+def test_an_end_without_a_value_is_refused(tmp_path, cells):
+    path = tmp_path / "a.csv"
+    path.write_text("\n".join(["x,dones", *(f"1,{cell}" for cell in cells), ""]))
+    row = 0 if cells[0] == "nan" else 1
+    with pytest.raises(
+        SourceError, match=f"column 'dones' has no value.* in row {row}"
+    ):
+        load(path)
+
+
+@pytest.mark.parametrize("name", ["obs", "obs.1", "reward", "note"])
+def test_columns_of_words_are_a_doubt_where_their_name_is_of_a_role(tmp_path, name):
+    path = tmp_path / "a.csv"
+    path.write_text(f"x,obs.0,{name}\n1,1,NA\n2,2,3\n")
+    report = load(path)
+    told = f"column {name!r} holds no numbers, and was left out"
+    assert told in (report.notes if name == "note" else report.doubts)
+
+
+@pytest.mark.parametrize("fits", ["3.4028235e38", "-inf", "nan", ""])
+def test_numbers_that_a_told_dtype_makes_infinite_are_refused(tmp_path, fits):
+    path = tmp_path / "a.csv"
+    told = {"dtypes": {"obs": "f4", "n": "f4"}}
+    path.write_text(f"obs.0,obs.1,n\n1,{fits},1\n2,3,2\n")
+    load(path, **told)
+    path.write_text("obs.0,obs.1,n\n1,2,3\n1,1e39,2\n2,3,2\n")
+    mr.load(path, tmp_path / "wide")
+    with pytest.raises(FormatError, match=r"line 3, column 'obs.1': got '1e39', expec"):
+        mr.load(path, tmp_path / "other", **told)
+    assert not (tmp_path / "other").exists()
+
+
 def test_a_header_of_numbers_is_a_doubt(tmp_path):
     (tmp_path / "a.csv").write_text("1,2.5\n3,4\n")
     report = mr.load(tmp_path / "a.csv", tmp_path / "t")
