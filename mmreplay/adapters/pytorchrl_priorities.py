@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mmreplay.adapters.pytorchrl_data import ENDED, PRIORITY, Columns
+from mmreplay.adapters.pytorchrl_data import ENDED, PRIORITY, TOLD_ZERO, Columns
 from mmreplay.adapters.pytorchrl_sequences import Ids, SequenceStorage
-from mmreplay.errors import SchemaError
+from mmreplay.errors import EmptyError, SchemaError
 
 HIGHEST = 0.9
 """Of a sequence's error, the share of its highest step's; the rest is their mean's."""
@@ -53,13 +53,22 @@ class SequencePriorities(SequenceStorage):
             envs = np.arange(self._ring.num_envs)[:, None]
             errors = self._ring.get_field(PRIORITY, envs, starts).astype(np.float64)
             errors[errors == 0] = max(float(self.error), float(errors.max()))
+            errors[errors == TOLD_ZERO] = 0
             shares = errors.reshape(-1) ** self.alpha
+            if not shares.any():
+                raise EmptyError(
+                    f"cannot draw {count} sequences: got an error of 0 of all "
+                    f"{len(shares)}, expected one above it; give an epsilon, or "
+                    "insert transitions"
+                )
             shares /= shares.sum()
             ranks = self._random.choice(len(shares), size=count, p=shares)
             env_ids, which = np.divmod(ranks, len(starts))
             chosen = starts[which]
-            found = (len(shares) * shares) ** -self.beta
-            found = np.repeat(found[ranks] / found.max(), self.sequence_length)
+            # The greatest weight is that of the rarest that can be drawn.
+            found = (len(shares) * shares[ranks]) ** -self.beta
+            found /= (len(shares) * shares[shares > 0].min()) ** -self.beta
+            found = np.repeat(found, self.sequence_length)
             weights = torch.from_numpy(found.astype(np.float32)[:, None])
             weights = weights.to(self.device)
         places = np.stack([env_ids, chosen], axis=1)
@@ -73,15 +82,21 @@ class SequencePriorities(SequenceStorage):
         """
         assert self._ring is not None
         lengths = (self.sequence_length, self.non_overlap_length)
-        told = errors.reshape(len(places), -1) if len(places) else errors[:0, None]
-        if told.shape[1] not in lengths or not (told >= 0).all():
+        counts = [len(places) * length for length in lengths]
+        with np.errstate(over="ignore"):
+            narrow = errors.astype(np.float32)
+        if len(narrow) not in counts or not ((narrow >= 0) & (narrow < np.inf)).all():
+            ends = f"from {narrow.min():g} to {narrow.max():g}, " if len(narrow) else ""
             raise SchemaError(
-                f"errors: got {len(errors)} for {len(places)} sequences, the least "
-                f"{errors.min():g}, expected {lengths[0]} or {lengths[1]} for each, of "
+                f"errors: got {len(narrow)} for {len(places)} sequences, "
+                f"{ends}expected {lengths[0]} or {lengths[1]} for each, finite and of "
                 "at least 0; give absolute errors"
             )
+        told = errors.reshape(len(places), -1)
         mixed = HIGHEST * told.max(1) + (1 - HIGHEST) * told.mean(1)
         # What was overwritten meanwhile is let go.
         there = places[:, 1] >= self._ring.span.first[places[:, 0]]
         env_ids, positions = places[there].T
-        self._ring.set(PRIORITY, env_ids, positions, mixed[there].astype(np.float32))
+        kept = mixed[there].astype(np.float32)
+        kept[kept == 0] = TOLD_ZERO
+        self._ring.set(PRIORITY, env_ids, positions, kept)

@@ -8,7 +8,7 @@ import torch
 
 from mmreplay.adapters.pytorchrl import NStepReplayBuffer, PERBuffer, ReplayBuffer
 from mmreplay.adapters.pytorchrl_sequences import Grid
-from mmreplay.errors import EmptyError, FormatError, SchemaError
+from mmreplay.errors import EmptyError, FormatError
 from tests.adapters.pytorchrl_steps import ALGORITHM, actor, numbers, transition
 
 
@@ -241,93 +241,6 @@ def test_sequences_of_two_collectors_are_followed_by_their_own(
 
 def ended(end, envs=1):
     return {"NextDone": torch.full((envs, 1), float(end))}
-
-
-def test_sequences_are_drawn_by_what_was_learned_of_their_steps(tmp_path):
-    path = tmp_path / "ring"
-    make = PERBuffer.create_factory(
-        40, 1, 0.5, 0.7, 0.4, 2.0, path=path, resume=True
-    )  # n_step, epsilon, alpha, beta, default_error
-    storage = make("cpu", remembering(), ALGORITHM, None)
-    for number in range(12):
-        storage.insert_transition(step(number, envs=2))
-    told = {}
-    for batch in storage.generate_batches(60, 12):
-        assert batch["per_weights"].shape == (15, 1)
-        assert batch["idxs"].shape == (3, 2)
-        rows = batch["Observation"].reshape(3, 5)
-        # Overlaps are burnt in: errors are those of the last three rows.
-        errors = rows[:, 2:]
-        for start, line in zip(rows[:, 0], errors, strict=True):
-            told[round(float(start), 1)] = 0.9 * line.max() + 0.1 * line.mean() + 0.5
-        info = {"Algorithm": {"errors": errors.reshape(-1, 1)}}
-        assert storage.after_gradients(batch, info) is info
-        assert "idxs" not in batch
-    # Sequences begin every three steps, of two environments.
-    assert sorted(told) == [0.0, 0.1, 3.0, 3.1, 6.0, 6.1]
-    storage.close()
-    again = make("cpu", remembering(), ALGORITHM, None)
-    shares = np.array([told[key] for key in sorted(told)], float) ** 0.7
-    shares /= shares.sum()
-    counts, weights = np.zeros(6), np.zeros(6)
-    for batch in again.generate_batches(700, 12):
-        rows = batch["Observation"].reshape(3, 5)[:, 0]
-        for start, weight in zip(rows, batch["per_weights"][::5], strict=True):
-            which = sorted(told).index(round(float(start), 1))
-            counts[which] += 1
-            weights[which] = float(weight)
-    # Five standard deviations of 2,100 draws are at most 115.
-    assert np.abs(counts - 2100 * shares).max() < 115
-    expected = (6 * shares) ** -0.4
-    np.testing.assert_allclose(weights, expected / expected.max(), rtol=1e-5)
-    again.close()
-
-
-def test_errors_of_sequences_that_do_not_fit_are_refused_and_late_ones_left_out(
-    tmp_path,
-):
-    storage = PERBuffer(
-        10, "cpu", remembering(), ALGORITHM, None, alpha=1.0, path=tmp_path / "ring"
-    )
-    for number in range(8):
-        storage.insert_transition(step(number))
-    for errors in (torch.ones(4, 1), -torch.ones(5, 1), torch.full((5, 1), np.nan)):
-        (batch,) = storage.generate_batches(1, 1)
-        with pytest.raises(SchemaError, match="of at least 0; give absolute errors"):
-            storage.after_gradients(batch, {"Algorithm": {"errors": errors}})
-    (batch,) = storage.generate_batches(1, 1)
-    for number in range(8, 60):
-        storage.insert_transition(step(number))
-    info = {"Algorithm": {"errors": torch.full((5, 1), 1e9)}}
-    storage.after_gradients(batch, info)
-    storage.update_storage_parameter("alpha", 0.0)
-    (batch,) = storage.generate_batches(1, 1)
-    assert batch["per_weights"] == 1.0
-    storage.close()
-
-
-def test_priorities_of_sequences_stay_with_rows_that_a_reset_keeps(tmp_path):
-    make = PERBuffer.create_factory(
-        40, alpha=1.0, default_error=1.0, path=tmp_path / "ring", resume=True
-    )
-    storage = make("cpu", remembering(), ALGORITHM, None)
-    for number in range(8):
-        storage.insert_transition(step(number))
-    storage.close()
-    # What was there before it was opened is older than the last reset.
-    storage = make("cpu", remembering(), ALGORITHM, None)
-    for batch in storage.generate_batches(40, 1):
-        error = 1e6 if batch["Observation"][0] == 3 else 1.0
-        storage.after_gradients(
-            batch, {"Algorithm": {"errors": torch.full((3, 1), error)}}
-        )
-    storage.insert_transition(step(50))
-    storage.reset()
-    storage.insert_transition(step(60))
-    drawn = [float(b["Observation"][0]) for b in storage.generate_batches(50, 1)]
-    # The other is drawn once in a million.
-    assert drawn == [3.0] * 50
-    storage.close()
 
 
 def test_storages_and_their_makers_pickle_as_the_way_to_the_folder(tmp_path):

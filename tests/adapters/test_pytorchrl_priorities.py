@@ -1,0 +1,140 @@
+"""Sequences of pytorchrl's recurrent actors are drawn by their errors."""
+
+import numpy as np
+import pytest
+import torch
+
+from mmreplay.adapters.pytorchrl import PERBuffer
+from mmreplay.errors import EmptyError, SchemaError
+from tests.adapters.pytorchrl_steps import ALGORITHM, actor, transition
+
+
+def remembering(overlap=0.4):
+    made = actor(recurrent=True)
+    made.sequence_overlap = overlap
+    return made
+
+
+def step(number, envs=1):
+    """A step whose hidden state tells its number as well."""
+    hidden = {"rhs": torch.full((envs, 2), float(number))}
+    return transition(number, envs) | {"RecurrentHiddenStates": hidden}
+
+
+def test_sequences_are_drawn_by_what_was_learned_of_their_steps(tmp_path):
+    path = tmp_path / "ring"
+    make = PERBuffer.create_factory(
+        40, 1, 0.5, 0.7, 0.4, 2.0, path=path, resume=True
+    )  # n_step, epsilon, alpha, beta, default_error
+    storage = make("cpu", remembering(), ALGORITHM, None)
+    for number in range(12):
+        storage.insert_transition(step(number, envs=2))
+    told = {}
+    for batch in storage.generate_batches(60, 12):
+        assert batch["per_weights"].shape == (15, 1)
+        assert batch["idxs"].shape == (3, 2)
+        rows = batch["Observation"].reshape(3, 5)
+        # Overlaps are burnt in: errors are those of the last three rows.
+        errors = rows[:, 2:]
+        for start, line in zip(rows[:, 0], errors, strict=True):
+            told[round(float(start), 1)] = 0.9 * line.max() + 0.1 * line.mean() + 0.5
+        info = {"Algorithm": {"errors": errors.reshape(-1, 1)}}
+        assert storage.after_gradients(batch, info) is info
+        assert "idxs" not in batch
+    # Sequences begin every three steps, of two environments.
+    assert sorted(told) == [0.0, 0.1, 3.0, 3.1, 6.0, 6.1]
+    storage.close()
+    again = make("cpu", remembering(), ALGORITHM, None)
+    shares = np.array([told[key] for key in sorted(told)], float) ** 0.7
+    shares /= shares.sum()
+    counts, weights = np.zeros(6), np.zeros(6)
+    for batch in again.generate_batches(700, 12):
+        rows = batch["Observation"].reshape(3, 5)[:, 0]
+        for start, weight in zip(rows, batch["per_weights"][::5], strict=True):
+            which = sorted(told).index(round(float(start), 1))
+            counts[which] += 1
+            weights[which] = float(weight)
+    # Five standard deviations of 2,100 draws are at most 115.
+    assert np.abs(counts - 2100 * shares).max() < 115
+    expected = (6 * shares) ** -0.4
+    np.testing.assert_allclose(weights, expected / expected.max(), rtol=1e-5)
+    again.close()
+
+
+def test_errors_of_sequences_that_do_not_fit_are_refused_and_late_ones_left_out(
+    tmp_path,
+):
+    storage = PERBuffer(
+        10, "cpu", remembering(), ALGORITHM, None, alpha=1.0, path=tmp_path / "ring"
+    )
+    for number in range(8):
+        storage.insert_transition(step(number))
+    for errors in (
+        torch.ones(4, 1),
+        torch.ones(0, 1),
+        -torch.ones(5, 1),
+        torch.full((5, 1), np.nan),
+        torch.full((5, 1), np.inf),
+        torch.full((5, 1), 1e300, dtype=torch.float64),
+    ):
+        (batch,) = storage.generate_batches(1, 1)
+        with pytest.raises(SchemaError, match="of at least 0; give absolute errors"):
+            storage.after_gradients(batch, {"Algorithm": {"errors": errors}})
+    (batch,) = storage.generate_batches(1, 12)
+    with pytest.raises(SchemaError, match="errors: got 7 for 3 sequences, from 1 to 1"):
+        storage.after_gradients(batch, {"Algorithm": {"errors": torch.ones(7, 1)}})
+    (batch,) = storage.generate_batches(1, 1)
+    for number in range(8, 60):
+        storage.insert_transition(step(number))
+    info = {"Algorithm": {"errors": torch.full((5, 1), 1e9)}}
+    storage.after_gradients(batch, info)
+    storage.update_storage_parameter("alpha", 0.0)
+    (batch,) = storage.generate_batches(1, 1)
+    assert batch["per_weights"] == 1.0
+    storage.close()
+
+
+def test_a_sequence_whose_error_is_0_is_not_drawn_again(tmp_path):
+    storage = PERBuffer(
+        40, "cpu", remembering(0.0), ALGORITHM, None, alpha=1.0, path=tmp_path / "ring"
+    )
+    for number in range(15):
+        storage.insert_transition(step(number))
+    for batch in storage.generate_batches(60, 1):
+        error = 2.0 * (batch["Observation"][0] != 0)
+        info = {"Algorithm": {"errors": error.expand(5, 1)}}
+        storage.after_gradients(batch, info)
+    drawn = list(storage.generate_batches(100, 1))
+    # 160 draws miss one of the other two with a probability below 1e-30.
+    assert {float(batch["Observation"][0]) for batch in drawn} == {5.0, 10.0}
+    # The greatest weight is that of what can be drawn.
+    assert all(batch["per_weights"].eq(1).all() for batch in drawn)
+    for batch in drawn:
+        storage.after_gradients(batch, {"Algorithm": {"errors": torch.zeros(5, 1)}})
+    with pytest.raises(EmptyError, match=r"got an error of 0 of all 3.*an epsilon"):
+        next(storage.generate_batches(1, 1))
+    storage.close()
+
+
+def test_priorities_of_sequences_stay_with_rows_that_a_reset_keeps(tmp_path):
+    make = PERBuffer.create_factory(
+        40, alpha=1.0, default_error=1.0, path=tmp_path / "ring", resume=True
+    )
+    storage = make("cpu", remembering(), ALGORITHM, None)
+    for number in range(8):
+        storage.insert_transition(step(number))
+    storage.close()
+    # What was there before it was opened is older than the last reset.
+    storage = make("cpu", remembering(), ALGORITHM, None)
+    for batch in storage.generate_batches(40, 1):
+        error = 1e6 if batch["Observation"][0] == 3 else 1.0
+        storage.after_gradients(
+            batch, {"Algorithm": {"errors": torch.full((3, 1), error)}}
+        )
+    storage.insert_transition(step(50))
+    storage.reset()
+    storage.insert_transition(step(60))
+    drawn = [float(b["Observation"][0]) for b in storage.generate_batches(50, 1)]
+    # The other is drawn once in a million.
+    assert drawn == [3.0] * 50
+    storage.close()
