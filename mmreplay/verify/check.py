@@ -19,6 +19,7 @@ from mmreplay.storage.pause import FILE_NAME as PAUSE
 from mmreplay.storage.placement import FLAGS, place
 from mmreplay.verify.beside import check_columns, check_limiter
 from mmreplay.verify.boundaries import FlagCheck
+from mmreplay.verify.group import check_group
 from mmreplay.verify.report import Notebook, Progress, VerifyReport
 from mmreplay.verify.sealed import extra_names, sum_check
 from mmreplay.verify.slots import CommitFile
@@ -39,9 +40,10 @@ def verify_buffer(
 
     Metadata, names, file sizes and types, the slots of COMMIT, the flags of all rows
     alive, and the checksums of all committed whole blocks that hold one; of a
-    compressed buffer, also whether whatever else is served unpacks. Works on a
-    read-only folder and while a writer lives: what that gives up meanwhile is skipped
-    and counted. Memory: a few MiB, whatever the size.
+    compressed buffer, also whether whatever else is served unpacks, and what its group
+    tells other readers of Zarr. Works on a read-only folder and while a writer lives:
+    what that gives up meanwhile is skipped and counted. Memory: a few MiB, whatever
+    the size.
 
     Args:
         path: The buffer's folder.
@@ -146,6 +148,7 @@ def _check_generation(folder: Path, metadata: Metadata, notes: Notebook) -> None
             if entry not in sizes | extra_names(metadata):
                 name = f"{metadata.folder}/{entry}"
                 notes.note("unknown", name, None, f"{name} is not a name of ours")
+        check_group(folder, metadata, notes)
     opened: dict[str, File] = {}
     try:
         for name, nbytes in sizes.items():

@@ -28,7 +28,8 @@ class Finding:
 
     Attributes:
         kind: ``"metadata"``, ``"statistics"`` (the JSON files), ``"file"`` (missing,
-            cut, no regular file, unreadable), ``"commit"`` (no whole durable slot),
+            cut, no regular file, unreadable; of a compressed buffer's group, other
+            than the buffer), ``"commit"`` (no whole durable slot),
             ``"slot"`` (a slot contradicts itself or another), ``"sum"`` (a block's
             data and checksum differ), ``"lap"`` (a block's checksum is missing or of
             another lap), ``"flags"`` (impossible boundaries); and, being no damage,

@@ -10,7 +10,9 @@ from mmreplay.errors import CorruptError, FailedError, raise_if_out_of_files
 from mmreplay.files import File
 from mmreplay.format.metadata import Metadata
 from mmreplay.storage import places, zarr_group
+from mmreplay.storage.placement import FLAGS
 from mmreplay.storage.zarr import ZarrStore
+from mmreplay.verify.group import GroupFlags
 from mmreplay.verify.report import Notebook
 from mmreplay.verify.slots import Claim, CommitFile
 from mmreplay.verify.sums import CHUNK_NBYTES, Stripe, SumCheck
@@ -47,12 +49,14 @@ class SealedSumCheck(SumCheck):
         """Check what a store serves, which is closed with this; see `SumCheck`."""
         super().__init__(opened, folder, metadata, commit_file)
         self._store = store
+        self._group_flags = GroupFlags(opened[FLAGS], metadata)
 
     def run(self, claim: Claim, notes: Notebook) -> None:
         """See `SumCheck.run`; then unpack what is served and has no checksum.
 
         A shard may hold rows of the newest block, and rows that are published and
         not yet committed. What does not unpack is told; its values are not known.
+        Then compare the flags that the group has for other readers.
         """
         super().run(claim, notes)
         size = self._ring.block_rows
@@ -63,6 +67,7 @@ class SealedSumCheck(SumCheck):
             for begin, stop in ((first, min(low, head)), (max(first, high), head)):
                 for _, _, error in unreadable(self._store, env_id, begin, stop):
                     notes.note("file", self._folder, None, str(error))
+        self._group_flags.run(claim, notes)
 
     def compute(self, stripe: Stripe, notes: Notebook | None) -> list[int]:
         """See `SumCheck.compute`."""

@@ -1,0 +1,246 @@
+"""The Zarr group of a compressed buffer: names, metadata, and what it says of flags.
+
+No checksum covers these, and the buffer reads none of them, as flags.bin has the flags:
+other readers of Zarr do.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay import files
+from mmreplay.errors import (
+    CorruptError,
+    FailedError,
+    FormatError,
+    raise_if_out_of_files,
+)
+from mmreplay.files import File
+from mmreplay.format import strict_json
+from mmreplay.format.metadata import Metadata
+from mmreplay.storage import zarr_group
+from mmreplay.storage.lock import locked
+from mmreplay.storage.places import DTYPE, FILE_NAME, Places
+from mmreplay.storage.shard_maker import ROLE_BITS
+from mmreplay.storage.shards import ShardReader
+from mmreplay.storage.zarr_group import FLAGS_NAME, FOLDER, JSON_NAME, ShardedArray
+from mmreplay.verify.report import Notebook
+from mmreplay.verify.slots import Claim
+
+Json = dict[str, Any]
+Ids = NDArray[np.int64]
+MAX_JSON_NBYTES = 16 << 20
+CHUNK_ROWS = 1 << 20
+MEMBER = "mmreplay"
+MISLED = (
+    "other readers of Zarr are misled, and the buffer is not: mmreplay compact copies "
+    "it into a whole group"
+)
+
+
+def check_group(folder: Path, metadata: Metadata, notes: Notebook) -> None:
+    """Check the group's names and metadata, at the cost of some small files.
+
+    Args:
+        folder: The buffer's.
+        metadata: Its metadata; of another engine than Zarr's there is no group.
+        notes: Where findings go.
+    """
+    if metadata.engine != "zarr":
+        return
+    arrays = {array.name: array for array in zarr_group.arrays_of(metadata).values()}
+    live = locked(folder)
+    for name, below in sorted(_nodes(arrays).items()):
+        where = "/".join(filter(None, (metadata.folder, FOLDER, name)))
+        try:
+            _check_json(folder / where, where, _wanted(metadata, arrays, name), notes)
+            _check_names(folder / where, where, arrays.get(name), below, live, notes)
+        except (FormatError, FailedError) as error:
+            notes.fail("file", where, error)
+
+
+def _nodes(arrays: Iterable[str]) -> dict[str, set[str]]:
+    """Names that are right below each node; the group's own path is empty."""
+    found: dict[str, set[str]] = {}
+    for name in arrays:
+        parent = ""
+        for part in name.split("/"):
+            found.setdefault(parent, set()).add(part)
+            parent = f"{parent}/{part}" if parent else part
+        found.setdefault(parent, set())
+    return found
+
+
+def _wanted(metadata: Metadata, arrays: dict[str, ShardedArray], name: str) -> Json:
+    """What the metadata of a node must have."""
+    if name in arrays:
+        assert metadata.sharding is not None
+        found = zarr_group._array_json(arrays[name], metadata.ring, metadata.sharding)
+    else:
+        found = zarr_group._group({} if name else {MEMBER: _about(metadata)})
+    # As it is read back: with lists for tuples.
+    parsed: Json = json.loads(json.dumps(found))
+    return parsed
+
+
+def _about(metadata: Metadata) -> Json:
+    """What the group must say of its buffer; of its rows it need not say anything."""
+    ring, schema = metadata.ring, metadata.schema
+    return {
+        "uuid": metadata.uuid.hex(), "generation": metadata.generation,
+        "capacity": ring.capacity, "num_envs": ring.num_envs, "slots": ring.slots,
+        "layout": ring.layout, "autoreset": metadata.autoreset,
+        "schema": schema.to_json(), "roles": dict(schema.roles),
+        "user": metadata.user,
+    }  # fmt: skip
+
+
+def _check_json(path: Path, name: str, wanted: Json, notes: Notebook) -> None:
+    """Compare the metadata of a node with what this buffer's is."""
+    what = f"{name}/{JSON_NAME}"
+    data = files.read_bytes(path / JSON_NAME, MAX_JSON_NBYTES)
+    wrong = _difference(strict_json.parse(data, what), wanted)
+    if wrong is not None:
+        key, got, expected = wrong
+        notes.note(
+            "file", what, None,
+            f"{what}: got {json.dumps(got):.80} for {key}, expected "
+            f"{json.dumps(expected):.80}; {MISLED}",
+        )  # fmt: skip
+
+
+def _difference(found: Json, wanted: Json) -> tuple[str, object, object] | None:
+    """The first member, at any depth, that is not as it must be; both values of it."""
+    for key, value in wanted.items():
+        got = found.get(key)
+        if isinstance(got, dict) and isinstance(value, dict):
+            inner = _difference(got, value)
+            if inner is not None:
+                return f"{key}/{inner[0]}", *inner[1:]
+        elif got != value:
+            return key, got, value
+    return None
+
+
+def _check_names(
+    path: Path, name: str, array: ShardedArray | None, below: set[str], live: bool,
+    notes: Notebook,
+) -> None:  # fmt: skip
+    """Tell of what no writer puts there, and of what a stopped one left."""
+    shard = re.compile(r"c\.\d+\.\d+" + r"\.0" * len(array.shape)) if array else None
+    strange = [
+        each
+        for each in files.names(path)
+        if each not in below | {JSON_NAME} and not (shard and shard.fullmatch(each))
+    ]
+    left = [each for each in strange if each.startswith("tmp-")]
+    others = [each for each in strange if each not in left]
+    if left and not live:
+        notes.note(
+            "left_over", f"{name}/{left[0]}", None,
+            f"{name} holds {_listed(left)}, left over from a writer that was stopped, "
+            "expected none; the next writable open removes what is in the group's own "
+            "folder",
+        )  # fmt: skip
+    if others:
+        notes.note(
+            "unknown", f"{name}/{others[0]}", None,
+            f"{name} holds {_listed(others)}, which is not a name of ours",
+        )  # fmt: skip
+
+
+def _listed(names: list[str]) -> str:
+    """The first of some names, and how many more there are."""
+    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+
+
+class GroupFlags:
+    """What a group's shards say of the rows' flags, beside flags.bin."""
+
+    def __init__(self, flags: File, metadata: Metadata) -> None:
+        """Look at a generation, whose flags are open."""
+        self._flags, self._metadata = flags, metadata
+        self._ring, self._where = metadata.ring, flags.path.parent
+        arrays, served = zarr_group.arrays_of(metadata), zarr_group.served(metadata)
+        self._arrays = {arrays[FLAGS_NAME]: 255}
+        self._arrays |= {arrays[p]: ROLE_BITS[role] for p, role in served.items()}
+        wide, steps = arrays[FLAGS_NAME].shard
+        self._place_rows = wide * steps
+        self._reader = ShardReader(
+            self._where / FOLDER, metadata.ring, mapped=False, advise="never"
+        )
+
+    def run(self, claim: Claim, notes: Notebook) -> None:
+        """Compare the rows alive of all sealed places.
+
+        A place that a writer takes back meanwhile is of no meaning any more.
+        """
+        count = self._ring.num_rows // self._place_rows
+        path = self._where / FILE_NAME
+        file = File.open(path, count * DTYPE.itemsize)
+        try:
+            places = Places(file, mapped=True)
+            for place in places.sealed().tolist():
+                number = places.get(place)
+                for array, bits in self._arrays.items() if number & 1 else ():
+                    told = self._problem(array, bits, place, number, claim, notes)
+                    if told and places.get(place) == number:
+                        shard = zarr_group.shard_name(array, self._ring, place)
+                        name = f"{self._metadata.folder}/{FOLDER}/{shard}"
+                        notes.note("file", name, None, told)
+        finally:
+            file.close()
+
+    def _problem(
+        self, array: ShardedArray, bits: int, place: int, number: int, claim: Claim,
+        notes: Notebook,
+    ) -> str:  # fmt: skip
+        """What is wrong with a shard, or nothing."""
+        for first in range(0, self._place_rows, CHUNK_ROWS):
+            stop = min(first + CHUNK_ROWS, self._place_rows)
+            within = np.arange(first, stop)
+            rows = within + place * self._place_rows
+            env_ids, positions, alive = self._alive(rows, claim)
+            if not alive.any():
+                continue
+            within = within[alive]
+            out = np.empty(len(within), array.dtype)
+            same = np.full(len(within), place), np.full(len(within), number)
+            try:
+                self._reader.take(array, *same, within, out)
+            except (CorruptError, FailedError) as error:
+                raise_if_out_of_files(error)
+                return str(error)
+            notes.read(len(within))
+            held = self._flags.pread(len(rows), int(rows[0]))
+            wanted = np.frombuffer(held, np.uint8)[alive] & bits
+            if array.path != FLAGS_NAME:
+                wanted = (wanted != 0).astype(np.uint8)
+            bad = np.flatnonzero(out.view(np.uint8) != wanted)
+            if len(bad):
+                at = np.flatnonzero(alive)[bad[0]]
+                return (
+                    f"environment {env_ids[at]}, position {positions[at]}: "
+                    f"{array.path!r} is {out.view(np.uint8)[bad[0]]} in its shard, "
+                    f"expected {wanted[bad[0]]} as flags.bin says, and {len(bad)} rows "
+                    f"differ; {MISLED}"
+                )
+        return ""
+
+    def _alive(self, rows: Ids, claim: Claim) -> tuple[Ids, Ids, NDArray[np.bool_]]:
+        """Environments and positions of rows, and which of them are served."""
+        ring = self._ring
+        if ring.layout == "time_major":
+            slots, env_ids = np.divmod(rows, ring.num_envs)
+        else:
+            env_ids, slots = np.divmod(rows, ring.slots)
+        firsts = claim.firsts[env_ids]
+        positions = firsts + (slots - firsts) % ring.slots
+        return env_ids, positions, positions < claim.published[env_ids]
