@@ -16,15 +16,13 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from mmreplay import files
-from mmreplay.adapters.memory_rows import Format, Rows, check_format
+from mmreplay.adapters import memory_files
+from mmreplay.adapters.memory_files import Format, check_format
+from mmreplay.adapters.memory_rows import Rows
 from mmreplay.adapters.tensors import Tensor
 from mmreplay.batch import Batch
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.convert import registry
-from mmreplay.convert.base import Block
-from mmreplay.convert.between import open_source
-from mmreplay.convert.export import export
-from mmreplay.errors import EmptyError, SchemaError, SourceError, StaleError
+from mmreplay.errors import EmptyError, SchemaError, StaleError
 from mmreplay.samplers.base import Sampler
 from mmreplay.samplers.distinct import DistinctSampler
 from mmreplay.samplers.sequence import SequenceSampler
@@ -142,7 +140,7 @@ class Memory(Rows):
         """Environments and positions of cells; below its first, of an empty one."""
         rows, env_ids = np.divmod(cells, self.num_envs)
         newest = ring.heads[env_ids] - 1
-        age = (newest - self._base[env_ids] - rows) % self.memory_size
+        age = (newest - self.cursor.base[env_ids] - rows) % self.memory_size
         return env_ids, newest - age
 
     def sample(
@@ -266,7 +264,7 @@ class Memory(Rows):
                 files.make_folder(place, exist_ok=True)
         now = datetime.datetime.now().strftime("%y-%m-%d_%H-%M-%S-%f")
         name = f"{now}_memory_{hex(id(self))}.{format}"
-        export(self.ring, folder / name, layout="skrl")
+        memory_files.save(self.ring, folder / name, half=bool(self.env_index))
 
     def _export(self) -> None:
         self.save(self.export_directory, self.export_format)
@@ -275,7 +273,7 @@ class Memory(Rows):
         """Give up all samples and read others from a file of `save`'s, or skrl's.
 
         Tensors are those that are declared; the file may hold more. Of more rows than
-        memory_size the newest stay.
+        memory_size the newest stay. A load that is cut short leaves no sample.
 
         Raises:
             SchemaError: The format is unknown, or values do not fit.
@@ -284,51 +282,43 @@ class Memory(Rows):
         """
         suffix = Path(path).suffix.removeprefix(".")
         check_format(suffix)
-        options: dict[str, object] = {"layout": "skrl"}
-        if suffix == "csv":
-            options["num_envs"] = self.num_envs
-        source = Path(path).absolute()
-        found = registry.source_format(source, None)
-        with open_source(source, found, options) as reader:
-            described = reader.describe()
-            for tensor in self._declared.values():
-                if tensor.path not in described.schema:
-                    raise KeyError(tensor.name)
-            if described.num_envs != self.num_envs:
-                raise SourceError(
-                    f"{path} holds {described.num_envs} environments, expected "
-                    f"{self.num_envs}; make the memory with as many"
-                )
-            ring = self._ready(self._declared)
-            self.reset()
-            for block in reader.blocks():
-                self._take(ring, block)
-        self._follow(ring)
-
-    def _take(self, ring: ReplayBuffer, block: Block) -> None:
-        """Add the rows of a block, environment by environment."""
-        for env_id in np.unique(block.env_ids).tolist():
-            rows = block.env_ids == env_id
-            columns = {}
-            for tensor in self._declared.values():
-                array = np.ascontiguousarray(block.columns[tensor.path][rows])
-                columns[tensor.path] = tensor.stored(tensor.shown(array))[:, None]
-            ring.extend(columns, env_ids=[env_id])
+        memory_files.load(
+            path, self.num_envs, self._declared,
+            lambda: (self._ready(self._declared), self.cursor),
+        )  # fmt: skip
 
 
 class RandomMemory(Memory):
     """A memory that draws samples at random, with or without replacement."""
 
-    def __init__(self, *args: Any, replacement: bool = True, **options: Any) -> None:
+    def __init__(
+        self,
+        memory_size: int,
+        num_envs: int = 1,
+        device: str | torch.device | None = None,
+        export: bool = False,
+        export_format: Format = "pt",
+        export_directory: str = "",
+        replacement: bool = True,
+        **options: Any,
+    ) -> None:
         """Declare a memory.
 
         Args:
-            *args: As in `Memory`.
+            memory_size: As in `Memory`, as are those not listed here.
+            num_envs: Environments.
+            device: Where results go.
+            export: Save the memory each time that it is full.
+            export_format: ``"pt"``, ``"npz"`` or ``"csv"``.
+            export_directory: Where `save` puts files.
             replacement: Whether a sample may be drawn more than once a batch; without,
                 a batch is no larger than what there is.
             **options: As in `Memory`.
         """
-        super().__init__(*args, **options)
+        super().__init__(
+            memory_size, num_envs, device, export, export_format, export_directory,
+            **options,
+        )  # fmt: skip
         self._replacement = replacement
         self._samplers: dict[int, Sampler] = {}
 
@@ -363,7 +353,7 @@ class RandomMemory(Memory):
         if batch.window_positions is not None:
             positions = batch.window_positions.reshape(-1)
             env_ids = np.repeat(env_ids, sequence_length)
-        rows = (positions - self._base[env_ids]) % self.memory_size
+        rows = (positions - self.cursor.base[env_ids]) % self.memory_size
         self.sampling_indexes = torch.from_numpy(rows * self.num_envs + env_ids)
         return self._parted(batch, names, mini_batches)
 

@@ -8,27 +8,34 @@ counted from the last reset, is r modulo memory_size.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from mmreplay.adapters.home import Home, Kept, StrPath
-from mmreplay.adapters.tensors import Shape, Tensor, found_roles, space_size
-from mmreplay.adapters.values import check_counts
+from mmreplay.adapters.memory_cursor import Cursor, cursor_of
+from mmreplay.adapters.memory_files import Format, check_format
+from mmreplay.adapters.tensors import (
+    Shape,
+    Tensor,
+    found_roles,
+    space_shape,
+    space_size,
+)
+from mmreplay.adapters.values import check_counts, seed_of_draws
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import SchemaError
+from mmreplay.format import metadata
 from mmreplay.samplers.base import Sampler
 from mmreplay.schema import Schema
 
-FORMATS = ("pt", "npz", "csv")
 MUTABLE = ("values", "returns", "advantages")
 """What on-policy agents write back; see `Memory.set_tensor_by_name`."""
-RESET = "reset"
-"""Of the buffer's statistics: the heads at the last reset, from where rows count."""
+KINDS = ("skrl", "rofunc", "memory")
+"""Systems whose memories are these: one goes on with what another one made."""
 
-Format = Literal["pt", "npz", "csv"]
 Ids = NDArray[np.int64]
 Columns = dict[str, NDArray[Any]]
 
@@ -40,9 +47,6 @@ class Rows(Kept):
         memory_size: Rows kept of each environment.
         num_envs: Environments.
         device: Where results go.
-        filled: Whether every row was written.
-        memory_index: The row that is written next.
-        env_index: The environment whose sample comes next in that row.
         sampling_indexes: Cells drawn last, int64, or None.
         home: Where the data is.
         ring: The `mmreplay.ReplayBuffer`, from the first sample on, else None.
@@ -93,18 +97,16 @@ class Rows(Kept):
         self._on_cpu = self.device.type == "cpu"
         self.export, self.export_format = export, export_format
         self.export_directory = export_directory
-        self.filled = False
-        self.env_index = self.memory_index = 0
         self.sampling_indexes: torch.Tensor | None = None
         self._declared: dict[str, Tensor] = {}
         self._kept: dict[str, bool] = {}
         self._plain: list[tuple[str, str, Shape, np.dtype[Any], Shape | None]] | None
         self._plain = None
         self._mutable = frozenset(mutable)
-        self._seed = torch.initial_seed() % (1 << 63) if seed is None else seed
-        self._base = np.zeros(num_envs, np.int64)
+        self._seed = seed_of_draws() if seed is None else seed
+        self._cursor = Cursor(self.num_envs)
         self.home = Home(self.system, path, resume)
-        self.ring: ReplayBuffer | None = self.home.reopen()
+        self.ring: ReplayBuffer | None = self._opened(None)
         if self.ring is not None:
             got = self.ring.capacity, self.ring.num_envs
             if got != (memory_size, num_envs):
@@ -113,24 +115,60 @@ class Rows(Kept):
                     f"{got}, got {(memory_size, num_envs)}, expected the same; give "
                     "another path"
                 )
-            self._follow(self.ring)
 
     def _open_again(self, sampler: Sampler | None) -> None:
-        self.ring = self.home.reopen(sampler)
-        if self.ring is not None:
-            self._follow(self.ring)
+        self.ring = self._opened(sampler)
 
-    def _follow(self, ring: ReplayBuffer) -> None:
-        """Take the indexes from what the ring holds."""
-        told = ring.statistics.get(RESET, [0] * self.num_envs)
-        self._base = np.array(told, np.int64)
-        if (ring.span.first < self._base).any():
-            ring.clear()  # a reset that was cut short
-        rows = ring.heads - self._base
-        least = int(rows.min())
-        self.filled = least >= self.memory_size
-        self.memory_index = least % self.memory_size
-        self.env_index = int((rows > least).sum())
+    def _opened(self, sampler: Sampler | None) -> ReplayBuffer | None:
+        """The ring, if it is there, and its cursor."""
+        if self.home.resumed:
+            self._refuse_others()
+        ring = self.home.reopen(sampler)
+        if ring is not None:
+            self._cursor = cursor_of(ring)
+        return ring
+
+    def _refuse_others(self) -> None:
+        """Refuse a buffer that another adapter made, before it is opened."""
+        maker = metadata.load(self.home.path).user.get("adapter")
+        if maker not in (None, *KINDS):
+            raise SchemaError(
+                f"{self.home.path} holds a buffer of the adapter {maker!r}, expected "
+                f"one of {', '.join(KINDS[:2])}; give another path"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """See `Kept`; the cursor is the ring's."""
+        state = super().__getstate__()
+        del state["_cursor"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """See `Kept`."""
+        self._cursor = Cursor(state["num_envs"])
+        super().__setstate__(state)
+
+    @property
+    def cursor(self) -> Cursor:
+        """What is written next, by whichever face of the ring."""
+        if not self._cursor.sure and self.ring is not None:
+            self._cursor.follow(self.ring)
+        return self._cursor
+
+    @property
+    def filled(self) -> bool:
+        """Whether every row was written."""
+        return self.cursor.filled
+
+    @property
+    def memory_index(self) -> int:
+        """The row that is written next."""
+        return self.cursor.memory_index
+
+    @property
+    def env_index(self) -> int:
+        """The environment whose sample comes next in that row."""
+        return self.cursor.env_index
 
     def __len__(self) -> int:
         """Samples that are there."""
@@ -171,7 +209,8 @@ class Rows(Kept):
             name: Its name.
             size: See `space_size`; None declares nothing.
             dtype: Torch's default one by default.
-            keep_dimensions: Samples have the axes of size, a sequence; else one axis.
+            keep_dimensions: Samples have the axes of size, see `space_shape`; else
+                they have one.
 
         Returns:
             Whether it is new.
@@ -182,12 +221,7 @@ class Rows(Kept):
         """
         if size is None:
             return False
-        if keep_dimensions and not isinstance(size, list | tuple):
-            raise SchemaError(
-                f"size: got {size!r} with keep_dimensions=True, expected a list or "
-                "tuple of axes; give the space's shape"
-            )
-        shape = tuple(size) if keep_dimensions else (space_size(size),)
+        shape = space_shape(size) if keep_dimensions else (space_size(size),)
         known = self._declared.get(name)
         if known is not None:
             if known.shape != shape or dtype not in (None, known.dtype):
@@ -210,6 +244,12 @@ class Rows(Kept):
         """A tensor of a ring that is there: its field, or a new one of nothing."""
         path = tensor.path
         if path not in ring.schema:
+            if ring.metadata.user.get("adapter") not in KINDS:
+                raise SchemaError(
+                    f"tensor {tensor.name!r}: got the buffer {self.home.path}, which "
+                    "has no such field and was not made by a memory, expected one that "
+                    "was; give another path"
+                )
             ring.add_field(path, tensor.field, tensor.nothing)
         stored = ring.schema[path]
         if (stored.shape, stored.dtype) != (tensor.field.shape, tensor.field.dtype):
@@ -230,20 +270,15 @@ class Rows(Kept):
             self.ring = self.home.ring(
                 Schema.from_flat(fields, roles), self.memory_size, self.num_envs,
                 layout="time_major", autoreset="same_step",
+                user={"adapter": self.system},
             )  # fmt: skip
+            self._cursor = cursor_of(self.ring)
         return self.ring
 
     def reset(self) -> None:
         """Give up all samples; tensors stay declared."""
-        self.filled = False
-        self.env_index = self.memory_index = 0
         if self.ring is not None:
-            # In this order, a reset that is cut short is finished by the next opening.
-            self.ring.commit()
-            self._base = self.ring.heads
-            told = self.ring.statistics | {RESET: self._base.tolist()}
-            self.ring.set_statistics(told)
-            self.ring.clear()
+            self._cursor.reset(self.ring)
 
     def add_samples(self, **tensors: torch.Tensor) -> None:
         """Add samples, cell by cell from the one that is next.
@@ -279,7 +314,8 @@ class Rows(Kept):
 
     def _add_plain(self, tensors: Mapping[str, torch.Tensor]) -> bool:
         """Add a whole row of tensors as they are stored; False where one is not so."""
-        if self.ring is None or self.env_index or len(tensors) != len(self._declared):
+        cursor, ring = self.cursor, self.ring
+        if ring is None or cursor.env_index or len(tensors) != len(self._declared):
             return False
         if self._plain is None:
             every = self._declared.items()
@@ -294,8 +330,14 @@ class Rows(Kept):
         except (KeyError, AttributeError, TypeError, RuntimeError):
             # A tensor on a device, with a gradient or without a numpy dtype; or none.
             return False
-        self.ring.add(columns)
-        self._moved(self.num_envs)
+        try:
+            ring.add(columns)
+            full = cursor.moved(self.num_envs, ring)
+        except BaseException:
+            cursor.sure = False  # an interrupt: rows may be in that were not counted
+            raise
+        if full and self.export:
+            self._export()
         return True
 
     def _columns(
@@ -325,50 +367,31 @@ class Rows(Kept):
 
     def _put(self, ring: ReplayBuffer, columns: Columns, done: int, count: int) -> int:
         """Write some of the samples left: whole rows, or a part of one."""
-        left, width = count - done, self.num_envs
-        rows = min(left // width, self.memory_size - self.memory_index)
-        if self.env_index or not rows:
-            size = min(width - self.env_index, left)
+        left, width, cursor = count - done, self.num_envs, self.cursor
+        rows = min(left // width, self.memory_size - cursor.memory_index)
+        half = bool(cursor.env_index) or not rows
+        size = min(width - cursor.env_index, left) if half else rows * width
+        part = columns
+        if size != count:
             part = {path: array[done : done + size] for path, array in columns.items()}
-            ring.add(part, env_ids=np.arange(self.env_index, self.env_index + size))
-            self._moved(size)
-            return size
-        size = rows * width
-        if size == count:
-            part = columns
-        else:
-            part = {path: array[done : done + size] for path, array in columns.items()}
-        if rows == 1:
-            ring.add(part)
-        else:
-            ring.extend(
-                {p: a.reshape(rows, width, *a.shape[1:]) for p, a in part.items()}
-            )
-        self._moved(size)
+        try:
+            if half:
+                first = cursor.env_index
+                ring.add(part, env_ids=np.arange(first, first + size))
+            elif rows == 1:
+                ring.add(part)
+            else:
+                ring.extend(
+                    {p: a.reshape(rows, width, *a.shape[1:]) for p, a in part.items()}
+                )
+            full = cursor.moved(size, ring)
+        except BaseException:
+            cursor.sure = False
+            raise
+        if full and self.export:
+            self._export()
         return size
-
-    def _moved(self, cells: int) -> None:
-        rows, self.env_index = divmod(self.env_index + cells, self.num_envs)
-        self.memory_index += rows
-        if self.memory_index >= self.memory_size:
-            self.memory_index = 0
-            self.filled = True
-            if self.export:
-                self._export()
 
     def _export(self) -> None:
         """Save what is there, as it is full."""
         raise NotImplementedError
-
-
-def check_format(name: str) -> None:
-    """Refuse a format that memories are not saved in.
-
-    Raises:
-        SchemaError: It is none.
-    """
-    if name not in FORMATS:
-        raise SchemaError(
-            f"Unsupported export format: got {name!r}, expected one of "
-            f"{', '.join(FORMATS)}; mmreplay.export(memory.ring, file) knows others"
-        )

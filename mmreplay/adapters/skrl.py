@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from mmreplay.adapters import memories
+from mmreplay.adapters.memory_files import Format
 
 
 class Memory(memories.Memory):
@@ -19,6 +22,19 @@ class Memory(memories.Memory):
 class RandomMemory(memories.RandomMemory, Memory):
     """`skrl.memories.torch.RandomMemory` in files."""
 
-    def __init__(self, *args: Any, replacement: bool = False, **options: Any) -> None:
+    def __init__(
+        self,
+        memory_size: int,
+        num_envs: int = 1,
+        device: str | torch.device | None = None,
+        export: bool = False,
+        export_format: Format = "pt",
+        export_directory: str = "",
+        replacement: bool = False,
+        **options: Any,
+    ) -> None:
         """Declare a memory; see `memories.RandomMemory`, but for the default."""
-        super().__init__(*args, replacement=replacement, **options)
+        super().__init__(
+            memory_size, num_envs, device, export, export_format, export_directory,
+            replacement, **options,
+        )  # fmt: skip

@@ -147,6 +147,28 @@ def space_size(size: Any) -> int:
     )
 
 
+def space_shape(size: Any) -> Shape:
+    """Axes of a sample that keeps its dimensions.
+
+    Args:
+        size: As in `space_size`, but for a Dict and Tuple, which have no one shape.
+
+    Raises:
+        SchemaError: It is something else.
+    """
+    if isinstance(size, list | tuple):
+        return tuple(int(axis) for axis in size)
+    kinds = {kind.__name__ for kind in type(size).__mro__}
+    if kinds & {"Dict", "Tuple"}:
+        raise SchemaError(
+            f"size: got {size!r} with keep_dimensions=True, expected a space of one "
+            "shape, a number or a list or tuple of axes; declare a tensor for each part"
+        )
+    if kinds & {"Box", "MultiBinary", "MultiDiscrete"}:
+        return tuple(size.shape)
+    return (space_size(size),)
+
+
 def found_roles(tensors: Sequence[Tensor]) -> dict[str, str]:
     """Which tensors play the roles that transforms look for, by skrl's names."""
     named = {tensor.name: tensor for tensor in tensors}

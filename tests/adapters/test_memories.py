@@ -131,8 +131,6 @@ def test_a_tensor_is_declared_once(tmp_path):
         memory.create_tensor("a", 4)
     with pytest.raises(ValueError, match="declared already"):
         memory.create_tensor("a", 3, torch.int8)
-    with pytest.raises(SchemaError, match="expected a list or tuple of axes"):
-        memory.create_tensor("c", 4, keep_dimensions=True)
     assert memory.get_tensor_names() == ["a", "k"]
 
 
@@ -152,6 +150,24 @@ def test_every_space_has_its_size(tmp_path):
         assert memory.get_tensor_by_name(f"t{number}").shape == (2, 1, size)
     with pytest.raises(SchemaError, match="expected a number, a sequence of axes, or"):
         rofunc.Memory(2).create_tensor("t", "box")
+    shapes = [
+        (4, (4,)), (2.0, (2,)), ([2, 3], (2, 3)), (box, (2, 3)),
+        (spaces.Discrete(5), (1,)), (spaces.MultiBinary([2, 2]), (2, 2)),
+    ]  # fmt: skip
+    for space, shape in shapes:
+        memory = rofunc.Memory(2, device="cpu")
+        memory.create_tensor("t", space, keep_dimensions=True)
+        assert memory.get_tensor_by_name("t").shape == (2, 1, *shape)
+    for space in (spaces.Dict({"a": box}), spaces.Tuple((box,))):
+        with pytest.raises(SchemaError, match="expected a space of one shape"):
+            rofunc.Memory(2).create_tensor("t", space, keep_dimensions=True)
+
+
+def test_replacement_is_the_seventh_argument():
+    given = (5, 2, "cpu", False, "pt", "")
+    for kind, usual in ((rofunc.RandomMemory, True), (skrl.RandomMemory, False)):
+        assert kind(*given)._replacement is usual
+        assert kind(*given, not usual)._replacement is not usual
 
 
 @pytest.mark.parametrize(

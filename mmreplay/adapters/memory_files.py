@@ -1,0 +1,185 @@
+"""Files of memories, as skrl and rofunc name and lay out their tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from mmreplay.adapters.memory_cursor import Cursor
+from mmreplay.adapters.tensors import UNDER, Tensor
+from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.convert import registry
+from mmreplay.convert.base import Block, Reader, Writer
+from mmreplay.convert.between import open_source, refuse_inside
+from mmreplay.convert.description import Description
+from mmreplay.convert.rows import BufferReader
+from mmreplay.convert.transfer import transfer
+from mmreplay.episodes import FINAL
+from mmreplay.errors import SchemaError, SourceError
+from mmreplay.schema import Field, Schema
+
+FORMATS = ("pt", "npz", "csv")
+CELLS = "cells"
+"""Which cells hold a sample, where a file's last row is not whole and no NaN tells."""
+
+Format = Literal["pt", "npz", "csv"]
+Tensors = Mapping[str, Tensor]
+
+
+def check_format(name: str) -> None:
+    """Refuse a format that memories are not saved in.
+
+    Raises:
+        SchemaError: It is none.
+    """
+    if name not in FORMATS:
+        raise SchemaError(
+            f"Unsupported export format: got {name!r}, expected one of "
+            f"{', '.join(FORMATS)}; mmreplay.export(memory.ring, file) knows others"
+        )
+
+
+def save(ring: ReplayBuffer, target: Path, *, half: bool) -> None:
+    """Write the samples that a ring holds, oldest first.
+
+    Args:
+        ring: Of a memory.
+        target: The file; its suffix is of a legal format.
+        half: The newest row is not whole.
+    """
+    refuse_inside(target, ring.path)
+    found = registry.target_format(target, None)
+
+    def open_writer(description: Description) -> Writer:
+        return registry.open_writer(
+            found, target, description, overwrite=False, layout="skrl"
+        )
+
+    # Lines of csv are cells, and just those that are there.
+    told = half and found.name != "csv"
+    with BufferReader(ring) as reader:
+        transfer(_Named(reader, told), open_writer)
+
+
+def load(
+    path: str,
+    num_envs: int,
+    tensors: Tensors,
+    ready: Callable[[], tuple[ReplayBuffer, Cursor]],
+) -> None:
+    """Give up what a ring holds for the samples of a file.
+
+    A load that fails leaves it empty; so does one that is killed, when it is opened.
+
+    Args:
+        path: A file of `save`'s, or of skrl's or rofunc's own, of a legal suffix.
+        num_envs: Environments of the memory.
+        tensors: What to read, by name.
+        ready: Called when the file fits, for the ring and its cursor.
+
+    Raises:
+        KeyError: A tensor is not in the file.
+        SourceError: It is of another number of environments, or damaged.
+    """
+    source = Path(path).absolute()
+    found = registry.source_format(source, None)
+    options: dict[str, object] = {"layout": "skrl"}
+    if found.name == "csv":
+        options["num_envs"] = num_envs
+    with open_source(source, found, options) as reader:
+        described = reader.describe()
+        names = _names(described, tensors)
+        if described.num_envs != num_envs:
+            raise SourceError(
+                f"{path} holds {described.num_envs} environments, expected "
+                f"{num_envs}; make the memory with as many"
+            )
+        cells = CELLS in described.schema and CELLS not in tensors
+        ring, cursor = ready()
+        cursor.reset(ring, loading=True)
+        try:
+            for block in reader.blocks():
+                there = block.columns[CELLS].astype(bool).reshape(-1) if cells else None
+                _take(ring, names, block if there is None else block.taken(there))
+        except BaseException:
+            cursor.reset(ring)  # environments may differ in their rows
+            raise
+    cursor.loaded(ring)
+
+
+def _names(described: Description, tensors: Tensors) -> dict[str, Tensor]:
+    """Tensors by what the file calls them.
+
+    Raises:
+        KeyError: One is not there.
+    """
+    found = {}
+    for name, tensor in tensors.items():
+        # Files of before say the path.
+        said = name if name in described.schema else tensor.path
+        if said not in described.schema:
+            raise KeyError(name)
+        found[said] = tensor
+    return found
+
+
+def _take(ring: ReplayBuffer, names: Tensors, block: Block) -> None:
+    """Add the rows of a block, environment by environment."""
+    for env_id in np.unique(block.env_ids).tolist():
+        rows = block.env_ids == env_id
+        columns = {}
+        for name, tensor in names.items():
+            array = np.ascontiguousarray(block.columns[name][rows])
+            columns[tensor.path] = tensor.stored(tensor.shown(array))[:, None]
+        ring.extend(columns, env_ids=[env_id])
+
+
+class _Plain(Schema):
+    """Fields of a file in which no name has a meaning."""
+
+    __slots__ = ()
+
+    def __init__(self, fields: Mapping[str, Field]) -> None:
+        object.__setattr__(self, "fields", dict(fields))
+        object.__setattr__(self, "roles", {})
+
+
+class _Named(Reader):
+    """The rows of a memory's ring, its tensors named as the agent names them."""
+
+    def __init__(self, reader: Reader, cells: bool) -> None:
+        """Wrap a reader.
+
+        Args:
+            reader: Of the ring; closed by who opened it.
+            cells: Tell which cells hold a sample, where nothing else does.
+        """
+        self.report, self._reader = reader.report, reader
+        described = reader.describe()
+        paths = described.schema.fields
+        self._names = {path.removeprefix(UNDER): path for path in paths}
+        fields = {name: paths[path] for name, path in self._names.items()}
+        floats = any("float" in field.dtype for field in fields.values())
+        self._cells = cells and not floats and CELLS not in fields
+        if self._cells:
+            fields[CELLS] = Field((), "bool")
+        self._description = replace(described, schema=_Plain(fields))
+
+    def describe(self) -> Description:
+        """See `Reader.describe`."""
+        return self._description
+
+    def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
+        """See `Reader.blocks`."""
+        for block in self._reader.blocks(rows_per_block):
+            columns = {name: block.columns[path] for name, path in self._names.items()}
+            if self._cells:
+                columns[CELLS] = (block.flags & FINAL) == 0
+            yield Block(columns, block.env_ids, block.positions, block.flags)
+
+    def close(self) -> None:
+        """Nothing: whoever opened the reader closes it."""
