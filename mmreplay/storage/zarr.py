@@ -7,6 +7,7 @@ is said by its place's number, which readers look at before and after they copy.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -264,10 +265,13 @@ class ZarrStore:
     def disk_nbytes(self) -> tuple[int, int]:
         """Return (apparent, allocated) bytes."""
         apparent, allocated = self._tail.disk_nbytes()
-        for path in self.path.rglob("c.*"):
-            status = path.stat()
-            apparent += status.st_size
-            allocated += status.st_blocks * 512
+        for folder, _, names in os.walk(self.path):
+            for name in [each for each in names if each.startswith("c.")]:
+                # The writer removes shards while others look.
+                with suppress(FileNotFoundError):
+                    status = os.stat(os.path.join(folder, name))
+                    apparent += status.st_size
+                    allocated += status.st_blocks * 512
         return apparent, allocated
 
     def compression(self, heads: Ids) -> dict[str, tuple[int, int]]:

@@ -272,3 +272,14 @@ def test_what_cannot_be_is_refused(tmp_path):
         mr.ReplayBuffer.create(tmp_path / "a", SCHEMA, 9, engine="zarr", level=10)
     with pytest.raises(SchemaError, match="chunk_crc32c: got 1, expected True or"):
         mr.ReplayBuffer.create(tmp_path / "a", SCHEMA, 9, engine="zarr", chunk_crc32c=1)
+
+
+def test_a_shard_that_is_removed_meanwhile_counts_for_nothing(tmp_path, rng):
+    with mr.ReplayBuffer.create(tmp_path / "b", SCHEMA, 64, engine="zarr") as buffer:
+        buffer.extend({p: c[:, 0] for p, c in steps(rng, 64, 1).items()})
+    with mr.ReplayBuffer.open(tmp_path / "b") as buffer:
+        before = buffer.nbytes
+        assert before[1] > 0
+        # Listed, and not there when it is looked at.
+        (buffer.zarr_path / "reward/c.0.99").symlink_to("gone")
+        assert buffer.nbytes == before
