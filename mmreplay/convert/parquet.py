@@ -215,7 +215,8 @@ class ParquetReader(Reader):
 
     def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
         """See `Reader.blocks`."""
-        rows = rows_per_block or default_rows(self._description)
+        # Arrow takes some ten times a block's bytes while it reads one of lists.
+        rows = rows_per_block or default_rows(self._description, BLOCK_NBYTES // 2)
         return self._read(tuple(self._description.columns), rows)
 
     def marks(self) -> Iterator[Block]:
