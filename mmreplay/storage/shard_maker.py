@@ -16,6 +16,7 @@ from mmreplay.files import File, rename
 from mmreplay.format.metadata import Metadata
 from mmreplay.storage import shards, zarr_group
 from mmreplay.storage.memmap import MemmapStore
+from mmreplay.storage.recycler import Recycler
 from mmreplay.storage.zarr_group import ShardedArray
 
 ROLE_BITS = {"terminated": TERMINATED, "truncated": TRUNCATED}
@@ -98,7 +99,8 @@ class ShardMaker:
         if role is not None:
             flags: NDArray[np.bool_] = (self._tail.flags(rows) & ROLE_BITS[role]) != 0
             return flags
-        return np.ascontiguousarray(self._tail.gather(rows, [path])[path])
+        with Recycler(max_arrays=0):  # Or the tail would keep a shard of each field.
+            return np.ascontiguousarray(self._tail.gather(rows, [path])[path])
 
 
 def _pieces(parts: list[Any]) -> Iterator[bytes]:

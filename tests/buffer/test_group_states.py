@@ -157,3 +157,13 @@ def test_compression_counts_rows_that_were_written(tmp_path, rng, layout):
         packed, raw = buffer.compression["noise"]
     assert raw == 100 * 2 * 64
     assert packed >= raw
+
+
+def test_sealing_keeps_no_memory(tmp_path):
+    with mr.ReplayBuffer.create(
+        tmp_path / "b", SCHEMA, CAPACITY, engine="zarr"
+    ) as buffer:
+        fill(buffer, 0, 200)
+        buffer._parts.store.sealing._sealer.drain()
+        assert len(buffer._parts.store.sealing.places.sealed()) > 1
+        assert buffer._parts.store._tail._recycler.nbytes == 0
