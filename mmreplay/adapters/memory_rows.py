@@ -53,6 +53,8 @@ class Rows(Kept):
     """
 
     system: ClassVar[str] = "memory"
+    shaped: ClassVar[bool] = False
+    """Whether spaces and numbers keep dimensions as well, not sequences only."""
     held = "ring"
 
     def __init__(
@@ -209,8 +211,7 @@ class Rows(Kept):
             name: Its name.
             size: See `space_size`; None declares nothing.
             dtype: Torch's default one by default.
-            keep_dimensions: Samples have the axes of size, see `space_shape`; else
-                they have one.
+            keep_dimensions: Samples have the axes of size; else they have one.
 
         Returns:
             Whether it is new.
@@ -221,7 +222,9 @@ class Rows(Kept):
         """
         if size is None:
             return False
-        shape = space_shape(size) if keep_dimensions else (space_size(size),)
+        shape = (
+            space_shape(size, self.shaped) if keep_dimensions else (space_size(size),)
+        )
         known = self._declared.get(name)
         if known is not None:
             if known.shape != shape or dtype not in (None, known.dtype):

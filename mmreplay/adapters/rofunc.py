@@ -11,7 +11,7 @@ class Memory(memories.Memory):
     """`rofunc.learning.utils.memory.Memory` in files."""
 
     system = "rofunc"
-    strict = True
+    strict = shaped = True
 
     @property
     def tensors_keep_dimensions(self) -> Mapping[str, bool]:

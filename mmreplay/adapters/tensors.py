@@ -147,17 +147,24 @@ def space_size(size: Any) -> int:
     )
 
 
-def space_shape(size: Any) -> Shape:
+def space_shape(size: Any, spaces: bool) -> Shape:
     """Axes of a sample that keeps its dimensions.
 
     Args:
-        size: As in `space_size`, but for a Dict and Tuple, which have no one shape.
+        size: A sequence of axes; a number, or a space, as in `space_size`.
+        spaces: Let numbers pass, and spaces but for Dict and Tuple, which have no
+            one shape.
 
     Raises:
         SchemaError: It is something else.
     """
     if isinstance(size, list | tuple):
         return tuple(int(axis) for axis in size)
+    if not spaces:
+        raise SchemaError(
+            f"size: got {size!r} with keep_dimensions=True, expected a list or "
+            "tuple of axes; give the space's shape"
+        )
     kinds = {kind.__name__ for kind in type(size).__mro__}
     if kinds & {"Dict", "Tuple"}:
         raise SchemaError(

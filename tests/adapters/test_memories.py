@@ -131,6 +131,8 @@ def test_a_tensor_is_declared_once(tmp_path):
         memory.create_tensor("a", 4)
     with pytest.raises(ValueError, match="declared already"):
         memory.create_tensor("a", 3, torch.int8)
+    with pytest.raises(SchemaError, match="expected a list or tuple of axes"):
+        memory.create_tensor("c", 4, keep_dimensions=True)
     assert memory.get_tensor_names() == ["a", "k"]
 
 
