@@ -6,7 +6,7 @@ Everything found or guessed stands in the report. Fields keep the names they hav
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +24,24 @@ from mmreplay.schema.naming import Plain
 class PlainReader(Reader):
     """Reads arrays ``[rows, *shape]`` as the steps of one environment."""
 
-    def __init__(self, file: File, columns: Mapping[str, Column], notes: Notes) -> None:
+    def __init__(
+        self,
+        file: File,
+        columns: Mapping[str, Column],
+        notes: Notes,
+        written: Callable[[int, int], NDArray[np.bool_]] | None = None,
+    ) -> None:
+        """Find fields, roles and ends among the arrays.
+
+        Args:
+            file: Closed with the reader.
+            columns: The arrays.
+            notes: Where what is found and guessed goes.
+            written: Which of rows ``[first, stop)`` somebody wrote, bool
+                ``[stop - first]``; the others end nothing. All by default.
+        """
         self.report = notes
+        self._written = written
         self._file = file
         self._rows = _common_rows(columns, notes, file)
         self._columns = {
@@ -56,11 +72,21 @@ class PlainReader(Reader):
         used = {path: self._columns[path] for path in self._plain.schema.paths}
         marks, done = Marks(1), 0
         for found in Scan(used, rows, self._rows).blocks():
+            if self._written is not None:
+                self._blank(found, done)
             columns, terminated, truncated = self._plain.take(found, done)
             positions = np.arange(done, done + len(terminated))
             done += len(terminated)
             flags = marks.mark(0, terminated, truncated)
             yield Block(columns, np.zeros_like(positions), positions, flags)
+
+    def _blank(self, found: dict[str, NDArray[np.generic]], first: int) -> None:
+        """Let rows that nobody wrote end nothing: theirs may be NaN."""
+        assert self._written is not None
+        for path in self._plain.ends.values():
+            ends = found[path].reshape(-1)
+            written = self._written(first, first + len(ends))
+            found[path] = np.where(written, ends, np.zeros_like(ends))
 
     def arrays(self) -> dict[str, NDArray[np.generic]]:
         """Every stored array, mapped read-only; see `ArrayReader.arrays`."""

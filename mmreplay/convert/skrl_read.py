@@ -71,8 +71,8 @@ class SkrlReader(Reader):
             columns: They.
             notes: What was found so far.
             size: Steps that were written; found by the NaNs after them by default.
-            cursor: The step that would have been written next, in a memory that is
-                full: the oldest one.
+            cursor: The step that would have been written next: in a memory that is
+                full the oldest one, otherwise behind the newest.
         """
         self.report = notes
         self._length, self._num_envs = _common(columns, file)
@@ -83,16 +83,15 @@ class SkrlReader(Reader):
         }
         start = self._checked("cursor", cursor, self._length - 1) or 0
         size = self._checked("size", size, self._length)
-        stop = np.full(self._num_envs, self._length if size is None else size)
-        if size is None and cursor is None:
-            stop = self._written()
-        if start and (stop < self._length).any():
-            raise SchemaError(
-                f"cursor: got {cursor} for a memory with {int(stop.min())} of "
-                f"{self._length} steps, expected a full one; leave it out"
-            )
-        plain = PlainReader(file, self._columns, notes)
-        self._dealt = DealtReader(plain, stop.astype(np.int64), start)
+        if size is None:
+            stop = self._written(full=cursor is not None)
+        else:
+            stop = np.full(self._num_envs, size)
+        self._stop = stop
+        if cursor is not None and (stop < self._length).any():
+            start = self._begin(cursor)
+        plain = PlainReader(file, self._columns, notes, self._is_written)
+        self._dealt = DealtReader(plain, stop, start)
         self._tell(size, cursor)
 
     def _checked(self, what: str, number: int | None, most: int) -> int | None:
@@ -103,14 +102,39 @@ class SkrlReader(Reader):
             )
         return number
 
-    def _written(self) -> Ids:
-        """Steps of each environment before those that are NaN all over."""
+    def _begin(self, cursor: int) -> int:
+        """The oldest step of a memory that was never filled.
+
+        Raises:
+            SchemaError: Its cursor is not where the steps stop.
+        """
+        if cursor != int(self._stop.max()):
+            raise SchemaError(
+                f"cursor: got {cursor} for a memory with {int(self._stop.min())} of "
+                f"{self._length} steps, expected a full one, or their number; leave "
+                "it out"
+            )
+        return 0
+
+    def _is_written(self, first: int, stop: int) -> NDArray[np.bool_]:
+        """Whether rows of all environments in turns are steps, bool ``[N]``."""
+        steps, env_ids = np.divmod(np.arange(first, stop), self._num_envs)
+        written: NDArray[np.bool_] = steps < self._stop[env_ids]
+        return written
+
+    def _written(self, *, full: bool) -> Ids:
+        """Steps of each environment before those that are NaN all over.
+
+        Args:
+            full: The memory is full where no float tells otherwise.
+        """
         floats = {n: c for n, c in self._columns.items() if is_float(c.dtype)}
         if not floats:
-            self.report.doubt(
-                "no float tensor tells which steps were never written: all were taken; "
-                "tell how many by size="
-            )
+            if not full:
+                self.report.doubt(
+                    "no float tensor tells which steps were never written: all were "
+                    "taken; tell how many by size="
+                )
             return np.full(self._num_envs, self._length)
         stop = np.zeros(self._num_envs, np.int64)
         nbytes = sum(column.row_nbytes for column in floats.values())

@@ -179,6 +179,40 @@ def test_a_full_memory_needs_its_cursor(tmp_path, suffix):
     assert not mr.verify_buffer(tmp_path / "b").findings
 
 
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_cursor_brings_back_no_step_that_was_never_written(tmp_path, suffix):
+    memory = Memory(12, 2)
+    for number in range(7):
+        memory.add(number)
+    path = tmp_path / f"a{suffix}"
+    memory.save(path)
+    for cursor in (0, 6, 8):
+        with pytest.raises(
+            SchemaError, match=f"got {cursor} for a memory with 7 of 12"
+        ):
+            mr.load(path, tmp_path / "c", layout="skrl", cursor=cursor)
+    mr.load(path, tmp_path / "b", layout="skrl", cursor=memory.cursor, strict=True)
+    for env in range(2):
+        assert numbers(tmp_path / "b", env)[0].tolist() == list(range(7))
+
+
+def test_ends_that_are_floats_may_be_missing_where_nothing_was_written(tmp_path):
+    memory = Memory(12, 2)
+    ends = torch.full((12, 2, 1), torch.nan)
+    memory.tensors["terminated"] = ends
+    for number in range(7):
+        memory.add(number)
+    memory.save(tmp_path / "a.pt")
+    mr.load(tmp_path / "a.pt", tmp_path / "b", layout="skrl", strict=True)
+    assert numbers(tmp_path / "b", 0)[1][0] == 5
+    ends[3, 1] = torch.nan
+    memory.save(tmp_path / "b.pt")
+    with pytest.raises(
+        SourceError, match="'terminated' has no value, or NaN, in row 7"
+    ):
+        mr.load(tmp_path / "b.pt", tmp_path / "c", layout="skrl")
+
+
 def test_final_observations_are_left_out_and_told(tmp_path):
     schema = mr.Schema.from_flat(
         {k: v for k, v in SCHEMA.fields.items() if k != "next_observation"}

@@ -21,7 +21,7 @@ from mmreplay.convert.foreign.fields import (
 )
 from mmreplay.convert.foreign.stretches import TRUNCATED, Stretch, StretchReader
 from mmreplay.convert.foreign.tensors import TensorRows
-from mmreplay.errors import FormatError
+from mmreplay.errors import FormatError, SchemaError
 from mmreplay.files import File
 
 NAMES = {"Observation": "observation", "Action": "action", "Reward": "reward"}
@@ -57,6 +57,11 @@ class PytorchrlReader(StretchReader):
             self._notes.doubt(
                 "nothing tells how many rows were written, nor which was the last: all "
                 "were taken, in the file's order; pass size= and step="
+            )
+        elif size == self._slots and step is None:
+            self._notes.doubt(
+                "nothing tells which row was written last: all were taken in the "
+                "file's order; pass step="
             )
         size = self._slots if size is None else size
         step = 0 if step is None else step
@@ -149,6 +154,12 @@ def open_reader(
         done: What ``NextDone`` means, ``"terminated"`` or ``"truncated"``.
     """
     check_meaning(done)
+    for name, number in (("size", size), ("step", step)):
+        if number is not None and type(number) is not int:
+            raise SchemaError(
+                f"{name}: got {number!r}, expected an integer, as the storage had; "
+                "leave it out if you do not know it"
+            )
     file = File.open(path, None)
     try:
         return PytorchrlReader(file, size, step, done)

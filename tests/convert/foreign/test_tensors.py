@@ -8,7 +8,7 @@ import torch
 
 import mmreplay as mr
 from mmreplay.convert import registry
-from mmreplay.errors import FormatError, SourceError
+from mmreplay.errors import FormatError, SchemaError, SourceError
 from tests.convert.foreign.oracle import assert_same, drawn
 
 FIRST, MID, LAST = 0, 1, 2
@@ -126,6 +126,25 @@ def test_two_rings_in_one_file_are_refused(tmp_path, rng):
         mr.load(tmp_path / "a.pt", tmp_path / "buffer")
 
 
+def test_a_first_row_begins_an_episode_whatever_came_before(tmp_path):
+    ring = Ring(1, 12)
+    for number, kind in enumerate([FIRST, MID, MID, FIRST, FIRST, MID, LAST]):
+        ring.add(
+            0, step_type=kind, reward=number, discount=kind != LAST, action=number,
+            observation=np.full(3, number), p=np.zeros(2),
+        )  # fmt: skip
+    path = ring.save(tmp_path / "a.pt")
+    report = mr.load(path, tmp_path / "buffer", strict=True)
+    assert any("1 episodes were cut off without an end" in n for n in report.notes)
+    got, left = drawn(tmp_path / "buffer", ["observation/x"])
+    assert left == 0
+    assert got["observation/x"][:, 0].tolist() == [0, 1, 4, 5]
+    assert got["next_observation/x"][:, 0].tolist() == [1, 2, 5, 6]
+    assert got["reward"].tolist() == [1, 2, 5, 6]
+    assert got["terminated"].tolist() == [False, False, False, True]
+    assert got["truncated"].tolist() == [False, True, False, False]
+
+
 def storage(rng, slots=10, processes=3):
     seen = rng.random((slots, processes, 4)).astype(np.float32)
     done = (rng.random((slots, processes, 1)) < 0.3).astype(np.float32)
@@ -191,6 +210,38 @@ def test_a_storage_without_its_size_is_doubted(tmp_path, rng):
         assert not buffer.gather_all()["terminated"].any()
     with pytest.raises(FormatError, match="got size 11 and step 0, expected rows of"):
         mr.load(path, tmp_path / "other", size=11)
+    full = mr.load(path, tmp_path / "full", size=10, done="terminated")
+    assert any("nothing tells which row was written last" in d for d in full.doubts)
+    told = mr.load(path, tmp_path / "all", size=10, step=0, done="terminated")
+    assert not told.doubts
+
+
+@pytest.mark.parametrize("options", [{"size": "two"}, {"step": 1.5}, {"size": True}])
+def test_sizes_that_are_no_integers_are_refused(tmp_path, rng, options):
+    path = save(tmp_path / "a.pt", storage(rng))
+    told = (
+        f"{next(iter(options))}: got {next(iter(options.values()))!r}, expected an in"
+    )
+    with pytest.raises(SchemaError, match=told):
+        mr.load(path, tmp_path / "buffer", **options)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"NextObservation": np.zeros((10, 3, 5), "f4")}, r"float32\[5\] for what fol"),
+        ({"NextDone": np.zeros((10, 3, 2), "f4")}, r"10 rows of float32\[2\], expecte"),
+        (
+            {"NextDone": np.full((10, 3, 1), np.nan, "f4")},
+            "has no value, or NaN, in row",
+        ),
+    ],
+)
+def test_storages_that_make_no_sense_are_refused(tmp_path, rng, change, match):
+    path = save(tmp_path / "a.pt", storage(rng) | change)
+    with pytest.raises((FormatError, SourceError), match=match):
+        mr.load(path, tmp_path / "buffer", done="terminated")
+    assert not (tmp_path / "buffer").exists()
 
 
 def test_a_plain_file_of_tensors_is_neither(tmp_path):
