@@ -25,7 +25,7 @@ from mmreplay.errors import CorruptError, FormatError
 from mmreplay.files import File
 
 POSITIONS, SIZES = "_current_pos", "_current_size"
-LAST = 2
+FIRST, LAST = 0, 2
 MAX_ENVS = 1 << 20
 STEP = "time_step"
 LED = ("reward", "discount")
@@ -107,7 +107,8 @@ class AlfReader(StretchReader):
                     f"{self._file.path}: step types have rows of shape "
                     f"{list(kinds.shape)}, expected one each"
                 )
-            last = kinds.read(0, count).reshape(count) == LAST
+            kind = kinds.read(0, count).reshape(count)
+            last = kind == LAST
             over = np.ones(count, bool)
             if "discount" in columns and single(columns["discount"].shape):
                 over = columns["discount"].read(0, count).reshape(count) == 0
@@ -116,7 +117,9 @@ class AlfReader(StretchReader):
                     "no discount tells time limits: all ends are terminations"
                 )
             name = f"{self._file.path}, environment {env_id}"
-            yield from episodes(name, columns, LED, last & over, last & ~over, env_id)
+            yield from episodes(
+                name, columns, LED, last & over, last & ~over, env_id, kind == FIRST
+            )
 
 
 def _prefix(file: File, columns: Mapping[str, Column]) -> str:

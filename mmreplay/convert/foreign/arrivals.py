@@ -28,6 +28,7 @@ def episodes(
     terminated: Bools,
     truncated: Bools,
     env_id: int = 0,
+    begins: Bools | None = None,
 ) -> Iterator[Stretch]:
     """The episodes of an environment's rows.
 
@@ -38,9 +39,14 @@ def episodes(
         terminated: bool ``[N]``, rows that a terminated step led to.
         truncated: bool ``[N]``, likewise.
         env_id: The environment.
+        begins: bool ``[N]``, rows that begin an episode, whether the one before them
+            ended or not; those behind an end, if None.
     """
     count = len(terminated)
-    behind = np.flatnonzero((terminated | truncated)[:-1]) + 1
+    over = (terminated | truncated)[:-1]
+    if begins is not None:
+        over |= begins[1:]
+    behind = np.flatnonzero(over) + 1
     for first, stop in pairwise([0, *behind.tolist(), count]):
         steps = stop - first - 1
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from mmreplay.convert.foreign.tfrecord import Values, example, records
 from mmreplay.errors import CorruptError, FormatError, SchemaError
 from mmreplay.files import File
 from mmreplay.schema.dtypes import DTYPES, bfloat16_bits, storage_dtype
+from mmreplay.schema.naming import left_out
 
 FEATURES = "features.json"
 MAX_NBYTES = 16 << 20
@@ -61,7 +63,7 @@ class RldsReader(StretchReader):
         self._folder, self._shards, self._last = folder, shards, last
         self._features = features
         self._notes = notes = Notes()
-        self._empty = self._rewarded = 0
+        self._empty = self._rewarded = self._inner = 0
         first = next(self._read(), None)
         if first is None:
             raise FormatError(f"{folder} holds no episode, expected at least one")
@@ -77,6 +79,11 @@ class RldsReader(StretchReader):
         super().__init__(self._stretches_of, schema, notes, lambda: None)
         if self._empty:
             notes.note(f"{self._empty:,} episodes of one row were left out: no step")
+        if self._inner:
+            notes.doubt(
+                f"{self._inner:,} episodes begin within what the source calls one, by "
+                "is_first and is_last: each was taken as one of its own"
+            )
         if self._rewarded:
             notes.doubt(
                 f"{self._rewarded:,} episodes have a reward in their last row, which "
@@ -105,27 +112,61 @@ class RldsReader(StretchReader):
         return found
 
     def _stretches_of(self) -> Iterator[Stretch]:
-        self._empty = self._rewarded = 0
+        self._empty = self._rewarded = self._inner = 0
         for name, values in self._read():
-            columns = self._columns(name, values)
+            whole = self._columns(name, values)
             terminal = _marks(name, values, "is_terminal")
-            count = len(terminal)
-            if self._last == "step":
-                yield Stretch(name, count, columns, {}, _ends(terminal, count))
-                continue
-            if count < 2:
-                self._empty += 1
-                continue
-            if "reward" in columns:
-                self._rewarded += bool(columns["reward"].read(count - 1, count).any())
-            nexts: dict[str, Rows] = {
-                path: Later(rows, 1, count - 1)
-                for path, rows in columns.items()
-                if path.split("/")[0] == "observation"
-            }
-            yield Stretch(
-                name, count - 1, columns, nexts, _ends(terminal[1:], count - 1)
+            bounds = _bounds(name, values)
+            self._inner += len(bounds) - 2
+            for first, stop in pairwise(bounds):
+                columns = {
+                    path: Later(rows, first, stop - first)
+                    for path, rows in whole.items()
+                }
+                told = f"{name}, row {first}" if first else name
+                yield from self._stretch(told, columns, terminal[first:stop])
+
+    def _stretch(
+        self, name: str, columns: Mapping[str, Rows], terminal: Bools
+    ) -> Iterator[Stretch]:
+        """The rows of one episode; none if there is no step in it."""
+        count = len(terminal)
+        if self._last == "step":
+            yield Stretch(name, count, columns, {}, _ends(terminal, count))
+            return
+        if count < 2:
+            self._empty += 1
+            return
+        if "reward" in columns:
+            self._rewarded += bool(columns["reward"].read(count - 1, count).any())
+        nexts = {
+            path: Later(rows, 1, count - 1)
+            for path, rows in columns.items()
+            if path.split("/")[0] == "observation"
+        }
+        yield Stretch(name, count - 1, columns, nexts, _ends(terminal[1:], count - 1))
+
+
+def _bounds(name: str, values: Mapping[str, Values]) -> list[int]:
+    """Where episodes begin in what the source calls one, and its count of rows.
+
+    Raises:
+        CorruptError: It has not one mark of each kind a row.
+    """
+    last = _marks(name, values, "is_last")
+    over = last[:-1].copy()
+    for mark in MARKS:
+        if mark == "is_first" and STEPS + mark not in values:
+            continue
+        found = _marks(name, values, mark)
+        if len(found) != len(last):
+            raise CorruptError(
+                f"{name}: got {len(found)} values of {mark!r} and {len(last)} of "
+                "'is_last', expected one of each a row; the file is damaged"
             )
+        if mark == "is_first":
+            over |= found[1:]
+    return [0, *(np.flatnonzero(over) + 1).tolist(), len(last)]
 
 
 def _ends(terminal: Bools, steps: int) -> Any:
@@ -181,7 +222,7 @@ def _images(name: str, path: str, values: Values, count: int) -> ImageRows:
     return ImageRows(lambda a, b: values[a:b], count, f"{name}: {path!r}")
 
 
-def _leaves(node: Any, path: str, notes: list[str]) -> Iterator[tuple[str, Feature]]:
+def _leaves(node: Any, path: str, notes: Notes) -> Iterator[tuple[str, Feature]]:
     """The steps' features by path; what can be no field is told."""
     below = node.get("featuresDict", {}).get("features")
     if isinstance(below, dict):
@@ -204,10 +245,10 @@ def _leaves(node: Any, path: str, notes: list[str]) -> Iterator[tuple[str, Featu
     ):
         yield path, Feature(kind["dtype"], sides)
     else:
-        notes.append(f"{path!r} can be no field, and was left out")
+        left_out(notes, path, f"{path!r} can be no field, and was left out")
 
 
-def _features(folder: Path, notes: list[str]) -> dict[str, Feature]:
+def _features(folder: Path, notes: Notes) -> dict[str, Feature]:
     """The steps' features, as features.json says.
 
     Raises:
@@ -235,7 +276,8 @@ def _shards(folder: Path, split: str | None) -> list[Path]:
         if match:
             found.setdefault(match[1], {})[int(match[2] or 0)] = path
             totals[match[1]] = int(match[3] or 1)
-    if (split is not None and split not in found) or not found:
+    # A list: what the command line makes of an option may have no hash.
+    if (split is not None and split not in list(found)) or not found:
         raise SchemaError(
             f"split: got {split!r}, expected one of {sorted(found)} in {folder}; leave "
             "it out for all"
@@ -273,9 +315,11 @@ def open_reader(
             f"last: got {last!r}, expected one of {', '.join(LASTS)}; leave it out for "
             "what RLDS says"
         )
-    told: list[str] = []
+    told = Notes()
     features = _features(path, told)
     reader = RldsReader(path, _shards(path, split), features, last)
-    for text in told:
+    for text in told.notes:
         reader.report.note(text)
+    for text in told.doubts:
+        reader.report.doubt(text)
     return reader

@@ -188,6 +188,42 @@ def test_a_last_row_with_a_reward_is_a_doubt_and_can_be_a_step(tmp_path, rng):
         mr.load(folder, tmp_path / "other", last="row")
 
 
+@pytest.mark.parametrize("mark", ["is_first", "is_last"])
+def test_an_episode_that_begins_within_another_is_one_of_its_own(tmp_path, rng, mark):
+    found, wanted = episodes(rng, (4, 2))
+    both = {
+        key: [*found[0][key], *found[1][key]]
+        if isinstance(found[0][key], list)
+        else np.concatenate([found[0][key], found[1][key]])
+        for key in found[0]
+    }
+    other = "is_first" if mark == "is_last" else "is_last"
+    rows = len(both["steps/is_last"])
+    place = 0 if other == "is_first" else rows - 1
+    both[f"steps/{other}"] = np.arange(rows) == place
+    folder = write(tmp_path / "set", [both], 1)
+    report = mr.load(folder, tmp_path / "buffer")
+    assert report.doubts == (
+        "1 episodes begin within what the source calls one, by is_first and is_last: "
+        "each was taken as one of its own",
+    )
+    got, left = drawn(tmp_path / "buffer", OBSERVATIONS)
+    assert left == 0
+    assert_same(got, wanted)
+
+
+def test_features_of_a_role_that_can_be_no_field_are_doubts(tmp_path, rng):
+    found, _ = episodes(rng)
+    features = FEATURES | {"reward": {"text": {}}}
+    folder = write(tmp_path / "set", found, features=features)
+    report = mr.load(folder, tmp_path / "buffer")
+    assert "'reward' can be no field, and was left out" in report.doubts
+    with pytest.raises(
+        SchemaError, match=r"split: got \[1\], expected one of \['train"
+    ):
+        mr.load(folder, tmp_path / "other", split=[1])
+
+
 def test_episodes_of_one_row_have_no_step(tmp_path, rng):
     found, _ = episodes(rng, (3, 0))
     report = mr.load(write(tmp_path / "set", found, 1), tmp_path / "buffer")
@@ -282,6 +318,10 @@ def test_numbers_of_every_size_come_back(rng):
         (
             {"steps/action": np.zeros(3, np.int64)},
             "got 3 values of 'action', expected 4",
+        ),
+        (
+            {"steps/is_terminal": np.array([0, 1])},
+            "got 2 values of 'is_terminal' and 4 of 'is_last', expected one of each",
         ),
         ({"steps/observation/grid": np.full(16, 300)}, "beyond uint8, expected it as"),
         ({"steps/observation/image": [b"x"]}, "got 1 images of .* expected 4, one a"),
