@@ -60,7 +60,7 @@ class Home:
         Raises:
             FormatError: A buffer is there, and resume is False.
         """
-        self._system = system
+        self._system, self._resume, self._copies = system, resume, 0
         folder = os.environ.get(FOLDER)
         self.temporary = path is None and not folder
         self.path = Path(os.path.abspath(_place(system, path, folder)))
@@ -98,6 +98,13 @@ class Home:
         if self.buffer is not None and not self.buffer.closed:
             self.buffer.commit()
         return _again, (self._system, str(self.path), made)
+
+    def beside(self) -> Home:
+        """A home for a copy of the buffer: its folder has this one's name and more."""
+        if self.temporary:
+            return Home(self._system)
+        self._copies += 1
+        return Home(self._system, f"{self.path}-copy{self._copies}", self._resume)
 
     def ring(
         self,

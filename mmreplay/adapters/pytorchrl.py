@@ -28,7 +28,7 @@ from mmreplay.adapters.pytorchrl_data import (
     RHS,
     RHS2,
 )
-from mmreplay.adapters.pytorchrl_priorities import SequencePriorities
+from mmreplay.adapters.pytorchrl_priorities import Powers, SequencePriorities
 from mmreplay.adapters.pytorchrl_ring import RingStorage
 from mmreplay.adapters.pytorchrl_sequences import SequenceStorage
 from mmreplay.adapters.values import array_of, check_counts
@@ -296,24 +296,35 @@ class PERBuffer(NStepReplayBuffer, SequencePriorities):
             path: As there.
             resume: As there.
         """
-        self.epsilon, self.alpha, self.beta = epsilon, alpha, beta
+        self._powers = Powers(alpha, beta)
+        self.epsilon = epsilon
         self.error = default_error
         super().__init__(
             size, device, actor, algorithm, envs, n_step, path=path, resume=resume
         )
 
-    def _alpha_at(self, step: int) -> float:
-        return self.alpha
+    @property
+    def alpha(self) -> float:  # noqa: D102 - an attribute of the class
+        return self._powers.alpha
 
-    def _beta_at(self, step: int) -> float:
-        return self.beta
+    @alpha.setter
+    def alpha(self, value: float) -> None:
+        self._powers.alpha = value
+
+    @property
+    def beta(self) -> float:  # noqa: D102 - an attribute of the class
+        return self._powers.beta
+
+    @beta.setter
+    def beta(self, value: float) -> None:
+        self._powers.beta = value
 
     def _sampler(self) -> Sampler:
         if self.recurrent_actor:
             return super()._sampler()
         return PrioritizedSampler(
-            self._alpha_at,
-            self._beta_at,
+            self._powers.alpha_at,
+            self._powers.beta_at,
             eps=0.0,
             initial_priority=float(self.error),
             stratified=False,

@@ -29,6 +29,9 @@ PRIORITY = "sequence_priority"
 """A field of ours: at a sequence's first row its mixed error; 0 until there is one."""
 TOLD_ZERO = -1.0
 """The priority of a sequence whose error was told, and is 0."""
+KEY, UNSTORED = "pytorchrl", "unstored"
+"""Where the folder says what else there is: the grid of sequences, and the shapes of
+hidden states that are not stored."""
 NARROW = frozenset(map(np.dtype, ("bool", "uint8", "int8")))
 """What is stored as it is; all else is float32, as pytorchrl stores everything."""
 Columns = dict[str, NDArray[Any]]
@@ -141,11 +144,22 @@ def put(nested: dict[str, Any], path: str, value: Any) -> None:
     nested[top][rest] = value
 
 
-def zeros_like(value: Any) -> Any:
-    """One row of zeros like a value, as float32."""
+def zeros_like(value: Any, lead: int) -> Any:
+    """One row of zeros like a value's, as float32, lead being its axes before a row."""
     if isinstance(value, Mapping):
-        return {name: zeros_like(part) for name, part in value.items()}
-    return np.zeros((1, *np.shape(value)), np.float32)
+        return {name: zeros_like(part, lead) for name, part in value.items()}
+    return np.zeros((1, *np.shape(value)[lead:]), np.float32)
+
+
+def shapes_of(values: Mapping[str, Any], above: str = "") -> dict[str, list[int]]:
+    """Shapes of nested arrays by path, as JSON."""
+    found: dict[str, list[int]] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            found |= shapes_of(value, f"{above}{name}/")
+        else:
+            found[f"{above}{name}"] = list(value.shape)
+    return found
 
 
 def described(columns: Columns) -> tuple[Schema, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,26 @@ from mmreplay.errors import EmptyError, SchemaError
 
 HIGHEST = 0.9
 """Of a sequence's error, the share of its highest step's; the rest is their mean's."""
+
+
+@dataclass
+class Powers:
+    """Alpha and beta as they are now.
+
+    A sampler looks at these and not at the storage, which would then not go as long as
+    its ring is open.
+    """
+
+    alpha: float
+    beta: float
+
+    def alpha_at(self, step: int) -> float:
+        """Alpha, whatever the step."""
+        return self.alpha
+
+    def beta_at(self, step: int) -> float:
+        """Beta, whatever the step."""
+        return self.beta
 
 
 class SequencePriorities(SequenceStorage):
@@ -31,8 +52,8 @@ class SequencePriorities(SequenceStorage):
     beta: float
     error: float
 
-    def _columns(self, sample: Mapping[str, Any]) -> Columns:
-        found = super()._columns(sample)
+    def _columns(self, sample: Mapping[str, Any], lead: int = 0) -> Columns:
+        found = super()._columns(sample, lead)
         if self.recurrent_actor and ENDED in found:
             found[PRIORITY] = np.zeros(found[ENDED].shape, np.float32)
         return found

@@ -6,8 +6,9 @@ numbered from the oldest, whatever the ring has overwritten.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 from weakref import WeakValueDictionary
 
 from mmreplay.adapters.home import Home, StrPath
@@ -56,7 +57,8 @@ class RingStorage(RowStorage):
 
         Raises:
             FormatError: A ring is there, and resume is False.
-            SchemaError: The size is not positive.
+            SchemaError: The size is not positive, or less than that of the ring that
+                is there.
         """
         check_counts(size=size)
         self.actor, self.algo, self.device, self.envs = actor, algorithm, device, envs
@@ -72,10 +74,29 @@ class RingStorage(RowStorage):
         self._slices: WeakValueDictionary[int, Slice] = WeakValueDictionary()
         self._seed = seed_of_draws()
         if self.home.resumed:
+            self._check_size(size)
             self._ring = self.home.reopen(self._sampler(), self._transforms())
-            assert self._ring is not None
-            self._max_size = self._ring.capacity
-            self._mark = int(self._ring.heads[0])
+            self._go_on()
+
+    def _check_size(self, size: int) -> None:
+        """Refuse to give up rows that are there, which a wrong number would do."""
+        with Ring.open(self.home.path) as found:
+            capacity = found.capacity
+        if self._max_size < capacity:
+            raise SchemaError(
+                f"size: got {size}, which is {self._max_size} rows, expected at least "
+                f"the {capacity} rows that {self.home.path} is made for; give its "
+                "size, and make it smaller by update_storage_parameter('max_size', n)"
+            )
+
+    def _go_on(self) -> None:
+        """Take over a ring that was there; a smaller one grows."""
+        assert self._ring is not None
+        if self._ring.capacity < self._max_size:
+            self._ring.resize(self._max_size)
+        self._max_size = self._ring.capacity
+        self._mark = int(self._ring.heads[0])
+        self._recall()
 
     @classmethod
     def create_factory(
@@ -156,7 +177,7 @@ class RingStorage(RowStorage):
                 return
             new_data = new_data.loaded()
         self._settle()
-        columns = self._columns(new_data)
+        columns = self._columns(new_data, lead=1)
         lengths = {path: len(array) for path, array in columns.items()}
         if len(set(lengths.values())) != 1:
             raise SchemaError(
@@ -273,10 +294,16 @@ class RingStorage(RowStorage):
         """Change an attribute, if there is one of that name.
 
         A new `max_size` resizes the ring, and keeps the newest rows.
+
+        Raises:
+            SchemaError: A new `max_size` is no number of rows.
         """
         if parameter_name == "max_size":
+            check_counts(max_size=new_parameter_value)
             self._settle()
             if self._ring is not None:
+                # What was taken out may be among what goes.
+                self._keep(self.max_size)
                 self._ring.resize(int(new_parameter_value))
             self._max_size = int(new_parameter_value)
         elif hasattr(self, parameter_name):
@@ -291,13 +318,36 @@ class RingStorage(RowStorage):
         drawn = None if sampler is None else sampler.state_dict()
         return state | {"sampler": None, "drawn": drawn}
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A storage of its own with the same rows, in a folder of its own.
+
+        That is another temporary one, or ``<path>-copy1`` and so on. With resume=True,
+        a copy goes on with what its folder holds already, as the storage does.
+        """
+        state = self.__getstate__()
+        del state["home"]
+        home = self.home.beside()
+        if self._ring is not None and not home.resumed:
+            self._ring.snapshot(home.path)
+        if home.resumed:
+            # How far another ring's draws are says nothing here.
+            state["drawn"] = None
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        made.__setstate__({**copy.deepcopy(state, memo), "home": home})
+        if home.resumed:
+            made._go_on()
+        return made
+
     def _open_again(self, sampler: Sampler | None) -> None:
         self._slices = WeakValueDictionary()
         sampler, drawn = self._sampler(), self.__dict__.pop("drawn")
         self._ring = self.home.reopen(sampler, self._transforms())
         # A ring that is open already keeps the sampler that draws from it.
-        if self._ring is not None and drawn and self._ring.sampler is sampler:
-            sampler.load_state_dict(drawn)
+        if self._ring is not None and self._ring.sampler is sampler:
+            self._recall()
+            if drawn:
+                sampler.load_state_dict(drawn)
 
     def __repr__(self) -> str:
         kind = type(self).__name__

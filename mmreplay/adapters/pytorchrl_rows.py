@@ -11,12 +11,15 @@ from mmreplay.adapters.home import Kept
 from mmreplay.adapters.pytorchrl_data import (
     DONE2,
     ENDED,
+    KEY,
     NARROW,
     PRIORITY,
+    UNSTORED,
     Columns,
     Hooks,
     described,
     put,
+    shapes_of,
     zeros_like,
 )
 from mmreplay.adapters.values import array_of
@@ -62,17 +65,26 @@ class RowStorage(Hooks, Kept):
         self._ring = self.home.ring(
             schema, self._max_size, num_envs,
             sampler=self._sampler(), transforms=self._transforms(),
+            user={KEY: {UNSTORED: shapes_of(self._empty)}},
         )  # fmt: skip
 
-    def _columns(self, sample: Mapping[str, Any]) -> Columns:
-        """Values of a transition or slice by path, as they are stored."""
+    def _recall(self) -> None:
+        """Know again what a ring that is there does not store."""
+        assert self._ring is not None
+        told = self._ring.metadata.user.get(KEY, {}).get(UNSTORED, {})
+        for path, shape in told.items():
+            put(self._empty, path, np.zeros(shape, np.float32))
+        self._nested = any("/" in path for path in self._ring.schema.paths)
+
+    def _columns(self, sample: Mapping[str, Any], lead: int = 0) -> Columns:
+        """Values of a transition, or of a slice (lead 1), by path, as they are kept."""
         found: Columns = {}
         for key in self.storage_tensors:
             value = sample.get(key)
             if value is None or key in self._empty:
                 continue
             if key in self._unstored:
-                self._empty[key] = zeros_like(value)
+                self._empty[key] = zeros_like(value, lead)
             elif isinstance(value, Mapping):
                 for name, part in value.items():
                     self.insert_single_tensor_slice(found, f"{key}/{name}", part)

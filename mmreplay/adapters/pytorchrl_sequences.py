@@ -17,6 +17,7 @@ from mmreplay.adapters.home import StrPath
 from mmreplay.adapters.pytorchrl_data import (
     DONE2,
     ENDED,
+    KEY,
     N_STEP,
     OBS2,
     REW,
@@ -25,10 +26,10 @@ from mmreplay.adapters.pytorchrl_data import (
     Slice,
 )
 from mmreplay.adapters.pytorchrl_ring import RingStorage
+from mmreplay.adapters.values import check_counts
 from mmreplay.errors import EmptyError
 
 Ids = NDArray[np.int64]
-KEY = "pytorchrl"
 
 
 class Grid:
@@ -160,16 +161,33 @@ class SequenceStorage(RingStorage):
             self.non_overlap_length = length - self.overlap_length
             self.staged_overlap: Mapping[str, Any] | None = None
             self._grid = Grid(length, [0], self.overlap_length, self.n_step)
-            size = size // length * length * 2
+            size = self._doubled(size)
         else:
             self._unstored = (RHS, RHS2)
         super().__init__(size, device, actor, algorithm, envs, path=path, resume=resume)
         self._random = np.random.default_rng(self._seed)
-        if self._grid is not None and self._ring is not None:
+
+    def _doubled(self, size: int) -> int:
+        """Rows of whole sequences, twice as many for those that are stored twice."""
+        return int(size) // self.sequence_length * self.sequence_length * 2
+
+    def update_storage_parameter(
+        self, parameter_name: str, new_parameter_value: Any
+    ) -> None:
+        """See `RingStorage`; of sequences, `max_size` is doubled as the size is."""
+        if parameter_name == "max_size" and self._grid is not None:
+            check_counts(self.sequence_length, max_size=new_parameter_value)
+            new_parameter_value = self._doubled(new_parameter_value)
+        super().update_storage_parameter(parameter_name, new_parameter_value)
+
+    def _recall(self) -> None:
+        """Know the grid again; whoever writes now begins a part of it."""
+        super()._recall()
+        if self._grid is not None:
+            assert self._ring is not None
             told = self._ring.statistics.get(KEY, {"grid": [0]})
             self._grid.origins = [int(origin) for origin in told["grid"]]
-            self._grid.start(self._mark)
-            self._note()
+            self._start(int(self._ring.heads[0]))
 
     def _note(self) -> None:
         """Keep the grid with the data; parts that are overwritten are let go."""
