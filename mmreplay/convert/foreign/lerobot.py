@@ -99,7 +99,12 @@ class LerobotReader(StretchReader):
     """Reads the episodes one after another as one environment."""
 
     def __init__(
-        self, frames: Frames, info: Json, video: str, done: str | None
+        self,
+        frames: Frames,
+        info: Json,
+        video: str,
+        done: str | None,
+        allow_expansion: bool,
     ) -> None:
         self._frames = frames
         self._notes = notes = Notes()
@@ -108,12 +113,14 @@ class LerobotReader(StretchReader):
         videos = self._videos(video)
         window = Window(frames.batches, frames.count, str(frames.folder / "data"))
         self._columns = self._find(window)
-        self._films = [self._film(name) for name in videos]
-        self._columns |= dict(zip(videos, self._films, strict=True))
+        # Not with what is unpacked from videos: that is not in these files, and every
+        # frame has to be in one, however small it is there.
         row_nbytes = sum(map(nbytes_of, self._columns.values()))
         refuse_expansion(
-            frames.folder, frames.count * row_nbytes, frames.nbytes, allowed=False
+            frames.folder, frames.count * row_nbytes, frames.nbytes, allow_expansion
         )
+        self._films = [self._film(name) for name in videos]
+        self._columns |= dict(zip(videos, self._films, strict=True))
         dones = self._columns.pop(DONE, None)
         self._done = None
         if dones is not None:
@@ -304,7 +311,11 @@ def recognizes(path: Path) -> bool:
 
 
 def open_reader(
-    path: Path, *, video: str = "refuse", done: str | None = None
+    path: Path,
+    *,
+    video: str = "refuse",
+    done: str | None = None,
+    allow_expansion: bool = False,
 ) -> LerobotReader:
     """Open a dataset as a source.
 
@@ -313,6 +324,7 @@ def open_reader(
         done: What ``next.done`` means, ``"terminated"`` or ``"truncated"``.
         video: ``"skip"`` leaves out what is kept as video, ``"decode"`` unpacks it
             with PyAV, ``"refuse"`` refuses it.
+        allow_expansion: Read tables that hold more than 1,000 times what they take.
     """
     if video not in VIDEOS:
         raise SchemaError(
@@ -329,7 +341,7 @@ def open_reader(
         )
     frames = Frames(path)
     try:
-        return LerobotReader(frames, info, video, done)
+        return LerobotReader(frames, info, video, done, allow_expansion)
     except BaseException:
         frames.close()
         raise

@@ -1,5 +1,6 @@
 """LeRobot's datasets, written by pyarrow in the layouts of v2.1 and v3.0."""
 
+import contextlib
 import io
 import json
 import sys
@@ -11,7 +12,7 @@ import pytest
 from PIL import Image
 
 import mmreplay as mr
-from mmreplay.convert import registry
+from mmreplay.convert import registry, tables
 from mmreplay.errors import (
     CorruptError,
     FailedError,
@@ -164,6 +165,70 @@ def test_without_pyav_the_way_out_is_told(tmp_path, rng, monkeypatch):
     (videos / "file-000.mp4").touch()
     with pytest.raises(FailedError, match=r'pip install "mmreplay\[video\]"'):
         mr.load(folder, tmp_path / "buffer", video="decode")
+
+
+class Film:
+    """Stands for PyAV, and unpacks a video of black frames, whatever is in the file."""
+
+    class error:
+        FFmpegError = OSError
+
+    width, height, count = 640, 480, 2000
+
+    def open(self, path, format):
+        return contextlib.nullcontext(self)
+
+    def decode(self, video):
+        return iter([self] * self.count)
+
+    def to_ndarray(self, format):
+        return np.zeros((self.height, self.width, 3), np.uint8)
+
+
+def test_frames_of_videos_are_not_weighed_against_the_tables(
+    tmp_path, rng, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "av", Film())
+    features = {"observation.images.top": {"dtype": "video", "shape": [480, 640, 3]}}
+    folder = write(tmp_path / "set", frames(rng, (2000,)), files=1, features=features)
+    videos = folder / "videos" / "observation.images.top" / "chunk-000"
+    videos.mkdir(parents=True)
+    (videos / "file-000.mp4").touch()
+    found = registry.source_format(folder)
+    # 1.8 GB of frames beside some kilobytes of tables: only described.
+    with registry.open_reader(found, folder, video="decode") as reader:
+        described = reader.describe()
+    assert described.schema["observation/images/top"].shape == (480, 640, 3)
+    assert described.rows == 2000
+
+
+def test_tables_that_hold_far_more_than_they_take_need_leave(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "HARMLESS_NBYTES", 1 << 10)
+    data = {
+        "observation.state": np.zeros((100_000, 64), np.float32),
+        "action": np.zeros((100_000, 2), np.float32),
+        "episode_index": np.zeros(100_000, np.int64),
+    }
+    folder = write(tmp_path / "set", data, files=1)
+    found = registry.source_format(folder)
+    with pytest.raises(FormatError, match="pass allow_expansion=True if you trust it"):
+        registry.open_reader(found, folder)
+    with registry.open_reader(found, folder, allow_expansion=True) as reader:
+        assert reader.describe().rows == 100_000
+
+
+def test_a_done_that_is_no_flag_is_refused(tmp_path, rng):
+    data = frames(rng)
+    data["next.done"] = np.where(np.arange(11) == 6, np.nan, data["next.done"])
+    folder = write(tmp_path / "set", data)
+    with pytest.raises(
+        SourceError, match=r"'next.done' has no value, or NaN, in row 6"
+    ):
+        mr.load(folder, tmp_path / "buffer")
+    data["next.done"] = np.zeros((11, 2), np.float32)
+    folder = write(tmp_path / "other", data)
+    with pytest.raises(FormatError, match=r"'next.done' has 11 rows of float32\[2\]"):
+        mr.load(folder, tmp_path / "buffer")
 
 
 def test_other_numbers_in_the_information_are_a_doubt(tmp_path, rng):
