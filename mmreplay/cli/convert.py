@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from mmreplay.convert.description import Description
     from mmreplay.convert.registry import Format
 
+PYTHON: dict[str, object] = {"True": True, "False": False, "None": None}
+"""Values that Python and JSON spell in two ways."""
+
 Source = Annotated[
     Path,
     typer.Argument(
@@ -165,10 +168,9 @@ def convert(
     choice = Choice(
         names, env, read_slice("--episodes", episodes), read_slice("--rows", rows)
     )
-    with (
-        told_of(source),
-        between.open_source(source, reads, reading, choice) as reader,
-    ):
+    with told_of(source), between.told_both(options, reading, writing):
+        opened = between.open_source(source, reads, reading, choice)
+    with told_of(source), opened as reader:
         if dry_run:
             nbytes = registry.planned(
                 writes, reader.describe(), target=target, **writing
@@ -241,6 +243,8 @@ def read_slice(option: str, text: str | None) -> slice | None:
 def read_options(given: list[str]) -> dict[str, object]:
     """Options as a format takes them: JSON values where they are some, else text.
 
+    ``True``, ``False`` and ``None`` are what they are in Python.
+
     Raises:
         UsageError: One is not NAME=VALUE.
     """
@@ -250,7 +254,7 @@ def read_options(given: list[str]) -> dict[str, object]:
         if not name or not equals:
             raise usage_error(f"--option: got {each!r}, expected NAME=VALUE")
         try:
-            value = json_text.loads(text)
+            value = PYTHON[text] if text in PYTHON else json_text.loads(text)
         except (ValueError, RecursionError):
             value = text
         found[name.replace("-", "_")] = value

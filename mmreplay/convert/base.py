@@ -109,6 +109,10 @@ class Reader(Protocol):
         """Hear that rows outside of a span will be left out: they need not be read."""
         return
 
+    def only(self, paths: tuple[str, ...]) -> None:
+        """Hear that other fields will be left out: they need not be in blocks."""
+        return
+
     def close(self) -> None:
         """Give files back; a second call does nothing."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from mmreplay.convert.description import Description
 from mmreplay.convert.registry import BUFFER, Format
 from mmreplay.convert.select import Choice, choose
 from mmreplay.convert.transfer import transfer
-from mmreplay.errors import FormatError, SchemaError
+from mmreplay.errors import FormatError, ReplayError, SchemaError
 from mmreplay.storage.remote import url_of
 
 Options = dict[str, object]
@@ -33,15 +35,27 @@ def local(path: StrPath, what: str, *, remote: bool = False) -> Path:
         remote: Let addresses of stores that are read from afar pass.
 
     Raises:
-        FormatError: It is an address, which would be taken for folders of that name.
+        FormatError: It is no path, or an address, which would be taken for folders of
+            that name, or a root to write to.
     """
-    typed = os.fspath(path)
+    typed = os.fspath(path) if isinstance(path, str | os.PathLike) else path
+    if not isinstance(typed, str):
+        raise FormatError(
+            f"{what}: got {path!r}, expected a path as text or a pathlib.Path; "
+            "os.fsdecode makes text of bytes"
+        )
     if ADDRESS.match(typed) and not (remote and url_of(typed)):
         raise FormatError(
             f"{what}: got the address {typed!r}, expected a path on this machine; "
             "convert here, and copy the file by a tool of that place"
         )
-    return absolute(path)
+    found = absolute(path)
+    if not remote and not found.name:
+        raise FormatError(
+            f"{what}: got {typed!r}, the root of all folders, expected the path of a "
+            "file or folder to make; give it a name"
+        )
+    return found
 
 
 def refuse_inside(target: Path, source: Path | None) -> None:
@@ -104,6 +118,21 @@ def share(source: Format, target: Format, options: Options) -> tuple[Options, Op
                 f"{', '.join(known) or 'none'}; {registry.who_takes(name)}"
             )
     return taken["open_reader"], taken["open_writer"]
+
+
+@contextmanager
+def told_both(options: Options, reading: Options, writing: Options) -> Iterator[None]:
+    """Say in what is wrong with a source which options it was given for both sides."""
+    both = sorted(options.keys() & reading.keys() & writing.keys())
+    try:
+        yield
+    except ReplayError as error:
+        for name in both:
+            error.add_note(
+                f"option {name!r} was given to both sides; from.{name} or to.{name} "
+                "gives it to one"
+            )
+        raise
 
 
 def write_target(

@@ -103,6 +103,11 @@ def open_reader(
         num_envs: Environments of such a memory, whose rows stand in turns.
         cursor: The oldest step of such a memory that is full.
     """
+    if not isinstance(dtypes, Mapping | None):
+        raise SchemaError(
+            f"dtypes: got {dtypes!r}, expected a dtype by field, such as "
+            """{"obs": "float32"}; leave it out to have them found"""
+        )
     if meant(path, layout, cursor, num_envs if num_envs != 1 else None):
         plain = open_plain(path, dtypes or {}, allow_expansion)
         return deal(plain, num_envs, cursor)

@@ -9,13 +9,15 @@ shares a suffix or reads folders, ``recognizes(path) -> bool``.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, cast
+
+import numpy as np
 
 from mmreplay.convert.base import MAX_ROW_NBYTES, Reader, Writer
 from mmreplay.convert.description import Description
@@ -131,20 +133,47 @@ FOREIGN = (
 def formats() -> dict[str, Format]:
     """Every format by name: ours, and those that entry points name.
 
-    Raises:
-        FormatError: An entry point names no `Format`, or a name that is taken.
+    An entry point that cannot be loaded is left out, for the sake of all others, until
+    its format is asked for; see `named`.
     """
     found = {each.name: each for each in (*OURS, *FOREIGN)}
-    for point in sorted(entry_points(group=GROUP), key=lambda each: each.name):
-        loaded = point.load()
-        if not isinstance(loaded, Format) or loaded.name in found:
-            raise FormatError(
-                f"entry point {point.name!r} of {GROUP}: got {loaded!r}, expected a "
-                "mmreplay.convert.registry.Format of a name that is not taken; update "
-                "or remove the package"
-            )
-        found[loaded.name] = loaded
+    for point in _points():
+        loaded = _loaded(point, found)
+        if isinstance(loaded, Format):
+            found[loaded.name] = loaded
     return found
+
+
+def _points() -> list[EntryPoint]:
+    return sorted(entry_points(group=GROUP), key=lambda each: each.name)
+
+
+def _loaded(point: EntryPoint, taken: Collection[str]) -> Format | str:
+    """The format that an entry point names, or what is wrong with it."""
+    try:
+        loaded = point.load()
+    except Exception as error:
+        # Somebody's module runs here: it may fail in any way.
+        loaded = f"{type(error).__name__} ({error})"
+    if isinstance(loaded, Format) and loaded.name not in taken:
+        return loaded
+    return (
+        f"entry point {point.name!r} of {GROUP}: got {loaded!r}, expected a "
+        "mmreplay.convert.registry.Format of a name that is not taken; update or "
+        "remove the package"
+    )
+
+
+def _failed() -> dict[str, str]:
+    """What is wrong with the entry points that name no format, by their names."""
+    known = {each.name for each in (*OURS, *FOREIGN)}
+    loaded = {point.name: _loaded(point, known) for point in _points()}
+    return {name: each for name, each in loaded.items() if isinstance(each, str)}
+
+
+def _or_failed() -> str:
+    """What ends the error of a path that nobody knows."""
+    return "".join(f"; {each}" for each in _failed().values())
 
 
 def named(name: str) -> Format:
@@ -152,8 +181,12 @@ def named(name: str) -> Format:
 
     Raises:
         SchemaError: There is none.
+        FormatError: The entry point of that name cannot be loaded.
     """
     known = formats()
+    failed = {} if name in known else _failed()
+    if name in failed:
+        raise FormatError(failed[name])
     if name not in known:
         raise SchemaError(
             f"format: got {name!r}, expected one of {', '.join(sorted(known))}; "
@@ -192,7 +225,7 @@ def source_format(path: Path, name: str | None = None) -> Format:
     raise FormatError(
         f"{path}: got a {'folder' if path.is_dir() else 'file'} of no known format, "
         f"expected a buffer or one of {_endings('reads')}; name it with format= "
-        "(--from)"
+        f"(--from){_or_failed()}"
     )
 
 
@@ -212,7 +245,7 @@ def target_format(path: Path, name: str | None = None) -> Format:
         raise FormatError(
             f"{path}: got a target of a format that mmreplay does not write, expected "
             f"one of {_endings('writes')} or a folder's name; name it with format= "
-            "(--to)"
+            f"(--to){_or_failed()}"
         )
     return formats()[BUFFER]
 
@@ -353,6 +386,14 @@ def _check_options(
             f"{found.name!r} does not take, expected {', '.join(legal) or 'none'}; "
             f"{who_takes(unknown[0])}"
         )
+    for name, each in inspect.signature(function).parameters.items():
+        if isinstance(each.default, bool) and not isinstance(
+            options.get(name, False), (bool, np.bool_)
+        ):
+            raise SchemaError(
+                f"option {name!r}: got {options[name]!r}, expected true or false; "
+                f"leave it out for {str(each.default).lower()}"
+            )
 
 
 def who_takes(option: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -33,6 +33,12 @@ class Choice:
     episodes: slice | None = None
     rows: slice | None = None
 
+    @property
+    def whole(self) -> bool:
+        """Whether all is wanted; arrays are not to be compared with ``==``."""
+        chosen = (self.fields, self.env_ids, self.episodes, self.rows)
+        return all(each is None for each in chosen)
+
 
 def paths_of(paths: tuple[str, ...], fields: Sequence[str]) -> tuple[str, ...]:
     """Paths of fields, or of subtrees, that a user names, in schema order.
@@ -40,13 +46,15 @@ def paths_of(paths: tuple[str, ...], fields: Sequence[str]) -> tuple[str, ...]:
     Raises:
         SchemaError: A name is no field, or there is none.
     """
-    if isinstance(fields, str) or not fields:
+    several = isinstance(fields, Iterable) and not isinstance(fields, str)
+    names = list(fields) if several else []
+    if not names:
         raise SchemaError(
             f"fields: got {fields!r}, expected a list of at least one path; leave it "
             "out for all"
         )
     kept: set[str] = set()
-    for name in fields:
+    for name in names:
         found = under(paths, name) if isinstance(name, str) else ()
         if not found:
             raise SchemaError(
@@ -63,7 +71,11 @@ def mask_of(num_envs: int, env_ids: ArrayLike) -> NDArray[np.bool_]:
     Raises:
         SchemaError: They are no environments.
     """
-    ids = np.asarray(env_ids)
+    try:
+        ids = np.asarray(env_ids)
+    except ValueError:
+        # Lists of several lengths; what it says is of no use to the user.
+        ids = np.zeros(0)
     whole = ids.dtype.kind in "iu" and ids.ndim <= 1 and ids.size > 0
     if not whole or ids.min() < 0 or ids.max() >= num_envs:
         raise SchemaError(
@@ -104,9 +116,13 @@ def choose(reader: Reader, choice: Choice) -> Reader:
     Raises:
         SchemaError: Something chosen is not there.
     """
-    if choice == Choice():
+    if choice.whole:
         return reader
     description = reader.describe()
+    paths = None
+    if choice.fields is not None:
+        paths = paths_of(description.schema.paths, choice.fields)
+        reader.only(paths)
     span = Span(description.first, description.stop)
     if choice.env_ids is not None:
         kept = mask_of(description.num_envs, choice.env_ids)
@@ -117,7 +133,7 @@ def choose(reader: Reader, choice: Choice) -> Reader:
     if choice.rows is not None:
         span = _rows(span, choice.rows)
     reader.narrow(span)
-    return Selected(reader, span, choice.fields)
+    return Selected(reader, span, paths)
 
 
 def _rows(span: Span, chosen: slice) -> Span:

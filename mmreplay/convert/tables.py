@@ -50,6 +50,7 @@ class TableReader(Reader):
         self._plain = Plain(kinds, notes, taken=TAKEN)
         if self._episodes:
             self._tell_episodes()
+        self._paths = self._plain.schema.paths
         self._description = Description(
             schema=self._plain.schema,
             first=np.zeros(1, np.int64),
@@ -77,9 +78,8 @@ class TableReader(Reader):
     def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
         """See `Reader.blocks`."""
         rows = rows_per_block or default_rows(self._description)
-        names = self._plain.schema.paths
         marks, done, last = Marks(1), 0, None
-        for found in self._batches(rows, names):
+        for found in self._batches(rows, self._paths):
             columns, terminated, truncated = self._plain.take(found, done)
             positions = np.arange(done, done + len(terminated))
             done += len(terminated)
@@ -90,6 +90,11 @@ class TableReader(Reader):
                 last = numbers[-1]
             flags = marks.mark(0, terminated, truncated, breaks=breaks)
             yield Block(columns, np.zeros_like(positions), positions, flags)
+
+    def only(self, paths: tuple[str, ...]) -> None:
+        """See `Reader.only`: what tells of episodes is read all the same."""
+        kept = {*paths, *self._plain.ends.values(), self._episodes}
+        self._paths = tuple(path for path in self._plain.schema.paths if path in kept)
 
     def close(self) -> None:
         """See `Reader.close`: files are open while they are read only."""

@@ -87,7 +87,9 @@ class Sharding:
         """
         most = STEP_NBYTES // max(1, row_nbytes * ring.num_envs)
         rows = max(1, min(most, ring.capacity // 4, MAX_SHARD_ROWS))
-        chosen = LEVELS.get(codec, 0) if level is None else level
+        # What is no codec, and may be no key either, is refused by the class itself.
+        known = codec if codec in CODECS else "none"
+        chosen = LEVELS.get(known, 0) if level is None else level
         return cls(codec, chosen, 1 << (rows.bit_length() - 1), chunk_crc32c)
 
     def resized(self, ring: Ring, row_nbytes: int) -> Sharding:

@@ -180,13 +180,13 @@ class Plain:
         """Columns as the schema wants them, and both ends of each row.
 
         Args:
-            found: Per column ``[N, *shape]``.
+            found: Per column ``[N, *shape]``; of fields that nobody wants none.
             first: Number of the first of these rows, for errors.
 
         Returns:
             Columns, terminated bool ``[N]``, truncated bool ``[N]``.
         """
-        made = {path: found[path] for path in self.schema.paths}
+        made = {path: found[path] for path in self.schema.paths if path in found}
         ends = self.ends_of(found, len(next(iter(made.values()))), first)
         for role, path in self.ends.items():
             made[path] = ends[role]

@@ -159,6 +159,17 @@ def test_strict_refuses_what_is_guessed(cli, tmp_path):
         ),
         (["source", "b.pt", "--compression", "zstd"], 3, "npz or .*, which take it"),
         (["source", "b.npz", "--codec", "zstd"], 3, "use buffer, which takes it"),
+        (["source", "/"], 3, "DST: got '/', the root of all folders, expected the pa"),
+        (
+            ["source", "b", "--engine", "zarr", "-o", "codec=[1]"],
+            3,
+            r"codec: got \[1\], expected one of",
+        ),
+        (
+            ["source", "b.csv", "-o", "force=no"],
+            3,
+            "option 'force': got 'no', expected true or false; leave it out for false",
+        ),
     ],
 )
 def test_mistakes_are_one_line_and_an_exit_code(
@@ -219,3 +230,37 @@ def test_a_column_without_a_name_is_said_to_have_none(cli, tmp_path):
     assert code == 0
     assert "note: column '' has no name, and was left out" in out
     assert "note: column 'note' holds no numbers, and was left out" in out
+
+
+@pytest.mark.parametrize(
+    ("text", "described"),
+    [("False", False), ("false", False), ("True", True), ("true", True)],
+)
+def test_values_are_spelled_as_in_json_or_in_python(cli, tmp_path, text, described):
+    with mr.ReplayBuffer.create(tmp_path / "b", STEPS, 8, 2):
+        pass
+    cli(tmp_path / "b", tmp_path / "a.csv")
+    args = (tmp_path / "a.csv", tmp_path / "c", "-o", f"sidecar={text}")
+    code, out, err = cli(*args, "--json")
+    assert code == (0 if described else 3)
+    assert ("tells of a buffer" in out + err) == (not described) or err
+    assert cli(tmp_path / "b", tmp_path / "n.npz", "-o", "compression=None")[0] == 0
+
+
+@pytest.mark.parametrize("dtypes", ["float32", '["a"]', "3"])
+def test_dtypes_that_are_no_mapping_are_refused(cli, tmp_path, dtypes):
+    (tmp_path / "a.csv").write_text("obs,action\n1,2\n")
+    code, _, err = cli(tmp_path / "a.csv", tmp_path / "b", "-o", f"dtypes={dtypes}")
+    assert code == 3
+    assert "dtypes: got" in err
+    assert "expected a dtype by field" in err
+
+
+def test_an_option_that_went_to_both_sides_is_told_of(cli, tmp_path):
+    np.savez(tmp_path / "a.npz", obs=np.zeros((4, 2)), reward=np.zeros(4))
+    both = tmp_path / "a.npz", tmp_path / "b.npz"
+    code, _, err = cli(*both, "-o", "layout=skrl")
+    assert code == 3
+    assert "'layout' was given to both sides; from.layout or to.layout gives" in err
+    assert cli(*both, "-o", "to.layout=skrl")[0] == 0
+    assert "both sides" not in cli(*both, "-o", "from.layout=skrl")[2]

@@ -139,6 +139,30 @@ def test_a_package_adds_formats_to_the_command_line(tmp_path, install):
     assert mmreplay(site, "convert", tmp_path / "b", tmp_path / "b.npz")[0] == 0
 
 
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("import nothere_xyz", "No module named 'nothere_xyz'"),
+        ("x = 1 / 0", "ZeroDivisionError"),
+        ("y = 1", "AttributeError"),
+    ],
+)
+def test_a_broken_package_breaks_its_own_format_alone(tmp_path, code, message):
+    site = installed_by_hand(tmp_path)
+    (site / "myformat.py").write_text(code)
+    every_kind(tmp_path / "b").close()
+    assert mmreplay(site, "convert", tmp_path / "b", tmp_path / "b.npz")[0] == 0
+    for target in (["c", "--to", "raw"], ["c.raw"]):
+        got, out = mmreplay(site, "convert", tmp_path / "b", tmp_path / target[0],
+                            *target[1:])  # fmt: skip
+        assert got == 3
+        assert "entry point 'raw' of mmreplay.formats: got" in out
+        assert message in out
+    # The other one of the package is there.
+    (tmp_path / "a.count").write_text("7")
+    assert mmreplay(site, "convert", tmp_path / "a.count", tmp_path / "d")[0] == 0
+
+
 def test_the_example_of_the_page_is_short():
     example = re.search(
         r"^```python\n(# myformat.*?)^```", PAGE.read_text(), re.M | re.S

@@ -277,7 +277,7 @@ def test_a_format_is_found_by_its_entry_point(source, tmp_path, monkeypatch):
             points = [Point(bad)]
             monkeypatch.setattr(registry, "entry_points", lambda group, p=points: p)
             with pytest.raises(FormatError, match="entry point 'later' of"):
-                mr.export(source, tmp_path / "b.npz")
+                mr.export(source, tmp_path / "b.npz", format="later")
     finally:
         registry.formats.cache_clear()
 

@@ -3,6 +3,8 @@
 import json
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -13,7 +15,7 @@ from mmreplay.cli.exits import run
 from mmreplay.convert import rows as buffers
 from mmreplay.convert.between import chosen
 from mmreplay.convert.select import Choice
-from mmreplay.errors import SchemaError, SourceError
+from mmreplay.errors import FormatError, SchemaError, SourceError
 from tests.convert.contract import numbers
 from tests.convert.support import every_kind, histories, play
 
@@ -233,3 +235,58 @@ def test_a_dry_run_tells_what_is_chosen_and_what_it_would_take(cli, source, tmp_
     assert "engine: got 'memory', expected one of ['memmap', 'zarr']" in err
     assert cli(source.path, tmp_path / "b", "-n", "--capacity", "5")[0] == 0
     assert not (tmp_path / "b").exists()
+
+
+def test_choices_may_be_arrays(source, tmp_path):
+    mr.export(source, tmp_path / "a.npz")
+    fields, env_ids = np.array(["observation", "single/int8"]), np.array([0, 1])
+    for name, origin in (("b", tmp_path / "a.npz"), ("c", source.path)):
+        mr.load(origin, tmp_path / name, fields=fields, env_ids=env_ids)
+        with mr.ReplayBuffer.open(tmp_path / name) as buffer:
+            assert set(buffer.schema.paths) == {"observation/o", "single/int8"}
+            assert buffer.span.lengths.all()
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"env_ids": [[0], [0, 1]]}, r"env_ids: got \[\[0\], \[0, 1\]\], expected int"),
+        ({"fields": np.array([])}, "fields: got .*, expected a list of at least one"),
+        ({"fields": 3}, "fields: got 3, expected a list of at least one"),
+    ],
+)
+def test_what_is_no_choice_is_refused(source, tmp_path, choice, message):
+    mr.export(source, tmp_path / "a.npz")
+    with pytest.raises(SchemaError, match=message):
+        mr.load(tmp_path / "a.npz", tmp_path / "b", **choice)
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("path", [b"a.npz", 3, None])
+def test_what_is_no_path_is_refused(source, tmp_path, path):
+    with pytest.raises(FormatError, match=r"target: got .*, expected a path as text"):
+        mr.export(source, path)
+    with pytest.raises(FormatError, match=r"source: got .*, expected a path as text"):
+        mr.load(path, tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([1, None, 3], "column 'x' lacks a value"),
+        ([[1.0], [2.0, 3.0], [1.0]], "column 'x' has a list of another length"),
+    ],
+)
+def test_a_column_that_is_left_out_is_not_read(tmp_path, values, message):
+    columns = {"obs": [1.0, 2.0, 3.0], "episode": [0, 0, 1], "done": [0, 1, 0]}
+    table = pa.table({**columns, "x": values})
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(SourceError, match=message):
+        mr.load(tmp_path / "a.parquet", tmp_path / "b")
+    # What tells of episodes is known all the same.
+    mr.load(tmp_path / "a.parquet", tmp_path / "b", fields=["obs"])
+    with mr.ReplayBuffer.open(tmp_path / "b") as buffer:
+        assert buffer.schema.paths == ("obs",)
+        assert buffer.gather_all()["obs"].tolist() == [1.0, 2.0, 3.0]
+        flags = [each for _, _, each in listed(buffer)]
+    assert [each & (START | TERMINATED) for each in flags] == [1, 2, 1]
