@@ -15,8 +15,8 @@ from pathlib import Path
 
 from mmreplay import files
 from mmreplay.convert.arrays import crc32c
-from mmreplay.convert.description import MAX_NBYTES, Description
-from mmreplay.errors import CorruptError, FormatError
+from mmreplay.convert.description import MAGIC, MAX_NBYTES, Description
+from mmreplay.errors import CorruptError, FormatError, ReplayError
 from mmreplay.files import File
 from mmreplay.format import strict_json
 
@@ -102,6 +102,40 @@ def find(file: File) -> Sidecar | None:
     if not found.fits(file):
         raise differs(file, f"{file.nbytes} bytes", "those of one of its two entries")
     return found
+
+
+def refuse_foreign(target: Path, overwrite: bool) -> None:
+    """Refuse to write over what stands in the sidecar's place, and is none of ours.
+
+    Args:
+        target: The csv file that is to be written.
+        overwrite: The user lets go of what is there.
+
+    Raises:
+        FormatError: Something does.
+    """
+    if not overwrite and os.path.lexists(beside(target)) and not _ours(target):
+        raise FormatError(
+            f"{beside(target)} is no sidecar that mmreplay wrote, expected one, or "
+            f"nothing, beside {target.name}; move it away, or pass overwrite=True "
+            "(--overwrite) to replace it"
+        )
+
+
+def remove_stale(target: Path) -> None:
+    """Remove a sidecar of ours from beside a csv file that has none any more."""
+    if os.path.lexists(beside(target)) and _ours(target):
+        files.remove_tree(beside(target))
+
+
+def _ours(target: Path) -> bool:
+    """Whether what stands in a sidecar's place is one, be it damaged."""
+    path = beside(target)
+    try:
+        value = strict_json.parse(files.read_bytes(path, MAX_SIDECAR_NBYTES), str(path))
+    except ReplayError:
+        return False
+    return value.get("format") == MAGIC and OF in value
 
 
 def differs(file: File, got: str, expected: str) -> CorruptError:

@@ -16,7 +16,7 @@ from mmreplay.convert.ahead import in_order
 from mmreplay.convert.arrays import crc32c
 from mmreplay.convert.base import Block, Notes, Writer
 from mmreplay.convert.csv_columns import cells_of, lost_nans
-from mmreplay.convert.csv_sidecar import Publication, Sidecar
+from mmreplay.convert.csv_sidecar import Publication, Sidecar, refuse_foreign
 from mmreplay.convert.description import Description
 from mmreplay.convert.staging import Staging
 from mmreplay.errors import FormatError
@@ -44,6 +44,7 @@ class CsvWriter(Writer):
         gzipped = target.name.lower().endswith(GZ)
         # Without a time in its header, equal buffers give equal files.
         self._deflate = zlib.compressobj(level, wbits=31) if gzipped else None
+        refuse_foreign(target, overwrite)
         self._publication = Publication(target)
         self._staging = Staging(target, overwrite=overwrite)
         self._file: File | None = None

@@ -21,7 +21,7 @@ from mmreplay.convert.base import Notes, Reader, Writer
 from mmreplay.convert.description import KEY, Description
 from mmreplay.convert.losses import undescribed
 from mmreplay.convert.plain import PlainReader
-from mmreplay.convert.safetensors_file import METADATA, SafetensorsPlan
+from mmreplay.convert.safetensors_file import METADATA, SUMS, SafetensorsPlan
 from mmreplay.convert.safetensors_parts import INDEX, PART, PartsReader, PartsWriter
 from mmreplay.convert.skrl import check_layout
 from mmreplay.convert.velora import VeloraWriter
@@ -64,11 +64,13 @@ def open_writer(
 
 
 def _plan(description: Description) -> SafetensorsPlan:
-    if METADATA in description.columns:
-        raise SchemaError(
-            f"field {METADATA!r}: got a name that safetensors keeps for itself, "
-            "expected another; leave it out with fields=, or choose another format"
-        )
+    for name in (METADATA, SUMS):
+        if name in description.columns:
+            raise SchemaError(
+                f"field {name!r}: got a name that files of safetensors keep for "
+                "themselves, expected another; leave it out with fields=, or choose "
+                "another format"
+            )
     told = {KEY: description.to_bytes().decode()}
     return SafetensorsPlan(description.columns, description.rows, told)
 
@@ -101,7 +103,8 @@ def open_reader(path: Path, *, layout: str | None = None) -> Reader:
 
     Args:
         path: It.
-        layout: ``"velora"`` for velora's pair; known by its names where it has them.
+        layout: ``"velora"`` for velora's pair; known where its names and tensors are
+            there.
     """
     check_layout(layout, LAYOUT)
     if layout is not None or velora_read.recognizes(path):

@@ -15,6 +15,7 @@ import pyarrow.compute as compute
 import pyarrow.csv as arrow
 
 from mmreplay import files
+from mmreplay.convert import csv_sidecar
 from mmreplay.convert.arrays import Column, Scan, Stored
 from mmreplay.convert.base import Block, Columns, Notes, Reader, Writer, default_rows
 from mmreplay.convert.csv_columns import Cells, cells_of
@@ -73,6 +74,7 @@ class SkrlCsvWriter(Writer):
         self._file.close()
         files.remove_tree(self._between)
         self.nbytes = self._staging.publish()
+        csv_sidecar.remove_stale(self._staging.target)
 
     def _spooled(self, spool: File, steps: int) -> dict[str, Column]:
         """The arrays between, a row a cell: as they were written, whatever their names.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from mmreplay import files
 from mmreplay.convert import safetensors_file
 from mmreplay.convert.arrays import Column, Stream
 from mmreplay.convert.base import Notes, Reader
+from mmreplay.convert.description import KEY
 from mmreplay.convert.plain import PlainReader
 from mmreplay.convert.velora import METADATA, STATE, TENSORS
 from mmreplay.errors import CorruptError, FormatError
@@ -59,8 +61,15 @@ def open_pair(path: Path) -> Reader:
 
 
 def recognizes(path: Path) -> bool:
-    """Whether a file of tensors, or a folder, is velora's, by names alone."""
-    return find(path) is not None
+    """Whether a folder is velora's by its names, or a file by its tensors as well.
+
+    Anybody's file may be called so, and lie beside some metadata.json.
+    """
+    if find(path) is None or path.is_dir():
+        return find(path) is not None
+    with closing(File.open(path, None)) as file:
+        metadata, columns = safetensors_file.parse(file)
+    return KEY not in metadata and set(columns) == set(TENSORS)
 
 
 def _reader(file: File, place: Path) -> Reader:

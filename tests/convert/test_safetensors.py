@@ -110,18 +110,19 @@ def test_lying_headers_are_refused(tmp_path, header, nbytes, message):
     assert str(path) in str(caught.value)
 
 
-def test_a_field_of_the_name_of_the_metadata_is_refused(tmp_path):
-    schema = mr.Schema({"__metadata__": mr.Field((), "float32")})
+@pytest.mark.parametrize("name", ["__metadata__", "mmreplay.crc32c"])
+def test_a_field_of_the_name_of_the_metadata_is_refused(tmp_path, name):
+    schema = mr.Schema({name: mr.Field((), "float32")})
     with mr.ReplayBuffer.create(tmp_path / "s", schema, 8) as buffer:
-        buffer.add({"__metadata__": 1.5})
-        with pytest.raises(SchemaError, match="safetensors keeps for itself"):
+        buffer.add({name: 1.5})
+        with pytest.raises(SchemaError, match="safetensors keep for themselves"):
             mr.export(buffer, tmp_path / "a.safetensors")
         assert not (tmp_path / "a.safetensors").exists()
         # The names of parts have a number behind.
         mr.export(buffer, tmp_path / "parts.safetensors", part_bytes=1e6)
     mr.load(tmp_path / "parts.safetensors", tmp_path / "back")
     with mr.ReplayBuffer.open(tmp_path / "back") as buffer:
-        assert buffer.gather_all()["__metadata__"].tolist() == [1.5]
+        assert buffer.gather_all()[name].tolist() == [1.5]
 
 
 SUMS = "mmreplay.crc32c"

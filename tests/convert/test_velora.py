@@ -273,3 +273,16 @@ def test_what_the_layout_cannot_hold_is_refused(tmp_path, drop, options, message
     ):
         mr.export(buffer, tmp_path / "v", format="safetensors", **options)
     assert not (tmp_path / "v").exists()
+
+
+def test_anybodys_tensors_beside_some_metadata_are_no_pair(tmp_path):
+    schema = mr.Schema.from_flat(FIELDS)
+    (tmp_path / "metadata.json").write_text('{"project": "mine"}')
+    with mr.ReplayBuffer.create(tmp_path / "b", schema, 500) as buffer:
+        play(buffer, 5, False, "disabled", 1)
+        mr.export(buffer, tmp_path / "env_state.safetensors")
+    assert mr.load(tmp_path / "env_state.safetensors", tmp_path / "c").rows == 5
+    with mr.ReplayBuffer.open(tmp_path / "c") as loaded:
+        assert loaded.schema == schema
+    save_file({"states": torch.zeros(4, 2)}, tmp_path / "my_state.safetensors")
+    assert mr.load(tmp_path / "my_state.safetensors", tmp_path / "d").rows == 4
