@@ -33,6 +33,7 @@ from mmreplay.convert.zips import Entry
 from mmreplay.errors import CorruptError, FormatError, SchemaError
 from mmreplay.files import File
 from mmreplay.schema.dtypes import canonical_name, storage_dtype
+from mmreplay.schema.naming import left_out
 
 
 class NpzPlan:
@@ -241,19 +242,16 @@ def _column(file: File, entry: Entry, notes: Notes) -> Column | None:
     if not entry.name.endswith(ENDING):
         notes.note(f"member {entry.name!r} is no array, and was left out")
         return None
-    header = _header(file, entry)
+    header, name = _header(file, entry), entry.name.removesuffix(ENDING)
     try:
         dtype = canonical_name(header.dtype)
     except SchemaError:
-        notes.note(
-            f"array {entry.name!r} of {header.dtype} can be no field, and was left out"
-        )
+        told = f"array {entry.name!r} of {header.dtype} can be no field"
+        left_out(notes, name, f"{told}, and was left out")
         return None
     if header.columns_first and len(header.shape) > 1:
-        notes.note(
-            f"array {entry.name!r} lies in Fortran order, and was left out: save "
-            "numpy.ascontiguousarray of it"
-        )
+        told = f"array {entry.name!r} lies in Fortran order, and was left out"
+        left_out(notes, name, f"{told}: save numpy.ascontiguousarray of it")
         return None
     stored = entry.method == zip_layout.STORED
     return Column(

@@ -70,3 +70,16 @@ def test_columns_of_a_known_name_that_no_field_can_be_are_doubts(name):
     Plain(columns, notes)
     assert any(f"column {name!r} was left out" in doubt for doubt in notes.doubts)
     assert any("column 'x' was left out" in note for note in notes.notes)
+
+
+def test_arrays_of_a_known_name_that_an_npz_file_loses_are_doubts(tmp_path):
+    np.savez(
+        tmp_path / "a.npz", x=np.zeros(9), y=np.asfortranarray(np.ones((9, 2))),
+        observations=np.asfortranarray(np.ones((9, 2))), reward=np.ones(9, complex),
+        terminals=np.zeros(9, bool),
+    )  # fmt: skip
+    report = mr.load(tmp_path / "a.npz", tmp_path / "target")
+    assert any("'y.npy' lies in Fortran order" in note for note in report.notes)
+    told = "array 'observations.npy' lies in Fortran order, and was left out: save"
+    assert any(told in doubt for doubt in report.doubts)
+    assert any("'reward.npy' of complex128 can be" in doubt for doubt in report.doubts)

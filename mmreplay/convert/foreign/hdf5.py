@@ -8,7 +8,7 @@ and mapped, past the library.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,11 +52,15 @@ def library() -> Any:
 
 
 def begins_as_hdf5(path: Path) -> bool:
-    """Whether a regular file has HDF5's first bytes."""
-    if path.is_symlink() or not path.is_file():
+    """Whether a regular file has HDF5's first bytes.
+
+    Raises:
+        FormatError: It is a link.
+    """
+    if not path.is_file():
         return False
-    with path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
+    with closing(File.open(path, None)) as file:
+        return file.pread(min(len(MAGIC), file.nbytes), 0) == MAGIC
 
 
 class Hdf5Rows:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import collections
 import io
 import pickle
+from contextlib import closing
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mmreplay.errors import CorruptError, FormatError, ReplayError, SchemaError
+from mmreplay.errors import CorruptError, ReplayError, SchemaError
 from mmreplay.files import File
 from mmreplay.positioned import Positioned
 
@@ -124,14 +125,14 @@ def load(path: Path, allowed: bool) -> Any:
 
 
 def head(path: Path) -> bytes:
-    """The first bytes of a pickle; none where it is no regular file, or none."""
-    try:
-        file = File.open(path, None)
-    except FormatError:
+    """The first bytes of a pickle; none where it is no file, or none.
+
+    Raises:
+        FormatError: It is a link.
+    """
+    if not path.is_file():
         return b""
-    try:
+    with closing(File.open(path, None)) as file:
         data = file.pread(min(HEAD_NBYTES, file.nbytes), 0)
-    finally:
-        file.close()
     # Protocols 2 and later say so; lists of the first ones begin with "(l" or "(".
     return data if data[:1] in (b"\x80", b"(", b"]") else b""

@@ -9,6 +9,7 @@ from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.convert.base import Notes
 from mmreplay.convert.rows import BufferReader
 from mmreplay.convert.tables import refuse_expansion
+from mmreplay.errors import SchemaError
 from mmreplay.storage.zarr_source import ZarrSource, source_of
 
 
@@ -30,6 +31,20 @@ def _taken(path: Path) -> int:
     if path.is_file():
         return path.stat().st_size
     return sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
+
+
+def _check_texts(options: Mapping[str, str | None]) -> None:
+    """Refuse what the command line has made of a text, such as a number or a list.
+
+    Raises:
+        SchemaError: An option is neither a text nor left out.
+    """
+    for name, value in options.items():
+        if value is not None and type(value) is not str:
+            raise SchemaError(
+                f"{name}: got {value!r}, expected a text; leave it out if you do not "
+                "know it"
+            )
 
 
 def recognizes(path: Path) -> bool:
@@ -61,6 +76,9 @@ def open_reader(
         allow_expansion: Read a group that holds more than 1,000 times what its files
             take; what lies in a bucket is not measured.
     """
+    _check_texts({"episode_ends": episode_ends, "endpoint": endpoint, "region": region})
+    if isinstance(fields_of, Mapping):
+        _check_texts({f"fields_of[{name!r}]": to for name, to in fields_of.items()})
     source = ZarrSource(
         str(path), fields_of, episode_ends, ends, endpoint, region, anonymous
     )

@@ -95,6 +95,13 @@ def test_flipped_bits_are_errors_that_name_the_file_or_change_values(tmp_path, r
             files.remove_tree(tmp_path / "buffer")
 
 
+@pytest.mark.parametrize("name", ["b.hdf5", "b.pkl"])
+def test_a_link_is_told_of_as_one(tmp_path, path, name):
+    (tmp_path / name).symlink_to(path)
+    with pytest.raises(FormatError, match=rf"{name} is not a regular file, expected o"):
+        mr.load(tmp_path / name, tmp_path / "buffer")
+
+
 def test_a_file_that_is_no_hdf5_is_named(tmp_path):
     path = tmp_path / "a.hdf5"
     path.write_bytes(b"no such thing" * 100)

@@ -9,7 +9,7 @@ import zarr
 import mmreplay as mr
 from mmreplay.cli.exits import run
 from mmreplay.convert import registry, tables
-from mmreplay.errors import CorruptError, FormatError, SourceError
+from mmreplay.errors import CorruptError, FormatError, SchemaError, SourceError
 from mmreplay.storage import chunked
 from tests.storage.zarr_groups import policy_store, put
 
@@ -55,6 +55,22 @@ def test_options_say_what_arrays_are(tmp_path, rng):
     assert np.array_equal(rows["observation/img"], held["img"])
     assert np.flatnonzero(rows["terminated"]).tolist() == [19, 59, 99]
     assert "state" not in rows.fields
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"fields_of": {"data/img": 3}}, r"fields_of\['data/img'\]: got 3, expected a"),
+        ({"fields_of": {"data/img": [1]}}, r"fields_of\['data/img'\]: got \[1\], exp"),
+        ({"episode_ends": [1]}, r"episode_ends: got \[1\], expected a text; leave it"),
+        ({"endpoint": 3}, "endpoint: got 3, expected a text"),
+        ({"region": 3}, "region: got 3, expected a text"),
+    ],
+)
+def test_options_that_are_no_texts_are_refused(tmp_path, rng, options, match):
+    policy_store(tmp_path / "a.zarr", rng)
+    with pytest.raises(SchemaError, match=match):
+        mr.load(tmp_path / "a.zarr", tmp_path / "b", **options)
 
 
 @pytest.mark.parametrize("name", ["a.zarr", "a.zip"])
