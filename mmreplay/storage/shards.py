@@ -28,10 +28,8 @@ ChunkKey = tuple[str, int, int, int]
 """Array, place, its number, and the chunk in it."""
 MISSING = (1 << 64) - 1
 MAX_OPEN = 4096
-"""Shards kept mapped at a time, of all fields, where the process may open so many
-files: Python keeps a descriptor for each mapping. See `_most_open`."""
-MAX_READ = 64
-"""Shards kept where they are read whole instead."""
+"""Shards kept open at a time, of all fields, where the process may open so many
+files: Python keeps a descriptor for each mapping, too. See `_most_open`."""
 CACHE_NBYTES = 64 << 20
 UNREADABLE = (ValueError, RuntimeError, struct.error)
 """What codecs raise of bytes that are no chunk."""
@@ -82,7 +80,7 @@ class Shard:
     def __init__(
         self, file: File, array: ShardedArray, mapped: bool, advise: Advise
     ) -> None:
-        """Read and check the index.
+        """Read and check the index; the file is the shard's own from here on.
 
         Raises:
             CorruptError: It is damaged.
@@ -91,11 +89,17 @@ class Shard:
         size = 16 * array.num_chunks + 4
         if file.nbytes < size:
             raise self.damaged(f"{file.nbytes} bytes", f"an index of {size}")
-        data: Any = file.map_readonly() if mapped else file.pread(file.nbytes, 0)
-        self.pages = ChunkPages(data, advise) if mapped else None
-        self._data = memoryview(data)
-        index = bytes(self._data[-size:-4])
-        if google_crc32c.value(index) != struct.unpack("<I", self._data[-4:])[0]:
+        # Whoever still unpacks holds the shard, and with it the file or its mapping.
+        self._file, self.pages = file, None
+        self._data = memoryview(b"")
+        if mapped:
+            mapping = file.map_readonly()
+            file.close()
+            self.pages = ChunkPages(mapping, advise)
+            self._data = memoryview(mapping)
+        tail = self.packed([file.nbytes - size, size])
+        index = bytes(tail[:-4])
+        if google_crc32c.value(index) != struct.unpack("<I", tail[-4:])[0]:
             raise self.damaged("an index that differs", "one of its checksum")
         table = np.frombuffer(index, "<u8").reshape(-1, 2)
         there = table[:, 0] != MISSING
@@ -142,9 +146,18 @@ class Shard:
             raise self.damaged(got, f"{len(out)} bytes") from error
 
     def packed(self, extent: list[int]) -> memoryview:
-        """Bytes of a chunk that is there, as they are stored."""
+        """Bytes of a chunk that is there, as they are stored.
+
+        Raises:
+            CorruptError: The file was cut.
+            FailedError: The device refuses.
+        """
         offset, nbytes = extent
-        return self._data[offset : offset + nbytes]
+        if self.pages is not None:
+            return self._data[offset : offset + nbytes]
+        data = memoryview(bytearray(nbytes))
+        self._file.pread_into(data, offset)
+        return data
 
     def damaged(self, got: str, expected: str) -> CorruptError:
         """The error for what cannot be read."""
@@ -166,7 +179,7 @@ class ShardReader:
         self._ring = ring
         self._mapped, self._advise = mapped, advise
         self._ahead: dict[str, ChunksAhead] = {}
-        self._most = _most_open() if mapped else MAX_READ
+        self._most = _most_open()
         self._open: dict[tuple[str, int], tuple[int, Shard]] = {}
         self._chunks = Kept[ChunkKey](CACHE_NBYTES)
 
@@ -325,8 +338,9 @@ class ShardReader:
         file = File.open(self._folder / shard_name(array, self._ring, place), None)
         try:
             return Shard(file, array, self._mapped, self._advise)
-        finally:
+        except BaseException:
             file.close()
+            raise
 
     def forget(self) -> None:
         """Let everything go."""

@@ -2,12 +2,14 @@
 
 import mmap
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import mmreplay as mr
 from mmreplay.errors import CorruptError
+from mmreplay.files import File
 from mmreplay.storage import beside, shards
 from mmreplay.storage.shard_pages import AHEAD_NBYTES, GAP_NBYTES, ChunkPages
 from tools.torture.disks import QuickDisk, using
@@ -64,6 +66,44 @@ def test_what_either_thread_cannot_unpack_is_told(made, which):
         pytest.raises(CorruptError, match=f"{shard.name}: got a chunk at byte 0"),
     ):
         buffer.get_field("pixels", 0, np.arange(ROWS))
+
+
+def test_what_is_not_mapped_is_read_chunk_by_chunk_and_not_kept(made, monkeypatch):
+    path, pixels = made
+    read_into, taken = File.pread_into, []
+
+    def pread_into(self, target, offset):
+        if self.path.name.startswith("c."):
+            taken.append(target.nbytes)
+        read_into(self, target, offset)
+
+    with mr.ReplayBuffer.open(path, read_mode="pread") as buffer:
+        size = buffer.metadata.sharding.shard_rows
+        buffer.get_field("pixels", 0, np.arange(ROWS))
+        monkeypatch.setattr(File, "pread_into", pread_into)
+        assert (buffer.get_field("pixels", 0, [3, 50]) == pixels[[3, 50]]).all()
+        shards_held = buffer._parts.store._reader._open.values()
+        assert all(not shard._data for _, shard in shards_held)
+    # Both shards are open still, and their indices known.
+    assert len(taken) == 2
+    packed = (path / f"data-000001/zarr/pixels/c.0.{3 // size}.0.0.0").stat().st_size
+    assert max(taken) < packed / 4
+
+
+def shards_open():
+    """How many descriptors are of shards."""
+    held = Path("/proc/self/fd").iterdir()
+    return sum("/c.0." in os.readlink(each) for each in held if each.is_symlink())
+
+
+@pytest.mark.parametrize("mode", ["mmap", "pread"])
+def test_shards_that_are_let_go_give_their_files_back(made, mode):
+    path, _ = made
+    assert shards_open() == 0
+    with mr.ReplayBuffer.open(path, read_mode=mode) as buffer:
+        buffer.get_field("pixels", 0, np.arange(ROWS))
+        assert shards_open() > 0
+    assert shards_open() == 0
 
 
 class Mapping:

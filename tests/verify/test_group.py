@@ -10,8 +10,16 @@ import pytest
 import mmreplay as mr
 from mmreplay.verify import verify_buffer
 from tests.verify.support import DATA, schema, steps
+from tools.torture.disks import QuickDisk, using
 
 ENGINE = {"engine": "zarr", "codec": "none", "commit_every": None}
+
+
+@pytest.fixture(autouse=True)
+def quick():
+    """Each place is a dozen files that are synced; no power is cut here."""
+    with using(QuickDisk()):
+        yield
 
 
 @pytest.fixture(params=["env_major", "time_major"])
