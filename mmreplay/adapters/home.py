@@ -7,14 +7,14 @@ The ring is made when the first data comes, as only then all fields are known.
 from __future__ import annotations
 
 import os
-import uuid
 import weakref
 from collections.abc import Sequence
-from itertools import count
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from mmreplay import files
+from mmreplay.adapters import places
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import FormatError, SchemaError
 from mmreplay.format.metadata import FILE_NAME, Autoreset
@@ -22,6 +22,7 @@ from mmreplay.ring import Layout
 from mmreplay.samplers.base import Sampler
 from mmreplay.schema import Schema
 from mmreplay.schema.dtypes import describe
+from mmreplay.storage.lock import WriterLock
 
 if TYPE_CHECKING:
     from mmreplay.transforms.base import Transform
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 StrPath = str | os.PathLike[str]
 FOLDER = "MMREPLAY_DIR"
 
-_numbers: dict[str, count[int]] = {}
 _open: weakref.WeakValueDictionary[Path, ReplayBuffer] = weakref.WeakValueDictionary()
 
 
@@ -37,8 +37,9 @@ class Home:
     """One folder for one adapter's buffer.
 
     A path is used as it is. Without one it is ``$MMREPLAY_DIR/<system>-<n>``, n
-    counting those of this process from 0, so that a program started again finds its
-    own; without that variable, a temporary folder that is removed at exit.
+    counting those of this process from 0 and passing over those that other processes
+    use, so that a program started again finds its own; without that variable, a
+    temporary folder that is removed at exit, or else by the next one that is made.
 
     Attributes:
         path: The folder; absolute.
@@ -48,14 +49,21 @@ class Home:
     """
 
     def __init__(
-        self, system: str, path: StrPath | None = None, resume: bool = False
+        self,
+        system: str,
+        path: StrPath | None = None,
+        resume: bool = False,
+        *,
+        fresh: bool = False,
     ) -> None:
-        """Choose the folder; nothing is made yet.
+        """Choose the folder; nothing is in it yet.
 
         Args:
             system: Name of the adapter, for folders without a path.
             path: The folder, new, empty, or with a buffer of before.
             resume: Go on with the buffer that is there, if there is one.
+            fresh: Without a path, pass over folders that hold a buffer: whoever asks
+                cannot resume one.
 
         Raises:
             FormatError: A buffer is there, and resume is False.
@@ -63,17 +71,27 @@ class Home:
         self._system, self._resume, self._copies = system, resume, 0
         folder = os.environ.get(FOLDER)
         self.temporary = path is None and not folder
-        self.path = Path(os.path.abspath(_place(system, path, folder)))
+        self._name: WriterLock | None = None
+        if path is None and folder:
+            top = Path(os.path.abspath(folder))
+            path, self._name = places.numbered(top, system, fresh=fresh)
+        if path is None:
+            path = places.temporary(system)
+        self.path = Path(os.path.abspath(path))
         self.buffer: ReplayBuffer | None = None
         self.resumed = (self.path / FILE_NAME).exists()
         if self.resumed and not resume:
+            self._let_name_go()
+            way = "choose another path"
+            if not fresh:
+                way = f"go on with it by resume=True, or {way}"
             raise FormatError(
-                f"{self.path} already holds a buffer, expected a new path; go on with "
-                "it by resume=True, or choose another path"
+                f"{self.path} already holds a buffer, expected a new path; {way}"
             )
         if self.temporary:
             self._held: list[ReplayBuffer] = []
-            weakref.finalize(self, _remove, self.path, os.getpid(), self._held)
+            # Of weakref's, processes that multiprocessing starts run none at exit.
+            Finalize(self, _remove, (self.path, self._held), exitpriority=0)
 
     def __repr__(self) -> str:
         """Say where the data is."""
@@ -189,6 +207,11 @@ class Home:
             self.buffer.close()
         if self.temporary:
             files.remove_tree(self.path)
+        self._let_name_go()
+
+    def _let_name_go(self) -> None:
+        if self._name is not None:
+            self._name.release()
 
     def _keep(self, buffer: ReplayBuffer) -> None:
         self.buffer = _open[self.path] = buffer
@@ -246,15 +269,6 @@ def _again(system: str, path: str, made: bool) -> Home:
     return Home(system, path, True)
 
 
-def _place(system: str, path: StrPath | None, folder: str | None) -> StrPath:
-    if path is not None:
-        return path
-    if folder:
-        return Path(folder) / f"{system}-{next(_numbers.setdefault(system, count()))}"
-    top = os.environ.get("TMPDIR", "/tmp")
-    return Path(top) / f"mmreplay-{system}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-
-
 def _told(num_envs: int, capacity: int, schema: Schema) -> str:
     fields = ", ".join(
         f"{path} {describe(field.dtype, field.shape)}" + " mutable" * field.mutable
@@ -263,9 +277,7 @@ def _told(num_envs: int, capacity: int, schema: Schema) -> str:
     return f"{num_envs} x {capacity} rows of {fields}"
 
 
-def _remove(path: Path, pid: int, held: list[ReplayBuffer]) -> None:
-    if os.getpid() != pid:
-        return
+def _remove(path: Path, held: list[ReplayBuffer]) -> None:
     for buffer in held:
         buffer.close()
     files.remove_tree(path)

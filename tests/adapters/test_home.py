@@ -1,6 +1,7 @@
 """Where adapters keep their buffers: paths, refusals, temporary folders, pickles."""
 
 import gc
+import json
 import pickle
 import subprocess
 import sys
@@ -10,10 +11,10 @@ import pytest
 import torch
 
 from mmreplay import Field, NStep, Schema
-from mmreplay.adapters import home as homes
-from mmreplay.adapters import skrl, tmrl, velora
+from mmreplay.adapters import places, skrl, tmrl, velora
 from mmreplay.adapters.home import Home
 from mmreplay.errors import FormatError, SchemaError
+from mmreplay.storage.lock import WriterLock
 
 SCHEMA = Schema({"observation": Field((2,), "float32"), "reward": Field((), "float32")})
 
@@ -58,9 +59,112 @@ def test_without_a_path_buffers_are_numbered_under_the_folder_named(
     tmp_path, monkeypatch
 ):
     monkeypatch.setenv("MMREPLAY_DIR", str(tmp_path))
-    monkeypatch.setattr(homes, "_numbers", {})
-    places = [Home("any").path, Home("any").path, Home("other").path]
-    assert places == [tmp_path / "any-0", tmp_path / "any-1", tmp_path / "other-0"]
+    monkeypatch.setattr(places, "_numbers", {})
+    found = [Home("any").path, Home("any").path, Home("other").path]
+    assert found == [tmp_path / "any-0", tmp_path / "any-1", tmp_path / "other-0"]
+    # As another process: it finds what nobody uses any more.
+    monkeypatch.setattr(places, "_numbers", {})
+    home = Home("any")
+    filled(home)
+    home.close()
+    monkeypatch.setattr(places, "_numbers", {})
+    with pytest.raises(FormatError, match=r"any-0 already holds.*resume=True"):
+        Home("any")
+    assert Home("any", resume=True).path == tmp_path / "any-1"
+    monkeypatch.setattr(places, "_numbers", {})
+    assert Home("any", resume=True).resumed
+    monkeypatch.setattr(places, "_numbers", {})
+    assert Home("any", fresh=True).path == tmp_path / "any-1"
+
+
+def process(code, **env):
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, env=env,
+    )  # fmt: skip
+
+
+MAKING = """
+import multiprocessing
+from mmreplay import Field, Schema
+from mmreplay.adapters.home import Home
+
+def make(wait=lambda: None):
+    global home
+    home = Home('any', resume=True)
+    wait()
+    home.ring(Schema({'reward': Field((), 'float32')}), 10).add(reward=1.0)
+    print(home.path.name, flush=True)
+"""
+
+
+def test_processes_under_one_folder_get_places_of_their_own(tmp_path):
+    code = MAKING + "make(lambda: print('named', flush=True) or input())\ninput()"
+    both = [process(code, MMREPLAY_DIR=str(tmp_path)) for _ in range(2)]
+    # Each has its name before there is a ring, and until it ends.
+    found = []
+    for turn in range(2):
+        for each in both:
+            found.append(each.stdout.readline())
+            each.stdin.write("\n")
+            if turn == 0:
+                each.stdin.flush()
+    assert found[:2] == ["named\n"] * 2
+    assert sorted(found[2:]) == ["any-0\n", "any-1\n"]
+    for each in both:
+        assert each.communicate(timeout=60) == ("", "")
+    (again, _) = process(MAKING + "make()", MMREPLAY_DIR=str(tmp_path)).communicate()
+    assert again == "any-0\n"
+
+
+def test_a_worker_that_ends_takes_its_temporary_folder_along(tmp_path):
+    code = MAKING + (
+        "worker = multiprocessing.get_context('fork').Process(target=make)\n"
+        "worker.start()\nworker.join()\nprint(worker.exitcode)"
+    )
+    out, err = process(code, TMPDIR=str(tmp_path)).communicate(timeout=60)
+    name, code = out.split()
+    assert (name[:12], code, err) == ("mmreplay-any", "0", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_process_left_goes_with_the_next(tmp_path, monkeypatch):
+    monkeypatch.delenv("MMREPLAY_DIR", raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    killed = process(MAKING + "make()\ninput()", TMPDIR=str(tmp_path))
+    name = killed.stdout.readline().strip()
+    monkeypatch.setattr(places, "_swept", set())
+    Home("any")
+    # It lives.
+    assert (tmp_path / name).is_dir()
+    killed.kill()
+    killed.communicate()
+    others = {
+        "not-of-ours": None,
+        f"mmreplay-any-{killed.pid}-0": None,
+        # Nothing says whose it was.
+        f"mmreplay-any-{killed.pid}-00000000": None,
+        # Of a machine that is not this one, where the number is another process's.
+        f"mmreplay-any-{killed.pid}-00000001": {"pid": killed.pid, "host": "far"},
+    }
+    for each, told in others.items():
+        (tmp_path / each).mkdir()
+        if told:
+            (tmp_path / each / "LOCK").write_text(json.dumps(told))
+    (tmp_path / f"mmreplay-any-{killed.pid}-00000002").symlink_to(tmp_path / name)
+    Home("any")
+    # Once in a process is enough.
+    assert (tmp_path / name).is_dir()
+    monkeypatch.setattr(places, "_swept", set())
+    lock = WriterLock(tmp_path / name)
+    Home("any")
+    assert (tmp_path / name).is_dir()
+    lock.release()
+    monkeypatch.setattr(places, "_swept", set())
+    Home("any")
+    left = {each.name for each in tmp_path.iterdir()}
+    assert left == {*others, f"mmreplay-any-{killed.pid}-00000002"}
 
 
 def test_a_temporary_folder_is_named_and_goes_with_its_owner(tmp_path, monkeypatch):
