@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.convert import numbered
 from mmreplay.convert.arrays import Column, Scan, mapped, refuse_wide
-from mmreplay.convert.base import Block, Notes, Reader, default_rows
+from mmreplay.convert.base import Block, Columns, Notes, Reader, default_rows
 from mmreplay.convert.description import TAKEN, Description
 from mmreplay.convert.ends import Marks
 from mmreplay.convert.losses import doubt_description
@@ -52,6 +53,9 @@ class PlainReader(Reader):
         kinds = {n: (c.dtype, c.shape[1:]) for n, c in self._columns.items()}
         doubt_description(notes, kinds)
         self._plain = Plain(kinds, notes, taken=TAKEN)
+        # Rows of several environments in turns are of as many episodes at once.
+        self._episodes = numbered.find(kinds) if written is None else ""
+        numbered.tell(self._episodes, self._plain, notes)
         for column in self._columns.values():
             refuse_wide(column.row_nbytes, file.path)
         self._description = Description(
@@ -70,23 +74,26 @@ class PlainReader(Reader):
         """See `Reader.blocks`."""
         rows = rows_per_block or default_rows(self._description)
         used = {path: self._columns[path] for path in self._plain.schema.paths}
-        marks, done = Marks(1), 0
+        marks, begins, done = Marks(1), numbered.Begins(self._episodes), 0
         for found in Scan(used, rows, self._rows).blocks():
-            if self._written is not None:
-                self._blank(found, done)
-            columns, terminated, truncated = self._plain.take(found, done)
+            taken = self._plain.take(self._blanked(found, done), done)
+            columns, terminated, truncated = taken
             positions = np.arange(done, done + len(terminated))
             done += len(terminated)
-            flags = marks.mark(0, terminated, truncated)
+            breaks = begins.of(columns)
+            flags = marks.mark(0, terminated, truncated, breaks=breaks)
             yield Block(columns, np.zeros_like(positions), positions, flags)
 
-    def _blank(self, found: dict[str, NDArray[np.generic]], first: int) -> None:
-        """Let rows that nobody wrote end nothing: theirs may be NaN."""
-        assert self._written is not None
+    def _blanked(self, found: Columns, first: int) -> Columns:
+        """Rows of which those that nobody wrote end nothing: theirs may be NaN."""
+        if self._written is None:
+            return found
+        made = dict(found)
         for path in self._plain.ends.values():
             ends = found[path].reshape(-1)
             written = self._written(first, first + len(ends))
-            found[path] = np.where(written, ends, np.zeros_like(ends))
+            made[path] = np.where(written, ends, np.zeros_like(ends))
+        return made
 
     def arrays(self) -> dict[str, NDArray[np.generic]]:
         """Every stored array, mapped read-only; see `ArrayReader.arrays`."""

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mmreplay.convert import numbered
 from mmreplay.convert.arrays import refuse_wide
 from mmreplay.convert.base import Block, Columns, Notes, Reader, default_rows
 from mmreplay.convert.description import TAKEN, Description
@@ -21,8 +21,6 @@ Kinds = Mapping[str, tuple[str, tuple[int, ...]]]
 Batches = Callable[[int, tuple[str, ...]], Iterator[Columns]]
 """Gives the columns of some names, at most so many rows at a time."""
 HARMLESS_NBYTES = 1 << 30
-EPISODES = ("episode_index", "episode_id", "episode")
-"""Columns whose changes begin an episode, the surest name first."""
 
 
 class TableReader(Reader):
@@ -45,11 +43,10 @@ class TableReader(Reader):
         """
         self.report = notes
         self._rows, self._batches = rows, batches
-        self._episodes = _episodes(kinds)
+        self._episodes = numbered.find(kinds)
         doubt_description(notes, kinds)
         self._plain = Plain(kinds, notes, taken=TAKEN)
-        if self._episodes:
-            self._tell_episodes()
+        numbered.tell(self._episodes, self._plain, notes)
         self._paths = self._plain.schema.paths
         self._description = Description(
             schema=self._plain.schema,
@@ -59,18 +56,6 @@ class TableReader(Reader):
         )
         refuse_wide(self._description.row_nbytes, path)
 
-    def _tell_episodes(self) -> None:
-        told = f"episodes begin where column {self._episodes!r} changes"
-        if not self._plain.ends:
-            # What `Plain` doubts, that all rows are one episode, is not so here.
-            self.report.doubts[:] = [
-                doubt
-                for doubt in self.report.doubts
-                if not doubt.startswith("no column tells where episodes end")
-            ]
-            told += ", and nothing tells how they ended"
-        self.report.note(told)
-
     def describe(self) -> Description:
         """See `Reader.describe`."""
         return self._description
@@ -78,16 +63,12 @@ class TableReader(Reader):
     def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
         """See `Reader.blocks`."""
         rows = rows_per_block or default_rows(self._description)
-        marks, done, last = Marks(1), 0, None
+        marks, begins, done = Marks(1), numbered.Begins(self._episodes), 0
         for found in self._batches(rows, self._paths):
             columns, terminated, truncated = self._plain.take(found, done)
             positions = np.arange(done, done + len(terminated))
             done += len(terminated)
-            breaks = None
-            if self._episodes in columns and len(positions):
-                numbers = columns[self._episodes].reshape(-1)
-                breaks = _changes(numbers, last)
-                last = numbers[-1]
+            breaks = begins.of(columns)
             flags = marks.mark(0, terminated, truncated, breaks=breaks)
             yield Block(columns, np.zeros_like(positions), positions, flags)
 
@@ -111,21 +92,3 @@ def refuse_expansion(path: Path, nbytes: int, taken: int, allowed: bool) -> None
             f"{path} says that {taken} bytes hold {nbytes}, expected at most 1,000 "
             "times as many; pass allow_expansion=True if you trust it"
         )
-
-
-def _episodes(kinds: Kinds) -> str:
-    """The column of episodes' numbers, or ``""``."""
-    for name in EPISODES:
-        dtype, shape = kinds.get(name, ("", (0,)))
-        if "int" in dtype and shape == ():
-            return name
-    return ""
-
-
-def _changes(
-    numbers: NDArray[np.generic], last: np.generic | None
-) -> NDArray[np.bool_]:
-    before = numbers[:-1]
-    first = numbers[:1] if last is None else np.array([last])
-    changed: NDArray[np.bool_] = numbers != np.concatenate([first, before])
-    return changed

@@ -4,9 +4,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 import zarr
+from safetensors.numpy import save_file
 
 import mmreplay as mr
+from mmreplay.convert import registry
 from mmreplay.errors import SourceError
 from mmreplay.schema.naming import Plain
 from mmreplay.schema.notes import Notes
@@ -83,3 +86,41 @@ def test_arrays_of_a_known_name_that_an_npz_file_loses_are_doubts(tmp_path):
     told = "array 'observations.npy' lies in Fortran order, and was left out: save"
     assert any(told in doubt for doubt in report.doubts)
     assert any("'reward.npy' of complex128 can be" in doubt for doubt in report.doubts)
+
+
+NUMBERS = [4, 4, 4, 9, 9, 2]
+
+
+def as_arrays(path, columns):
+    if path.suffix == ".npz":
+        np.savez(path, **columns)
+    elif path.suffix == ".pt":
+        torch.save({name: torch.from_numpy(a) for name, a in columns.items()}, path)
+    elif path.suffix == ".parquet":
+        pq.write_table(pa.table(columns), path)
+    else:
+        save_file(columns, path)
+
+
+@pytest.mark.parametrize("name", ["a.npz", "a.pt", "a.safetensors", "a.parquet"])
+@pytest.mark.parametrize("number", ["episode_index", "episode_id", "episode"])
+def test_a_number_of_an_episode_that_changes_begins_one(tmp_path, name, number):
+    columns = {"obs": np.arange(6.0), number: np.array(NUMBERS)}
+    as_arrays(tmp_path / name, columns)
+    report = mr.load(tmp_path / name, tmp_path / "target", strict=True)
+    assert f"episodes begin where column {number!r} changes, and" in report.notes[-1]
+    with registry.open_reader(
+        registry.source_format(tmp_path / name), tmp_path / name
+    ) as reader:
+        for rows in (1, 2, 4, 6):
+            flags = np.concatenate([block.flags for block in reader.blocks(rows)])
+            assert np.flatnonzero(flags).tolist() == [0, 3, 5]
+
+
+def test_numbers_beside_ends_leave_them_as_they_are(tmp_path):
+    ends = np.array([False, True, False, False, True, False])
+    columns = {"obs": np.arange(6.0), "terminated": ends, "episode": np.array(NUMBERS)}
+    as_arrays(tmp_path / "a.npz", columns)
+    assert mr.load(tmp_path / "a.npz", tmp_path / "target", strict=True).episodes == 4
+    with mr.ReplayBuffer.open(tmp_path / "target") as buffer:
+        assert buffer.episodes.episodes(0).begin.tolist() == [0, 2, 3, 5]
