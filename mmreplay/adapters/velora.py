@@ -25,7 +25,7 @@ from mmreplay.adapters.values import plain_rows, rows_of, seed_of_draws
 from mmreplay.adapters.velora_files import METADATA, BufferConfig
 from mmreplay.adapters.velora_play import played
 from mmreplay.buffer.replay_buffer import ReplayBuffer as Ring
-from mmreplay.convert.tensors import TensorFile, block_rows, write_tensors
+from mmreplay.convert.tensors import TensorFile, write_tensors
 from mmreplay.errors import SchemaError
 from mmreplay.samplers.base import Sampler
 from mmreplay.samplers.uniform import UniformSampler
@@ -107,7 +107,7 @@ class BufferBase(Kept):
         """
         self._make(
             Home("velora", path, resume), device,
-            (capacity, state_dim, action_dim, hidden_dim), 0,
+            (capacity, state_dim, action_dim, hidden_dim), {},
         )  # fmt: skip
 
     def _make(
@@ -115,7 +115,7 @@ class BufferBase(Kept):
         home: Home,
         device: torch.device | str | None,
         dims: tuple[int, int, int, int],
-        oldest: int,
+        told: dict[str, int],
     ) -> None:
         self.capacity, self.state_dim, self.action_dim, self.hidden_dim = dims
         self.device = None if device is None else torch.device(device)
@@ -128,10 +128,12 @@ class BufferBase(Kept):
             schema,
             self.capacity,
             sampler=UniformSampler(seed_of_draws()),
-            user={METADATA: {"oldest": oldest}},
+            user={METADATA: told},
         )
         # velora's row of position 0: a ring that was loaded begins where it did.
         self._oldest = int(self._ring.metadata.user.get(METADATA, {}).get("oldest", 0))
+        if home.resumed:
+            saved.check_loaded(home, self._ring)
 
     def _open_again(self, sampler: Sampler | None) -> None:
         ring = self.home.reopen(sampler)
@@ -303,11 +305,12 @@ class BufferBase(Kept):
             state_path: The tensors' file, with or without ``.safetensors``.
             metadata: What the JSON file holds. A device that is not there becomes
                 the CPU.
-            path: The new buffer's folder; see `Home`.
+            path: The new buffer's folder; see `Home`. Without one, a folder that
+                holds a buffer is passed over.
 
         Raises:
             FormatError: The metadata lacks a key, is not of these tensors, or the
-                file is damaged.
+                file is damaged; or the path holds a buffer.
         """
         source = Path(state_path)
         if source.suffix != ".safetensors":
@@ -319,13 +322,10 @@ class BufferBase(Kept):
         buffer = cls.__new__(cls)
         with TensorFile(source) as file:
             saved.check_pair(file, told)
-            home = Home("velora", path)
-            buffer._make(home, saved.device_of(metadata["device"]), dims, oldest)
-            file.expect(buffer._columns, capacity)
-            step = block_rows(buffer._columns)
-            for first, stop in saved.stretches(oldest, size, capacity, step):
-                rows = {name: file.read(name, first, stop) for name in buffer._dims}
-                buffer._ring.extend(rows)
+            home = Home("velora", path, fresh=True)
+            marks = {"oldest": oldest, saved.SIZE: size}
+            buffer._make(home, saved.device_of(metadata["device"]), dims, marks)
+            saved.fill(buffer._ring, file, buffer._columns, oldest, size)
         return buffer
 
     def close(self) -> None:

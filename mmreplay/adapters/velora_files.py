@@ -10,11 +10,15 @@ from typing import Any
 
 import torch
 
-from mmreplay.convert.tensors import TensorFile
+from mmreplay.adapters.home import Home
+from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.convert.tensors import TensorFile, block_rows
 from mmreplay.errors import FormatError
 
 METADATA = "velora"
 """Key of the metadata in the tensors' file, which tells files of two saves apart."""
+SIZE, LOADING = "loads", "loading"
+"""What a folder says of a load: the steps that it is of, and that it goes on."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,38 @@ def check_pair(file: TensorFile, told: Mapping[str, int]) -> None:
             f"metadata: got {dict(told)}, expected {theirs}, which the tensors were "
             "saved with; give the metadata of the same save"
         )
+
+
+def fill(
+    ring: ReplayBuffer,
+    file: TensorFile,
+    columns: Mapping[str, tuple[str, tuple[int, ...]]],
+    oldest: int,
+    size: int,
+) -> None:
+    """Load steps into a new ring, which says meanwhile that they are not all there."""
+    file.expect(columns, ring.capacity)
+    ring.set_statistics({METADATA: {LOADING: True}})
+    step = block_rows(columns)
+    for first, stop in stretches(oldest, size, ring.capacity, step):
+        ring.extend({name: file.read(name, first, stop) for name in columns})
+    # Not before they would survive a power cut.
+    ring.commit()
+    ring.set_statistics({})
+
+
+def check_loaded(home: Home, ring: ReplayBuffer) -> None:
+    """Refuse a ring that a load was killed over, as it lacks the later steps."""
+    size = ring.metadata.user.get(METADATA, {}).get(SIZE, 0)
+    loading = ring.statistics.get(METADATA, {}).get(LOADING)
+    if not size or not (loading or ring.heads[0] == 0):
+        return
+    found = len(ring)
+    home.close()
+    raise FormatError(
+        f"{home.path}: got {found} of the {size} steps of a load that did not end, "
+        "expected all; remove the folder, and load again"
+    )
 
 
 def stretches(

@@ -1,5 +1,6 @@
 """velora's buffer on disk does what velora's does, by its golden values."""
 
+import gc
 import json
 import subprocess
 import sys
@@ -11,9 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mmreplay.adapters import values
+from mmreplay.adapters import places, values, velora_files
 from mmreplay.adapters.velora import BatchExperience, BufferBase, ReplayBuffer
 from mmreplay.errors import CorruptError, FormatError, SchemaError
+from mmreplay.files import remove_tree
 
 NAMES = ("states", "actions", "rewards", "next_states", "dones", "hiddens")
 
@@ -228,6 +230,52 @@ def test_tensors_of_other_shapes_are_refused(tmp_path):
     (tmp_path / "s.safetensors").write_bytes(cut)
     with pytest.raises(CorruptError, match="was cut"):
         ReplayBuffer.load(tmp_path / "s", told)
+
+
+@pytest.mark.parametrize("blocks", [0, 1, 2])
+def test_a_load_that_was_killed_is_refused_by_name(
+    buffer, tmp_path, monkeypatch, blocks
+):
+    buffer.add_multi(*steps(range(6)))
+    buffer.save(tmp_path)
+    told = buffer.metadata()
+    monkeypatch.setattr(velora_files, "block_rows", lambda _: 1)
+    read, calls = velora_files.TensorFile.read, []
+
+    def dies(self, *args):
+        calls.append(args)
+        if len(calls) > 6 * blocks:
+            raise KeyboardInterrupt
+        return read(self, *args)
+
+    monkeypatch.setattr(velora_files.TensorFile, "read", dies)
+    with pytest.raises(KeyboardInterrupt):
+        ReplayBuffer.load(tmp_path / "buffer_state", told, path=tmp_path / "new")
+    gc.collect()
+    monkeypatch.undo()
+    with pytest.raises(FormatError, match=f"got {blocks} of the 4 steps of a load tha"):
+        ReplayBuffer(4, 2, 1, 3, path=tmp_path / "new", resume=True)
+    remove_tree(tmp_path / "new")
+    loaded = ReplayBuffer.load(tmp_path / "buffer_state", told, path=tmp_path / "new")
+    loaded.close()
+    loaded = ReplayBuffer(4, 2, 1, 3, path=tmp_path / "new", resume=True)
+    assert (loaded.size, loaded.position) == (4, 2)
+    loaded.close()
+
+
+def test_a_load_without_a_path_passes_over_what_is_there(buffer, tmp_path, monkeypatch):
+    monkeypatch.setenv("MMREPLAY_DIR", str(tmp_path))
+    buffer.add_multi(*steps(range(3)))
+    buffer.save(tmp_path)
+    for run in range(2):
+        monkeypatch.setattr(places, "_numbers", {})  # as a script that is run again
+        loaded = ReplayBuffer.load(tmp_path / "buffer_state", buffer.metadata())
+        assert loaded.home.path == tmp_path / f"velora-{run}"
+        loaded.close()
+    with pytest.raises(FormatError, match=r"a new path; choose another path$"):
+        ReplayBuffer.load(
+            tmp_path / "buffer_state", buffer.metadata(), path=loaded.home.path
+        )
 
 
 class Agent:
