@@ -208,6 +208,11 @@ def open_reader(
             stack of the agent less one.
         allow_expansion: Read arrays that hold more than 1,000 times what they take.
     """
+    if type(padding) is not int or padding < 0:
+        raise SchemaError(
+            f"padding: got {padding!r}, expected an integer of at least 0; leave it "
+            f"out for {PADDING}"
+        )
     numbers = _numbers(path) if path.is_dir() else []
     if checkpoint is not None and checkpoint in numbers:
         numbers = [checkpoint]

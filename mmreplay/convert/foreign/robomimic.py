@@ -133,6 +133,7 @@ def _demos(hdf5: Hdf5, chosen: str | None) -> list[str]:
     )
     if chosen is not None:
         masks = hdf5.children(f"/{MASK}") if MASK in hdf5.children() else []
+        masks = [name for name in masks if not hdf5.is_group(f"/{MASK}/{name}")]
         if chosen not in masks:
             raise SchemaError(
                 f"filter: got {chosen!r}, expected one of {', '.join(masks) or 'none'} "

@@ -170,3 +170,12 @@ def test_a_folder_that_lacks_a_field_is_refused(tmp_path, rng):
     (folder / "add_count_ckpt.0.gz").write_bytes(b"no")
     with pytest.raises(CorruptError, match=r"add_count_ckpt.0.gz: got"):
         mr.load(folder, tmp_path / "buffer")
+
+
+@pytest.mark.parametrize("padding", ["abc", -1, [1], 1.5, True])
+def test_a_padding_that_is_no_count_is_refused(tmp_path, rng, padding):
+    folder = write(tmp_path / "logs", *played(rng)[:2])
+    with pytest.raises(
+        SchemaError, match=r"padding: got .*, expected an integer of at"
+    ):
+        mr.load(folder, tmp_path / "buffer", padding=padding)

@@ -76,8 +76,13 @@ def test_a_filter_chooses_demonstrations(tmp_path, rng):
     mr.load(path, tmp_path / "buffer", filter="train")
     got, _ = drawn(tmp_path / "buffer", OBSERVATIONS)
     assert_same(got, joined([found[0], found[2]]))
-    with pytest.raises(SchemaError, match="got 'valid', expected one of train in"):
-        mr.load(path, tmp_path / "other", filter="valid")
+    with h5py.File(path, "a") as file:
+        file.create_group("mask/group")
+    for name in ("valid", "group"):
+        with pytest.raises(
+            SchemaError, match=f"got '{name}', expected one of train in"
+        ):
+            mr.load(path, tmp_path / "other", filter=name)
 
 
 def test_steps_done_within_a_demonstration_are_a_doubt_and_no_ends(tmp_path, rng):
