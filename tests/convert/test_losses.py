@@ -204,6 +204,40 @@ def test_ends_without_a_role_are_taken_by_their_name(
         assert mixed == (target != "velora")
 
 
+@pytest.mark.parametrize("rows", [None, 1, 5])
+@pytest.mark.parametrize("stored", [False, True])
+def test_ends_by_name_are_written_as_those_of_a_role(
+    tmp_path, rng, monkeypatch, stored, rows
+):
+    if rows:
+        monkeypatch.setattr("mmreplay.convert.rows.default_rows", lambda _: rows)
+    steps = {
+        "observation": rng.random((30, 3, 1), np.float32),
+        "action": rng.random((30, 3, 1), np.float32),
+        "reward": rng.random((30, 3), np.float32),
+        "done": rng.random((30, 3)) < 0.2,
+    }
+    if stored:
+        steps["next_observation"] = rng.random((30, 3, 1), np.float32)
+    fields = FIELDS | {"done": mr.Field((), "bool")} | (NEXT if stored else {})
+    pairs, flat = [], []
+    for name, roles in (("told", {"terminated": "done"}), ("named", None)):
+        # The ring has wrapped, so that its oldest episodes have no beginning.
+        schema = mr.Schema.from_flat(fields, roles)
+        with mr.ReplayBuffer.create(tmp_path / name, schema, 20, 3) as buffer:
+            buffer.extend(steps)
+            for target in ("velora", "d4rl"):
+                file, options = TARGETS[target]
+                mr.export(buffer, tmp_path / f"{name}-{file}", **options)
+        pairs.append(load_file(tmp_path / f"{name}-v" / "buffer_state.safetensors"))
+        with h5py.File(tmp_path / f"{name}-a.hdf5") as file:
+            names = ("observations", "next_observations", "terminals", "timeouts")
+            flat.append({each: file[each][()] for each in names})
+    for one, other in (pairs, flat):
+        for each in one:
+            np.testing.assert_array_equal(one[each], other[each], err_msg=each)
+
+
 def test_a_truncation_that_done_says_too_is_one(tmp_path):
     fields = FIELDS | {"done": mr.Field((), "bool"), "truncated": mr.Field((), "bool")}
     with create(tmp_path / "b", fields | NEXT) as buffer:
