@@ -11,7 +11,7 @@ from mmreplay.convert.description import Description
 from mmreplay.convert.ends import Marks
 from mmreplay.episodes import FINAL, START, TRUNCATED
 from mmreplay.schema import Schema
-from mmreplay.schema.naming import ROLE_NAMES, UNSURE
+from mmreplay.schema.naming import ROLE_NAMES, UNSURE, refuse_nan
 
 
 class NamedEnds:
@@ -24,6 +24,7 @@ class NamedEnds:
     def __init__(self, description: Description) -> None:
         self.path = _path(description.schema)
         self._marks = Marks(description.num_envs)
+        self._rows = 0
 
     def tell(self, notes: Notes, *, both: bool) -> None:
         """Say what was taken.
@@ -45,13 +46,21 @@ class NamedEnds:
             )
 
     def marked(self, block: Block) -> Block:
-        """A block with the flags that those ends make."""
+        """A block with the flags that those ends make.
+
+        Raises:
+            SourceError: An end is NaN.
+        """
         if not self.path:
             return block
         flags = block.flags.copy()
         final, truncated = (flags & FINAL) != 0, (flags & TRUNCATED) != 0
-        ended = block.columns[self.path].reshape(len(block)).astype(bool)
-        terminated = ended & ~final & ~truncated
+        told = block.columns[self.path].reshape(len(block))
+        # Of a final row the other fields mean nothing.
+        told = np.where(final, told.dtype.type(0), told)
+        refuse_nan(f"field {self.path!r}", told, self._rows)
+        self._rows += len(block)
+        terminated = told.astype(bool) & ~truncated
         for env_id in np.unique(block.env_ids).tolist():
             mine = block.env_ids == env_id
             flags[mine] |= self._marks.mark(

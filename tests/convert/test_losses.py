@@ -238,6 +238,16 @@ def test_ends_by_name_are_written_as_those_of_a_role(
             np.testing.assert_array_equal(one[each], other[each], err_msg=each)
 
 
+@pytest.mark.parametrize("target", ["velora", "d4rl", "minari"])
+def test_an_end_by_name_without_a_value_is_refused(tmp_path, target):
+    name, options = TARGETS[target]
+    with create(tmp_path / "b", FIELDS | {"done": mr.Field((), "float32")}) as buffer:
+        record(buffer, range(4), done=[0, 0, np.nan, 1])
+        with pytest.raises(SourceError, match=r"'done' has no value.* in row 2, exp"):
+            mr.export(buffer, tmp_path / name, **options)
+    assert not (tmp_path / name).exists()
+
+
 def test_a_truncation_that_done_says_too_is_one(tmp_path):
     fields = FIELDS | {"done": mr.Field((), "bool"), "truncated": mr.Field((), "bool")}
     with create(tmp_path / "b", fields | NEXT) as buffer:
