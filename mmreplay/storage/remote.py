@@ -15,10 +15,21 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NoReturn
 
-from mmreplay.errors import CorruptError, FailedError, ForkedError, FormatError
+from mmreplay.errors import (
+    CorruptError,
+    FailedError,
+    ForkedError,
+    FormatError,
+    SchemaError,
+)
 from mmreplay.storage.blobs import Blobs, Extent, refuse_many, span_of
 
 URL = re.compile(r"s3:/{1,2}([^/]+)(?:/(.*))?")
+BUCKET = re.compile(r"[A-Za-z0-9._-]+")
+ENDPOINT = re.compile(
+    r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::(\d{1,5}))?(/[!-~]*)?"
+)
+MAX_PORT = 65535
 REQUESTS = 16
 """Requests that run at a time."""
 GAP_NBYTES = 64 << 10
@@ -97,6 +108,7 @@ class RemoteBlobs(Blobs):
             anonymous: Send no credentials, as public buckets take it.
 
         Raises:
+            SchemaError: The bucket's name or the endpoint is none.
             FailedError: obstore is not installed, or refuses the options.
         """
         self.where = url
@@ -105,6 +117,7 @@ class RemoteBlobs(Blobs):
         self._bucket, self._prefix = found[1], (found[2] or "").strip("/")
         self._store_module = _library("obstore")
         options = _options(endpoint, region, anonymous)
+        _check(url, self._bucket, options.get("endpoint"))
         try:
             self._store = _library("obstore.store").S3Store(
                 self._bucket, prefix=self._prefix or None, **options
@@ -242,6 +255,27 @@ class RemoteBlobs(Blobs):
     def close(self) -> None:
         """See `Blobs.close`."""
         self._pool.shutdown(wait=False)
+
+
+def _check(url: str, bucket: str, endpoint: str | None) -> None:
+    """Refuse what the library would panic at, which no handler of errors sees.
+
+    Raises:
+        SchemaError: The bucket's name or the endpoint is none.
+    """
+    if not BUCKET.fullmatch(bucket):
+        raise SchemaError(
+            f"{url}: got a bucket {bucket!r}, expected a name of letters, digits, '.', "
+            "'_' and '-'; write s3://bucket/prefix"
+        )
+    found = ENDPOINT.fullmatch(endpoint) if endpoint is not None else None
+    known = found is not None and int(found[2] or 0) <= MAX_PORT
+    if endpoint is not None and not known:
+        raise SchemaError(
+            f"endpoint: got {endpoint!r}, expected the URL of a server, such as "
+            "'http://localhost:9000'; write it with http:// or https:// (it is also "
+            "taken from AWS_ENDPOINT_URL)"
+        )
 
 
 def _options(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mmreplay.errors import FormatError, SchemaError
@@ -39,7 +39,8 @@ class ZarrSource(os.PathLike[str]):
     """
 
     location: str
-    fields: Mapping[str, str] | None = None
+    # A dict has no hash; sources that differ in it alone are seldom side by side.
+    fields: Mapping[str, str] | None = field(default=None, hash=False)
     episode_ends: str | None = None
     ends: str = "truncated"
     endpoint: str | None = None
@@ -53,12 +54,28 @@ class ZarrSource(os.PathLike[str]):
                 f"ends: got {self.ends!r}, expected one of {', '.join(ENDS)}; leave it "
                 "out if you do not know"
             )
-        if self.fields is not None and (
-            not isinstance(self.fields, Mapping) or not self.fields
-        ):
+        if self.fields is not None and not _texts(self.fields):
             raise SchemaError(
-                f"fields: got {self.fields!r}, expected a dict of arrays' paths and "
-                "fields' paths; leave it out for all"
+                f"fields: got {self.fields!r:.200}, expected a dict of arrays' paths "
+                "and fields' paths; leave it out for all"
+            )
+        for name in ("episode_ends", "endpoint", "region"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise SchemaError(
+                    f"{name}: got {value!r:.200}, expected a text; leave it out if you "
+                    "do not know it"
+                )
+        if not isinstance(self.anonymous, bool):
+            raise SchemaError(
+                f"anonymous: got {self.anonymous!r:.200}, expected True or False; "
+                "leave it out to send credentials"
+            )
+        told: object = self.location
+        if not isinstance(told, str | os.PathLike):
+            raise SchemaError(
+                f"location: got {told!r:.200}, expected a path or s3://bucket/prefix; "
+                "name the group's folder, zip file or URL"
             )
         location = os.fspath(self.location)
         found = url_of(location) or os.path.abspath(location)
@@ -106,6 +123,15 @@ class ZarrSource(os.PathLike[str]):
             f"{path} does not exist, expected a Zarr group's folder or zip file; check "
             "the path"
         )
+
+
+def _texts(value: object) -> bool:
+    """Whether a value is a mapping of texts to texts, of one at least."""
+    return (
+        isinstance(value, Mapping)
+        and bool(value)
+        and all(isinstance(each, str) for pair in value.items() for each in pair)
+    )
 
 
 def source_of(path: str | os.PathLike[str]) -> ZarrSource | None:

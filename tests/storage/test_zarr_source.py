@@ -2,11 +2,12 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import mmreplay as mr
-from mmreplay.errors import FailedError
+from mmreplay.errors import FailedError, SchemaError
 from mmreplay.storage import remote
 from mmreplay.storage.zarr_source import source_of
 from tests.storage.zarr_groups import policy_store
@@ -54,3 +55,82 @@ def test_a_remote_group_without_the_library_says_what_to_install(monkeypatch):
         mr.ReplayBuffer.open("s3://bucket/prefix")
     with pytest.raises(FailedError, match="which is only read, expected a buffer's fo"):
         mr.ReplayBuffer.open("s3://bucket/prefix", "r+")
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ({"fields": {"data/obs": 3}}, r"fields: got .*, expected a dict of arrays'"),
+        ({"fields": {}}, r"fields: got \{\}, expected a dict of arrays' paths"),
+        ({"fields": [("a", "b")]}, r"fields: got .*, expected a dict of arrays'"),
+        ({"episode_ends": ["meta/ends"]}, r"episode_ends: got .*, expected a text"),
+        ({"endpoint": 9000}, "endpoint: got 9000, expected a text"),
+        ({"region": 1}, "region: got 1, expected a text"),
+        ({"anonymous": "no"}, "anonymous: got 'no', expected True or False"),
+        ({"location": None}, "location: got None, expected a path or s3://"),
+        ({"location": b"a.zarr"}, r"location: got b'a.zarr', expected a path or s3"),
+    ],
+)
+def test_arguments_of_other_types_are_refused(option, told):
+    with pytest.raises(SchemaError, match=told):
+        mr.ZarrSource(**{"location": "a.zarr", **option})
+
+
+def test_a_source_with_fields_has_a_hash():
+    one, same = (mr.ZarrSource("a.zarr", fields={"a": "b"}) for _ in range(2))
+    assert hash(one) == hash(same)
+    assert len({one, same, mr.ZarrSource("a.zarr", fields={"a": "c"})}) == 2
+
+
+@pytest.fixture
+def panicking(monkeypatch):
+    """An obstore that must not be asked."""
+
+    class Panic(BaseException):
+        pass
+
+    def panic(*given, **options):
+        raise Panic
+
+    monkeypatch.setattr(remote, "_library", lambda name: SimpleNamespace(S3Store=panic))
+
+
+@pytest.mark.parametrize("bucket", ["my bucket", "a?b", "a#b", "ü"])
+def test_a_bucket_of_no_name_is_refused_before_the_library_panics(panicking, bucket):
+    with pytest.raises(SchemaError, match=r"got a bucket .*, expected a name of lette"):
+        mr.ZarrSource(f"s3://{bucket}/x").open()
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "localhost:9000",
+        "9000",
+        "http:/a",
+        "ftp://a",
+        "http://",
+        "http://a b",
+        "http://:9",
+        "http:///x",
+        "https://@",
+        "http://a:99999",
+        "http://[::1",
+        "http://%zz",
+        "http://a:b",
+    ],
+)
+def test_an_endpoint_that_is_no_url_is_refused(panicking, endpoint, monkeypatch):
+    told = r"endpoint: got .*, expected the URL of a server"
+    with pytest.raises(SchemaError, match=told):
+        mr.ZarrSource("s3://bucket/x", endpoint=endpoint).open()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    with pytest.raises(SchemaError, match=told):
+        mr.ReplayBuffer.open("s3://bucket/x")
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["http://localhost:9000", "https://[::1]:9/x/", "http://a.b-c/%20"],
+)
+def test_endpoints_that_are_urls_are_taken(endpoint):
+    remote._check("s3://b", "a.B_c-9", endpoint)
