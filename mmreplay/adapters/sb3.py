@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mmreplay.adapters.home import Home, StrPath
 from mmreplay.adapters.sb3_steps import NONE, Steps, fitted
-from mmreplay.adapters.values import check_counts
+from mmreplay.adapters.values import check_counts, seed_of_draws
 from mmreplay.batch import Batch
 from mmreplay.buffer.replay_buffer import ReplayBuffer as Ring
 from mmreplay.errors import EmptyError, SchemaError
@@ -334,7 +334,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         self.__dict__ |= state
         self._ring = None
         self._declare()
-        self.sampler = _sampler(self._prioritized, None)
+        self.sampler = _sampler(self._prioritized, 0)
         self.sampler.load_state_dict(drawn)
 
 
@@ -356,7 +356,7 @@ class _Cuts:
 
 
 def _sampler(prioritized: bool | Mapping[str, Any], seed: int | None) -> Sampler:
-    seed = torch.initial_seed() % (1 << 63) if seed is None else seed
+    seed = seed_of_draws() if seed is None else seed
     if prioritized is False:
         return UniformSampler(seed)
     options = {} if prioritized is True else dict(prioritized)

@@ -27,6 +27,7 @@ from mmreplay.adapters.alf.episodes import (
 )
 from mmreplay.adapters.alf.errors import RefusedError, UnknownError, refusing
 from mmreplay.adapters.alf.nests import Columns
+from mmreplay.adapters.alf.sharing import hung_up, serves
 from mmreplay.adapters.home import Home
 from mmreplay.batch import Batch
 from mmreplay.errors import FormatError
@@ -35,6 +36,8 @@ from mmreplay.schema import Field, Schema
 
 Ids = NDArray[np.int64]
 KIND = "mmreplay.adapters.alf"
+LOOK_S = 1.0
+"""How often a call that waits for another process looks whether that one lives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +143,13 @@ class Core:
         return ids
 
     def _wait(self, ready: Callable[[], bool]) -> bool:
-        """Wait until something is so; False if waiting was stopped."""
-        while not self._stopped:
+        """Wait until something is so; False if waiting was stopped, or for nobody."""
+        # A child that is killed wakes nobody: who waits for it looks now and then.
+        patience = LOOK_S if serves() else None
+        while not (self._stopped or hung_up()):
             if ready():
                 return True
-            self._turn.wait()
+            self._turn.wait(patience)
         return False
 
     def enqueue(self, columns: Columns, env_ids: Ids | None, blocking: bool) -> bool:
@@ -167,7 +172,7 @@ class Core:
                 self._log.catch_up(self.buffer, ids, positions)
                 whole = columns | self._log.columns(ids, positions, columns)
                 given = None if env_ids is None else ids
-                self._log.cut(self.buffer, ids, columns)
+                self._log.cut(self.buffer, ids, whole)
                 self.buffer.add(unflatten(whole), env_ids=given)
                 self._log.added(self.buffer, ids, positions, whole)
             self._turn.notify_all()

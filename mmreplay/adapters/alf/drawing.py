@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 from mmreplay.adapters.alf.errors import RefusedError
 from mmreplay.batch import Batch
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.samplers.base import Sampler
+from mmreplay.samplers.base import Draw, Sampler, State, View
 from mmreplay.samplers.earliest import ignore_earliest
+from mmreplay.samplers.joined import state_of
 from mmreplay.samplers.prioritized import PrioritizedSampler
 from mmreplay.samplers.recent import RecentSampler
 from mmreplay.samplers.sequence import SequenceSampler
 from mmreplay.samplers.stratified import StratifiedSampler
+from mmreplay.samplers.wrapping import Wrapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +53,11 @@ class Drawing:
         if law.initial_priority is None:
             starts = StratifiedSampler(law.seed, stratified=not law.replacement)
         else:
-            starts = self._priorities = PrioritizedSampler(
+            self._priorities = PrioritizedSampler(
                 1.0, 1.0, eps=0.0, initial_priority=law.initial_priority,
                 normalize="mean", seed=law.seed,
             )  # fmt: skip
+            starts = _OverOpen(self._priorities)
         if law.recent_ratio > 0:
             starts = RecentSampler(
                 law.recent_steps, law.recent_ratio, starts, seed=law.seed
@@ -104,10 +107,7 @@ class Drawing:
         """Priorities over the mean of those above 0; None without priorities."""
         if self._priorities is None:
             return None
-        known = self._priorities.priorities
-        # Not looked at yet where all of the batch were recent steps.
-        share = known.law.num_open / known.num_legal if known.num_legal else 1.0
-        return (share / batch.weights).astype(np.float32)  # type: ignore[no-any-return]  # a batch holds any arrays
+        return (1 / batch.weights).astype(np.float32)  # type: ignore[no-any-return]  # a batch holds any arrays
 
     def initial_priority(self, buffer: ReplayBuffer) -> float:
         """What a row that is added now enters at."""
@@ -126,3 +126,29 @@ class Drawing:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there."""
         self._starts.load_state_dict(state)
+
+
+class _OverOpen(Wrapping):
+    """Draws by priority, with weights over the mean of priorities above 0.
+
+    And not over that of all: where it is one of two samplers, the other's steps are
+    not to be multiplied by what tells one from the other.
+    """
+
+    def __init__(self, sampler: PrioritizedSampler) -> None:
+        self._parts, self._sampler = [sampler], sampler
+
+    def draw(self, view: View, batch_size: int) -> Draw:
+        """See `Sampler.draw`."""
+        draw = self._sampler.draw(view, batch_size)
+        known = self._sampler.priorities
+        share = known.law.num_open / known.num_legal
+        return replace(draw, weights=(draw.weights / share).astype(np.float32))
+
+    def state_dict(self, priorities: bool = False) -> State:
+        """That of the sampler."""
+        return state_of(self._sampler, priorities)
+
+    def load_state_dict(self, state: State) -> None:
+        """See `Sampler.load_state_dict`."""
+        self._sampler.load_state_dict(state)

@@ -135,11 +135,19 @@ class Log:
     def cut(
         self, buffer: ReplayBuffer, env_ids: Ids, columns: Mapping[str, NDArray[Any]]
     ) -> None:
-        """Tell the buffer of FIRST rows to be added that no LAST one came before."""
+        """Tell the buffer of FIRST rows to be added that no LAST one came before.
+
+        Raises:
+            SchemaError: It would refuse the rows; nothing is cut then.
+        """
         if self.names.step_type is not None:
             first = columns[self.names.step_type] == FIRST
             torn = env_ids[first & ~self._over[env_ids]]
             if len(torn):
+                for path, column in columns.items():
+                    field = buffer.schema[path]
+                    alone = buffer.num_envs == 1 and column.ndim == len(field.shape)
+                    field.convert(column, path, () if alone else (len(env_ids),))
                 buffer.cut(torn)
 
     def break_off(self, buffer: ReplayBuffer) -> None:

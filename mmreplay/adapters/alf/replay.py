@@ -13,6 +13,7 @@ from mmreplay.adapters.alf.errors import RefusedError
 from mmreplay.adapters.alf.nests import array, children, leaves, pack, part_at
 from mmreplay.adapters.alf.ring import Options, RingBuffer
 from mmreplay.adapters.home import Home, StrPath
+from mmreplay.adapters.values import seed_of_draws
 
 
 class BatchInfo(NamedTuple):
@@ -105,7 +106,7 @@ class ReplayBuffer(RingBuffer):
             recent_data_steps,
             recent_data_ratio,
             with_replacement,
-            torch.initial_seed() % (1 << 62),
+            seed_of_draws(),
         )
         rule = ReturnRule(default_return, gamma, reward_clip)
         self._ignored, self._keep = num_earliest_frames_ignored, keep_episodic_info

@@ -15,8 +15,9 @@ from mmreplay.adapters.alf.drawing import Law
 from mmreplay.adapters.alf.episodes import Names, ReturnRule
 from mmreplay.adapters.alf.errors import RefusedError, refusing
 from mmreplay.adapters.alf.nests import array, fields_of, flatten, pack
-from mmreplay.adapters.alf.sharing import Remote, serve
+from mmreplay.adapters.alf.sharing import Remote, Server, serve
 from mmreplay.adapters.home import Home, StrPath
+from mmreplay.adapters.values import seed_of_draws
 
 Ids = NDArray[np.int64]
 
@@ -98,9 +99,11 @@ class RingBuffer:
         )  # fmt: skip
         self._own: Core | None = Core(plan, home)
         self._remote: Remote | None = None
+        self._server: Server | None = None
         self._pid = os.getpid()
         if allow_multiprocess:
-            self._remote = Remote(serve(self, self._own).address)
+            self._server = serve(self, self._own)
+            self._remote = Remote(self._server.address)
 
     @property
     def _core(self) -> Core:
@@ -120,7 +123,8 @@ class RingBuffer:
                 f"{self.name}: got sent to another process, expected one made with "
                 "allow_multiprocess=True; pass that, or give the other process the path"
             )
-        return self.__dict__ | {"_own": None, "_remote": self._remote.address}
+        reached = {"_own": None, "_server": None, "_remote": self._remote.address}
+        return self.__dict__ | reached
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state | {"_remote": Remote(state["_remote"])})
@@ -267,8 +271,13 @@ class RingBuffer:
         self._core.load_state_dict(dict(state_dict))
 
     def close(self) -> None:
-        """Commit and close; who waits is let go."""
-        self._core.close()
+        """Commit and close; who waits is let go. In a child, hang up and no more."""
+        if self._own is not None and os.getpid() == self._pid:
+            self._own.close()
+            if self._server is not None:
+                self._server.close()
+        elif self._remote is not None:
+            self._remote.close()
 
 
 class DataBuffer:
@@ -296,7 +305,7 @@ class DataBuffer:
             Home(f"alf-{name}", path, resume), Options(told=False),
         )  # fmt: skip
         self._spec, self.name, self.device = data_spec, name, device
-        self._random = np.random.default_rng(torch.initial_seed() % (1 << 62))
+        self._random = np.random.default_rng(seed_of_draws())
 
     def __repr__(self) -> str:
         """Say where the data is."""

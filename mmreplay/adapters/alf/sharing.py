@@ -8,15 +8,27 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import threading
 import uuid
 import weakref
 from contextlib import suppress
 from multiprocessing import AuthenticationError, current_process
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import (
+    Client,
+    Connection,
+    Listener,
+    answer_challenge,
+    deliver_challenge,
+)
 from typing import Any
 
 from mmreplay.errors import FailedError
+
+KEY_S = 10
+"""How long who connects may take for each word of the handshake."""
+
+_serving = threading.local()
 
 _ends: weakref.WeakSet[Listener | Connection] = weakref.WeakSet()
 """What this process serves at."""
@@ -32,11 +44,25 @@ def _let_go() -> None:
 os.register_at_fork(after_in_child=_let_go)
 
 
+def hung_up() -> bool:
+    """Whether who waits for an answer of this thread has gone; False for nobody.
+
+    It sends nothing while it waits: what is there to be read is the end.
+    """
+    connection: Connection | None = getattr(_serving, "connection", None)
+    return connection is not None and connection.poll()
+
+
+def serves() -> bool:
+    """Whether this thread answers another process."""
+    return getattr(_serving, "connection", None) is not None
+
+
 class Server:
     """Serves the calls of other processes on one object.
 
-    Who connects must know this process's `multiprocessing` key, which its children
-    are born with. The socket has a name of Linux's own and no file.
+    Who connects must be of this process's user and know its `multiprocessing` key,
+    which its children are born with. The socket has a name of Linux's own and no file.
 
     Attributes:
         address: Where it listens.
@@ -50,10 +76,11 @@ class Server:
         """
         self.address = f"\0mmreplay-{uuid.uuid4().hex}"
         self._closed, self._pid = threading.Event(), os.getpid()
-        listener = Listener(self.address, "AF_UNIX", authkey=_key())
+        listener = Listener(self.address, "AF_UNIX")
         _ends.add(listener)
+        arguments = (listener, self._closed, target, _key())
         threading.Thread(
-            target=_accept, args=(listener, self._closed, target), daemon=True
+            target=_accept, args=arguments, daemon=True, name="alf accepts"
         ).start()
 
     def close(self) -> None:
@@ -70,19 +97,51 @@ def _key() -> bytes:
     return bytes(current_process().authkey)
 
 
-def _accept(listener: Listener, closed: threading.Event, target: object) -> None:
+def _accept(
+    listener: Listener, closed: threading.Event, target: object, key: bytes
+) -> None:
     with listener:
         while not closed.is_set():
-            with suppress(AuthenticationError, EOFError, OSError):
+            with suppress(OSError):
                 connection = listener.accept()
                 _ends.add(connection)
+                # Nothing is asked of who connects here, where all others wait for it.
                 threading.Thread(
-                    target=_serve, args=(connection, target), daemon=True
-                ).start()
+                    target=_serve, args=(connection, target, key), daemon=True,
+                    name="alf serves",
+                ).start()  # fmt: skip
 
 
-def _serve(connection: Connection, target: object) -> None:
+def _known(connection: Connection, key: bytes) -> bool:
+    """Whether who connected is of this user and knows the key, and says so in time."""
+    end = socket.socket(fileno=connection.fileno())
+    try:
+        told = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        if struct.unpack("3i", told)[1] != os.geteuid():
+            return False
+        _wait_at_most(end, KEY_S)
+        deliver_challenge(connection, key)
+        answer_challenge(connection, key)
+        _wait_at_most(end, 0)
+    finally:
+        end.detach()  # it is the connection's
+    return True
+
+
+def _wait_at_most(end: socket.socket, seconds: int) -> None:
+    """Fail a read that waits longer; 0 lets it wait."""
+    limit = struct.pack("ll", seconds, 0)
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+
+
+def _serve(connection: Connection, target: object, key: bytes) -> None:
     with connection:
+        try:
+            if not _known(connection, key):
+                return
+        except (AuthenticationError, EOFError, OSError):
+            return
+        _serving.connection = connection
         while True:
             try:
                 name, arguments = connection.recv()
@@ -128,13 +187,25 @@ class Remote:
             connection.send((name, arguments))
             well, answer = connection.recv()
         except (EOFError, OSError, AuthenticationError) as error:
+            self.close()
             raise FailedError(
                 f"{name}: got no answer from the process that owns the buffer "
                 f"({error!r}), expected it to live; keep it alive while others use it"
             ) from error
+        except BaseException:
+            # An interrupt: the answer to this call is not to be that to the next one.
+            self.close()
+            raise
         if well:
             return answer
         raise answer
+
+    def close(self) -> None:
+        """Hang up, in this thread; the object there stays, and a call connects anew."""
+        if os.getpid() == self._pid:
+            connection = self._local.__dict__.pop("connection", None)
+            if connection is not None:
+                connection.close()
 
     def _connection(self) -> Connection:
         if os.getpid() != self._pid:

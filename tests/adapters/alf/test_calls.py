@@ -18,6 +18,7 @@ from mmreplay.adapters.alf import (
 )
 from mmreplay.errors import FormatError, ReplayError, SchemaError
 from tests.adapters.alf.support import (
+    FIRST,
     MID,
     SPEC,
     Spec,
@@ -259,6 +260,32 @@ def test_recent_steps_keep_their_weight_beside_priorities():
     _, info = buffer.get_batch(8, 1)
     assert info.positions[:4].tolist() == [60, 61, 62, 63]
     assert info.importance_weights.tolist() == [1] * 8
+    # Also where half of the rows cannot be drawn by their priority.
+    half = torch.arange(32)
+    buffer.update_priority(torch.zeros_like(half), half, torch.zeros(32))
+    _, info = buffer.get_batch(8, 1)
+    assert info.positions[:4].tolist() == [60, 61, 62, 63]
+    assert info.importance_weights.tolist() == [1] * 8
+
+
+@pytest.mark.parametrize("envs", [1, 2])
+def test_rows_that_are_refused_end_no_episode(envs):
+    buffer = ReplayBuffer(SPEC, envs, 8, keep_episodic_info=True)
+    one, last = [1.0] * envs, torch.tensor([envs - 1])
+    for kind in (FIRST, MID):
+        buffer.add_batch(rows([kind] * envs, one, one))
+    wrong = rows([FIRST] * envs, one, one)._replace(reward=torch.ones(envs, 5))
+    with refused("field 'step/reward': got", RuntimeError):
+        buffer.add_batch(wrong)
+    with refused("field 'step/reward': got", RuntimeError):
+        buffer.add_batch(
+            rows([FIRST], [1.0], [1.0])._replace(reward=torch.ones(1, 5)), last
+        )
+    buffer.add_batch(rows([MID] * envs, one, one))
+    ring = buffer._core.buffer
+    for env_id in range(envs):
+        assert not ring.get_field("truncated", env_id, range(3)).any()
+        assert ring.episodes.episodes(env_id).lengths.tolist() == [3]
 
 
 def test_a_data_buffer_keeps_the_newest_rows():

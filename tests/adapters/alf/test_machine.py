@@ -14,6 +14,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from mmreplay.adapters import values
 from mmreplay.adapters.alf import ReplayBuffer
 from mmreplay.files import Disk
 from tests.adapters.alf.support import SPEC, rows
@@ -34,6 +35,7 @@ class Machine(RuleBasedStateMachine):
     )
     def make(self, num_envs, length, ignored, prioritized):
         torch.manual_seed(0)
+        values._seeded.clear()  # so that it draws the same when it is run again
         self.buffer = ReplayBuffer(
             SPEC, num_envs, length, ignored, prioritized,
             keep_episodic_info=True, record_episodic_return=True,

@@ -2,12 +2,16 @@
 
 import multiprocessing
 import os
+import signal
+import socket
 import threading
+from multiprocessing.connection import Client
+from pathlib import Path
 
 import pytest
 import torch
 
-from mmreplay.adapters.alf import BatchInfo, ReplayBuffer, RingBuffer
+from mmreplay.adapters.alf import BatchInfo, ReplayBuffer, RingBuffer, sharing
 from mmreplay.adapters.alf.sharing import Remote, Server
 from mmreplay.errors import FailedError, ForkedError
 from tests.adapters.alf.support import MID, SPEC, counted, equal, rows
@@ -204,6 +208,10 @@ def test_children_are_told_that_their_owner_died(tmp_path):
     owner.join(WAIT_S)
 
 
+def threads(name):
+    return {each for each in threading.enumerate() if each.name == name}
+
+
 class Target:
     def twice(self, number):
         return 2 * number
@@ -231,3 +239,108 @@ def test_an_owner_that_is_gone_is_told():
     server.close()
     with pytest.raises(FailedError, match="keep it alive while others use it"):
         Remote(server.address).twice(4)
+
+
+class Slow(Target):
+    """Interrupts whoever calls, in the main thread, and answers after all."""
+
+    def __init__(self):
+        self.go_on = threading.Event()
+
+    def slow(self):
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+        self.go_on.wait(WAIT_S)
+        return "slow"
+
+
+def test_the_answer_to_an_interrupted_call_is_not_that_to_the_next():
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    target = Slow()
+    server = Server(target)
+    remote = Remote(server.address)
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            remote.slow()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    target.go_on.set()
+    assert [remote.twice(4), remote.twice(5)] == [8, 10]
+    server.close()
+
+
+def test_who_hung_up_while_it_waited_takes_no_row():
+    buffer = RingBuffer(SPEC, 1, 4, allow_multiprocess=True)
+    others = threads("alf serves")
+    key = multiprocessing.current_process().authkey
+    with Client(buffer._remote.address, authkey=key) as connection:
+        connection.send(("where", ()))
+        connection.recv()
+        (thread,) = threads("alf serves") - others
+        connection.send(("dequeue", (None, 1, True)))
+    counted(buffer, 1, 1)
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+    assert int(buffer.total_size) == 1
+    buffer.close()
+
+
+def test_who_says_nothing_keeps_nobody_waiting(monkeypatch):
+    monkeypatch.setattr(sharing, "KEY_S", 1)
+    server = Server(Target())
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect(server.address)
+        stranger.settimeout(WAIT_S)
+        thread, found = in_thread(lambda: Remote(server.address).twice(4))
+        thread.join(10)
+        assert found == [8]
+        while stranger.recv(4096):  # the challenge; and then the end
+            pass
+    server.close()
+
+
+def test_who_is_of_another_user_is_not_served(monkeypatch):
+    server = Server(Target())
+    monkeypatch.setattr(sharing.os, "geteuid", lambda: -1)
+    with pytest.raises(FailedError, match="twice: got no answer from the process"):
+        Remote(server.address).twice(4)
+    monkeypatch.undo()
+    server.close()
+
+
+def test_closing_takes_the_socket_along():
+    others = threads("alf accepts")
+    buffer = RingBuffer(SPEC, 1, 4, allow_multiprocess=True)
+    (thread,) = threads("alf accepts") - others
+    buffer.close()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+    with pytest.raises(FailedError, match="got no answer"):
+        buffer._remote.where()
+
+
+def closes(pipe, buffer):
+    buffer.close()
+    try:
+        pipe.send(int(buffer.total_size))
+    finally:
+        buffer.close()
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize(
+    "start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)]
+)
+def test_a_child_closes_nothing_but_its_connection(start, shared):
+    if start == "spawn" and not shared:
+        pytest.skip("such a buffer is not sent")
+    buffer = RingBuffer(SPEC, 1, 4, allow_multiprocess=shared)
+    counted(buffer, 2, 1)
+    folder = Path(repr(buffer).split(": ")[-1].rstrip(">"))
+    assert in_child(start, closes, buffer) == 2
+    assert folder.exists()
+    counted(buffer, 1, 1)
+    assert int(buffer.total_size) == 3
+    buffer.close()
