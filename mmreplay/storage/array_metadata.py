@@ -141,8 +141,10 @@ class _Parser:
         """A permutation of the axes."""
         if told in ("C", "F"):
             return tuple(range(axes))[:: 1 if told == "C" else -1]
-        if not isinstance(told, list) or sorted(map(str, told)) != sorted(
-            map(str, range(axes))
+        if (
+            not isinstance(told, list)
+            or not all(type(axis) is int for axis in told)
+            or sorted(told) != list(range(axes))
         ):
             self.refuse(f"order {told!r}", f"a permutation of {axes} axes")
         return tuple(told)

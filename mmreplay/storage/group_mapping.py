@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from mmreplay.episodes import START, TERMINATED, TRUNCATED
 from mmreplay.errors import FormatError, SchemaError, SourceError
 from mmreplay.schema import Field, Schema
 from mmreplay.schema.dtypes import canonical_name
-from mmreplay.schema.naming import ENDS, Plain
+from mmreplay.schema.naming import ENDS, Plain, left_out
 from mmreplay.schema.notes import Notes
 from mmreplay.storage.array_metadata import MAX_CHUNK_NBYTES, ForeignArray
 from mmreplay.storage.chunked import ChunkedReader
@@ -129,7 +130,16 @@ class GroupMapper:
                 )
             return told
         named = [n for n in arrays if n.rpartition("/")[2] == EPISODE_ENDS]
-        return named[0] if named else None
+        if not named:
+            return None
+        usual = f"meta/{EPISODE_ENDS}"
+        taken = usual if usual in named else named[0]
+        if len(named) > 1:
+            self.notes.doubt(
+                f"{len(named)} arrays are called {EPISODE_ENDS!r}, and {taken!r} was "
+                "taken; name one with episode_ends="
+            )
+        return taken
 
     def _columns(self, ends_name: str | None) -> dict[str, ForeignArray]:
         """Arrays of one row a step, by the paths of their fields."""
@@ -137,7 +147,8 @@ class GroupMapper:
         for name, path in self._wanted(ends_name).items():
             array, why = storable(self.hierarchy, name)
             if array is None or not array.shape:
-                self.notes.note(f"array {name!r} was left out: {why or 'of no axis'}")
+                told = f"array {name!r} was left out: {why or 'of no axis'}"
+                left_out(self.notes, path, told)
             elif path in found:
                 raise SourceError(
                     f"{self.source.location}: arrays {found[path][0]!r} and {name!r} "
@@ -146,8 +157,9 @@ class GroupMapper:
                 )
             else:
                 found[path] = (name, array)
-        lengths = Counter(array.shape[0] for _, array in found.values())
-        if not lengths or max(lengths) == 0:
+        counted = [array.shape[0] for _, array in found.values()]
+        lengths = Counter(length for length in counted if length)
+        if not lengths:
             raise SourceError(
                 f"{self.source.location} holds arrays "
                 f"{list(self.hierarchy.arrays)[:20]}, expected at least one of a row a "
@@ -216,12 +228,15 @@ class GroupMapper:
                 f"{self.rows} integers, one an episode; name another with "
                 "episode_ends="
             )
-        ends = self._read(array, 0, array.shape[0]).astype(np.int64)
-        wrong = np.flatnonzero(np.diff(ends, prepend=0) < 0)
-        if len(wrong) or (len(ends) and ends[-1] > self.rows):
-            at = int(wrong[0]) if len(wrong) else len(ends) - 1
+        told: NDArray[np.integer[Any]] = self._read(array, 0, array.shape[0])  # type: ignore[assignment]  # as just looked at
+        ends = told.astype(np.int64)
+        # Of what was told, too: a number past 2**63 is another one as int64.
+        outside = (told < 0) | (told > self.rows)
+        wrong = np.flatnonzero(outside | (np.diff(ends, prepend=0) < 0))
+        if len(wrong):
+            at = int(wrong[0])
             raise SourceError(
-                f"{self.source.location}: {name!r} says {int(ends[at])} at {at}, "
+                f"{self.source.location}: {name!r} says {int(told[at])} at {at}, "
                 f"expected numbers that rise up to the {self.rows} rows; the group is "
                 "damaged, or was cut"
             )

@@ -199,14 +199,50 @@ def test_rows_behind_the_last_end_are_doubted(tmp_path, rng):
         assert buffer.episodes.episodes(0).begin.tolist() == [0, 10, 25]
 
 
-@pytest.mark.parametrize("ends", [[10, 5], [10, 31], [-1, 30], [1.5, 30.0]])
+@pytest.mark.parametrize(
+    "ends",
+    [
+        [10, 5], [10, 31], [-1, 30], [1.5, 30.0],
+        np.array([10, (1 << 63) + 20], "uint64"),
+        np.array([(1 << 64) - 1, 30], "uint64"),
+    ],
+)  # fmt: skip
 def test_ends_that_contradict_the_rows_are_refused(tmp_path, rng, ends):
     arrays = {"obs": rng.random((30, 2)), "episode_ends": ends}
     with pytest.raises(SourceError, match=r"g: .*'episode_ends'.*, expected .*; "):
         mr.ReplayBuffer.open(group(tmp_path / "g", arrays))
 
 
+def test_the_usual_one_of_two_arrays_of_ends_is_taken_with_a_doubt(tmp_path, rng):
+    arrays = {
+        "obs": rng.random((30, 2)), "aside/episode_ends": [5, 30],
+        "meta/episode_ends": [10, 30],
+    }  # fmt: skip
+    path = group(tmp_path / "g", arrays)
+    with mr.ReplayBuffer.open(path) as buffer:
+        assert buffer.episodes.episodes(0).begin.tolist() == [0, 10]
+        assert buffer.mapping.doubts == (
+            "2 arrays are called 'episode_ends', and 'meta/episode_ends' was taken; "
+            "name one with episode_ends=",
+        )
+    source = mr.ZarrSource(path, episode_ends="aside/episode_ends")
+    with mr.ReplayBuffer.open(source) as buffer:
+        assert buffer.episodes.episodes(0).begin.tolist() == [0, 5]
+        assert buffer.mapping.doubts == ()
+
+
+def test_arrays_of_no_row_are_left_out(tmp_path, rng):
+    empty = {"a/a": np.zeros((0, 3)), "a/b": np.zeros(0), "a/c": np.zeros((0, 2))}
+    arrays = {**empty, "obs": rng.random((30, 2)), "episode_ends": [30]}
+    with mr.ReplayBuffer.open(group(tmp_path / "g", arrays)) as buffer:
+        assert len(buffer) == 30
+        told = "array 'a/a' of shape [0, 3] was left out: most have 30 rows"
+        assert told in buffer.mapping.notes
+
+
 def test_a_group_without_rows_is_refused(tmp_path):
+    with pytest.raises(SourceError, match="expected at least one of a row a step; pas"):
+        mr.ReplayBuffer.open(group(tmp_path / "e", {"obs": np.zeros((0, 3))}))
     with pytest.raises(SourceError, match="expected at least one of a row a step; pas"):
         mr.ReplayBuffer.open(group(tmp_path / "g", {}))
 

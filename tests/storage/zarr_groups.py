@@ -35,7 +35,7 @@ def values(rng, dtype, shape):
 
 def put(group, name, data, **options):
     """An array of a group, with what is in it."""
-    options.setdefault("chunks", tuple(min(7, n) for n in data.shape))
+    options.setdefault("chunks", tuple(max(1, min(7, n)) for n in data.shape))
     with warnings.catch_warnings():
         # zarr-python warns of codecs that only numcodecs names.
         warnings.simplefilter("ignore")

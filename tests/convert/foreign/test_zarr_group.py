@@ -206,7 +206,15 @@ LIES_3 = {
     "data_type": [3, {"name": 3}],
     "chunk_grid": [{"name": "rectilinear"}, {"name": "regular"}, 3],
     "chunk_key_encoding": [{"name": "other"}, {"name": "default", "configuration": 3}],
-    "codecs": [[], "a", [{"name": "zstd"}], [{"name": "sharding_indexed"}], [3]],
+    "codecs": [
+        [],
+        "a",
+        [{"name": "zstd"}],
+        [{"name": "sharding_indexed"}],
+        [3],
+        [{"name": "transpose", "configuration": {"order": [*"3210"]}}, "bytes"],
+        [{"name": "transpose", "configuration": {"order": [3, 2, 1, False]}}, "bytes"],
+    ],
     "storage_transformers": [[{"name": "a"}]],
     "fill_value": ["0xzz", "a"],
 }
