@@ -6,175 +6,29 @@ docs/migrating/tmrl.md.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import numpy as np
 
-from mmreplay.adapters.home import Home, Kept, StrPath
-from mmreplay.adapters.tmrl_nests import check_crcs, collate_torch, crcs_of
+from mmreplay.adapters.home import FOLDER, Kept, StrPath
+from mmreplay.adapters.tmrl_memory import PICKLE, Preprocessor
+from mmreplay.adapters.tmrl_memory import STATS as STATS
+from mmreplay.adapters.tmrl_memory import Memory as Memory
+from mmreplay.adapters.tmrl_memory import TorchMemory as TorchMemory
 from mmreplay.adapters.tmrl_rows import Rows
-from mmreplay.adapters.values import check_counts, seed_of_draws
+from mmreplay.adapters.values import check_counts
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.convert.foreign import pickles
 from mmreplay.errors import EmptyError, FormatError, SchemaError
 from mmreplay.samplers.base import Sampler
 from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.schema import Schema
 
-Preprocessor = Callable[..., tuple[Any, ...]]
-STATS = (
-    "stat_test_return", "stat_train_return", "stat_test_steps", "stat_train_steps",
-)  # fmt: skip
-PICKLE = "data.pkl"
 NOTE_EVERY_S = 10.0
 """Statistics are replaced whole and synced, at the cost of hundreds of samples."""
 COLUMNS = 7
 """Of a pickle: actions, observations, rewards, both ends, infos, and whether ended."""
-
-
-class Memory(ABC):
-    """A replay memory that gives rounds of batches; subclass it as in tmrl.
-
-    Whoever subclasses it directly keeps samples where it likes: in ``data``, or in
-    the ring on disk that ``home.ring(schema, capacity)`` makes.
-
-    Attributes:
-        home: Where a ring would be; see `Home`.
-        data: For subclasses; an empty list.
-        stat_test_return: Of the buffer appended last, as are the others.
-    """
-
-    def __init__(
-        self,
-        device: Any,
-        nb_steps: int,
-        sample_preprocessor: Preprocessor | None = None,
-        memory_size: float = 1000000,
-        batch_size: int = 256,
-        dataset_path: StrPath = "",
-        crc_debug: bool = False,
-        *,
-        path: StrPath | None = None,
-        resume: bool = False,
-    ) -> None:
-        """Make a memory.
-
-        Args:
-            device: Where batches go.
-            nb_steps: Batches of a round.
-            sample_preprocessor: Changes the six parts of each sample drawn.
-            memory_size: Samples kept.
-            batch_size: Samples of a batch.
-            dataset_path: Folder with tmrl's ``data.pkl``, if there is one; "" is
-                none, and not the working folder.
-            crc_debug: Compare each sample drawn with what the worker had.
-            path: The ring's folder; see `Home`.
-            resume: Go on with the ring that is there.
-
-        Raises:
-            FormatError: A ring is there, and resume is False.
-        """
-        self.device = device
-        self.nb_steps = nb_steps
-        self.sample_preprocessor = sample_preprocessor
-        self.memory_size = memory_size
-        self.batch_size = batch_size
-        self.crc_debug = crc_debug
-        self.path = Path(dataset_path)
-        self.stat_test_return = 0.0
-        self.stat_train_return = 0.0
-        self.stat_test_steps = 0
-        self.stat_train_steps = 0
-        self.home = Home("tmrl", path, resume)
-        self.data: list[Any] = []
-        self._seed = seed_of_draws()
-        self._random = np.random.default_rng(self._seed)
-
-    def __iter__(self) -> Iterator[Any]:
-        """One round: `nb_steps` batches."""
-        for _ in range(self.nb_steps):
-            yield self.sample()
-
-    @abstractmethod
-    def append_buffer(self, buffer: Any) -> None:
-        """Append the samples of a tmrl ``Buffer``, which is not empty."""
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """Transitions that can be drawn."""
-
-    @abstractmethod
-    def get_transition(self, item: int) -> tuple[Any, ...]:
-        """Give the transition of a number below the length.
-
-        Returns:
-            Previous observation, new action, reward, new observation, terminated,
-            truncated, info.
-        """
-
-    @abstractmethod
-    def collate(self, batch: list[Any], device: Any) -> Any:
-        """Put samples, of the first six parts, together on a device."""
-
-    def append(self, buffer: Any) -> None:
-        """Append a tmrl ``Buffer`` and take over its statistics; nothing if empty."""
-        if len(buffer) > 0:
-            for name in STATS:
-                setattr(self, name, getattr(buffer, name))
-            self.append_buffer(buffer)
-
-    def sample(self) -> Any:
-        """Draw a batch: six parts, each a tensor or nest of tensors ``[B, ...]``."""
-        batch = [self[index] for index in self.sample_indices()]
-        return self.collate(batch, self.device)
-
-    def sample_indices(self) -> Iterable[int]:
-        """Draw `batch_size` numbers below the length, with replacement.
-
-        Raises:
-            SchemaError: The memory is empty; it is a ValueError.
-        """
-        self._refuse_empty()
-        drawn: list[int] = self._random.integers(
-            len(self), size=self.batch_size
-        ).tolist()
-        return iter(drawn)
-
-    def _refuse_empty(self) -> None:
-        if len(self) < 1:
-            raise SchemaError(
-                f"cannot draw {self.batch_size} samples: got a memory without a "
-                "transition, expected at least one; append a buffer first"
-            )
-
-    def __getitem__(self, item: int) -> tuple[Any, ...]:
-        """One sample: checked, preprocessed, its flags and reward as float32."""
-        return self._finished(self.get_transition(item))
-
-    def _finished(self, transition: tuple[Any, ...]) -> tuple[Any, ...]:
-        *parts, info = transition
-        if self.crc_debug:
-            previous, action, reward, following, *ends = parts
-            rebuilt = (previous, action, following, reward, *ends)
-            crcs = info["crcs"] if "crcs" in info else crcs_of(info["crc_sample"])
-            check_crcs(crcs, rebuilt, info["crc_sample_ts"])
-        if self.sample_preprocessor is not None:
-            parts = list(self.sample_preprocessor(*parts))
-        previous, action, reward, following, terminated, truncated = parts
-        ends = [np.float32(terminated), np.float32(truncated)]
-        return (previous, action, _narrowed(reward), following, *ends)
-
-
-class TorchMemory(Memory, ABC):
-    """A memory whose batches are nests of tensors."""
-
-    def collate(self, batch: list[Any], device: Any) -> Any:
-        """Stack samples; see `collate_torch`."""
-        return collate_torch(batch, device)
 
 
 class GenericTorchMemory(Kept, TorchMemory):
@@ -184,6 +38,8 @@ class GenericTorchMemory(Kept, TorchMemory):
     before an episode's beginning stands its first row, repeated. Transitions drawn
     are never from an end to a reset, and all others are drawn alike.
     """
+
+    _ring: ReplayBuffer | None = None
 
     def __init__(
         self,
@@ -208,7 +64,7 @@ class GenericTorchMemory(Kept, TorchMemory):
         Args:
             memory_size: Transitions kept, those from ends to resets counted.
             batch_size: As in `Memory`, as are those not listed here.
-            dataset_path: As in `Memory`.
+            dataset_path: As in `Memory`, but its samples go into the ring.
             nb_steps: As in `Memory`.
             sample_preprocessor: As in `Memory`.
             crc_debug: Keep CRCs of what workers had, and check them at each draw.
@@ -221,7 +77,7 @@ class GenericTorchMemory(Kept, TorchMemory):
             imgs_scale: What they are divided by, as float32.
             path: As in `Memory`.
             resume: As in `Memory`.
-            allow_pickle: Take in ``data.pkl``: a pickle is a program.
+            allow_pickle: As in `Memory`.
 
         Raises:
             FormatError: As in `Memory`; or the pickle is another memory's.
@@ -233,18 +89,31 @@ class GenericTorchMemory(Kept, TorchMemory):
         check_counts(0, nb_steps=nb_steps, act_buf_len=act_buf_len)
         super().__init__(
             device, nb_steps, sample_preprocessor, memory_size, batch_size,
-            dataset_path, crc_debug, path=path, resume=resume,
+            dataset_path, crc_debug,
+            path=path, resume=resume, allow_pickle=allow_pickle,
         )  # fmt: skip
         self._rows = Rows(imgs_obs, act_buf_len, imgs_shape, imgs_scale, crc_debug)
         self._held: list[Any] = []
         self._noted: dict[str, float] = {}
         self._noted_at = 0.0
-        self._ring: ReplayBuffer | None = None
+        self._ring = None
         if self.home.resumed:
             self._reopen()
-        pickled = self.path / PICKLE
-        if str(dataset_path) and pickled.is_file() and not self.home.resumed:
-            self._append(_unpickled(pickled, allow_pickle))
+        columns, self.data = self.data, []
+        if columns:
+            self._append(_samples(self.path / PICKLE, columns))
+
+    @property
+    def memory_size(self) -> float:
+        """Transitions kept; a new number resizes the ring, and the newest stay."""
+        return self._memory_size
+
+    @memory_size.setter
+    def memory_size(self, size: float) -> None:
+        check_counts(memory_size=size)
+        if self._ring is not None:
+            self._ring.resize(int(size) + 1)
+        self._memory_size = size
 
     def _reopen(self, sampler: Sampler | None = None) -> None:
         with ReplayBuffer.open(self.home.path) as found:
@@ -257,12 +126,26 @@ class GenericTorchMemory(Kept, TorchMemory):
             setattr(self, name, stats.get(name, getattr(self, name)))
 
     def __getstate__(self) -> dict[str, Any]:
-        """See `Kept`; the folder then has the statistics of now."""
+        """See `Kept`; the folder then has the statistics of now.
+
+        Raises:
+            FormatError: The folder is a temporary one, whether or not it holds a ring:
+                better before the first epoch than after it.
+        """
+        if self.home.temporary:
+            raise FormatError(
+                f"pickling a memory in {self.home.path}, as tmrl does for a checkpoint "
+                "after each epoch: got a temporary folder, which is removed at exit, "
+                f"expected one that stays; give path=, or set ${FOLDER}"
+            )
         self._note()
         return super().__getstate__()
 
     def _open_again(self, sampler: Sampler | None) -> None:
         if self.home.resumed:
+            with ReplayBuffer.open(self.home.path) as found:
+                # It may have been resized since.
+                self._memory_size = found.capacity - 1
             self._reopen(sampler)
 
     def _open(self, schema: Schema, sampler: Sampler | None = None) -> None:
@@ -362,18 +245,11 @@ class GenericTorchMemory(Kept, TorchMemory):
         self.home.close()
 
 
-def _unpickled(path: Path, allowed: bool) -> list[Any]:
+def _samples(path: Path, columns: list[Any]) -> list[Any]:
     """Samples of tmrl's own GenericTorchMemory, of its seven columns."""
-    columns = pickles.load(path, allowed)
-    if not isinstance(columns, list) or len(columns) != COLUMNS:
+    if len(columns) != COLUMNS:
         raise FormatError(
             f"{path}: got {str(columns)[:60]}, expected the {COLUMNS} columns of "
             "tmrl's GenericTorchMemory; `mmreplay convert` reads those of others"
         )
     return list(zip(*columns[:6], strict=True))
-
-
-def _narrowed(reward: Any) -> Any:
-    """A reward as float32; tensors and arrays as they are."""
-    number = isinstance(reward, int | float | np.generic)
-    return np.asarray(reward, np.float32)[()] if number else reward
