@@ -19,6 +19,12 @@ FORK = multiprocessing.get_context("fork")
 WAIT_S = 60
 
 
+def settle(buffer):
+    """Have nothing sealed from here on: no file that comes and goes, nor meets faults."""
+    if buffer.metadata.engine == "zarr":
+        buffer._parts.store.sealing._sealer.drain()
+
+
 class TestReopening:
     """What is there when a sampler comes back."""
 
@@ -40,6 +46,7 @@ class TestReopening:
         sampler = make()
         mark(twin.buffer, sampler, range(40))
         sampler.close()
+        settle(twin.buffer)
         shutil.copytree(tmp_path / "ring", tmp_path / "copy")
         twin.buffer.close()
         with mr.ReplayBuffer.open(tmp_path / "copy", mode="r+") as copy:
@@ -64,6 +71,7 @@ class TestReopening:
         sampler = make()
         mark(twin.buffer, sampler, range(first, head + 20))
         sampler.close()
+        settle(twin.buffer)
         shutil.copytree(tmp_path / "ring", tmp_path / "copy")
         twin.buffer.close()
         with mr.ReplayBuffer.open(tmp_path / "copy", mode="r+") as copy:
@@ -254,8 +262,7 @@ class TestPlaces:
         self, ring, name, number
     ):
         sampler = make()
-        if ring.metadata.engine == "zarr":
-            ring._parts.store.sealing._sealer.drain()  # or it would meet the fault
+        settle(ring)
         with using(FaultyDisk(OSError(number, os.strerror(number)), names=(name,))):
             mark(ring, sampler, [30])
         assert sampler.where.startswith("RAM: cannot ")
