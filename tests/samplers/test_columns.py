@@ -20,7 +20,7 @@ WAIT_S = 60
 
 
 def settle(buffer):
-    """Have nothing sealed from here on: no file that comes and goes, nor meets faults."""
+    """Have all sealed that is due: no shard comes and goes, and no fault meets one."""
     if buffer.metadata.engine == "zarr":
         buffer._parts.store.sealing._sealer.drain()
 
