@@ -16,6 +16,7 @@ from mmreplay.convert.parquet_file import Part
 from mmreplay.convert.tables import Kinds, TableReader, refuse_expansion
 from mmreplay.errors import FormatError, SourceError
 from mmreplay.schema.dtypes import storage_dtype
+from mmreplay.schema.naming import left_out
 
 
 def open_plain(path: Path, paths: list[Path], allow_expansion: bool) -> TableReader:
@@ -88,7 +89,8 @@ def _find(part: Part, notes: Notes) -> tuple[list[str], Kinds]:
         elif name in numeric and not is_variable(kind):
             found = parquet_columns.kind_of(no_rows(kind))
         if found is None:
-            notes.note(f"column {name!r} of {kind} can be no field, and was left out")
+            told = f"column {name!r} of {kind} can be no field, and was left out"
+            left_out(notes, name, told)
         else:
             kinds[name] = found
     return list(kinds), kinds

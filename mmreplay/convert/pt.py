@@ -34,6 +34,7 @@ from mmreplay.convert.zips import Entry
 from mmreplay.errors import CorruptError, FormatError
 from mmreplay.files import File
 from mmreplay.schema.dtypes import DTYPES, storage_dtype
+from mmreplay.schema.naming import left_out
 
 if TYPE_CHECKING:
     import torch
@@ -282,9 +283,10 @@ def _tensors(
         if type(tensor) is int and numbers is not None:
             numbers[name] = tensor
         elif not isinstance(tensor, torch.Tensor):
-            notes.note(f"{name!r} is a {type(tensor).__name__}, and was left out")
+            told = f"{name!r} is a {type(tensor).__name__}, and was left out"
+            left_out(notes, name, told)
         elif str(tensor.dtype).removeprefix("torch.") not in DTYPES:
-            notes.note(f"tensor {name!r} of {tensor.dtype} was left out")
+            left_out(notes, name, f"tensor {name!r} of {tensor.dtype} was left out")
         else:
             places[name] = _place(tensor, maps, what)
     return places

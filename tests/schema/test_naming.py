@@ -124,3 +124,13 @@ def test_numbers_beside_ends_leave_them_as_they_are(tmp_path):
     assert mr.load(tmp_path / "a.npz", tmp_path / "target", strict=True).episodes == 4
     with mr.ReplayBuffer.open(tmp_path / "target") as buffer:
         assert buffer.episodes.episodes(0).begin.tolist() == [0, 2, 3, 5]
+
+
+def test_text_under_a_known_name_is_a_doubt(tmp_path):
+    held = {"x": np.zeros(3), "rewards": ["a", "b", "c"], "note": ["a", "b", "c"]}
+    pq.write_table(pa.table(held), tmp_path / "a.parquet")
+    torch.save({"x": torch.zeros(3), "rewards": "abc", "note": "c"}, tmp_path / "a.pt")
+    for name in ("a.parquet", "a.pt"):
+        report = mr.load(tmp_path / name, tmp_path / f"{name}-buffer")
+        assert any("'rewards'" in doubt for doubt in report.doubts), name
+        assert any("'note'" in note for note in report.notes), name

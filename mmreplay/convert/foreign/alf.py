@@ -23,6 +23,7 @@ from mmreplay.convert.foreign.stretches import Stretch, StretchReader
 from mmreplay.convert.foreign.tensors import TensorRows
 from mmreplay.errors import CorruptError, FormatError
 from mmreplay.files import File
+from mmreplay.schema.naming import left_out
 
 POSITIONS, SIZES = "_current_pos", "_current_size"
 FIRST, LAST = 0, 2
@@ -61,7 +62,8 @@ class AlfReader(StretchReader):
             if not name.startswith(prefix) or leaf.startswith("_"):
                 continue
             if len(column.shape) < 2 or column.shape[0] != envs:
-                notes.note(f"tensor {name!r} was left out: it has no row a step")
+                told = f"tensor {name!r} was left out: it has no row a step"
+                left_out(notes, _renamed(leaf), told)
                 continue
             found[_renamed(leaf)] = column
             lengths.add(column.shape[1])

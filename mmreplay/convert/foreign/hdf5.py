@@ -198,7 +198,8 @@ class Hdf5:
                 if isinstance(group.get(child, getlink=True), h5py.HardLink):
                     found.append(child)
                 else:
-                    self.notes.note(f"{name}: {child!r} is a link, and was left out")
+                    told = f"{name}: {child!r} is a link, and was left out"
+                    left_out(self.notes, child, told)
             return found
 
     def is_group(self, name: str) -> bool:

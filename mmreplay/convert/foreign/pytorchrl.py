@@ -23,6 +23,7 @@ from mmreplay.convert.foreign.stretches import TRUNCATED, Stretch, StretchReader
 from mmreplay.convert.foreign.tensors import TensorRows
 from mmreplay.errors import FormatError, SchemaError
 from mmreplay.files import File
+from mmreplay.schema.naming import left_out
 
 NAMES = {"Observation": "observation", "Action": "action", "Reward": "reward"}
 """What pytorchrl calls a field, and what it is called here."""
@@ -87,10 +88,16 @@ class PytorchrlReader(StretchReader):
             if top == NEXT:
                 nexts[f"observation{slash}{rest}"] = rows
             elif top not in (DONE, NEXT_DONE):
-                columns[NAMES.get(top, top) + slash + rest] = rows
+                columns[_renamed(name)] = rows
         if "reward" in columns:
             columns["reward"] = scalar(columns["reward"])
         seen = {path for path in columns if path.split("/")[0] == "observation"}
+        if nexts.keys() != seen:
+            self._notes.doubt(
+                f"{NEXT!r} are of {sorted(nexts)[:9]} and observations of "
+                f"{sorted(seen)[:9]}: what was seen after the last step of an episode "
+                "is not known"
+            )
         return Stretch(
             f"{self._file.path}, process {env_id}", self._steps, columns,
             nexts if nexts.keys() == seen else {}, self._ends(env_id),
@@ -107,6 +114,11 @@ class PytorchrlReader(StretchReader):
         if self._meant == TRUNCATED:
             return ends_of(None, flags)
         return ends_of(flags, None)
+
+
+def _renamed(name: str) -> str:
+    top, slash, rest = name.partition("/")
+    return NAMES.get(top, top) + slash + rest
 
 
 def _tensors(
@@ -126,7 +138,8 @@ def _tensors(
         if column.shape[:2] == shape:
             found[name] = column
         else:
-            notes.note(f"tensor {name!r} was left out: it has no row a step")
+            told = f"tensor {name!r} was left out: it has no row a step"
+            left_out(notes, _renamed(name.replace(NEXT, "next_obs", 1)), told)
     return found, shape[0], shape[1]
 
 

@@ -222,6 +222,15 @@ def test_columns_of_other_lengths_are_left_out_as_a_doubt(tmp_path, rng, name):
     assert not any("are not there" in note for note in report.notes)
 
 
+def test_timeouts_that_are_a_link_are_a_doubt(tmp_path, rng):
+    write(tmp_path / "a.hdf5", episodes(rng))
+    with h5py.File(tmp_path / "a.hdf5", "a") as file:
+        file.move("timeouts", "limits")
+        file["timeouts"] = h5py.SoftLink("/limits")
+    report = mr.load(tmp_path / "a.hdf5", tmp_path / "buffer")
+    assert report.doubts == ("/: 'timeouts' is a link, and was left out",)
+
+
 def test_next_observations_unlike_the_observations_are_a_doubt(tmp_path, rng):
     write(tmp_path / "a.hdf5", episodes(rng))
     with h5py.File(tmp_path / "a.hdf5", "a") as file:

@@ -216,6 +216,16 @@ def test_a_storage_without_its_size_is_doubted(tmp_path, rng):
     assert not told.doubts
 
 
+def test_parts_of_a_storage_that_do_not_fit_are_doubts(tmp_path, rng):
+    data = storage(rng) | {"Reward": np.zeros((9, 3, 1), np.float32)}
+    data["NextObservation/x"] = data.pop("NextObservation")
+    path = save(tmp_path / "a.pt", data, size=10, step=4)
+    report = mr.load(path, tmp_path / "buffer", done="terminated", format="pytorchrl")
+    assert "tensor 'Reward' was left out: it has no row a step" in report.doubts
+    assert any("'NextObservation' are of ['observation/x']" in d for d in report.doubts)
+    assert any("'RecurrentHiddenStates' was left" in note for note in report.notes)
+
+
 @pytest.mark.parametrize("options", [{"size": "two"}, {"step": 1.5}, {"size": True}])
 def test_sizes_that_are_no_integers_are_refused(tmp_path, rng, options):
     path = save(tmp_path / "a.pt", storage(rng))
