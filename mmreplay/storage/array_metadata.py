@@ -131,6 +131,13 @@ class _Parser:
                 return np.asarray(bits).view(dtype.newbyteorder("="))
             if isinstance(value, list | dict):
                 raise TypeError(value)
+            # A float becomes an integer whatever it is, also infinity.
+            if (
+                isinstance(value, float)
+                and dtype.kind in "iub"
+                and not (abs(value) < 1 << 64)
+            ):
+                raise ValueError(value)
             plain = dtype.newbyteorder("=")
             with np.errstate(over="raise", invalid="ignore"):
                 return np.asarray(0 if value is None else value).astype(plain)

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from mmreplay.errors import FormatError, SchemaError
-from mmreplay.format import strict_json
 from mmreplay.format.strict_json import Json
+from mmreplay.storage import foreign_json
 from mmreplay.storage.array_metadata import ForeignArray, parse_v2, parse_v3
 from mmreplay.storage.blobs import Blobs
 
@@ -53,7 +53,7 @@ def read_json(blobs: Blobs, names: Iterable[str]) -> list[Json | None]:
     """JSON objects by name, None for those that are not there."""
     named = list(names)
     return [
-        None if data is None else strict_json.parse(data, f"{blobs.where}/{name}")
+        None if data is None else foreign_json.parse(data, f"{blobs.where}/{name}")
         for name, data in zip(named, blobs.look(named, MAX_JSON_NBYTES), strict=True)
     ]
 
