@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mmreplay.adapters.home import FOLDER, Kept, StrPath
-from mmreplay.adapters.tmrl_memory import PICKLE, Preprocessor
+from mmreplay.adapters.tmrl_memory import PICKLE, Preprocessor, dataset_of
 from mmreplay.adapters.tmrl_memory import STATS as STATS
 from mmreplay.adapters.tmrl_memory import Memory as Memory
 from mmreplay.adapters.tmrl_memory import TorchMemory as TorchMemory
@@ -89,9 +89,9 @@ class GenericTorchMemory(Kept, TorchMemory):
         check_counts(0, nb_steps=nb_steps, act_buf_len=act_buf_len)
         super().__init__(
             device, nb_steps, sample_preprocessor, memory_size, batch_size,
-            dataset_path, crc_debug,
-            path=path, resume=resume, allow_pickle=allow_pickle,
+            "", crc_debug, path=path, resume=resume,
         )  # fmt: skip
+        self.path = Path(dataset_path)
         self._rows = Rows(imgs_obs, act_buf_len, imgs_shape, imgs_scale, crc_debug)
         self._held: list[Any] = []
         self._noted: dict[str, float] = {}
@@ -99,8 +99,7 @@ class GenericTorchMemory(Kept, TorchMemory):
         self._ring = None
         if self.home.resumed:
             self._reopen()
-        columns, self.data = self.data, []
-        if columns:
+        elif columns := dataset_of(dataset_path, allow_pickle):
             self._append(_samples(self.path / PICKLE, columns))
 
     @property

@@ -80,9 +80,8 @@ class Memory(ABC):
         self.stat_train_steps = 0
         self.home = Home("tmrl", path, resume)
         self.data: list[Any] = []
-        pickled = self.path / PICKLE
-        if str(dataset_path) and pickled.is_file() and not self.home.resumed:
-            self.data = _unpickled(pickled, allow_pickle)
+        if not self.home.resumed:
+            self.data = dataset_of(dataset_path, allow_pickle)
         self._seed = seed_of_draws()
         self._random = np.random.default_rng(self._seed)
 
@@ -169,8 +168,11 @@ class TorchMemory(Memory, ABC):
         return collate_torch(batch, device)
 
 
-def _unpickled(path: Path, allowed: bool) -> list[Any]:
-    """What a pickle of a memory's `data` holds."""
+def dataset_of(folder: StrPath, allowed: bool) -> list[Any]:
+    """What a folder's pickle of a memory's `data` holds; nothing without one."""
+    path = Path(folder) / PICKLE
+    if not str(folder) or not path.is_file():
+        return []
     found = pickles.load(path, allowed)
     if not isinstance(found, list | tuple):
         raise FormatError(
