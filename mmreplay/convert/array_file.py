@@ -8,7 +8,7 @@ beside the one that writes, as both let go of the interpreter.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -120,18 +120,22 @@ class ArrayFile:
                 f"got {self._done + len(block)} rows, expected the {self._rows} "
                 "described; the source changed meanwhile"
             )
+        laid = {
+            name: self._pool.submit(bytes_of, block.column(name))
+            for name in self._plan.pieces
+        }
         jobs = {}
         try:
-            for name in self._plan.pieces:
-                data = bytes_of(block.column(name))
+            for name, piece in self._plan.pieces.items():
+                data = laid[name].result()
                 jobs[name] = self._pool.submit(self._plan.sum, data, self._sums[name])
-                piece = self._plan.pieces[name]
                 self._file.pwrite(data, piece.offset + self._done * piece.row_nbytes)
                 self._syncs.count(len(data))
         finally:
             # Whatever happens, nobody looks at the block after this call.
-            sums = {name: job.result() for name, job in jobs.items()}
-        self._sums |= sums
+            wait(laid.values())
+            wait(jobs.values())
+        self._sums |= {name: job.result() for name, job in jobs.items()}
         self._done += len(block)
 
     def finish(self) -> None:
