@@ -130,7 +130,11 @@ def test_text_under_a_known_name_is_a_doubt(tmp_path):
     held = {"x": np.zeros(3), "rewards": ["a", "b", "c"], "note": ["a", "b", "c"]}
     pq.write_table(pa.table(held), tmp_path / "a.parquet")
     torch.save({"x": torch.zeros(3), "rewards": "abc", "note": "c"}, tmp_path / "a.pt")
-    for name in ("a.parquet", "a.pt"):
+    group = zarr.open_group(str(tmp_path / "a.zarr"), mode="w")
+    group.create_array("x", data=np.zeros(3))
+    for name in ("rewards", "note"):
+        group.create_array(name, data=np.zeros(3, "c8"))
+    for name in ("a.parquet", "a.pt", "a.zarr"):
         report = mr.load(tmp_path / name, tmp_path / f"{name}-buffer")
         assert any("'rewards'" in doubt for doubt in report.doubts), name
         assert any("'note'" in note for note in report.notes), name
