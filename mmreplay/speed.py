@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 
 from mmreplay.buffer.drawing import Drawn
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.errors import SchemaError
+from mmreplay.errors import FailedError, SchemaError
 from mmreplay.files import File
 from mmreplay.mounts import NETWORK, file_system
 from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.storage.pages import Pages
 from mmreplay.storage.policy import Advise
 from mmreplay.storage.residency import Memory
+from mmreplay.storage.zarr_source import source_of
 
 KEPT = 8
 """Draws that are gathered again and again for warm figures."""
@@ -98,8 +99,15 @@ def measure_speed(
 
     Raises:
         SchemaError: A number is not legal.
+        FailedError: The path is a Zarr group, whose pages are not looked at.
         EmptyError: There is nothing to draw.
     """
+    source = source_of(path)
+    if source is not None:
+        raise FailedError(
+            f"{source} is a Zarr group, expected a buffer's folder, whose files' pages "
+            "are dropped and looked at; make one with mmreplay convert"
+        )
     if batch_size < 1 or not seconds > 0:
         raise SchemaError(
             f"batch_size, seconds: got {batch_size} and {seconds}, expected at least 1 "

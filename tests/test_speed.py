@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.errors import EmptyError, SchemaError
+from mmreplay.errors import EmptyError, FailedError, SchemaError
 from mmreplay.speed import Rate, SpeedReport, _advice, measure_speed
 from mmreplay.storage.residency import Memory
 
@@ -101,3 +101,14 @@ def test_pages_that_hang_together_are_dropped_together(tmp_path):
     if found.file_system in ("tmpfs", "ramfs", "overlay"):
         pytest.skip(f"{found.file_system} lives in memory, or may")
     assert found.cold is not None
+
+
+def test_a_zarr_group_is_refused(path, tmp_path):
+    mr.compact(path, tmp_path / "c", codec="zstd")
+    with mr.ReplayBuffer.open(tmp_path / "c") as buffer:
+        group = buffer.zarr_path
+    assert measure_speed(tmp_path / "c", 32, 0.01).warm.rows_per_s > 0
+    with pytest.raises(
+        FailedError, match="is a Zarr group, expected a buffer's folder"
+    ):
+        measure_speed(group, 32, 0.01)
