@@ -47,6 +47,8 @@ def block_ranks(
     Returns:
         int64 ``[count]``, in ``[0, total)``: each of them any rank alike.
     """
+    # Of a longer one no more is drawn, and its ranks would fill the memory.
+    block = max(1, min(block, count))
     shares = random.shares(step, -(-count // block))
     firsts = (shares * total).astype(np.int64)
     ranks: Ids = (firsts[:, None] + np.arange(block)).reshape(-1)[:count] % total
@@ -68,8 +70,8 @@ class BlockPermutation:
             block: At least 1.
             rng: Chooses it; not kept.
         """
-        self._size, self._block = size, block
-        self._full = size // block
+        self._size, self._block = size, min(block, size)
+        self._full = size // self._block
         self._first = int(rng.integers(size))
         self._blocks = Permutation(max(1, self._full), rng)
 

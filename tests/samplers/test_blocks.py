@@ -126,3 +126,23 @@ def test_a_block_that_is_none_is_refused(kind, block):
 def test_blocks_without_shuffling_are_refused():
     with pytest.raises(SchemaError, match="block: got 4 with shuffle=False, expected"):
         mr.ShuffledSampler(1, shuffle=False, block=4)
+
+
+@pytest.mark.parametrize("count", [0, 1, 8])
+def test_of_a_block_that_is_longer_than_a_draw_only_the_draw_is_made(count):
+    # Of 2**31 ranks the first eight would take 16 GiB; of 2**70 there is no array.
+    found = [
+        block_ranks(StepGenerator(3), 5, 100, block, count)
+        for block in (8, 2**31, 2**70)
+    ]
+    assert len(found[0]) == count
+    assert all((each == found[0]).all() for each in found)
+
+
+def test_of_a_block_that_is_longer_than_all_an_epoch_is_one(rng):
+    orders = [
+        BlockPermutation(100, block, np.random.default_rng(1))(np.arange(100))
+        for block in (100, 101, 2**31, 2**70)
+    ]
+    assert all((each == orders[0]).all() for each in orders)
+    assert sorted(orders[0]) == list(range(100))
