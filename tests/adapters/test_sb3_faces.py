@@ -52,6 +52,15 @@ def test_faces_that_take_turns_make_no_transition_up(tmp_path, rng, once, envs):
     first.close()
 
 
+def test_the_folder_says_whose_it_is(tmp_path):
+    buffer = adapter.ReplayBuffer(50, LINE, LINE, "cpu", path=tmp_path / "ring")
+    give(buffer, 0)
+    buffer.close()
+    skrl = pytest.importorskip("mmreplay.adapters.skrl")
+    with pytest.raises(SchemaError, match="a buffer of the adapter 'sb3', expected"):
+        skrl.Memory(50, path=tmp_path / "ring", resume=True)
+
+
 def test_one_face_goes_on_with_its_episode_where_none_came_between(tmp_path):
     buffer = adapter.ReplayBuffer(50, LINE, LINE, "cpu", path=tmp_path / "ring")
     give(buffer, 0)
