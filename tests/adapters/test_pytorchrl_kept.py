@@ -3,11 +3,14 @@
 import copy
 import gc
 import pickle
+import threading
 
+import numpy as np
 import pytest
 import torch
 
 from mmreplay.adapters.pytorchrl import NStepReplayBuffer, PERBuffer, ReplayBuffer
+from mmreplay.adapters.pytorchrl_data import Slice
 from mmreplay.errors import FormatError, SchemaError
 from tests.adapters.pytorchrl_steps import (
     ALGORITHM,
@@ -169,6 +172,27 @@ def test_rows_that_were_taken_out_outlive_a_new_size(make):
     taken = storage.get_all_buffer_data()
     storage.update_storage_parameter("max_size", 3)
     assert numbers(taken) == list(range(8))
+
+
+def test_a_slice_that_two_threads_look_at_is_read_once():
+    begun, go, calls = threading.Event(), threading.Event(), []
+
+    class Storage:
+        def read(self, first, stop):
+            calls.append((first, stop))
+            begun.set()
+            go.wait(30)
+            return {"Reward": np.zeros(stop - first)}
+
+    taken = Slice(Storage(), 3, 7)
+    threads = [threading.Thread(target=taken.loaded) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    assert begun.wait(30)
+    go.set()
+    for thread in threads:
+        thread.join()
+    assert (calls, len(taken["Reward"])) == ([(3, 7)], 4)
 
 
 @pytest.mark.parametrize("sliced", [False, True])
