@@ -162,7 +162,7 @@ def estimate(
     Chunks from all over the ring, 4 MiB or 64 of them a field.
 
     Args:
-        path: A buffer of either engine.
+        path: A buffer of either engine, or a Zarr group.
         capacity: Rows per environment of the one that is planned.
         num_envs: Its environments.
         codec: Its codec.
@@ -177,8 +177,10 @@ def estimate(
     with ReplayBuffer.open(path) as buffer:
         if not buffer.span.lengths.any():
             return None
+        # As `compact` keeps it; chunks of other environments pack otherwise.
+        layout = buffer.layout if num_envs == buffer.num_envs else None
         metadata = arguments.describe(
-            buffer.schema, capacity, num_envs, "zarr", None, "disabled", None, codec,
+            buffer.schema, capacity, num_envs, "zarr", layout, "disabled", None, codec,
             level,
         )  # fmt: skip
         assert metadata.sharding is not None

@@ -100,3 +100,22 @@ def test_of_an_empty_buffer_nothing_is_estimated(tmp_path):
     with mr.ReplayBuffer.create(tmp_path / "b", SCHEMA, 9):
         pass
     assert estimate(tmp_path / "b", 9, 1, "zstd") is None
+
+
+@pytest.mark.parametrize("layout", ["env_major", "time_major"])
+def test_an_estimate_is_of_the_source_s_own_layout(tmp_path, rng, layout):
+    schema = mr.Schema({"number": mr.Field((), "int64")})
+    numbers = rng.integers(0, 1 << 62, 40)
+    with using(QuickDisk()):
+        with mr.ReplayBuffer.create(
+            tmp_path / "a", schema, 1024, 40, layout=layout
+        ) as buffer:
+            # The same for all steps of an environment, so that its chunks are small.
+            buffer.extend(number=np.tile(numbers, (1024, 1)))
+        mr.compact(tmp_path / "a", tmp_path / "b", codec="zstd")
+        with mr.ReplayBuffer.open(tmp_path / "b") as buffer:
+            packed, raw = buffer.compression["number"]
+    found = estimate(tmp_path / "a", 1024, 40, "zstd")
+    # Indices of shards, and those that are not full, are what differs.
+    assert found.ratios["number"] == pytest.approx(raw / packed, rel=0.25)
+    assert estimate(tmp_path / "b", 1024, 40, "zstd").ratios == found.ratios

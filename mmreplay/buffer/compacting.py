@@ -15,11 +15,12 @@ from mmreplay import files, recovery
 from mmreplay.buffer import lifecycle, rebuild
 from mmreplay.buffer.reading import Reading
 from mmreplay.buffer.state import read_statistics, write_statistics
-from mmreplay.errors import StaleError
+from mmreplay.errors import SchemaError, StaleError
 from mmreplay.format import metadata as metadata_file
 from mmreplay.format.metadata import Engine, Metadata
 from mmreplay.format.sharding import Codec, Sharding
 from mmreplay.ring import Ring
+from mmreplay.storage import zarr_group
 from mmreplay.storage.engines import create_store
 from mmreplay.storage.ledger import refuse_cut
 from mmreplay.storage.lock import WriterLock, refuse_network
@@ -72,7 +73,8 @@ def compact(
 
     Raises:
         FormatError: The path holds something already, or the source is no buffer.
-        SchemaError: The codec is unknown, or has no such level.
+        SchemaError: The codec is unknown, or has no such level; a level or checksums
+            are asked for without a codec; or a field can have no array.
         StaleError: The source's writer gave up rows that were not copied yet.
         FailedError: Another one cut rows, after a sync that failed.
         FullError: No space is left.
@@ -111,7 +113,13 @@ def _described(
     ring = Ring.sized(old.capacity, old.num_envs, old.layout, row_nbytes)
     engine: Engine = "memmap"
     sharding = None
+    if codec is None and (level is not None or chunk_crc32c):
+        raise SchemaError(
+            f"level, chunk_crc32c: got {level!r} and {chunk_crc32c!r} with codec=None, "
+            "expected them with a codec only; leave them out, or name a codec"
+        )
     if codec is not None:
+        zarr_group.check_names(metadata.schema)
         engine = "zarr"
         sharding = Sharding.sized(codec, ring, row_nbytes, level, chunk_crc32c)
         ring = sharding.fit(ring)

@@ -25,8 +25,11 @@ def clear(
     json: Json = False,
 ) -> None:
     """Give up all rows; positions go on from where they are."""
+    from mmreplay.buffer.groups import folder_of
     from mmreplay.buffer.replay_buffer import ReplayBuffer
 
+    # What is only read is refused before anybody is asked.
+    folder_of(path)
     ids = sorted(set(env)) if env else None
     with ReplayBuffer.open(path) as buffer:
         for each in ids or []:
@@ -59,8 +62,10 @@ def resize(
     json: Json = False,
 ) -> None:  # fmt: skip
     """Keep the newest rows in a ring of another capacity; safe to kill."""
+    from mmreplay.buffer.groups import folder_of
     from mmreplay.buffer.replay_buffer import ReplayBuffer
 
+    folder_of(path)
     with ReplayBuffer.open(path) as buffer:
         before = buffer.capacity
         lost = int((buffer.span.lengths - capacity).clip(0).sum())

@@ -14,7 +14,9 @@ from mmreplay.errors import SchemaError
 from mmreplay.format.sharding import Codec
 
 if TYPE_CHECKING:
+    from mmreplay.format.metadata import Metadata
     from mmreplay.plan import Estimate, Plan
+    from mmreplay.ring import Layout
     from mmreplay.schema import Field, Schema
 
 BATCH_SIZE = 256
@@ -26,7 +28,7 @@ def plan(
         str | None,
         typer.Argument(
             metavar="[ENV_OR_PATH]", show_default=False,
-            help="A Gymnasium id, or a buffer whose fields to take.",
+            help="A Gymnasium id, or a buffer or Zarr group whose fields to take.",
         ),
     ] = None,
     capacity: Annotated[
@@ -52,16 +54,18 @@ def plan(
     """Say what a buffer would take on disk and in RAM; allocates nothing."""
     from mmreplay.plan import free_nbytes, plan_buffer
 
-    schema, known_envs, known_capacity = _known(source, fields)
+    schema, known_envs, known_capacity, known_layout = _known(source, fields)
+    envs = num_envs or known_envs
     rows = capacity or known_capacity
     if rows is None:
         raise usage_error(
             "--capacity: got none, expected the rows per environment of a buffer that "
             "is not there yet, such as 1e6"
         )
-    found = plan_buffer(schema, rows, num_envs or known_envs)
+    layout = known_layout if envs == known_envs else None
+    found = plan_buffer(schema, rows, envs, layout)
     free = free_nbytes(at)
-    packed = _packed(source, rows, num_envs or known_envs)
+    packed = _packed(source, rows, envs)
     if json:
         batch = {"batch_256_nbytes": found.batch_nbytes(BATCH_SIZE)}
         facts = {**asdict(found), **batch, "free_nbytes": free}
@@ -75,16 +79,23 @@ def _packed(source: str | None, rows: int, num_envs: int) -> list[Estimate]:
     """What a buffer that is there would take in shards, by codec."""
     from mmreplay.plan import estimate
 
-    if source is None or not Path(source).exists():
+    if source is None or not _stored(source):
         return []
     found = [estimate(source, rows, num_envs, codec) for codec in ESTIMATED]
     return [each for each in found if each is not None]
 
 
+def _stored(source: str) -> bool:
+    """Whether a buffer or a group is meant, and no environment's id."""
+    from mmreplay.storage.zarr_source import source_of
+
+    return Path(source).exists() or source_of(source) is not None
+
+
 def _known(
     source: str | None, fields: list[str] | None
-) -> tuple[Schema, int, int | None]:
-    """The fields asked for, and what environments and capacity go with them."""
+) -> tuple[Schema, int, int | None, Layout | None]:
+    """The fields asked for, and the environments, capacity and layout with them."""
     from mmreplay.schema import Schema
 
     if (source is None) == (not fields):
@@ -96,13 +107,25 @@ def _known(
             Schema.from_flat(dict(parse_field(text) for text in fields or [])),
             1,
             None,
+            None,
         )
-    if Path(source).exists():
-        from mmreplay.format import metadata
+    if _stored(source):
+        known = _metadata(source)
+        ring = known.ring
+        return known.schema, ring.num_envs, ring.capacity, ring.layout
+    return _of_env(source), 1, None, None
 
-        known = metadata.load(Path(source))
-        return known.schema, known.ring.num_envs, known.ring.capacity
-    return _of_env(source), 1, None
+
+def _metadata(source: str) -> Metadata:
+    """What a buffer, or a group opened as one, is."""
+    from mmreplay.buffer.replay_buffer import ReplayBuffer
+    from mmreplay.format import metadata
+    from mmreplay.storage.zarr_source import source_of
+
+    if source_of(source) is None:
+        return metadata.load(Path(source))
+    with ReplayBuffer.open(source) as buffer:
+        return buffer.metadata
 
 
 def _of_env(name: str) -> Schema:

@@ -72,9 +72,23 @@ def test_what_cannot_be_is_refused(source, tmp_path):
         compact(source, tmp_path / "b", codec="gzip")
     with pytest.raises(FormatError, match="is inside the buffer"):
         compact(source, source / "b")
+    for options in ({"level": 9}, {"chunk_crc32c": True}):
+        with pytest.raises(
+            SchemaError, match="with codec=None, expected them with a c"
+        ):
+            compact(source, tmp_path / "b", codec=None, **options)
+    assert not (tmp_path / "b").exists()
     compact(source, tmp_path / "b")
     with pytest.raises(FormatError, match="already holds a buffer"):
         compact(tmp_path / "b", source)
+
+
+def test_a_field_that_no_array_can_be_named_after_is_refused(tmp_path):
+    schema = mr.Schema.from_flat({"é" * 60: mr.Field((), "float32")})
+    mr.ReplayBuffer.create(tmp_path / "a", schema, 10).close()
+    with pytest.raises(SchemaError, match="of at most 255 bytes a segment"):
+        compact(tmp_path / "a", tmp_path / "b")
+    assert not (tmp_path / "b").exists()
 
 
 def test_the_command_says_what_it_made(source, tmp_path, capsys):

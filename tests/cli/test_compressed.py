@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
+from mmreplay.cli import change
 from mmreplay.cli.exits import run
 
 
@@ -83,3 +84,44 @@ def test_a_plan_tells_what_shards_would_take(tmp_path, capsys):
     assert "as zstd" in capsys.readouterr().out
     assert run(["plan", "--field", "a:bool", "--capacity", "9", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["compressed"] == {}
+
+
+def test_a_plan_takes_fields_and_layout_of_what_is_there(tmp_path, capsys):
+    schema = mr.Schema({"reward": mr.Field((), "float32")})
+    with mr.ReplayBuffer.create(
+        tmp_path / "b", schema, 64, 40, layout="env_major", engine="zarr"
+    ) as buffer:
+        buffer.extend(reward=np.zeros((64, 40), np.float32))
+        group = buffer.zarr_path
+    for path in (tmp_path / "b", group):
+        assert run(["plan", str(path), "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert told["ring"]["layout"] == "env_major"
+        assert (told["ring"]["capacity"], told["ring"]["num_envs"]) == (64, 40)
+        assert told["compressed"]["zstd"]["ratios"]["reward"] > 1
+    assert run(["plan", str(group), "--num-envs", "41", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ring"]["layout"] == "time_major"
+
+
+def test_a_plan_of_a_url_asks_the_bucket_and_no_environment(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    assert run(["plan", "s3://bucket/a", "--capacity", "9"]) != 0
+    assert "obstore is not installed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", [["clear"], ["resize", "3"]])
+def test_a_group_is_refused_before_anybody_is_asked(
+    tmp_path, capsys, line, monkeypatch
+):
+    schema = mr.Schema({"reward": mr.Field((), "float32")})
+    with mr.ReplayBuffer.create(tmp_path / "b", schema, 64, engine="zarr") as buffer:
+        buffer.extend(reward=np.zeros(64, np.float32))
+        group = buffer.zarr_path
+
+    def confirm(*given):
+        raise AssertionError(given)
+
+    monkeypatch.setattr(change, "confirm", confirm)
+    command, *rest = line
+    assert run([command, str(group), *rest]) == 1
+    assert "is a Zarr group, which is only read" in capsys.readouterr().err
