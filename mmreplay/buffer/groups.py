@@ -107,7 +107,7 @@ def open_group(source: ZarrSource) -> GroupParts:
             blobs.close()
             blobs = inner.open()
         hierarchy = zarr_hierarchy.read(blobs)
-        about = hierarchy.attributes.get(sealed_group.MEMBER)
+        about = hierarchy.attributes.get(zarr_group.MEMBER)
         if isinstance(about, dict) and source.fields is None:
             return _ours(source, blobs, hierarchy, about)
         return _theirs(source, blobs, hierarchy)

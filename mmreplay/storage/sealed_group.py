@@ -26,8 +26,6 @@ from mmreplay.storage.placement import SERVED_ROLES
 from mmreplay.storage.zarr_group import FLAGS_NAME, folder_name
 
 Ids = NDArray[np.int64]
-MEMBER = "mmreplay"
-"""Of a group's attributes."""
 MAX_POSITION = 1 << 62
 BLOCK_ROWS = 1 << 20
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +68,11 @@ class ShardMaker:
         found = {}
         for path, array in self._arrays.items():
             if path != zarr_group.FLAGS_NAME:
-                packed = [self._path(array, place) for place in places.tolist()]
-                nbytes = sum(each.stat().st_size for each in packed if each.exists())
+                nbytes = 0
+                for place in places.tolist():
+                    # A writer may remove it meanwhile.
+                    with suppress(FileNotFoundError):
+                        nbytes += self._path(array, place).stat().st_size
                 found[path] = nbytes, rows * array.row_nbytes
         return found
 

@@ -27,6 +27,8 @@ FOLDER = "zarr"
 FLAGS_NAME = "%flags"
 """No field's name: a percent sign in one is written as %25."""
 JSON_NAME = "zarr.json"
+MEMBER = "mmreplay"
+"""Of the attributes of what is ours."""
 MAX_NAME_NBYTES = 255
 
 
@@ -150,8 +152,8 @@ def create(folder: Path, metadata: Metadata) -> None:
             if not where.is_dir():
                 files.make_folder(where)
                 if where != root / array.name:
-                    _write(where, _group({}))
-        _write(where, _array_json(array, metadata.ring, metadata.sharding))
+                    _write(where, group_json({}))
+        _write(where, array_json(array, metadata.ring, metadata.sharding))
     write_group(folder, metadata, {})
 
 
@@ -163,22 +165,29 @@ def sweep(folder: Path) -> None:
 
 def write_group(folder: Path, metadata: Metadata, state: dict[str, Any]) -> None:
     """Write the group's own metadata, with what is known of its rows."""
+    value = group_json({MEMBER: {**about(metadata), **state}})
+    _write(folder / FOLDER, value)
+
+
+def about(metadata: Metadata) -> dict[str, Any]:
+    """What the group says of its buffer, whatever it says of its rows."""
     ring, schema = metadata.ring, metadata.schema
-    about: dict[str, Any] = {
+    return {
         "uuid": metadata.uuid.hex(), "generation": metadata.generation,
         "capacity": ring.capacity, "num_envs": ring.num_envs, "slots": ring.slots,
         "layout": ring.layout, "autoreset": metadata.autoreset,
         "schema": schema.to_json(), "roles": dict(schema.roles),
-        "user": metadata.user, **state,
+        "user": metadata.user,
     }  # fmt: skip
-    _write(folder / FOLDER, _group({"mmreplay": about}))
 
 
-def _group(attributes: dict[str, Any]) -> dict[str, Any]:
+def group_json(attributes: dict[str, Any]) -> dict[str, Any]:
+    """The metadata of a group."""
     return {"zarr_format": 3, "node_type": "group", "attributes": attributes}
 
 
-def _array_json(array: ShardedArray, ring: Ring, sharding: Sharding) -> dict[str, Any]:
+def array_json(array: ShardedArray, ring: Ring, sharding: Sharding) -> dict[str, Any]:
+    """The metadata of an array."""
     axes = [f"{array.path.rpartition('/')[2]}_{n}" for n in range(len(array.shape))]
     inner = {
         "chunk_shape": [*array.chunk, *array.shape],
@@ -202,7 +211,7 @@ def _array_json(array: ShardedArray, ring: Ring, sharding: Sharding) -> dict[str
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
         "fill_value": False if array.dtype.kind == "b" else 0,
         "codecs": [{"name": "sharding_indexed", "configuration": inner}],
-        "attributes": {"mmreplay": {"path": array.path}},
+        "attributes": {MEMBER: {"path": array.path}},
         "dimension_names": ["environment", "slot", *axes],
         "storage_transformers": [],
     }

@@ -30,7 +30,13 @@ from mmreplay.storage.lock import locked
 from mmreplay.storage.places import DTYPE, FILE_NAME, Places
 from mmreplay.storage.shard_maker import ROLE_BITS
 from mmreplay.storage.shards import ShardReader
-from mmreplay.storage.zarr_group import FLAGS_NAME, FOLDER, JSON_NAME, ShardedArray
+from mmreplay.storage.zarr_group import (
+    FLAGS_NAME,
+    FOLDER,
+    JSON_NAME,
+    MEMBER,
+    ShardedArray,
+)
 from mmreplay.verify.report import Notebook
 from mmreplay.verify.slots import Claim
 
@@ -38,7 +44,6 @@ Json = dict[str, Any]
 Ids = NDArray[np.int64]
 MAX_JSON_NBYTES = 16 << 20
 CHUNK_ROWS = 1 << 20
-MEMBER = "mmreplay"
 MISLED = (
     "other readers of Zarr are misled, and the buffer is not: mmreplay compact copies "
     "it into a whole group"
@@ -82,24 +87,14 @@ def _wanted(metadata: Metadata, arrays: dict[str, ShardedArray], name: str) -> J
     """What the metadata of a node must have."""
     if name in arrays:
         assert metadata.sharding is not None
-        found = zarr_group._array_json(arrays[name], metadata.ring, metadata.sharding)
+        found = zarr_group.array_json(arrays[name], metadata.ring, metadata.sharding)
     else:
-        found = zarr_group._group({} if name else {MEMBER: _about(metadata)})
+        found = zarr_group.group_json(
+            {} if name else {MEMBER: zarr_group.about(metadata)}
+        )
     # As it is read back: with lists for tuples.
     parsed: Json = json.loads(json.dumps(found))
     return parsed
-
-
-def _about(metadata: Metadata) -> Json:
-    """What the group must say of its buffer; of its rows it need not say anything."""
-    ring, schema = metadata.ring, metadata.schema
-    return {
-        "uuid": metadata.uuid.hex(), "generation": metadata.generation,
-        "capacity": ring.capacity, "num_envs": ring.num_envs, "slots": ring.slots,
-        "layout": ring.layout, "autoreset": metadata.autoreset,
-        "schema": schema.to_json(), "roles": dict(schema.roles),
-        "user": metadata.user,
-    }  # fmt: skip
 
 
 def _check_json(path: Path, name: str, wanted: Json, notes: Notebook) -> None:
