@@ -27,6 +27,8 @@ many are seldom among those looked at, and each is waited for alone."""
 WARM_CALLS = 16
 """Batches of small rows between two looks while the pages were found there."""
 SMALL_ROW_NBYTES = 4096
+PART_NBYTES = 1 << 19
+"""Of small rows that are copied at once: each part is looked at, every time."""
 
 _mincore = getattr(ctypes.CDLL(None), "mincore", None)
 if _mincore is not None:
@@ -97,25 +99,28 @@ class Pages:
 
     def _wanted(self, rows: NDArray[np.int64]) -> bool:
         """Whether to ask."""
-        if not len(rows) or self.warm():
+        small = self._row_nbytes < SMALL_ROW_NBYTES
+        # Beside a copy of very many a look at every part of them costs nothing.
+        parts = len(rows) * self._row_nbytes // PART_NBYTES if small else 0
+        if not len(rows) or ((self._advise != "auto" or parts < 2) and self.warm()):
             return False
         if self._advise == "always":
             return True
         if self._cold_calls > 0:
             self._cold_calls -= 1
             return True
-        if not self._resident(rows):
+        if not self._resident(rows, max(SAMPLED_ROWS, parts)):
             self._cold_calls = COLD_CALLS
             return True
         # A look costs a microsecond a row: nothing beside large rows, as much as the
         # gather itself beside small ones.
-        if self._row_nbytes < SMALL_ROW_NBYTES:
+        if small:
             self._warm_calls = WARM_CALLS
         return False
 
-    def _resident(self, rows: NDArray[np.int64]) -> bool:
-        """Tell whether the pages of a few rows are all in memory."""
-        step = max(1, len(rows) // SAMPLED_ROWS)
+    def _resident(self, rows: NDArray[np.int64], count: int) -> bool:
+        """Tell whether the pages of about count rows are all in memory."""
+        step = max(1, len(rows) // count)
         some = rows[::step].tolist()
         return all(self.holds(row * self._row_nbytes) for row in some)
 

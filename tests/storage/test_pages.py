@@ -10,7 +10,13 @@ import pytest
 from mmreplay.errors import FailedError
 from mmreplay.files import AHEAD_NBYTES, File
 from mmreplay.storage import pages as module
-from mmreplay.storage.pages import COLD_CALLS, WARM_CALLS, Pages
+from mmreplay.storage.pages import (
+    COLD_CALLS,
+    PART_NBYTES,
+    SAMPLED_ROWS,
+    WARM_CALLS,
+    Pages,
+)
 
 ROW = 3 * 4096 + 100
 
@@ -220,3 +226,32 @@ def test_no_piece_of_a_range_is_longer_and_none_is_left_out(file, monkeypatch):
     assert [first for first, _ in found] == list(range(4096, 304_096, AHEAD_NBYTES))
     assert sum(size for _, size in found) == 300_000
     assert max(size for _, size in found) <= AHEAD_NBYTES
+
+
+def test_each_part_of_very_many_small_rows_is_looked_at_every_time(file, monkeypatch):
+    """A block of a file of which every other stretch is in memory, after a warm one."""
+    looked = []
+    missing = set()
+
+    def holds(self, offset):
+        looked.append(offset)
+        return offset // PART_NBYTES not in missing
+
+    found = asked(file, monkeypatch)
+    monkeypatch.setattr(Pages, "holds", holds)
+    pages = Pages(file, 64)
+    rows = np.arange(4 * PART_NBYTES // 64)
+    assert pages.prefetch(rows) == 0
+    assert {at // PART_NBYTES for at in looked} == {0, 1, 2, 3}
+    for part in range(4):
+        missing = {part}
+        pages._cold_calls = 0
+        assert pages.prefetch(rows) == 4 * PART_NBYTES
+        assert found.pop() == (0, 4 * PART_NBYTES)
+    few = rows[:1000]
+    pages._cold_calls = pages._warm_calls = 0
+    missing, looked[:] = set(), []
+    assert pages.prefetch(few) == 0
+    assert len(looked) == SAMPLED_ROWS
+    assert pages.prefetch(few) == 0
+    assert len(looked) == SAMPLED_ROWS
