@@ -94,7 +94,7 @@ class TestMemmapStore(StoreContract):
     def test_reading_ahead_in_a_store_that_another_thread_closed(self, store, ring):
         # Pages of a mapping outlive its file: told missing, they are asked for.
         for pages in store._pages.values():
-            pages._resident = lambda rows: False
+            pages._resident = lambda rows, count: False
         store.close()
         with pytest.raises(FailedError, match="it was closed meanwhile"):
             store.prefetch(np.arange(4), KEPT)
