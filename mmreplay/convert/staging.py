@@ -103,7 +103,7 @@ class Staging:
             )
         if is_folder and not self._known() and any(target.iterdir()):
             raise FormatError(
-                f"{target} is a folder that holds no buffer, or more than one, "
+                f"{target} is a folder that holds no buffer, or more beside it, "
                 "expected a file, a buffer or nothing to overwrite; remove it, or "
                 "choose another path"
             )

@@ -76,7 +76,6 @@ def open_reader(
         allow_expansion: Read a group that holds more than 1,000 times what its files
             take; what lies in a bucket is not measured.
     """
-    _check_texts({"episode_ends": episode_ends, "endpoint": endpoint, "region": region})
     if isinstance(fields_of, Mapping):
         _check_texts({f"fields_of[{name!r}]": to for name, to in fields_of.items()})
     source = ZarrSource(
