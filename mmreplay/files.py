@@ -133,20 +133,6 @@ class File:
         except OSError as error:
             raise system_error("write", self.path, error) from error
 
-    def pwrite_pages(self, data: memoryview, offset: int) -> None:
-        """Write all of data a page at a time; see `pwrite`."""
-        write, first = disk.pwrite, 0
-        try:
-            while first < len(data):
-                stop = first + mmap.PAGESIZE - (offset + first) % mmap.PAGESIZE
-                page = data[first:stop]
-                done = write(self.fd, page, offset + first)
-                if done != len(page):
-                    self._write_rest(page, offset + first, done)
-                first = stop
-        except OSError as error:
-            raise system_error("write", self.path, error) from error
-
     def _write_rest(self, data: Data, offset: int, done: int) -> None:
         rest = memoryview(data).cast("B")
         while done < len(rest):

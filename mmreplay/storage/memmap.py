@@ -27,7 +27,7 @@ from mmreplay.storage import packing
 from mmreplay.storage.base import Columns
 from mmreplay.storage.edges import Edges
 from mmreplay.storage.flags import FlagReader, MappedFlags, ReadFlags
-from mmreplay.storage.inlet import LEAST_NBYTES, Inlet, write_pieces
+from mmreplay.storage.inlet import LEAST_NBYTES, Inlet
 from mmreplay.storage.pages import Pages
 from mmreplay.storage.placement import FLAGS, RECORDS, SUMS, Placement, place
 from mmreplay.storage.policy import ReadPolicy
@@ -54,8 +54,6 @@ class MemmapStore:
         placement: Placement,
         files: dict[str, File],
         policy: ReadPolicy = POLICY,
-        *,
-        created: bool = False,
     ) -> None:
         self.ring = ring
         self.schema = schema
@@ -73,7 +71,7 @@ class MemmapStore:
         self._packer = packing.packer(schema, placement, ring.num_envs)
         self._record = self._packer.record
         file = self._records_file
-        self._inlet = None if file is None else Inlet(file, created=created)
+        self._inlet = None if file is None else Inlet(file)
         self._advise = policy.advise
         self.maps = policy.maps(self._flags_file.path.parent)
         self._open_rows()
@@ -126,7 +124,7 @@ class MemmapStore:
         try:
             for name, nbytes in file_sizes(ring, schema, placement).items():
                 files[name] = File.create(folder / name, nbytes)
-            return cls(ring, schema, placement, files, created=True)
+            return cls(ring, schema, placement, files)
         except BaseException:
             _close(files)
             raise
@@ -165,7 +163,7 @@ class MemmapStore:
             column = columns[path].reshape(count, -1)
             for row, first, stop in runs:
                 data = np.ascontiguousarray(column[first:stop])
-                write_pieces(file, data.reshape(-1).view(np.uint8).data, row * nbytes)
+                file.pwrite(data.reshape(-1).view(np.uint8).data, row * nbytes)
                 self._edges[path].written(row, stop - first)
         if self._inlet is not None:
             self._write_records(self._inlet, runs, columns)

@@ -13,15 +13,7 @@ from mmreplay.errors import FailedError, FullError
 from mmreplay.files import File
 from mmreplay.ring import Ring
 from mmreplay.storage import inlet
-from mmreplay.storage.inlet import (
-    CAREFUL_CALLS,
-    CAREFUL_NBYTES,
-    LEAST_NBYTES,
-    PIECE_NBYTES,
-    WARM_CALLS,
-    Inlet,
-    write_pieces,
-)
+from mmreplay.storage.inlet import LEAST_NBYTES, WARM_CALLS, Inlet
 from mmreplay.storage.memmap import MemmapStore
 from tools.torture.disks import FaultyDisk, WatchedDisk, using
 
@@ -50,20 +42,20 @@ def block(count, rng):
 
 
 @pytest.fixture
-def stores(tmp_path, monkeypatch):
+def stores(tmp_path):
     """Whether stretches are stored where the test's files are."""
-    # However long a page takes on a busy machine.
-    monkeypatch.setattr(inlet, "SLOW_PAGE_S", 1e9)
     kind = mounts.file_system(tmp_path)
     if kind not in mounts.KEEPS_PAGES:
         pytest.skip(f"{kind} is written, never stored into")
-    monkeypatch.setattr(inlet, "PAGE_BY_PAGE", set())
 
 
-def created(path):
+def written(path):
+    """A store whose rows were all written once, as later laps find it."""
     store = MemmapStore.create(path, Ring.sized(3000, 1), SCHEMA)
-    ring = store.ring
-    store.allocate(np.zeros(1, np.int64), np.full(1, ring.slots))
+    count = store.ring.slots
+    store.allocate(np.zeros(1, np.int64), np.full(1, count))
+    rows = {p: np.zeros((count, *f.shape), f.numpy) for p, f in SCHEMA.fields.items()}
+    store.write([(0, 0, count)], rows, np.zeros(count, np.uint8))
     return store
 
 
@@ -74,7 +66,7 @@ def test_what_is_stored_is_what_is_written(tmp_path, rng, stores, monkeypatch, f
     for least in (1, 1 << 40):
         monkeypatch.setattr(inlet, "LEAST_NBYTES", least)
         (tmp_path / str(least)).mkdir()
-        store = created(tmp_path / str(least))
+        store = written(tmp_path / str(least))
         with using(StoringDisk()) as disk:
             for row, a, b in ((first, 0, 700), (first + 700, 700, 1000), (5, 90, 92)):
                 store.write([(row, a, b)], values, np.zeros(b - a, np.uint8))
@@ -87,7 +79,7 @@ def test_what_is_stored_is_what_is_written(tmp_path, rng, stores, monkeypatch, f
 
 
 def test_a_short_stretch_is_written(tmp_path, rng, stores):
-    store = created(tmp_path)
+    store = written(tmp_path)
     values = block(1000, rng)
     rows = -(-LEAST_NBYTES // 80)
     for first, count, calls in ((0, rows - 1, 0), (rows - 1, rows, 1)):
@@ -98,7 +90,7 @@ def test_a_short_stretch_is_written(tmp_path, rng, stores):
 
 
 def test_the_doubles_of_the_disk_see_what_is_stored(tmp_path, rng, stores):
-    store = created(tmp_path)
+    store = written(tmp_path)
     values = block(1000, rng)
     with using(WatchedDisk()) as disk:
         store.write([(0, 0, 1000)], values, np.zeros(1000, np.uint8))
@@ -114,7 +106,7 @@ def test_pages_that_cannot_be_had_are_written(tmp_path, rng, stores, number):
         def populate(self, address, nbytes):
             raise OSError(number, "no page")
 
-    store = created(tmp_path)
+    store = written(tmp_path)
     values = block(1000, rng)
     with using(Refusing()) as disk:
         store.write([(0, 0, 1000)], values, np.zeros(1000, np.uint8))
@@ -130,7 +122,7 @@ def test_a_full_disk_is_the_error_of_a_write(tmp_path, rng, stores):
         def populate(self, address, nbytes):
             raise OSError(errno.EFAULT, "a store would be a SIGBUS")
 
-    store = created(tmp_path)
+    store = written(tmp_path)
     values = block(1000, rng)
     full = Full(OSError(errno.ENOSPC, "full"), names=("pwrite",))
     with using(full), pytest.raises(FullError, match=r"records\.bin"):
@@ -150,6 +142,13 @@ def test_a_populated_hole_is_an_error_where_a_store_would_kill(tmp_path):
     file.close()
 
 
+def reached(file):
+    """A way into a file that is at its end, and may be stored into below."""
+    way = Inlet(file)
+    way.write(memoryview(b"z"), file.nbytes - 1)
+    return way
+
+
 def filled(way, offset, count=LEAST_NBYTES):
     def pack(out):
         out[:] = b"x" * count
@@ -162,7 +161,7 @@ def test_pages_of_which_the_disk_knows_more_are_not_read_to_be_overwritten(
 ):
     file = File.create(tmp_path / "a", 64 * LEAST_NBYTES)
     there = []
-    way = Inlet(file, created=False)
+    way = reached(file)
     monkeypatch.setattr(way, "_there", lambda first, nbytes: there.pop())
     there[:] = [False]
     assert not filled(way, 0)
@@ -178,7 +177,7 @@ def test_pages_of_which_the_disk_knows_more_are_not_read_to_be_overwritten(
 def test_pages_are_looked_for_in_memory(tmp_path, stores):
     file = File.create(tmp_path / "a", 64 * LEAST_NBYTES)
     file.allocate(0, file.nbytes)
-    way = Inlet(file, created=False)
+    way = reached(file)
     assert not filled(way, LEAST_NBYTES)
     file.pwrite(b"y" * 2 * LEAST_NBYTES, 0)
     assert filled(way, LEAST_NBYTES)
@@ -193,7 +192,7 @@ def test_a_file_that_cannot_be_mapped_is_written(tmp_path, stores, monkeypatch):
         raise FailedError("no address space")
 
     monkeypatch.setattr(File, "map_to_fill", refuse)
-    way = Inlet(file, created=True)
+    way = reached(file)
     assert not filled(way, 0)
     assert not filled(way, 0)
     file.close()
@@ -203,62 +202,18 @@ def test_a_file_that_cannot_be_mapped_is_written(tmp_path, stores, monkeypatch):
 def test_file_systems_that_promise_no_page_are_written(tmp_path, monkeypatch, kind):
     monkeypatch.setattr(inlet, "file_system", lambda path: kind)
     file = File.create(tmp_path / "a", 4 * LEAST_NBYTES)
-    assert not filled(Inlet(file, created=True), 0)
+    assert not filled(reached(file), 0)
     file.close()
 
 
-def test_stretches_are_written_for_a_while_where_new_pages_are_slow(
-    tmp_path, stores, monkeypatch
-):
-    file = File.create(tmp_path / "a", (CAREFUL_CALLS + 4) * LEAST_NBYTES)
-    file.allocate(0, file.nbytes)
-    way = Inlet(file, created=True)
-    monkeypatch.setattr(inlet, "SLOW_PAGE_S", 0.0)
-    stored = [filled(way, n * LEAST_NBYTES) for n in range(CAREFUL_CALLS + 2)]
-    assert stored == [True, *[False] * CAREFUL_CALLS, True]
-    file.close()
-
-
-@pytest.mark.parametrize("offset", [0, 5, 4096])
-def test_pages_are_written_one_by_one_where_larger_pieces_are_slow(
-    tmp_path, rng, monkeypatch, offset
-):
-    nbytes = CAREFUL_NBYTES + 4 * PIECE_NBYTES
-    data = rng.integers(0, 256, nbytes, np.uint8)
-    file = File.create(tmp_path / "a", nbytes + 5000)
-    sizes = []
-
-    class Noting(WatchedDisk):
-        def pwrite(self, fd, data, offset):
-            sizes.append((offset, len(data)))
-            return super().pwrite(fd, data, offset)
-
-    monkeypatch.setattr(inlet, "SLOW_PAGE_S", 0.0)
-    with using(Noting()):
-        write_pieces(file, data.data, offset)
-    assert file.pread(nbytes, offset) == data.tobytes()
-    whole = [size for _, size in sizes if size > mmap.PAGESIZE]
-    assert len(whole) <= 4
-    assert all(
-        at % mmap.PAGESIZE == 0 or at == offset
-        for at, size in sizes
-        if size not in whole
-    )
-    file.close()
-
-
-def test_a_page_that_is_written_in_part_is_written_on(tmp_path):
-    file = File.create(tmp_path / "a", 3 * mmap.PAGESIZE)
-    data = bytes(range(256)) * 2 * 16
-    with using(FaultyDisk("short", count=2, names=("pwrite",))):
-        file.pwrite_pages(memoryview(data), 100)
-    assert file.pread(len(data), 100) == data
-    file.close()
-
-
-def test_a_full_disk_is_told_page_by_page(tmp_path):
-    file = File.create(tmp_path / "a", 3 * mmap.PAGESIZE)
-    full = FaultyDisk(OSError(errno.ENOSPC, "full"), at=1, names=("pwrite",))
-    with using(full), pytest.raises(FullError, match="write"):
-        file.pwrite_pages(memoryview(bytes(2 * mmap.PAGESIZE)), 0)
+def test_new_pages_are_written(tmp_path, stores):
+    file = File.create(tmp_path / "a", 8 * LEAST_NBYTES)
+    file.pwrite(bytes(file.nbytes), 0)  # by somebody before, and in memory
+    way = Inlet(file)
+    assert not filled(way, 0)
+    way.write(memoryview(b"x" * LEAST_NBYTES), 0)
+    assert filled(way, LEAST_NBYTES // 2)
+    # What is stored beyond the end is reached as well.
+    assert filled(way, LEAST_NBYTES)
+    assert not filled(way, 3 * LEAST_NBYTES)
     file.close()

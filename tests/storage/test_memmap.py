@@ -3,7 +3,6 @@
 import errno
 import gc
 import os
-from itertools import pairwise
 
 import google_crc32c
 import numpy as np
@@ -13,7 +12,6 @@ import mmreplay as mr
 from mmreplay.errors import CorruptError, FailedError, FormatError, FullError
 from mmreplay.ring import Ring, runs
 from mmreplay.storage import inlet
-from mmreplay.storage.inlet import PIECE_NBYTES
 from mmreplay.storage.memmap import MemmapStore
 from tests.contracts.store import KEPT, SCHEMA, StoreContract, bits
 from tools.torture.disks import FaultyDisk, WatchedDisk, using
@@ -201,36 +199,8 @@ def test_files_that_are_not_what_they_should_be(
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-@pytest.mark.parametrize("first", [0, 1, 37, 61])
-def test_a_large_write_is_cut_where_pieces_of_the_file_end(
-    tmp_path, first, rng, monkeypatch
-):
-    monkeypatch.setattr(inlet, "SLOW_PAGE_S", 1e9)
-    schema = mr.Schema({"large": mr.Field((5000,), "uint8")})
-    ring = Ring.sized(100, 1)
-    store = MemmapStore.create(tmp_path, ring, schema)
-    values = rng.integers(0, 256, (50, 5000), np.uint8)
-    cut = []
-
-    class Noting(WatchedDisk):
-        def pwrite(self, fd, data, offset):
-            cut.append((offset, offset + len(data)))
-            return super().pwrite(fd, data, offset)
-
-    with using(Noting()):
-        store.write([(first, 0, 50)], {"large": values}, np.zeros(50, np.uint8))
-    *pieces, _ = cut
-    assert pieces[0][0] == 5000 * first
-    assert pieces[-1][1] == 5000 * (first + 50)
-    assert all(a[1] == b[0] and b[0] % PIECE_NBYTES == 0 for a, b in pairwise(pieces))
-    rows = np.arange(first, first + 50)
-    assert np.array_equal(store.gather(rows, ["large"])["large"], values)
-    store.close()
-
-
-def test_records_over_old_ones_are_written_in_one_call(tmp_path, rng, monkeypatch):
+def test_records_are_written_in_one_call(tmp_path, rng, monkeypatch):
     monkeypatch.setattr(inlet, "LEAST_NBYTES", 1 << 40)
-    monkeypatch.setattr(inlet, "SLOW_PAGE_S", 1e9)
     schema = mr.Schema({"small": mr.Field((500,), "uint8")})
     store = MemmapStore.create(tmp_path, Ring.sized(300, 1), schema)
     values = rng.integers(0, 256, (200, 500), np.uint8)
@@ -241,7 +211,5 @@ def test_records_over_old_ones_are_written_in_one_call(tmp_path, rng, monkeypatc
         calls.append(disk.calls["pwrite"] - 1)
         rows = np.arange(first, first + 200)
         assert np.array_equal(store.gather(rows, ["small"])["small"], values)
-    # Above what was reached, a piece of the page cache at a time.
-    assert calls[0] == -(-200 * 504 // PIECE_NBYTES)
-    assert calls[1:] == [1, 1, 1]
+    assert calls == [1, 1, 1, 1]
     store.close()
