@@ -6,8 +6,6 @@ import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
-
 from mmreplay import files, recovery
 from mmreplay.buffer.arguments import check_interval
 from mmreplay.buffer.committer import Committer
@@ -127,8 +125,7 @@ class Parts:
             self.committer.stop()
             if isinstance(self.store, ZarrStore):
                 heads, tails = self.ledger.heads, self.ledger.tails
-                oldest = np.maximum(tails, heads - self.metadata.ring.capacity)
-                self.store.settle(oldest, heads, seal=self.seals)
+                self.store.settle_last(tails, heads, seal=self.seals)
             self.committer.commit(records.CLEAN)
         finally:
             # A thread that outlived the files would write into whichever are opened

@@ -42,7 +42,7 @@ class Sealing:
 
     Attributes:
         places: The numbers that say who holds each.
-        unsealed: Rows that were to be sealed at last were not: the disk is full.
+        unsealed: The group misses rows that it was to hold: the disk is full.
         lock: Held by who writes rows of the tail.
         place_rows: Rows of a place.
     """
@@ -224,9 +224,10 @@ class Sealing:
                 "first": first.tolist(), "stop": stop.tolist(),
                 "sealed": self._sealed(first, stop).tolist(),
             }  # fmt: skip
-            self.unsealed = seal and state["sealed"] != state["stop"]
+            self.unsealed = True
             zarr_group.write_group(self._folder, self._metadata, state)
             self._told = True
+            self.unsealed = seal and state["sealed"] != state["stop"]
 
     def _alive(self, first: Ids, stop: Ids) -> list[int]:
         """Places that hold a row alive."""

@@ -16,7 +16,8 @@ from mmreplay.files import File, rename
 from mmreplay.format.metadata import Metadata
 from mmreplay.storage import shards, zarr_group
 from mmreplay.storage.memmap import MemmapStore
-from mmreplay.storage.recycler import Recycler
+from mmreplay.storage.placement import FLAGS, RECORDS, place
+from mmreplay.storage.readers import ReadRows
 from mmreplay.storage.zarr_group import ShardedArray
 
 ROLE_BITS = {"terminated": TERMINATED, "truncated": TRUNCATED}
@@ -31,7 +32,8 @@ class ShardMaker:
         self._ring = metadata.ring
         self._arrays = zarr_group.arrays_of(metadata)
         self._served = zarr_group.served(metadata)
-        self._tail = tail
+        self._placement = place(metadata.schema)
+        self._rows = _rows_of(tail)
 
     @contextmanager
     def made(self, place: int) -> Iterator[list[tuple[Path, Path]]]:
@@ -96,14 +98,38 @@ class ShardMaker:
 
     def _values(self, path: str, rows: NDArray[np.int64]) -> NDArray[np.generic]:
         """What an array says of rows that are in the tail."""
-        if path == zarr_group.FLAGS_NAME:
-            return self._tail.flags(rows)
         role = self._served.get(path)
-        if role is not None:
-            flags: NDArray[np.bool_] = (self._tail.flags(rows) & ROLE_BITS[role]) != 0
-            return flags
-        with Recycler(max_arrays=0):  # Or the tail would keep a shard of each field.
-            return np.ascontiguousarray(self._tail.gather(rows, [path])[path])
+        if path == zarr_group.FLAGS_NAME or role is not None:
+            flags = self._read(FLAGS, rows).view(np.uint8)
+            return flags if role is None else (flags & ROLE_BITS[role]) != 0
+        name = self._placement.large.get(path)
+        if name is not None:
+            return self._read(name, rows)
+        record = self._placement.record
+        assert record is not None
+        return np.ascontiguousarray(self._read(RECORDS, rows).view(record)[path])
+
+    def _read(self, name: str, rows: NDArray[np.int64]) -> NDArray[np.generic]:
+        reader = self._rows[name]
+        return reader.take(rows, np.empty((len(rows), *reader.shape), reader.dtype))
+
+
+def _rows_of(tail: MemmapStore) -> dict[str, ReadRows]:
+    """The tail's rows by file's name, read and not mapped.
+
+    A place that is sealed before it is full has holes, which are read as zeros; read
+    through a mapping they kill the process where tmpfs is full.
+    """
+    placement = place(tail.schema)
+    opened = {each.path.name: each for each in tail.files}
+    found = {FLAGS: ReadRows(opened[FLAGS], np.dtype(np.uint8), (), "never")}
+    if placement.record is not None:
+        raw = np.dtype((np.void, placement.stride))
+        found[RECORDS] = ReadRows(opened[RECORDS], raw, (), "never")
+    for path, name in placement.large.items():
+        field = tail.schema.fields[path]
+        found[name] = ReadRows(opened[name], field.numpy, field.shape, "never")
+    return found
 
 
 def _pieces(parts: list[Any]) -> Iterator[bytes]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.errors import CorruptError, StarvedError
+from mmreplay.errors import CorruptError, FullError, StarvedError
 from mmreplay.files import File
 from mmreplay.format.metadata import Metadata
 from mmreplay.ring import Run
@@ -186,6 +186,20 @@ class ZarrStore:
     def settle(self, first: Ids, stop: Ids, *, seal: bool = True) -> None:
         """Say in the group what is alive; see `Sealing.settle`."""
         self.sealing.settle(first, stop, seal=seal)
+
+    def settle_last(self, tails: Ids, heads: Ids, *, seal: bool) -> None:
+        """The same before all is committed and closed, which a full disk never keeps.
+
+        What the group lacks then is told later, by `Sealing.tell`.
+
+        Args:
+            tails: int64 ``[E]``; a row that the capacity does not hold may be above.
+            heads: int64 ``[E]``.
+            seal: See `Sealing.settle`.
+        """
+        oldest = np.maximum(tails, heads - self.ring.capacity)
+        with suppress(FullError):
+            self.settle(oldest, heads, seal=seal)
 
     def prefetch(self, rows: NDArray[np.int64], paths: Sequence[str]) -> int:
         """Ask the disk for missing rows; see `Store.prefetch`."""

@@ -188,3 +188,28 @@ def test_a_disk_that_is_full_at_some_pages_of_a_script_loses_nothing(disk):
 def test_a_disk_that_is_full_at_any_page_of_a_script_loses_nothing(disk):
     refused = until_it_fits(disk, 0, 1)
     assert refused > 150
+
+
+def test_a_place_with_holes_is_sealed_where_not_a_page_is_left(disk):
+    schema = mr.Schema({"n": mr.Field((), "int64"), "x": mr.Field((96,), "uint8")})
+    path = disk / "b"
+    with mock.patch("mmreplay.files.disk", Unsynced()):
+        buffer = ReplayBuffer.create(
+            path, schema, 120_000, engine="zarr", commit_every=None
+        )
+        buffer.extend(n=np.arange(20), x=np.zeros((20, 96), np.uint8))
+        buffer.commit()
+        filler = os.open(disk / "filler", os.O_WRONLY | os.O_CREAT)
+        with suppress(OSError):
+            while os.write(filler, bytes(PAGE)):
+                pass
+        os.close(filler)
+        # A page that is not there yet kills whoever reads it through a mapping.
+        with pytest.raises(FullError, match="got no space for the newest rows"):
+            buffer.close()
+        (disk / "filler").unlink()
+        ReplayBuffer.open(path, "r+").close()
+        with ReplayBuffer.open(path) as buffer:
+            group = buffer.zarr_path
+        with ReplayBuffer.open(group) as buffer:
+            assert buffer.gather_all()["n"].tolist() == list(range(20))
