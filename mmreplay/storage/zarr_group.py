@@ -109,17 +109,16 @@ def _array(path: str, field: Field, ring: Ring, sharding: Sharding) -> ShardedAr
 
 
 def folder_name(path: str) -> str:
-    """A field's folder: each segment percent-encoded, dots, ``__`` and ``tmp-`` too.
+    """A field's folder: each segment percent-encoded, dots and leading ``__`` too.
 
-    `sweep` removes what begins with ``tmp-``.
+    So is ``tmp-`` at its beginning: `sweep` removes what begins so in the group's own
+    folder.
     """
-    parts = [
+    name = "/".join(
         quote(part, safe="").replace(".", "%2E").replace("__", "%5F%5F")
         for part in path.split("/")
-    ]
-    return "/".join(
-        f"tmp%2D{part[4:]}" if part.startswith("tmp-") else part for part in parts
     )
+    return f"tmp%2D{name[4:]}" if name.startswith("tmp-") else name
 
 
 def check_names(schema: Schema) -> None:
@@ -128,9 +127,11 @@ def check_names(schema: Schema) -> None:
     Raises:
         SchemaError: One is the flags' own, or too long for a folder's name.
     """
-    for path in schema.paths:
+    for path, field in schema.fields.items():
         longest = max(len(part) for part in folder_name(path).split("/"))
-        if path == FLAGS_NAME or longest > MAX_NAME_NBYTES:
+        # No folder is made for a mutable field.
+        long = longest > MAX_NAME_NBYTES and not field.mutable
+        if path == FLAGS_NAME or long:
             raise SchemaError(
                 f"field {path!r}: got a path of which a Zarr group has no array, "
                 f"expected another than {FLAGS_NAME!r}, of at most {MAX_NAME_NBYTES} "
