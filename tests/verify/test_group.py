@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
+from mmreplay.format import strict_json
 from mmreplay.verify import verify_buffer
 from tests.verify.support import DATA, schema, steps
 from tools.torture.disks import QuickDisk, using
@@ -114,6 +115,15 @@ def test_metadata_of_another_group_is_told(path, name, keys, told):
     file.write_text("{")
     (finding,) = verify_buffer(path, deep=False).findings
     assert "zarr.json is not JSON" in finding.message
+
+
+def test_what_a_user_says_may_nest_as_deep_as_metadata_takes(tmp_path):
+    inner = 1
+    for _ in range(strict_json.MAX_DEPTH - 2):
+        inner = [inner]
+    path = tmp_path / "d"
+    mr.ReplayBuffer.create(path, schema(), 64, 2, user={"a": inner}, **ENGINE).close()
+    assert verify_buffer(path).findings == ()
 
 
 def test_a_copy_by_compact_is_whole(path, tmp_path):
