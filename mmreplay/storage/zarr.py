@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.errors import CorruptError, FullError, StarvedError
+from mmreplay.errors import CorruptError, FailedError, FullError, StarvedError
 from mmreplay.files import File
 from mmreplay.format.metadata import Metadata
 from mmreplay.ring import Run
@@ -143,7 +143,8 @@ class ZarrStore:
             numbers = self._places.take(places)
             try:
                 found = self._copied(rows, places, numbers, within, paths)
-            except CorruptError:
+            except (CorruptError, FailedError):
+                # A shard that was removed is missing, or stale on a file server.
                 if (self._places.take(places) == numbers).all():
                     raise
                 continue

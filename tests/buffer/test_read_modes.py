@@ -1,5 +1,6 @@
 """Buffers read alike whichever way, also while they are written; memory is told."""
 
+import errno
 import mmap
 import os
 import pickle
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
+from mmreplay.errors import FailedError
 from mmreplay.storage import residency
 from tests.contracts.sampler import places
 from tests.loader.support import fill, legal, same_as_take, steps
@@ -55,6 +57,40 @@ def test_a_reader_follows_its_writer(tmp_path, mode):
         same_as_take(writer, reader.sample(40).torch())
         assert reader.read_policy.read_mode == mode
     writer.close()
+
+
+def test_a_shard_that_a_file_server_lost_is_read_where_its_rows_are_now(
+    tmp_path, monkeypatch
+):
+    class Stale:
+        def pread_into(self, target, offset):
+            raise FailedError("stale file handle", errno_=errno.ESTALE)
+
+    schema = mr.Schema({"x": mr.Field((1024,), "int64")})
+    numbers = np.arange(128)[:, None].repeat(1024, axis=1)
+    path = tmp_path / "b"
+    with mr.ReplayBuffer.create(path, schema, 64, engine="zarr") as writer:
+        writer.extend(x=numbers[:64])
+    with mr.ReplayBuffer.open(path, read_mode="pread") as reader:
+        store = reader._parts.store
+        rows = np.arange(8)
+        assert (store.gather(rows, ["x"])["x"] == numbers[:8]).all()
+        for _, shard in store._reader._open.values():
+            shard._file = Stale()
+        look, before = store._places.take, [store._places.take(rows * 0)]
+        with mr.ReplayBuffer.open(path, "r+") as writer:
+            writer.extend(x=numbers[64:])
+            first = writer.slots
+        # The look before is of before the writer came, the next one is not.
+        monkeypatch.setattr(
+            store._places, "take", lambda at: before.pop() if before else look(at)
+        )
+        found = store.gather(rows, ["x"])["x"]
+        assert (found == numbers[first : first + 8]).all()
+        for _, shard in store._reader._open.values():
+            shard._file = Stale()
+        with pytest.raises(FailedError, match="stale file handle"):
+            store.gather(rows, ["x"])
 
 
 def test_a_writer_may_read_without_mappings(tmp_path):
