@@ -134,7 +134,7 @@ class _Survey:
         self._file, self._allowed = file, allowed
         self._guessed = dict.fromkeys(self.names, "bool")
         self._empty: set[str] = set()
-        self._late: set[str] = set()
+        self._filled: set[str] = set()
         types = {name: pa.string() for name in self.names}
         if not any(len(piece.strip()) for piece in _rest(file, allowed)):
             return
@@ -144,17 +144,19 @@ class _Survey:
             self.rows += count
 
     def _look(self, name: str, column: Any) -> None:
-        before = self._guessed[name]
-        if before == "text":
+        if self._guessed[name] == "text":
             return
+        before = name in self._filled
         filled = column.filter(compute.not_equal(column, ""))
         if len(filled) < len(column):
             self._empty.add(name)
+        if len(filled):
+            self._filled.add(name)
         while (guess := self._guessed[name]) != "text":
             if self._is(name, filled, guess):
                 return
             self._guessed[name] = WIDER[guess]
-        if self.rows:
+        if self.rows and before:
             # A column that was numbers so far: one bad cell, not another kind.
             raise self._bad("a number as in the rows before", name, is_number)
 
@@ -205,7 +207,10 @@ class _Survey:
                 left_out(notes, PART.sub("", name), told)
                 continue
             # A bool has no NaN: such a cell is refused when it is read.
-            if name in self._empty and guess != "bool":
+            if name not in self._filled:
+                notes.doubt(f"column {name!r} is empty, and became NaN")
+                guess = "float64"
+            elif name in self._empty and guess != "bool":
                 notes.note(f"empty cells of column {name!r} became NaN")
                 if guess != "float64":
                     notes.doubt(

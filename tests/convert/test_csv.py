@@ -275,11 +275,31 @@ def test_an_empty_cell_among_bools_is_refused_by_its_own_place(tmp_path, word, n
     assert not (tmp_path / "target").exists()
 
 
-@pytest.mark.parametrize("cells", [["1", "", "0"], ["0.5", "", "0"], ["nan", "1", "0"]])
+@pytest.mark.parametrize("name", ["note", "obs.1", "reward"])
+def test_a_column_of_empty_cells_alone_becomes_nan(tmp_path, name):
+    path = tmp_path / "a.csv"
+    path.write_text(f"x,obs.0,{name}\n1,2,\n3,4,\n")
+    report = load(path)
+    assert f"column {name!r} is empty, and became NaN" in report.doubts
+    with mr.ReplayBuffer.open(tmp_path / "target") as buffer:
+        found = buffer.gather_all()[name.removesuffix(".1")]
+    assert np.isnan(found[..., -1] if name == "obs.1" else found).all()
+
+
+def test_words_behind_empty_cells_are_no_damaged_numbers(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("x,note\n" + "1,\n" * (1 << 19) + "2,word\n")
+    assert "column 'note' holds no numbers, and was left out" in load(path).notes
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [["1", "", "0"], ["0.5", "", "0"], ["nan", "1", "0"], ["", "", ""]],
+)
 def test_an_end_without_a_value_is_refused(tmp_path, cells):
     path = tmp_path / "a.csv"
     path.write_text("\n".join(["x,dones", *(f"1,{cell}" for cell in cells), ""]))
-    row = 0 if cells[0] == "nan" else 1
+    row = 1 if cells[1] == "" != cells[0] else 0
     with pytest.raises(
         SourceError, match=f"column 'dones' has no value.* in row {row}"
     ):
