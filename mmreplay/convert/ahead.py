@@ -6,12 +6,37 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 THREADS = min(4, os.cpu_count() or 1)
 END = object()
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Given = ParamSpec("Given")
+
+
+class Threads(ThreadPoolExecutor):
+    """Threads for jobs; when Python ends, who submits a job does it at once.
+
+    The thread of an `AutoExport` that nobody closed is waited for then, and still needs
+    others to end its file, while new jobs are refused.
+    """
+
+    def submit(
+        self, fn: Callable[Given, Result], /, *args: Given.args, **kwargs: Given.kwargs
+    ) -> Future[Result]:
+        """See `ThreadPoolExecutor.submit`."""
+        try:
+            return super().submit(fn, *args, **kwargs)
+        except RuntimeError as error:
+            if "interpreter shutdown" not in str(error):
+                raise
+        job: Future[Result] = Future()
+        try:
+            job.set_result(fn(*args, **kwargs))
+        except BaseException as error:
+            job.set_exception(error)
+        return job
 
 
 def in_order(
@@ -25,7 +50,7 @@ def in_order(
         ahead: Items that are worked on, or done, before their result is asked for.
     """
     making: deque[Future[Result]] = deque()
-    pool = ThreadPoolExecutor(min(THREADS, max(1, ahead)), "mmreplay-convert")
+    pool = Threads(min(THREADS, max(1, ahead)), "mmreplay-convert")
     try:
         for item in items:
             making.append(pool.submit(work, item))
@@ -39,7 +64,7 @@ def in_order(
 
 def beside(items: Iterator[Item]) -> Iterator[Item]:
     """The items of a generator, of which one is made while the one before is used."""
-    pool = ThreadPoolExecutor(1, "mmreplay-convert")
+    pool = Threads(1, "mmreplay-convert")
     try:
         making = pool.submit(next, items, END)
         while (item := making.result()) is not END:

@@ -8,7 +8,7 @@ beside the one that writes, as both let go of the interpreter.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -16,6 +16,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.convert.ahead import Threads
 from mmreplay.convert.arrays import Sum
 from mmreplay.convert.base import Block, Notes, Writer
 from mmreplay.convert.description import Description
@@ -67,7 +68,7 @@ class Plan(Protocol):
 class Syncs:
     """Gives what is being written to the device, in a thread."""
 
-    def __init__(self, sync: Callable[[], None], pool: ThreadPoolExecutor) -> None:
+    def __init__(self, sync: Callable[[], None], pool: Threads) -> None:
         self._sync, self._pool = sync, pool
         self._written = 0
         self._job: Future[None] | None = None
@@ -105,7 +106,7 @@ class ArrayFile:
         self._rows = rows
         self._done = 0
         self._sums = {name: piece.start for name, piece in plan.pieces.items()}
-        self._pool = ThreadPoolExecutor(2, "mmreplay-export")
+        self._pool = Threads(2, "mmreplay-export")
         self._syncs = Syncs(file.sync, self._pool)
 
     @property

@@ -7,12 +7,12 @@ are moved together, which writes the packed bytes once more, and the file is cut
 from __future__ import annotations
 
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
 from mmreplay.convert import npy
+from mmreplay.convert.ahead import Threads
 from mmreplay.convert.array_file import bytes_of
 from mmreplay.convert.arrays import crc32
 from mmreplay.convert.base import Block, Notes, Writer
@@ -99,7 +99,7 @@ class PackedWriter(Writer):
         whole = Layout()
         for name, (head, nbytes) in heads.items():
             whole.add(name + ENDING, room(len(head) + nbytes))
-        self._pool = ThreadPoolExecutor(2, "mmreplay-export")
+        self._pool = Threads(2, "mmreplay-export")
         self._file: File | None = None
         self._staging = Staging(target, overwrite=overwrite)
         try:

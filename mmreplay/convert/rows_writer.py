@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from mmreplay import files, recovery
 from mmreplay.buffer.state import write_statistics
+from mmreplay.convert.ahead import Threads
 from mmreplay.convert.array_file import Syncs
 from mmreplay.convert.base import Block, Columns, Notes, Writer
 from mmreplay.convert.count import check_env_ids
@@ -60,7 +60,7 @@ class BufferWriter(Writer):
         self._tell_dropped()
         self._staging = Staging(target, overwrite=overwrite, folder=True)
         self._store: CheckedStore | None = None
-        self._pool = ThreadPoolExecutor(1, "mmreplay-load")
+        self._pool = Threads(1, "mmreplay-load")
         self._priorities: PriorityWriter | None = None
         try:
             self._refuse_network()

@@ -1,5 +1,7 @@
 """A ring that fills goes to files before it gives anything up."""
 
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -314,3 +316,53 @@ def test_a_killed_writer_leaves_whole_files_and_a_whole_buffer(tmp_path):
         with mr.ReplayBuffer.open(place / "buffer") as buffer:
             first, stop = int(buffer.span.first[0]), int(buffer.span.stop[0])
         assert got | set(range(first, stop)) == set(range(stop))
+
+
+FORGOTTEN = """
+import sys, time
+from concurrent.futures import thread
+from mmreplay import AutoExport
+from tests.convert.test_auto_export import create, step
+from pathlib import Path
+
+run = AutoExport._run
+
+
+def late(export, span):
+    while not thread._shutdown:
+        time.sleep(0.01)
+    run(export, span)
+
+
+AutoExport._run = late
+where, name, *options = sys.argv[1:]
+buffer = create(Path(where))
+export = AutoExport(
+    buffer, Path(where) / "files", format=name, every=20,
+    **dict(each.split("=") for each in options),
+)
+buffer.extend(step(0, 1, (20,)))
+buffer.add(step(20, 1))
+"""
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [["npz"], ["npz", "compression=deflate"], ["csv"], ["parquet"], ["buffer"]],
+)
+def test_a_file_that_is_begun_is_ended_by_a_program_that_ends(tmp_path, wanted):
+    ended = subprocess.run(
+        [sys.executable, "-c", FORGOTTEN, tmp_path, *wanted],
+        timeout=120, capture_output=True, text=True,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    (found,) = (
+        path
+        for path in (tmp_path / "files").iterdir()
+        if not path.name.endswith(".json")
+    )
+    if wanted == ["buffer"]:
+        with mr.ReplayBuffer.open(found) as buffer:
+            assert buffer.gather_all()["a"].shape == (20,)
+    else:
+        assert mr.load(found, tmp_path / "again").rows == 20
