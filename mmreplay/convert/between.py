@@ -16,6 +16,7 @@ from mmreplay.convert.base import Progress, Reader, Report, Writer
 from mmreplay.convert.description import Description
 from mmreplay.convert.registry import BUFFER, Format
 from mmreplay.convert.select import Choice, choose
+from mmreplay.convert.staging import STAGED
 from mmreplay.convert.transfer import transfer
 from mmreplay.errors import FormatError, ReplayError, SchemaError
 from mmreplay.storage.remote import url_of
@@ -36,7 +37,7 @@ def local(path: StrPath, what: str, *, remote: bool = False) -> Path:
 
     Raises:
         FormatError: It is no path, or an address, which would be taken for folders of
-            that name, or a root to write to.
+            that name, or to write to, a root or what the next run would remove.
     """
     typed = os.fspath(path) if isinstance(path, str | os.PathLike) else path
     if not isinstance(typed, str):
@@ -54,6 +55,12 @@ def local(path: StrPath, what: str, *, remote: bool = False) -> Path:
         raise FormatError(
             f"{what}: got {typed!r}, the root of all folders, expected the path of a "
             "file or folder to make; give it a name"
+        )
+    if not remote and found.name.startswith(STAGED):
+        raise FormatError(
+            f"{what}: got {typed!r}, a name that begins with {STAGED!r}, expected "
+            "another: that is how a target is called while it is written, and the next "
+            "run removes such a one"
         )
     return found
 

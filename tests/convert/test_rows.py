@@ -388,6 +388,18 @@ def test_what_a_stopped_run_left_is_no_source(source, tmp_path):
     assert left.exists()
 
 
+@pytest.mark.parametrize("name", ["tmp-mmreplay-new-a.npz", "tmp-mmreplay-old-a"])
+def test_what_the_next_run_would_remove_is_no_target(source, tmp_path, name):
+    mr.export(source, tmp_path / "b.npz")
+    for make in (
+        lambda: mr.export(source, tmp_path / name, format="npz"),
+        lambda: mr.load(tmp_path / "b.npz", tmp_path / name),
+    ):
+        with pytest.raises(FormatError, match=f"target: got .*{name}', a name that"):
+            make()
+    assert not (tmp_path / name).exists()
+
+
 @pytest.mark.parametrize("with_rows", [True, False])
 def test_a_folder_with_metadata_of_another_kind_is_never_removed(
     source, tmp_path, with_rows
