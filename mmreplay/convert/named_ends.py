@@ -9,7 +9,7 @@ import numpy as np
 from mmreplay.convert.base import Block, Notes
 from mmreplay.convert.description import Description
 from mmreplay.convert.ends import Marks
-from mmreplay.episodes import FINAL, START, TRUNCATED
+from mmreplay.episodes import ALL_FLAGS, BREAK, CUT, FINAL, START, TRUNCATED
 from mmreplay.schema import Schema
 from mmreplay.schema.naming import ROLE_NAMES, UNSURE, refuse_nan
 
@@ -23,7 +23,9 @@ class NamedEnds:
 
     def __init__(self, description: Description) -> None:
         self.path = _path(description.schema)
+        self._truncates = bool(description.schema.role("truncated"))
         self._marks = Marks(description.num_envs)
+        self._ended = np.zeros(description.num_envs, bool)
         self._rows = 0
 
     def tell(self, notes: Notes, *, both: bool) -> None:
@@ -60,9 +62,21 @@ class NamedEnds:
         told = np.where(final, told.dtype.type(0), told)
         refuse_nan(f"field {self.path!r}", told, self._rows)
         self._rows += len(block)
-        terminated = told.astype(bool) & ~truncated
+        terminated = told.astype(bool)
+        if self.path in UNSURE:
+            terminated &= ~truncated
+        elif not self._truncates:
+            # A cut says so, by a row behind it that was not chosen; see below.
+            flags[terminated] &= ~np.uint8(TRUNCATED)
+            truncated &= ~terminated
         for env_id in np.unique(block.env_ids).tolist():
             mine = block.env_ids == env_id
+            ended = np.concatenate([self._ended[env_id : env_id + 1], terminated[mine]])
+            self._ended[env_id] = ended[-1]
+            # A cut truncates an episode that runs; this one had ended by itself.
+            flags[mine] &= np.where(
+                ended[:-1], ~np.uint8(CUT | BREAK), np.uint8(ALL_FLAGS)
+            )
             flags[mine] |= self._marks.mark(
                 env_id, terminated[mine], truncated[mine], final[mine],
                 (flags[mine] & START) != 0,

@@ -280,3 +280,29 @@ def test_skrls_csv_holds_what_is_stored_whatever_it_is_called(tmp_path):
     assert [line.split(",")[0] for line in lines[1:]] == list("001122001122")
     assert [line.split(",")[1] for line in lines[1:]] == list("001122334455")
     assert [n for n, line in enumerate(lines) if line.endswith("True")] == [9, 10]
+
+
+@pytest.mark.parametrize("name", ["terminal", "done"])
+@pytest.mark.parametrize("count", [4, 9])
+def test_a_cut_behind_a_named_end_truncates_nothing(tmp_path, name, count):
+    fields = FIELDS | {name: mr.Field((), "bool")}
+    with create(tmp_path / "b", fields, roles=None) as buffer:
+        for at in range(count):
+            record(buffer, [at], **{name: [at == 2]})
+            if at in (2, 5):
+                buffer.cut()
+    mr.export(tmp_path / "b", tmp_path / "a.hdf5")
+    with h5py.File(tmp_path / "a.hdf5") as file:
+        assert np.flatnonzero(file["terminals"][()]).tolist() == [2]
+        ends = [3] if count == 4 else [5, 8]
+        assert np.flatnonzero(file["timeouts"][()]).tolist() == ends
+    mr.export(tmp_path / "b", tmp_path / "a-v0", format="minari")
+    assert [truncated for _, truncated in episodes(tmp_path / "a-v0")] == (
+        [False, True] if count == 4 else [False, True, True]
+    )
+    if name == "terminal" and count == 9:
+        one = tmp_path / "one.hdf5"
+        mr.export(tmp_path / "b", one, episodes=slice(0, 1))
+        with h5py.File(one) as file:
+            assert file["terminals"][()].tolist() == [False, False, True]
+            assert not file["timeouts"][()].any()
