@@ -23,7 +23,6 @@ import numpy as np
 from mmreplay import boot
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import ReplayError
-from mmreplay.storage import inlet
 from tools.torture.disks import using
 from tools.torture.power import PowerCut, SimulatedDisk
 from tools.torture.rows import GEOMETRIES, Array, Geometry, faults
@@ -133,11 +132,6 @@ class Trial:
                 mock.patch.object(boot, "boot_id", return_value=self.boot)
             )
             stack.enter_context(using(self.disk))
-            # Pages that came slowly are written otherwise: a seed would give another
-            # attack on a busy machine.
-            stack.enter_context(
-                mock.patch.object(inlet, "perf_counter", return_value=0.0)
-            )
             try:
                 lines = self._live()
             except PowerCut:
