@@ -17,14 +17,15 @@ from mmreplay.convert.base import Block, Reader, Writer
 from mmreplay.convert.between import open_source, refuse_inside
 from mmreplay.convert.description import Description
 from mmreplay.convert.rows import BufferReader
+from mmreplay.convert.skrl import is_float
+from mmreplay.convert.skrl_read import is_nan
 from mmreplay.convert.transfer import transfer
-from mmreplay.episodes import FINAL
 from mmreplay.errors import SchemaError, SourceError
 from mmreplay.schema import Field, Schema
 
 FORMATS = ("pt", "npz", "csv")
 CELLS = "cells"
-"""Which cells hold a sample, where a file's last row is not whole and no NaN tells."""
+"""A tensor of a file: 1 where a sample is, NaN where none is and no other one tells."""
 
 Format = Literal["pt", "npz", "csv"]
 Tensors = Mapping[str, Tensor]
@@ -60,9 +61,25 @@ def save(ring: ReplayBuffer, target: Path, *, half: bool) -> None:
         )
 
     # Lines of csv are cells, and just those that are there.
-    told = half and found.name != "csv"
+    told = found.name == "csv" or _tells(ring, half=half)
     with BufferReader(ring) as reader:
-        transfer(_Named(reader, told), open_writer)
+        transfer(_Named(reader, cells=not told), open_writer)
+
+
+def _tells(ring: ReplayBuffer, *, half: bool) -> bool:
+    """Whether a file's floats tell by NaN where samples stop.
+
+    They do where each environment's newest sample has a number: values that nobody
+    wrote yet are NaN too.
+    """
+    env_ids = np.flatnonzero(ring.span.lengths)
+    newest = ring.heads[env_ids] - 1
+    fields = ring.schema.fields.items()
+    floats = {path: field.dtype for path, field in fields if is_float(field.dtype)}
+    told = np.zeros(len(env_ids), bool)
+    for path, dtype in floats.items():
+        told |= ~is_nan(ring.get_field(path, env_ids, newest), dtype)
+    return bool(told.all()) if floats else not half
 
 
 def load(
@@ -98,13 +115,11 @@ def load(
                 f"{path} holds {described.num_envs} environments, expected "
                 f"{num_envs}; make the memory with as many"
             )
-        cells = CELLS in described.schema and CELLS not in tensors
         ring, cursor = ready()
         cursor.reset(ring, loading=True)
         try:
             for block in reader.blocks():
-                there = block.columns[CELLS].astype(bool).reshape(-1) if cells else None
-                _take(ring, names, block if there is None else block.taken(there))
+                _take(ring, names, block)
         except BaseException:
             cursor.reset(ring)  # environments may differ in their rows
             raise
@@ -163,10 +178,9 @@ class _Named(Reader):
         paths = described.schema.fields
         self._names = {path.removeprefix(UNDER): path for path in paths}
         fields = {name: paths[path] for name, path in self._names.items()}
-        floats = any("float" in field.dtype for field in fields.values())
-        self._cells = cells and not floats and CELLS not in fields
+        self._cells = cells and CELLS not in fields
         if self._cells:
-            fields[CELLS] = Field((), "bool")
+            fields[CELLS] = Field((), "float32")
         self._description = replace(described, schema=_Plain(fields))
 
     def describe(self) -> Description:
@@ -178,7 +192,7 @@ class _Named(Reader):
         for block in self._reader.blocks(rows_per_block):
             columns = {name: block.columns[path] for name, path in self._names.items()}
             if self._cells:
-                columns[CELLS] = (block.flags & FINAL) == 0
+                columns[CELLS] = np.ones(len(block), np.float32)
             yield Block(columns, block.env_ids, block.positions, block.flags)
 
     def close(self) -> None:

@@ -73,3 +73,28 @@ def test_whole_numbers_come_back_with_as_many_samples(tmp_path, suffix, more):
     assert other.sample_all(["n"])[0][0].flatten().tolist() == list(range(6 + more))
     for each in (memory, other):
         each.home.close()
+
+
+@pytest.mark.parametrize("suffix", ["pt", "npz", "csv"])
+@pytest.mark.parametrize("more", [0, 1])
+def test_samples_come_back_whose_floats_nobody_wrote_yet(tmp_path, suffix, more):
+    def made(path):
+        memory = skrl.Memory(6, 2, "cpu", path=path)
+        memory.create_tensor("n", 1, torch.int64)
+        memory.create_tensor("values", 1)
+        return memory
+
+    memory = made(tmp_path / "ring")
+    memory.add_samples(n=torch.tensor([[0], [1]]), values=torch.ones(2, 1))
+    memory.add_samples(n=torch.tensor([[2], [3]]))
+    if more:
+        memory.add_samples(n=torch.tensor([[4]]))
+    other = made(tmp_path / "other")
+    other.load(str(saved(memory, tmp_path, suffix)))
+    numbers, values = other.sample_all(["n", "values"])[0]
+    assert numbers.flatten().tolist() == list(range(4 + more))
+    assert values[:2].tolist() == [[1.0]] * 2
+    assert values[2:].isnan().all()
+    assert other.env_index == memory.env_index
+    for each in (memory, other):
+        each.home.close()

@@ -115,6 +115,7 @@ def _accept(
 def _known(connection: Connection, key: bytes) -> bool:
     """Whether who connected is of this user and knows the key, and says so in time."""
     end = socket.socket(fileno=connection.fileno())
+    end.setblocking(True)  # whatever the program's default timeout is
     try:
         told = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         if struct.unpack("3i", told)[1] != os.geteuid():

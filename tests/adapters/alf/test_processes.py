@@ -47,6 +47,22 @@ def adds_and_draws(pipe, buffer):
         pipe.send((found, repr(buffer), str(error), int(buffer.total_size)))
 
 
+def adds_one(pipe, buffer):
+    pipe.send(buffer.enqueue(rows([MID] * 2, [1.0] * 2, [0.0] * 2)))
+
+
+def test_a_child_is_served_whatever_timeout_sockets_have_by_default():
+    buffer = RingBuffer(SPEC, 2, 8, allow_multiprocess=True)
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(WAIT_S)
+    try:
+        assert in_child("fork", adds_one, buffer)
+    finally:
+        socket.setdefaulttimeout(before)
+    assert int(buffer.total_size) == 2
+    buffer.close()
+
+
 @pytest.mark.parametrize(
     "start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)]
 )
