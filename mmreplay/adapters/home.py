@@ -74,7 +74,7 @@ class Home:
         self._name: WriterLock | None = None
         if path is None and folder:
             top = Path(os.path.abspath(folder))
-            path, self._name = places.numbered(top, system, fresh=fresh)
+            path, self._name = places.numbered(top, system, resume=resume, fresh=fresh)
         if path is None:
             path = places.temporary(system)
         self.path = Path(os.path.abspath(path))

@@ -25,27 +25,34 @@ from mmreplay.storage.lock import WriterLock, held_by
 NAMES = ".names"
 TEMPORARY = re.compile(r"mmreplay-.+-([0-9]{1,10})-[0-9a-f]{8}")
 
-_numbers: dict[str, count[int]] = {}
+_numbers: dict[str, int] = {}
+"""Of each system, from where the next place is looked for."""
 _swept: set[Path] = set()
 
 
-def numbered(folder: Path, system: str, *, fresh: bool) -> tuple[Path, WriterLock]:
+def numbered(
+    folder: Path, system: str, *, resume: bool, fresh: bool
+) -> tuple[Path, WriterLock]:
     """The next place of a system under a folder that no process uses, and its lock.
 
     Args:
         folder: ``$MMREPLAY_DIR``.
         system: Name of the adapter.
+        resume: A buffer there is gone on with; otherwise it is refused, and the same
+            place is the next one again.
         fresh: Pass over places that hold a buffer.
     """
-    for number in _numbers.setdefault(system, count()):
+    for number in count(_numbers.get(system, 0)):
         name = f"{system}-{number}"
         place = folder / NAMES / name
         lifecycle.make_place(place)
         with suppress(LockedError):
             lock = WriterLock(place)
-            if fresh and (folder / name / FILE_NAME).exists():
+            held = (folder / name / FILE_NAME).exists()
+            if fresh and held:
                 lock.release()
                 continue
+            _numbers[system] = number + (resume or not held)
             return folder / name, lock
     raise AssertionError("numbers never end")
 

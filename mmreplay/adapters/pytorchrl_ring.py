@@ -200,7 +200,7 @@ class RingStorage(RowStorage):
             self._make(columns)
         assert self._ring is not None
         self._keep(len(next(iter(columns.values()))))
-        self._ring.extend(self._known(columns))
+        self._ring.extend(self._known(self._narrowed(columns)))
 
     def _owns(self, rows: tuple[int, int]) -> bool:
         """Whether these are the rows that were forgotten."""
@@ -277,7 +277,7 @@ class RingStorage(RowStorage):
             columns = self._columns(self.read(begin, end)) | self._kept(begin, end)
             if apart:
                 self._ring.cut()
-            self._ring.extend(self._known(columns))
+            self._ring.extend(self._known(self._narrowed(columns)))
         self._ring.cut()
         kept = stop - first
         gone = int(self._ring.span.lengths[0]) - kept

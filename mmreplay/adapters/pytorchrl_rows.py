@@ -120,6 +120,21 @@ class RowStorage(Hooks, Kept):
         known = {path: columns[path] for path in paths if path in columns}
         return known if not self._nested else unflatten(known)
 
+    def _narrowed(self, columns: Columns) -> Columns:
+        """Values of a slice, which are float32, as bytes where the ring keeps those.
+
+        What is no whole number is left as it is, for the ring to refuse.
+        """
+        assert self._ring is not None
+        found = dict(columns)
+        for path, field in self._ring.schema.fields.items():
+            if path in found and found[path].dtype != field.numpy in NARROW:
+                with np.errstate(invalid="ignore"):
+                    cast = found[path].astype(field.numpy)
+                if (cast == found[path]).all():
+                    found[path] = cast
+        return found
+
     def read(self, first: int, stop: int) -> dict[str, Any]:
         """Rows of positions ``[first, stop)``; see `get_data_slice`."""
         found: dict[str, Any] = dict.fromkeys(self.storage_tensors)

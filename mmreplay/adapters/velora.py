@@ -322,7 +322,9 @@ class BufferBase(Kept):
         buffer = cls.__new__(cls)
         with TensorFile(source) as file:
             saved.check_pair(file, told)
-            home = Home("velora", path, fresh=True)
+            # Numbers of its own, or a program started again would not find those of
+            # buffers that it makes beside: each load takes a new one.
+            home = Home("velora-load", path, fresh=True)
             marks = {"oldest": oldest, saved.SIZE: size}
             buffer._make(home, saved.device_of(metadata["device"]), dims, marks)
             saved.fill(buffer._ring, file, buffer._columns, oldest, size)

@@ -41,6 +41,39 @@ def make(tmp_path):
         storage.close()
 
 
+def in_bytes(number):
+    """A step whose observation is an image, and whose end is a bool."""
+    step = transition(number)
+    for key in ("Observation", "NextObservation", "Done"):
+        step[key] = step[key].to(torch.uint8)
+    return step | {"NextDone": step["NextDone"] != 0}
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_bytes_and_bools_are_put_in_again_as_they_were(make, recurrent):
+    storage = make(size=30, with_=remembering() if recurrent else None)
+    for number in range(7):
+        storage.insert_transition(in_bytes(number))
+    again = [3, 4] if recurrent else []
+    expected = [*range(5), *again, 5, 6]
+    assert numbers(storage.data) == expected
+    taken = storage.get_data_slice(0, 3)
+    assert taken["Observation"].dtype == taken["NextDone"].dtype == np.float32
+    storage.insert_data_slice(taken)
+    assert numbers(storage.data) == [*expected, 0, 1, 2]
+    fields = storage._ring.schema.fields
+    assert (fields["Observation"].dtype, fields["NextDone"].dtype) == ("uint8", "bool")
+    with pytest.raises(SchemaError, match=r"got float32.*expected uint8"):
+        storage.insert_data_slice(taken | {"Observation": taken["Observation"] + 0.5})
+    storage.close()
+    # Rows of before are copied on where those since are taken out.
+    storage = make(size=30, with_=remembering() if recurrent else None, resume=True)
+    storage.insert_transition(in_bytes(7))
+    storage.reset()
+    storage.insert_transition(in_bytes(8))
+    assert numbers(storage.data) == [*expected, 0, 1, 2, 8]
+
+
 @pytest.mark.parametrize("kind", [ReplayBuffer, PERBuffer])
 def test_a_copy_has_the_rows_and_a_ring_of_its_own(make, tmp_path, kind):
     options = {"alpha": 1.0} if kind is PERBuffer else {}

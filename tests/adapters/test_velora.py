@@ -270,8 +270,13 @@ def test_a_load_without_a_path_passes_over_what_is_there(buffer, tmp_path, monke
     for run in range(2):
         monkeypatch.setattr(places, "_numbers", {})  # as a script that is run again
         loaded = ReplayBuffer.load(tmp_path / "buffer_state", buffer.metadata())
-        assert loaded.home.path == tmp_path / f"velora-{run}"
-        loaded.close()
+        assert loaded.home.path == tmp_path / f"velora-load-{run}"
+        # And what the script makes beside it is found again.
+        beside = ReplayBuffer(4, 2, 1, 3, resume=True)
+        assert (beside.home.path, beside.size) == (tmp_path / "velora-0", run)
+        beside.add_multi(*steps(range(1)))
+        for each in (loaded, beside):
+            each.close()
     with pytest.raises(FormatError, match=r"a new path; choose another path$"):
         ReplayBuffer.load(
             tmp_path / "buffer_state", buffer.metadata(), path=loaded.home.path
