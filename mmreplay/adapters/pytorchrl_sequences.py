@@ -114,14 +114,18 @@ class Grid:
         begin = np.array(self.origins)
         part = np.searchsorted(begin, starts, side="right") - 1
         fresh = self.length - self.overlap
-        number = (starts - begin[part]) // self.length * fresh
+        number = ((starts - begin[part]) // self.length * fresh)[:, None, None]
         steps = np.arange(self.length)[:, None] + np.arange(self.n_step)
-        steps = number[:, None, None] + steps
+        steps = number + steps
         last = self._steps(begin, stop)[part, None, None] - 1
         there = steps <= last
         steps = np.minimum(steps, last)
         sequence = np.maximum(steps - self.overlap, 0) // fresh
-        found: Ids = begin[part, None, None] + sequence * self.overlap + steps
+        behind = begin[part, None, None] + sequence * self.overlap + steps
+        # Its own rows, and not those of the one before that they are again: the oldest
+        # sequence's are overwritten.
+        own = starts[:, None, None] + steps - number
+        found: Ids = np.where(steps - number < self.length, own, behind)
         return found, there
 
 

@@ -160,8 +160,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
                 user={"adapter": "sb3"},
             )  # fmt: skip
             self.sampler = self._ring.sampler
-            self._ring.cut()  # as where another face wrote on meanwhile
-            self._heads = self._ring.heads.tolist()
+            self._heads = [-1] * self.n_envs  # its first step follows nobody's
         return self._ring
 
     def __repr__(self) -> str:

@@ -50,6 +50,26 @@ def test_sequences_of_five_overlap_by_two_rows_stored_twice(make):
     assert len(numbers(storage.get_all_buffer_data())) == 15
 
 
+def test_the_oldest_sequence_is_drawn_though_the_one_before_is_gone(tmp_path):
+    build = NStepReplayBuffer.create_factory(10, 3, path=tmp_path / "ring")
+    storage = build("cpu", remembering(), ALGORITHM, None)
+    # As many rows more as make the oldest one alive begin a sequence.
+    for number in range(24):
+        storage.insert_transition(step(number))
+        first, stop = storage._alive()
+        oldest = numbers(storage.data)[0]
+        if not first or storage._grid.starts(first, stop)[0] != first:
+            continue
+        drawn = set()
+        for batch in storage.generate_batches(30, 9):
+            seen = batch["Observation"][:, 0]
+            assert torch.equal(batch["NextObservation"][:, 0], seen + 3)
+            drawn |= set(seen.tolist())
+        assert oldest in drawn
+    assert first >= 10
+    storage.close()
+
+
 def test_without_overlap_no_row_is_stored_twice(make):
     storage = make(overlap=0.0)
     for number in range(11):

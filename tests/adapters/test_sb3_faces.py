@@ -72,6 +72,22 @@ def test_one_face_goes_on_with_its_episode_where_none_came_between(tmp_path):
     buffer.close()
 
 
+def test_a_copy_that_only_draws_cuts_nothing_and_one_that_adds_does(tmp_path):
+    buffer = adapter.ReplayBuffer(50, LINE, LINE, "cpu", path=tmp_path / "ring")
+    give(buffer, 0)
+    copy = pickle.loads(pickle.dumps(buffer))
+    assert copy.sample(4).observations.tolist() == [[0.0]] * 4
+    give(buffer, 1)
+    flags = buffer.ring.flags(0, np.arange(2))
+    assert np.flatnonzero(flags & START).tolist() == [0]
+    other = pickle.loads(pickle.dumps(buffer))
+    assert other.size() == 2
+    give(other, 2)
+    flags = buffer.ring.flags(0, np.arange(3))
+    assert np.flatnonzero(flags & START).tolist() == [0, 2]
+    buffer.close()
+
+
 def test_a_step_that_is_refused_cuts_nothing(tmp_path):
     buffer = adapter.ReplayBuffer(
         50, LINE, LINE, "cpu", path=tmp_path / "ring", n_steps=2
