@@ -31,7 +31,6 @@ from mmreplay.adapters.alf.sharing import hung_up, serves
 from mmreplay.adapters.home import Home
 from mmreplay.batch import Batch
 from mmreplay.errors import FormatError
-from mmreplay.nesting import unflatten
 from mmreplay.schema import Field, Schema
 
 Ids = NDArray[np.int64]
@@ -173,7 +172,7 @@ class Core:
                 whole = columns | self._log.columns(ids, positions, columns)
                 given = None if env_ids is None else ids
                 self._log.cut(self.buffer, ids, whole)
-                self.buffer.add(unflatten(whole), env_ids=given)
+                self.buffer.add(whole, env_ids=given)
                 self._log.added(self.buffer, ids, positions, whole)
             self._turn.notify_all()
         return True
@@ -181,7 +180,7 @@ class Core:
     def extend(self, columns: Columns) -> None:
         """Add many rows of the only environment, ``[T, *shape]``; no episodes."""
         with self._turn, refusing():
-            self.buffer.extend(unflatten(columns))
+            self.buffer.extend(columns)
 
     def _has_space(self, ids: Ids) -> bool:
         return bool((self.buffer.span.lengths[ids] < self._plan.capacity).all())
