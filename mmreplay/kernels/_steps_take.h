@@ -1,16 +1,44 @@
 /* Steps placed and their records copied out; steps.py says what `take` does.
+
  *
- * Records are not fetched ahead: what copies one waits for several at a time anyway,
- * and asking for their lines before made 256 of them take a sixth longer. */
+ * Records are asked for ahead, into the second cache, which saves a sixth of the time.
+ * Asked for into the first they come no sooner: it waits for few lines at a time, and
+ * copying one record after the other keeps it at that by itself. */
 
 /* Steps placed before the first of their records is copied. */
 enum { PLACED = 256 };
+/* Records between the one asked for and the one copied, and how much is asked for of
+ * one: processors by themselves go on reading what is longer. */
+enum { AHEAD = 48, ASKED_NBYTES = 512, LINE = 64 };
 
 typedef struct {
     const char *records;
     char *out;
     size_t stride;
 } Taking;
+
+static inline void
+ask_for(const char *record, size_t stride)
+{
+    size_t nbytes = stride < ASKED_NBYTES ? stride : ASKED_NBYTES;
+    for (size_t at = 0; at < nbytes; at += LINE)
+        __builtin_prefetch(record + at, 0, 2);
+    __builtin_prefetch(record + nbytes - 1, 0, 2);
+}
+
+static void
+copy_all(const Taking *taking, const int64_t *rows, Py_ssize_t count, char *to)
+{
+    /* A copy: what is written may be anywhere, the original included. */
+    const Taking t = *taking;
+    for (Py_ssize_t i = 0; i < count && i < AHEAD; i++)
+        ask_for(t.records + (size_t)rows[i] * t.stride, t.stride);
+    for (Py_ssize_t i = 0; i < count; i++, to += t.stride) {
+        if (i + AHEAD < count)
+            ask_for(t.records + (size_t)rows[i + AHEAD] * t.stride, t.stride);
+        memcpy(to, t.records + (size_t)rows[i] * t.stride, t.stride);
+    }
+}
 
 static int
 take_some(const Placing *p, const Ring *ring, const Taking *t, Py_ssize_t first,
@@ -27,9 +55,7 @@ take_some(const Placing *p, const Ring *ring, const Taking *t, Py_ssize_t first,
         return -1;
     part.ends += first;
     flags_of_all(&part);
-    char *to = t->out + (size_t)(width * first) * t->stride;
-    for (Py_ssize_t i = 0; i < width * some; i++, to += t->stride)
-        memcpy(to, t->records + (size_t)rows[i] * t->stride, t->stride);
+    copy_all(t, rows, width * some, t->out + (size_t)(width * first) * t->stride);
     return 0;
 }
 

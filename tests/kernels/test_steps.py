@@ -105,6 +105,22 @@ def test_steps_are_placed_with_those_after(kernel, bare, ring, seed):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
+@given(
+    slots=st.one_of(st.integers(1, 600), st.sampled_from([1 << n for n in range(13)])),
+    lap=st.one_of(st.integers(0, 1 << 53), st.integers((1 << 63) - 600, 1 << 63)),
+    step=st.integers(-1, 1),
+)
+def test_a_slot_is_what_is_left_of_a_position_however_high(kernel, slots, lap, step):
+    # First, last and second of a lap, the highest laps that there are included.
+    position = min(max(0, lap // slots * slots + step), (1 << 63) - 2)
+    flags, zero = np.zeros(slots, np.uint8), np.zeros(1, np.int64)
+    rows, ends = np.empty((1, 2), np.int64), np.empty((2, 1), bool)
+    places = (np.zeros(1, np.int64), np.array([position]), zero)
+    kernel.place(flags, *places, slots, 1, False, BITS, False, rows, ends)
+    assert rows.tolist() == [[position % slots, (position + 1) % slots]]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("wide", [1, 2])
 @given(ring=rings(), seed=st.integers(0, 1 << 32), count=st.integers(0, 600))
 def test_steps_are_taken_as_they_are_placed(kernel, wide, ring, seed, count):
