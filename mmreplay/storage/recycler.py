@@ -43,7 +43,19 @@ UNSHARED = min(2, _next([object()], 0)[1])
 
 Make = Callable[[tuple[int, ...], np.dtype[np.generic]], NDArray[Any]]
 """Makes an array of a shape and dtype whose content means nothing."""
-_serving = threading.local()
+
+
+class _Serving(threading.local):
+    """Whom this thread is given arrays by, whichever recycler it asks.
+
+    A default of the class: to miss an attribute of a thread's own costs as much as all
+    else that `Recycler.empty` does.
+    """
+
+    recycler: Recycler | None = None
+
+
+_serving = _Serving()
 
 
 class Recycler:
@@ -82,7 +94,7 @@ class Recycler:
             shape: Its shape.
             dtype: Its dtype.
         """
-        other: Recycler | None = getattr(_serving, "recycler", None)
+        other = _serving.recycler
         if other is not None and other is not self:
             return other.empty(shape, dtype)
         pool = self._pools.get((shape, dtype))
