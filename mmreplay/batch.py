@@ -17,8 +17,6 @@ Array = Any
 
 DRAWN = frozenset(("env_ids", "positions", "probabilities", "weights"))
 """Columns of every draw."""
-REST = ("mask", "window_positions", "offsets", "buffer_ids")
-"""Those of some."""
 
 
 @dataclass(slots=True, repr=False)  # frozen, each costs a microsecond more
@@ -147,10 +145,12 @@ class Batch:
             "env_ids": self.env_ids, "positions": self.positions,
             "probabilities": self.probabilities, "weights": self.weights,
         }  # fmt: skip
-        batch.mask = batch.window_positions = batch.offsets = batch.buffer_ids = None
-        for name in REST:
-            if (column := getattr(self, name)) is not None:
-                setattr(batch, name, from_numpy(column))
+        batch.mask = None if (m := self.mask) is None else from_numpy(m)
+        batch.window_positions = (
+            None if (w := self.window_positions) is None else from_numpy(w)
+        )
+        batch.offsets = None if (o := self.offsets) is None else from_numpy(o)
+        batch.buffer_ids = None if (b := self.buffer_ids) is None else from_numpy(b)
         return batch if device is None else batch.to(device)
 
     def to(self, device: str | Device, non_blocking: bool = False) -> Batch:

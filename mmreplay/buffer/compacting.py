@@ -149,7 +149,7 @@ def _fill(
     finally:
         store.close()
         store.unmap()
-    reading.refresh()
+    reading.view.refresh()
     given_up = reading.span.first > firsts
     if (given_up & (firsts < span.stop)).any():
         raise StaleError(

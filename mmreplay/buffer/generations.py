@@ -143,7 +143,7 @@ class Generations:
                 f"{self._name} is closed, expected it open; use ReplayBuffer.open"
             )
         reading = self._reading
-        reading.refresh()
+        reading.view.refresh()
         if self._parts.ledger.moved:
             self._follow()
             reading = self._reading

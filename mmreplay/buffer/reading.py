@@ -60,10 +60,6 @@ class Reading:
         self.drawing = Drawing(self.view, self._schema, fold)
         self.ahead = ReadAhead(parts.store, self.view, self.view.next_paths, fold)
 
-    def refresh(self) -> None:
-        """Look at what the writer published since."""
-        self.view.refresh()
-
     @property
     def files(self) -> list[File]:
         """Open files that hold the rows."""

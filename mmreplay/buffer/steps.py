@@ -167,8 +167,9 @@ class StepReader:
         heads: Ids,
         index: EpisodeIndex,
     ) -> Fields:
-        for path, ended in zip(self._served, ends, strict=True):
-            found[path] = ended
+        # By number: to iterate over an array takes thrice as long.
+        for kind, path in enumerate(self._served):
+            found[path] = ends[kind]
         if self._served and index.num_cuts:
             self._cut(found, env_ids, positions, heads)
         return found

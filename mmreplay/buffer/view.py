@@ -54,6 +54,7 @@ class LiveView:
         lock: One for all generations of an open buffer, which samplers go through
             with it.
         replaced: Whether another generation is in force.
+        num_illegal: Rows within `starts`, as last looked at, that are no legal start.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class LiveView:
         self.next_paths = self._steps.next_paths
         self._index = self._make_index()
         self._indexed: Span | None = None
+        self.num_illegal = 0
         self._span = self._make_span(ledger.heads, ledger.tails)
 
     @property
@@ -122,7 +124,7 @@ class LiveView:
                 # Ctrl-C in the middle: rows half taken in would be counted twice.
                 self._index = self._make_index()
                 raise
-            self._indexed = span
+            self._indexed, self.num_illegal = span, self._index.num_illegal
         return span
 
     @property
@@ -135,11 +137,6 @@ class LiveView:
         with self.lock:
             self._look()
             return self._index.starts
-
-    @property
-    def num_illegal(self) -> int:
-        """Rows within `starts`, as last looked at, that are no legal start."""
-        return self._index.num_illegal
 
     def legal(self, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
         """Tell legal starts; see `samplers.base.View`."""
@@ -183,7 +180,10 @@ class LiveView:
         Raises:
             ReplacedError: It cut them before, and may have written others there.
         """
-        if self._ledger.cut:
+        ledger = self._ledger
+        with self.lock:
+            ledger.refresh()
+        if ledger.cut:
             raise ReplacedError(CUT_ROWS)
 
     def check(self, env_ids: Ids, positions: Ids) -> None:
@@ -236,7 +236,6 @@ class LiveView:
         Raises:
             ReplacedError: See `check_uncut`.
         """
-        self.refresh()
         self.check_uncut()
         limits, tails = self._ledger.limits, self._ledger.tails
         if limits is moment[0] and (self._window is None or tails is moment[1]):
@@ -268,7 +267,6 @@ class LiveView:
 
     def intact(self, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
         """Whether rows read until now were whole; see `transforms.base.Rows`."""
-        self.refresh()
         self.check_uncut()
         whole: NDArray[np.bool_] = (
             positions >= self._ledger.limits[env_ids] - self._ring.slots

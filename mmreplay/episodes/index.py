@@ -59,6 +59,7 @@ class EpisodeIndex:
     Costs O(new rows) an update and some 32 bytes an episode. Not thread-safe.
 
     Attributes:
+        num_illegal: Rows within `starts` that are no legal start.
         num_cuts: Rows with CUT seen so far.
         bare: Some episode may have terminated without a final row.
     """
@@ -100,7 +101,7 @@ class EpisodeIndex:
         self._illegal = Queues(num_envs)
         self._num_begun = np.zeros(num_envs, np.int64)
         self._num_finals = 0
-        self._num_illegal = 0
+        self.num_illegal = 0
         self._legal_span: Span | None = None
         self.num_cuts = 0
         self.bare = False
@@ -137,7 +138,7 @@ class EpisodeIndex:
             first = int(span.first[env_id])
             self._starts.drop_below(env_id, first)
             self._num_finals -= self._finals.drop_below(env_id, first)
-            self._num_illegal -= self._illegal.drop_below(env_id, first)
+            self.num_illegal -= self._illegal.drop_below(env_id, first)
             self._know_oldest(env_id)
         self._first = span.first
         if self._before:
@@ -184,7 +185,7 @@ class EpisodeIndex:
         closed = starts - ((closing & FINAL) != 0)
         self._num_begun[env_id] += self._starts.append(env_id, starts, closed)
         self._num_finals += self._finals.append(env_id, finals)
-        self._num_illegal += self._illegal.append(env_id, illegal)
+        self.num_illegal += self._illegal.append(env_id, illegal)
         self.num_cuts += int(np.count_nonzero(cuts))
         alone = flags[-1:] if not self._final_follows else flags[:0]
         self.bare |= bool((closing & TERMINATED).any() or (alone & TERMINATED).any())
@@ -204,7 +205,7 @@ class EpisodeIndex:
         firsts = self.starts.first
         for env_id in np.flatnonzero(self._illegal.oldest_of_each() < firsts).tolist():
             dropped = self._illegal.drop_below(env_id, int(firsts[env_id]))
-            self._num_illegal -= dropped
+            self.num_illegal -= dropped
 
     @property
     def starts(self) -> Span:
@@ -235,11 +236,6 @@ class EpisodeIndex:
         return FINAL if self._final_follows else FINAL | TERMINATED
 
     @property
-    def num_illegal(self) -> int:
-        """Rows within `starts` that are no legal start."""
-        return self._num_illegal
-
-    @property
     def num_finals(self) -> int:
         """Final rows alive."""
         return self._num_finals
@@ -258,7 +254,7 @@ class EpisodeIndex:
             env_ids: int64 ``[B]``.
             positions: int64 ``[B]``, within `starts`.
         """
-        if self._num_illegal == 0:
+        if self.num_illegal == 0:
             return np.ones(len(positions), bool)
         return ~self._illegal.holds(env_ids, positions)
 
@@ -278,7 +274,7 @@ class EpisodeIndex:
         env_ids = np.searchsorted(stops, ranks, side="right")
         within = ranks - np.concatenate([[0], stops])[env_ids]
         positions = starts.first[env_ids] + within
-        if self._num_illegal:
+        if self.num_illegal:
             # The i-th illegal one has so many legal ones before it as its position
             # less i, which never falls along the queue.
             places = self._illegal.bisect(env_ids, positions, slope=1)
@@ -302,7 +298,7 @@ class EpisodeIndex:
         ranks: Ids = np.concatenate([[0], stops])[env_ids]
         inside = np.clip(positions, starts.first[env_ids], starts.stop[env_ids])
         ranks += inside - starts.first[env_ids]
-        if self._num_illegal:
+        if self.num_illegal:
             places = self._illegal.find(env_ids, inside)
             ranks -= self._illegal.number(env_ids, places)
         return ranks

@@ -56,7 +56,10 @@ class UniformSampler:
         Raises:
             EmptyError: There is no legal start.
         """
-        starts = self._starts_of(view)
+        span = view.starts
+        if span is not self._starts.span:
+            self._starts = _Starts(span)
+        starts = self._starts
         num_legal = starts.total - view.num_illegal
         if num_legal < 1:
             raise nothing_to_draw(view, batch_size)
@@ -66,7 +69,9 @@ class UniformSampler:
             )
             env_ids, positions = view.start_at(ranks)
         elif num_legal == starts.total:
-            env_ids, positions = self._pick(batch_size)
+            env_ids, positions = self._random.pick(
+                self._step, starts.ends, span.stop, batch_size
+            )
         elif num_legal < MIN_LEGAL * starts.total:
             ranks = _below(num_legal, self._random.shares(self._step, batch_size))
             env_ids, positions = view.start_at(ranks)
@@ -87,30 +92,21 @@ class UniformSampler:
             self._alike = (batch_size, num_legal, (probabilities, weights))
         return self._alike[2]
 
-    def _starts_of(self, view: View) -> _Starts:
-        span = view.starts
-        if span is not self._starts.span:
-            self._starts = _Starts(span)
-        return self._starts
-
-    def _pick(self, count: int) -> tuple[Ids, Ids]:
-        """Draw rows uniformly, legal or not."""
-        starts = self._starts
-        return self._random.pick(self._step, starts.ends, starts.span.stop, count)
-
     def _pick_legal(self, view: View, num_legal: int, count: int) -> tuple[Ids, Ids]:
         """Draw rows until so many of them are legal, in one go nearly always."""
         starts = self._starts
         illegal = count * (starts.total / num_legal - 1.0)
         spare = int(illegal + SPARE_SIGMAS * illegal**0.5) + 1
+        ends, stops = starts.ends, starts.span.stop
         law: Judge | None = getattr(view, "law", None)
         if law is not None:
-            ends, stops = starts.ends, starts.span.stop
             env_ids, positions = self._random.pick_legal(
                 self._step, ends, stops, law, count + spare, count
             )
         else:
-            env_ids, positions = self._pick(count + spare)
+            env_ids, positions = self._random.pick(
+                self._step, ends, stops, count + spare
+            )
             good = view.legal(env_ids, positions).nonzero()[0][:count]
             env_ids, positions = env_ids.take(good), positions.take(good)
         missing = count - len(positions)

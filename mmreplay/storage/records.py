@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,9 +67,7 @@ class Records:
         if not self._rows.pages.warm():
             self._prefetch(env_ids, positions, wide)
         count = len(positions)
-        out = cast(
-            "NDArray[np.void]", self._recycler.empty((count,), self._dtypes[wide])
-        )
+        out: NDArray[Any] = self._recycler.empty((count,), self._dtypes[wide])
         ends = np.empty((len(bits), count), BOOL)
         _steps.take(
             self._rows.array, self._stride, flags, env_ids, positions, heads,
