@@ -6,16 +6,15 @@ by block; `array_file` writes them.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
-import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay import kernels
 from mmreplay.convert.ahead import beside
 from mmreplay.convert.base import (
     BLOCK_NBYTES,
@@ -36,23 +35,22 @@ from mmreplay.errors import CorruptError, FormatError
 from mmreplay.files import File
 from mmreplay.schema.dtypes import describe, storage_dtype
 
-COPY_NBYTES = 64 << 10
-
-Sum = Callable[[memoryview, int], int]
-
-
-def crc32(data: memoryview, before: int = 0) -> int:
-    """The checksum of zip files, going on from one of earlier bytes."""
-    return zlib.crc32(data, before)
+if TYPE_CHECKING:
+    from mmreplay.kernels.sums import SumsKernel
 
 
-def crc32c(data: memoryview, before: int = 0) -> int:
-    """The checksum of safetensors files of ours, likewise."""
-    # The library takes bytes only. Larger copies come fresh from the system each time,
-    # and cost eight times what the checksum does.
-    for first in range(0, len(data), COPY_NBYTES):
-        before = google_crc32c.extend(before, bytes(data[first : first + COPY_NBYTES]))
-    return before
+class Sum(Protocol):
+    """Sums bytes, going on from the checksum of those before them."""
+
+    def __call__(self, data: memoryview, before: int = 0, /) -> int:
+        """The checksum."""
+
+
+_kernel: SumsKernel = cast("SumsKernel", kernels.load("sums"))
+crc32: Sum = _kernel.crc32
+"""The checksum of zip files, going on from one of earlier bytes."""
+crc32c: Sum = _kernel.crc32c
+"""The checksum of safetensors files of ours, likewise."""
 
 
 class Stream(Protocol):
