@@ -307,6 +307,7 @@ unplace(PyObject *module, PyObject *const *args, Py_ssize_t given)
 
 #include "_steps_store.h"
 #include "_steps_take.h"
+#include "_steps_split.h"
 
 /* ---- module ------------------------------------------------------------------ */
 
@@ -318,6 +319,7 @@ static PyMethodDef methods[] = {
     {"place", (PyCFunction)(void (*)(void))place, METH_FASTCALL, NULL},
     {"store", (PyCFunction)(void (*)(void))store, METH_FASTCALL, NULL},
     {"take", (PyCFunction)(void (*)(void))take, METH_FASTCALL, NULL},
+    {"split", (PyCFunction)(void (*)(void))split, METH_FASTCALL, NULL},
     {"unplace", (PyCFunction)(void (*)(void))unplace, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -254,6 +254,39 @@ def take(
     out.reshape(-1).view(np.uint8)[:] = found.reshape(-1)
 
 
+def split(
+    records: NDArray[np.generic], stride: int, first: int, count: int, parts: Ids,
+    out: Bytes, /,
+) -> None:  # fmt: skip
+    """Copy fields of records that lie one after another, each into a column.
+
+    Args:
+        records: Of every row of the ring, of any dtype.
+        stride: Bytes of a record.
+        first: Row of the first one.
+        count: How many.
+        parts: int64 ``[K, 3]``: of each field the offset in a record, its bytes, and
+            where in out its column begins.
+        out: Room for all columns; the bytes between them stay.
+
+    Raises:
+        ValueError: There are no such rows or fields, or a column ends outside.
+    """
+    whole = records.nbytes // stride if stride > 0 else 0
+    fits = 0 <= first <= first + count <= whole and count >= 0 and parts.size % 3 == 0
+    fields = parts.reshape(-1, 3).tolist() if fits else []
+    for offset, nbytes, place in fields:
+        fits &= offset >= 0 and 1 <= nbytes <= stride - offset
+        fits &= 0 <= place <= out.nbytes - count * nbytes
+    if not fits:
+        raise ValueError("split: expected records of the ring, and room for all")
+    raw = records.reshape(-1).view(np.uint8)[first * stride : (first + count) * stride]
+    table = raw.reshape(count, stride)
+    for offset, nbytes, place in fields:
+        column = out[place : place + count * nbytes].reshape(count, nbytes)
+        column[...] = table[:, offset : offset + nbytes]
+
+
 def unplace(
     rows: Ids, stops: Ids, slots: int, num_envs: int, time_major: bool,
     env_ids: Ids, positions: Ids, /,

@@ -32,7 +32,7 @@ from mmreplay.storage.pages import Pages
 from mmreplay.storage.placement import FLAGS, RECORDS, SUMS, Placement, place
 from mmreplay.storage.policy import ReadPolicy
 from mmreplay.storage.readers import Gone, MappedRows, ReadRows, RowReader
-from mmreplay.storage.records import records_of
+from mmreplay.storage.records import gathered, records_of
 from mmreplay.storage.recycler import Recycler
 
 SUM_DTYPE = np.dtype([("crc", "<u4"), ("lap", "<u4")])
@@ -71,7 +71,7 @@ class MemmapStore:
         self._packer = packing.packer(schema, placement, ring.num_envs)
         self._record = self._packer.record
         file = self._records_file
-        self._inlet = None if file is None else Inlet(file)
+        self.inlet = None if file is None else Inlet(file)
         self._advise = policy.advise
         self.maps = policy.maps(self._flags_file.path.parent)
         self._open_rows()
@@ -165,8 +165,8 @@ class MemmapStore:
                 data = np.ascontiguousarray(column[first:stop])
                 file.pwrite(data.reshape(-1).view(np.uint8).data, row * nbytes)
                 self._edges[path].written(row, stop - first)
-        if self._inlet is not None:
-            self._write_records(self._inlet, runs, columns)
+        if self.inlet is not None:
+            self._write_records(self.inlet, runs, columns)
         for row, first, stop in runs:
             self._flags_file.pwrite(flags[first:stop].data, row)
 
@@ -264,7 +264,6 @@ class MemmapStore:
         self, rows: NDArray[np.int64], paths: Sequence[str]
     ) -> dict[str, NDArray[np.generic]]:
         """Copy rows out; see `Store.gather`."""
-        record = self._placement.record
         packed = None
         found: dict[str, NDArray[np.generic]] = {}
         for path in paths:
@@ -274,9 +273,8 @@ class MemmapStore:
                 found[path] = large.take(rows, out)
             elif path not in self._placement.served:
                 if packed is None:
-                    assert record is not None
-                    raw = self._recycler.empty(rows.shape, self._records.dtype)
-                    packed = self._records.take(rows, raw).view(record)
+                    given = (self._records, self._placement, self._recycler)
+                    packed = gathered(*given, rows, paths)
                 found[path] = packed[path]
         return found
 

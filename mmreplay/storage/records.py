@@ -1,8 +1,9 @@
-"""Steps of mapped records, copied out in one go with what their flags say of them."""
+"""Records copied out: steps with what their flags say of them, or rows, as columns."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,10 @@ _steps = kernels.load("steps")
 
 BOOL = np.dtype(np.bool_)
 """Given as what it is, it need not be looked up."""
+
+SPLIT_ROWS = 1024
+"""Fewer are copied whole; their fields are looked at where they are."""
+LINE = 64
 
 Ids = NDArray[np.int64]
 Ends = NDArray[np.bool_]
@@ -104,3 +109,57 @@ def records_of(ring: Ring, rows: RowReader, placement: Placement) -> Records | N
     if placement.record is None or not isinstance(rows, MappedRows):
         return None
     return Records(ring, rows, placement.record)
+
+
+def gathered(
+    reader: RowReader,
+    placement: Placement,
+    recycler: Recycler,
+    rows: Ids,
+    paths: Sequence[str],
+) -> Mapping[str, NDArray[np.generic]] | NDArray[np.void]:
+    """Copy records out; their fields by path.
+
+    Of many that lie one after another, and are mapped, each field is an array of its
+    own: whoever writes them elsewhere would copy them again.
+    """
+    count, record = len(rows), placement.record
+    assert record is not None
+    if (
+        count >= SPLIT_ROWS
+        and isinstance(reader, MappedRows)
+        and rows.ndim == 1
+        and rows[-1] - rows[0] == count - 1
+        and (rows[1:] > rows[:-1]).all()
+    ):
+        return _columns(reader, record, recycler, int(rows[0]), count, paths)
+    raw = recycler.empty(rows.shape, reader.dtype)
+    return cast("NDArray[np.void]", reader.take(rows, raw).view(record))
+
+
+def _columns(
+    reader: MappedRows,
+    record: np.dtype[np.void],
+    recycler: Recycler,
+    first: int,
+    count: int,
+    paths: Sequence[str],
+) -> dict[str, NDArray[np.generic]]:
+    assert record.fields is not None
+    parts, kinds, end = [], {}, 0
+    for path in paths:
+        if path in record.fields:
+            dtype, offset = record.fields[path][:2]
+            kinds[path] = dtype, end
+            parts.append((offset, dtype.itemsize, end))
+            end += -(-count * dtype.itemsize // LINE) * LINE
+    raw = recycler.empty((end,), np.dtype(np.uint8))
+    _steps.split(
+        reader.array, record.itemsize, first, count, np.array(parts, np.int64), raw
+    )
+    return {
+        path: raw[place : place + count * dtype.itemsize]
+        .view(dtype.base)
+        .reshape(count, *dtype.shape)
+        for path, (dtype, place) in kinds.items()
+    }

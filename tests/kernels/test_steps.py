@@ -273,7 +273,36 @@ def refusals_of_columns():
     yield "store", (column, one, one, number, *spans, *ring, two)
 
 
-REFUSALS = [*refusals(), *refusals_of_columns()]
+def refusals_of_parts():
+    records, out = np.zeros((8, 10), np.uint8), np.zeros(40, np.uint8)
+    whole = np.array([[2, 8, 0]], np.int64)
+    for stride, first, count in ((0, 0, 1), (10, -1, 1), (10, 5, 4), (10, 0, -1)):
+        yield "split", (records, stride, first, count, whole, out)
+    yield "split", (records, 10, 0, 6, whole, out)
+    for part in ([-1, 2, 0], [2, 9, 0], [2, 0, 0], [2, 8, -1], [2, 8, 33], [2, 8]):
+        yield "split", (records, 10, 0, 1, np.array(part, np.int64), out)
+
+
+REFUSALS = [*refusals(), *refusals_of_columns(), *refusals_of_parts()]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("count", [0, 1, 300, 5000])
+def test_records_are_split_into_columns(kernel, count):
+    rng, first = random(count), 7
+    widths = [1, 2, 3, 4, 8, 16, 20, 32, 64, 68]
+    offsets = np.cumsum([1, *widths])
+    stride = int(offsets[-1]) + 5
+    table = rng.integers(0, 256, (first + count + 2, stride), np.uint8)
+    places = np.cumsum([3, *(count * width + 5 for width in widths)])
+    parts = np.stack([offsets[:-1], widths, places[:-1]], axis=1)
+    out = np.full(int(places[-1]), 0xEE, np.uint8)
+    kernel.split(table, stride, first, count, np.ascontiguousarray(parts), out)
+    expected = np.full_like(out, 0xEE)
+    for offset, width, place in parts.tolist():
+        column = table[first : first + count, offset : offset + width]
+        expected[place : place + count * width] = column.reshape(-1)
+    assert np.array_equal(out, expected)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -286,13 +315,23 @@ def test_what_does_not_fit_is_refused(kernel, name, arguments):
 @pytest.mark.skipif(C is twin, reason="the kernels in C are not built")
 @pytest.mark.parametrize(
     "name",
-    ["shares", "pick", "pick_legal", "legal", "place", "store", "take", "unplace"],
+    [
+        "shares",
+        "pick",
+        "pick_legal",
+        "legal",
+        "place",
+        "store",
+        "take",
+        "split",
+        "unplace",
+    ],
 )
 def test_c_counts_its_arguments_and_wants_arrays(name):
     with pytest.raises(TypeError, match=rf"{name}: got 1 arguments, expected \d+"):
         getattr(C, name)(1)
     counts = {"shares": 3, "pick": 6, "legal": 8, "place": 11, "unplace": 7}
-    counts |= {"take": 13, "store": 10}
+    counts |= {"take": 13, "store": 10, "split": 6}
     count = counts.get(name, 12)
     with pytest.raises(TypeError):
         getattr(C, name)(*["x"] * count)

@@ -213,3 +213,34 @@ def test_records_are_written_in_one_call(tmp_path, rng, monkeypatch):
         assert np.array_equal(store.gather(rows, ["small"])["small"], values)
     assert calls == [1, 1, 1, 1]
     store.close()
+
+
+def test_many_rows_in_order_come_as_columns_of_their_own(tmp_path, rng):
+    schema = mr.Schema(
+        {
+            "observation": mr.Field((17,), "float32"),
+            "action": mr.Field((), "int64"),
+            "seen": mr.Field((3,), "bool"),
+            "terminated": mr.Field((), "bool"),
+        }
+    )
+    store = MemmapStore.create(tmp_path, Ring.sized(6000, 1), schema)
+    columns = {
+        "observation": rng.standard_normal((5000, 17), np.float32),
+        "action": rng.integers(-9, 9, 5000),
+        "seen": rng.random((5000, 3)) < 0.5,
+    }
+    store.write([(40, 0, 5000)], columns, np.zeros(5000, np.uint8))
+    paths = tuple(columns)
+    for first, count in ((0, 5000), (11, 1024), (3, 1023)):
+        rows = np.arange(40 + first, 40 + first + count)
+        found = store.gather(rows, paths)
+        assert all(a.flags.c_contiguous for a in found.values()) == (count >= 1024)
+        mixed = store.gather(rows[::-1], paths)
+        for path, array in found.items():
+            expected = columns[path][first : first + count]
+            assert array.dtype == expected.dtype
+            assert np.array_equal(array, expected)
+            assert np.array_equal(mixed[path], expected[::-1])
+    assert set(store.gather(np.arange(40, 2040), ("action",))) == {"action"}
+    store.close()
