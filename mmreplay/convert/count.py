@@ -31,6 +31,20 @@ def check_env_ids(env_ids: Ids, num_envs: int) -> None:
         )
 
 
+def firsts(env_ids: Ids) -> tuple[Ids, Ids]:
+    """Environments of rows, ascending, each once, and the first row of each."""
+    if len(env_ids) and alone(env_ids):
+        return env_ids[:1], np.zeros(1, np.int64)
+    ids, places = np.unique(env_ids, return_index=True)
+    return ids, places
+
+
+def alone(env_ids: Ids) -> bool:
+    """Whether all rows, at least one, are of one environment."""
+    # Of several that are mixed, the last row is seldom of the first one's.
+    return bool(env_ids[0] == env_ids[-1] and (env_ids == env_ids[0]).all())
+
+
 def inside(block: Block, span: Span) -> NDArray[np.bool_]:
     """Which rows lie in a span, bool ``[N]``.
 
@@ -56,9 +70,9 @@ class Beginnings:
 
     def look(self, block: Block) -> NDArray[np.bool_]:
         """Which rows begin an episode, bool ``[N]``."""
-        check_env_ids(block.env_ids, len(self._seen))
+        ids, places = firsts(block.env_ids)
+        check_env_ids(ids, len(self._seen))
         begins: NDArray[np.bool_] = (block.flags & START) != 0
-        ids, places = np.unique(block.env_ids, return_index=True)
         fresh = ~self._seen[ids]
         final = (block.flags[places] & FINAL) != 0
         begins[places[fresh & ~final]] = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from functools import cache
 from pathlib import Path
 
@@ -12,8 +13,8 @@ from mmreplay import files, recovery
 from mmreplay.buffer.state import write_statistics
 from mmreplay.convert.ahead import Threads
 from mmreplay.convert.array_file import Syncs
-from mmreplay.convert.base import Block, Columns, Notes, Writer
-from mmreplay.convert.count import check_env_ids
+from mmreplay.convert.base import Block, Notes, Writer
+from mmreplay.convert.count import alone, check_env_ids, firsts
 from mmreplay.convert.description import PRIORITY, Description
 from mmreplay.convert.priorities import PriorityWriter
 from mmreplay.convert.staging import Staging
@@ -22,9 +23,10 @@ from mmreplay.errors import SchemaError, SourceError
 from mmreplay.format import metadata as metadata_file
 from mmreplay.format.metadata import Metadata
 from mmreplay.mounts import NETWORK, file_system
-from mmreplay.ring import runs
+from mmreplay.ring import Run, runs
 from mmreplay.storage.base import CheckedStore
 from mmreplay.storage.engines import create_store
+from mmreplay.storage.memmap import MemmapStore
 from mmreplay.storage.placement import place
 from mmreplay.storage.zarr import ZarrStore
 from mmreplay.verify.boundaries import alone_problem, names, pair_problem
@@ -60,7 +62,9 @@ class BufferWriter(Writer):
         self._tell_dropped()
         self._staging = Staging(target, overwrite=overwrite, folder=True)
         self._store: CheckedStore | None = None
-        self._pool = Threads(1, "mmreplay-load")
+        # One waits for the device, the other sums what was written last.
+        self._pool = Threads(2, "mmreplay-load")
+        self._summing: Future[None] | None = None
         self._priorities: PriorityWriter | None = None
         try:
             self._refuse_network()
@@ -71,6 +75,8 @@ class BufferWriter(Writer):
             self._folder = self._staging.path / metadata.folder
             files.make_folder(self._folder)
             self._store = create_store(self._folder, metadata)
+            if isinstance(self._store, MemmapStore) and self._store.inlet is not None:
+                self._store.inlet.shut()
             self._syncs = Syncs(self._store.sync, self._pool)
         except BaseException:
             self.abort()
@@ -78,6 +84,7 @@ class BufferWriter(Writer):
 
     def _tell_dropped(self) -> None:
         dropped = int((self._kept - self._description.first).sum())
+        self._drops = dropped > 0
         if dropped:
             self.notes.note(
                 f"the oldest {dropped:,} rows were left out: the capacity is "
@@ -98,21 +105,34 @@ class BufferWriter(Writer):
             return
         assert self._store is not None
         self._check_places(block)
-        columns = self._checked(block)
-        kept = block.positions >= self._kept[block.env_ids]
-        env_ids, positions, flags = block.env_ids, block.positions, block.flags
-        if not kept.all():
-            columns = {path: column[kept] for path, column in columns.items()}
-            env_ids, positions, flags = env_ids[kept], positions[kept], flags[kept]
-        if len(flags):
-            rows = self._metadata.ring.rows(env_ids, positions)
-            self._store.write(runs(rows), columns, flags)
+        self._check_fields(block)
+        if self._drops:
+            block = block.taken(block.positions >= self._kept[block.env_ids])
+        if len(block):
+            columns = {path: block.columns[path] for path in self._paths}
+            self._store.write(self._runs(block), columns, block.flags)
             if not isinstance(self._store, ZarrStore):  # which syncs what it seals
-                self._syncs.count(len(rows) * self._description.row_nbytes)
+                self._syncs.count(len(block) * self._description.row_nbytes)
         if self._priorities is not None:
-            self._priorities.write(env_ids, positions, block.columns[PRIORITY][kept])
-        touched = np.unique(env_ids)
-        self._sum(touched)
+            self._priorities.write(
+                block.env_ids, block.positions, block.columns[PRIORITY]
+            )
+        touched, _ = firsts(block.env_ids)
+        self._wait_for_sums()
+        self._summing = self._pool.submit(self._sum, touched, self._next.copy())
+
+    def _runs(self, block: Block) -> list[Run]:
+        """Where rows go, which were found to follow each other."""
+        ring, env_ids, positions = self._metadata.ring, block.env_ids, block.positions
+        lone = alone(env_ids)
+        if not lone or (ring.layout == "time_major" and ring.num_envs > 1):
+            return runs(ring.rows(env_ids, positions))
+        found, item = [], 0
+        first, stop = int(positions[0]), int(positions[-1]) + 1
+        for row, _, count in ring.stretch(int(env_ids[0]), first, stop):
+            found.append((row, item, item + count))
+            item += count
+        return found
 
     def _check_places(self, block: Block) -> None:
         """Check that each environment goes on where it was, with flags that fit.
@@ -122,13 +142,12 @@ class BufferWriter(Writer):
         """
         env_ids, description = block.env_ids, self._description
         check_env_ids(env_ids, description.num_envs)
-        order = np.argsort(env_ids, kind="stable")
-        ids, positions, flags = (
-            env_ids[order],
-            block.positions[order],
-            block.flags[order],
-        )
-        begins = np.flatnonzero(np.diff(ids, prepend=-1))
+        ids, positions, flags = env_ids, block.positions, block.flags
+        begins = np.zeros(1, np.int64)
+        if not alone(ids):
+            order = np.argsort(ids, kind="stable")
+            ids, positions, flags = ids[order], positions[order], flags[order]
+            begins = np.flatnonzero(np.diff(ids, prepend=-1))
         counts = np.diff(begins, append=len(ids))
         here = ids[begins]
         expected = np.repeat(self._next[here] - begins, counts) + np.arange(len(ids))
@@ -164,11 +183,14 @@ class BufferWriter(Writer):
         before: NDArray[np.uint8], flags: NDArray[np.uint8],
     ) -> None:  # fmt: skip
         law = _law(self._metadata.autoreset == "next_step")
-        good = law[np.minimum(before, NONE), flags]
-        good &= (positions != 0) | ((flags & START) != 0)
+        # Of most rows nothing is told, nor of those before: they may follow each other.
+        told_of = np.flatnonzero(before | flags)
+        marks = flags[told_of]
+        good = law[np.minimum(before[told_of], NONE), marks]
+        good &= (positions[told_of] != 0) | ((marks & START) != 0)
         if good.all():
             return
-        which = int(np.argmin(good))
+        which = int(told_of[np.argmin(good)])
         got, earlier = int(flags[which]), int(before[which])
         told = "" if earlier == NONE else f" after {names(earlier)}"
         follows = self._metadata.autoreset == "next_step"
@@ -181,8 +203,8 @@ class BufferWriter(Writer):
             "source is damaged, or was edited"
         )
 
-    def _checked(self, block: Block) -> Columns:
-        """The stored columns, each of its field's shape and dtype.
+    def _check_fields(self, block: Block) -> None:
+        """Check that each column is of its field's shape and dtype.
 
         Raises:
             SourceError: One is missing or differs, or ends contradict the flags.
@@ -202,7 +224,6 @@ class BufferWriter(Writer):
                     "the source differs from its description"
                 )
         self._check_ends(block)
-        return {path: block.columns[path] for path in self._paths}
 
     def _check_ends(self, block: Block) -> None:
         """Refuse ends that somebody edited without the flags, which are the truth."""
@@ -227,12 +248,17 @@ class BufferWriter(Writer):
                     "or drop the description to have ends found anew"
                 )
 
-    def _sum(self, env_ids: NDArray[np.int64]) -> None:
+    def _wait_for_sums(self) -> None:
+        if self._summing is not None:
+            job, self._summing = self._summing, None
+            job.result()
+
+    def _sum(self, env_ids: NDArray[np.int64], reached: NDArray[np.int64]) -> None:
         """Write the checksums of blocks that are whole now, while they are cached."""
         assert self._store is not None
         size = self._metadata.ring.block_rows
         for env_id in env_ids.tolist():
-            first, stop = int(self._summed[env_id]), int(self._next[env_id]) // size
+            first, stop = int(self._summed[env_id]), int(reached[env_id]) // size
             if stop > first:
                 sums = [self._store.checksum(env_id, b) for b in range(first, stop)]
                 self._store.write_sums(env_id, first, np.array(sums, np.uint32))
@@ -248,6 +274,7 @@ class BufferWriter(Writer):
                 f"expected them up to {stop[which]}; the source was cut"
             )
         assert self._store is not None
+        self._wait_for_sums()
         self._syncs.wait()
         if isinstance(self._store, ZarrStore):
             self._store.settle(self._kept, stop)

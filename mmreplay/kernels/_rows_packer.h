@@ -261,6 +261,8 @@ hold(Packer *self, PyObject *given, Py_buffer *views, Py_ssize_t stop)
     return i;
 }
 
+enum { LENGTHY = 1 << 20 };
+
 typedef void (*PackRows)(Packer *, const Py_buffer *, char *, Py_ssize_t, Py_ssize_t);
 
 static PyObject *
@@ -287,7 +289,12 @@ pack_with(Packer *self, PyObject *args, PackRows way)
     else {
         held = hold(self, given, views, stop);
         if (held == self->count) {
+            /* Long ones let others go on meanwhile; to ask for that takes time, too. */
+            int lengthy = stop - first >= LENGTHY / self->view.len;
+            PyThreadState *state = lengthy ? PyEval_SaveThread() : NULL;
             way(self, views, out.buf, first, stop);
+            if (state)
+                PyEval_RestoreThread(state);
             result = Py_None;
             Py_INCREF(result);
         }

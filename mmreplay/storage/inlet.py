@@ -51,6 +51,13 @@ class Inlet:
         self._seen = bytearray()
         self._vector: ctypes.Array[ctypes.c_char] | None = None
 
+    def shut(self) -> None:
+        """Store nothing from now on: `write` does better where all is synced at once.
+
+        The sync looks for pages that were stored into in every mapping.
+        """
+        self._open = False
+
     def fill(
         self, offset: int, nbytes: int, pack: Pack, given: tuple[object, ...]
     ) -> bool:

@@ -1,0 +1,92 @@
+"""How bytes of many rows go to the disk when they are converted."""
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay import files
+from mmreplay.convert import array_file
+from mmreplay.storage import inlet
+from tests.convert.support import same_rows
+
+SCHEMA = {
+    "observation": mr.Field((17,), "float32"),
+    "reward": mr.Field((), "float32"),
+    "terminated": mr.Field((), "bool"),
+}
+
+
+class Told(files.Disk):
+    """A disk that tells what is written to it."""
+
+    def __init__(self):
+        self.written, self.stored = [], 0
+
+    def pwrite(self, fd, data, offset):
+        self.written.append(len(data))
+        return super().pwrite(fd, data, offset)
+
+    def fill(self, *args):
+        self.stored += 1
+        return super().fill(*args)
+
+
+def filled(path, rng, rows=5000, capacity=3000, num_envs=1, layout=None):
+    """A buffer whose ring has wrapped."""
+    buffer = mr.ReplayBuffer.create(
+        path, mr.Schema(SCHEMA), capacity, num_envs, layout=layout
+    )
+    for _ in range(2):
+        shape = (rows // 2, num_envs)
+        buffer.extend(
+            observation=rng.standard_normal((*shape, 17), np.float32),
+            reward=rng.standard_normal(shape, np.float32),
+            terminated=rng.random(shape) < 0.01,
+        )
+    buffer.close()
+    return path
+
+
+@pytest.mark.parametrize("layout", ["env_major", "time_major"])
+@pytest.mark.parametrize("num_envs", [1, 3])
+@pytest.mark.parametrize("capacity", [None, 1700])
+def test_a_ring_that_has_wrapped_comes_back(tmp_path, rng, layout, num_envs, capacity):
+    source = filled(tmp_path / "source", rng, num_envs=num_envs, layout=layout)
+    mr.export(source, tmp_path / "there.npz")
+    mr.load(tmp_path / "there.npz", tmp_path / "back", capacity=capacity)
+    with (
+        mr.ReplayBuffer.open(source) as one,
+        mr.ReplayBuffer.open(tmp_path / "back") as other,
+    ):
+        if capacity is None:
+            same_rows(one, other)
+        for env_id in range(num_envs):
+            positions = np.arange(5000 - (capacity or 3000), 5000)
+            for path in one.schema.paths:
+                expected = one.get_field(path, env_id, positions)
+                assert np.array_equal(
+                    other.get_field(path, env_id, positions), expected
+                )
+    assert not mr.verify_buffer(tmp_path / "back").findings
+
+
+def test_arrays_are_written_in_pieces_that_the_kernel_has_at_hand(
+    tmp_path, rng, monkeypatch
+):
+    source, disk = filled(tmp_path / "source", rng), Told()
+    monkeypatch.setattr(files, "disk", disk)
+    mr.export(source, tmp_path / "there.npz")
+    assert max(disk.written) == array_file.PIECE_NBYTES
+
+
+def test_a_loaded_buffer_is_written_and_not_stored_into(tmp_path, rng, monkeypatch):
+    mr.export(filled(tmp_path / "source", rng), tmp_path / "there.npz")
+    disk = Told()
+    monkeypatch.setattr(files, "disk", disk)
+    monkeypatch.setattr(inlet, "LEAST_NBYTES", 512)
+    filled(tmp_path / "added", rng)
+    if not disk.stored:
+        pytest.skip("nothing is stored through mappings here")
+    disk.stored = 0
+    mr.load(tmp_path / "there.npz", tmp_path / "back")
+    assert disk.stored == 0
