@@ -34,7 +34,8 @@ def check_env_ids(env_ids: Ids, num_envs: int) -> None:
 def firsts(env_ids: Ids) -> tuple[Ids, Ids]:
     """Environments of rows, ascending, each once, and the first row of each."""
     if len(env_ids) and alone(env_ids):
-        return env_ids[:1], np.zeros(1, np.int64)
+        # Nobody keeps a block: a copy.
+        return env_ids[:1].copy(), np.zeros(1, np.int64)
     ids, places = np.unique(env_ids, return_index=True)
     return ids, places
 

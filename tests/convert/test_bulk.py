@@ -6,6 +6,8 @@ import pytest
 import mmreplay as mr
 from mmreplay import files
 from mmreplay.convert import array_file
+from mmreplay.convert.count import firsts
+from mmreplay.convert.rows_writer import _law
 from mmreplay.storage import inlet
 from tests.convert.support import same_rows
 
@@ -90,3 +92,18 @@ def test_a_loaded_buffer_is_written_and_not_stored_into(tmp_path, rng, monkeypat
     disk.stored = 0
     mr.load(tmp_path / "there.npz", tmp_path / "back")
     assert disk.stored == 0
+
+
+@pytest.mark.parametrize("env_ids", [[4, 4, 4], [2, 4, 2], [3], []])
+def test_the_first_rows_of_environments_are_kept_without_their_block(env_ids):
+    given = np.array(env_ids, np.int64)
+    ids, places = firsts(given)
+    given[:] = 9
+    expected = np.unique(np.array(env_ids, np.int64), return_index=True)
+    assert ids.tolist() == expected[0].tolist()
+    assert places.tolist() == expected[1].tolist()
+
+
+@pytest.mark.parametrize("final_follows", [False, True])
+def test_rows_without_flags_may_follow_each_other(final_follows):
+    assert _law(final_follows)[0, 0]
