@@ -16,10 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay import kernels
 from mmreplay.files import ALLOCATION_NBYTES, File
 from mmreplay.ring import Ring, Run, runs
 from mmreplay.schema import Schema
@@ -41,6 +41,7 @@ SUM_DTYPE = np.dtype([("crc", "<u4"), ("lap", "<u4")])
 # and 33 in pieces of 64 KiB that end within pages.
 STAGE_NBYTES = 256 << 10
 POLICY = ReadPolicy()
+_sums = kernels.load("sums")
 ONE_BYTE = tuple(bytes([value]) for value in range(256))
 
 
@@ -318,13 +319,13 @@ class MemmapStore:
         """CRC32C of a block: first position, flags, records, then large fields."""
         size = self.ring.block_rows
         where, *_ = self.ring.stretch(env_id, block * size, (block + 1) * size)
-        crc = google_crc32c.value(struct.pack("<Q", block * size))
-        crc = google_crc32c.extend(crc, self._flags.stretch(*where))
+        crc = _sums.crc32c(struct.pack("<Q", block * size))
+        crc = _sums.crc32c(self._flags.stretch(*where), crc)
         if self._records_file is not None:
-            crc = google_crc32c.extend(crc, self._records.stretch(*where))
+            crc = _sums.crc32c(self._records.stretch(*where), crc)
         for path, _, reader, _ in self._large:
             if not self.schema.fields[path].mutable:
-                crc = google_crc32c.extend(crc, reader.stretch(*where))
+                crc = _sums.crc32c(reader.stretch(*where), crc)
         return int(crc)
 
     def write_sums(self, env_id: int, first: int, sums: NDArray[np.uint32]) -> None:

@@ -35,8 +35,8 @@ class RowReader(Protocol):
     def take(self, rows: NDArray[np.int64], out: Array) -> Array:
         """Copy rows into ``out``, ``[B, *shape]`` and contiguous; return it."""
 
-    def stretch(self, row: int, step: int, count: int) -> bytes:
-        """Bytes of count rows from one on, every step-th."""
+    def stretch(self, row: int, step: int, count: int) -> bytes | memoryview:
+        """Bytes of count rows from one on, every step-th; not copied if need not be."""
 
 
 class MappedRows:
@@ -69,9 +69,12 @@ class MappedRows:
         # Without clip, take goes through a buffer; rows are in range.
         return self.array.take(rows, 0, out, "clip")
 
-    def stretch(self, row: int, step: int, count: int) -> bytes:
+    def stretch(self, row: int, step: int, count: int) -> bytes | memoryview:
         """See `RowReader.stretch`."""
-        return self.array[row : row + step * count : step].tobytes()
+        found = self.array[row : row + step * count : step]
+        if step > 1:
+            return found.tobytes()
+        return found.reshape(-1).view(np.uint8).data
 
 
 class ReadRows:

@@ -5,10 +5,12 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.errors import FailedError, SchemaError
+from mmreplay.files import File
 from mmreplay.ring import Ring
 from mmreplay.storage import policy as module
 from mmreplay.storage.memmap import MemmapStore
 from mmreplay.storage.policy import ReadPolicy
+from mmreplay.storage.readers import MappedRows
 from tests.contracts.store import KEPT, SCHEMA, StoreContract
 
 PREAD = ReadPolicy("pread")
@@ -73,3 +75,15 @@ def test_auto_reads_where_several_hosts_may_write(tmp_path, monkeypatch, kind, m
 def test_a_policy_is_one_of_those_that_there_are(tmp_path, name, value):
     with pytest.raises(SchemaError, match=rf"{name}: got {value!r}, expected one of"):
         mr.ReplayBuffer.open(tmp_path, **{name: value})
+
+
+def test_rows_that_follow_each_other_are_looked_at_where_they_are(tmp_path):
+    place = tmp_path / "rows"
+    place.write_bytes(bytes(range(240)))
+    file = File.open(place, 240)
+    rows = MappedRows(file, np.dtype("<i2"), (4,), "auto")
+    whole, spread = rows.stretch(2, 1, 5), rows.stretch(2, 3, 5)
+    assert bytes(whole) == bytes(range(16, 56))
+    assert np.shares_memory(np.frombuffer(whole, np.uint8), rows.array)
+    assert spread == b"".join(bytes(range(k, k + 8)) for k in range(16, 136, 24))
+    file.close()
