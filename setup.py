@@ -30,6 +30,6 @@ def kernel(name: str) -> Extension:
 
 
 setup(
-    ext_modules=[kernel("_tree"), kernel("_rows"), kernel("_steps"), kernel("_sums")],
+    ext_modules=[kernel("_tree"), kernel("_rows"), kernel("_steps")],
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if STABLE else {},
 )

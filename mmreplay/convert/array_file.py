@@ -17,18 +17,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.convert.ahead import Threads
-from mmreplay.convert.arrays import Sum
 from mmreplay.convert.base import Block, Notes, Writer
 from mmreplay.convert.description import Description
 from mmreplay.convert.staging import Staging
 from mmreplay.errors import FormatError
 from mmreplay.files import File
+from mmreplay.sums import Sum
 
 # The device is given what was written so far after so many bytes, so that the sync at
 # the end finds little left.
 SYNC_NBYTES = 64 << 20
-# The kernel takes page cache in pieces as large as the write, and large ones it may
-# have to ask of a virtual machine's host first: 11 MB at once took twice as long.
+# Written at once; see `File.pwrite_pieces`. A smaller piece lets go of the interpreter
+# too often beside the threads that lay out and sum (16 KiB: a third longer), and larger
+# ones took up to twice as long.
 PIECE_NBYTES = 64 << 10
 
 
@@ -136,7 +137,8 @@ class ArrayFile:
                 job = laid.get(name)
                 data = job.result() if job is not None else bytes_of(columns[name])
                 jobs[name] = self._pool.submit(self._plan.sum, data, self._sums[name])
-                self._put(data, piece.offset + self._done * piece.row_nbytes)
+                offset = piece.offset + self._done * piece.row_nbytes
+                self._file.pwrite_pieces(data, offset, PIECE_NBYTES)
                 self._syncs.count(len(data))
         finally:
             # Whatever happens, nobody looks at the block after this call.
@@ -144,11 +146,6 @@ class ArrayFile:
             wait(jobs.values())
         self._sums |= {name: job.result() for name, job in jobs.items()}
         self._done += len(block)
-
-    def _put(self, data: memoryview, offset: int) -> None:
-        for first in range(0, len(data), PIECE_NBYTES):
-            part = data[first : first + PIECE_NBYTES]
-            self._file.pwrite(part, offset + first)
 
     def finish(self) -> None:
         """Write what stands around the columns, and close the file, not yet synced."""

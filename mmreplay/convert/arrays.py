@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay import kernels
 from mmreplay.convert.ahead import beside
 from mmreplay.convert.base import (
     BLOCK_NBYTES,
@@ -34,23 +33,7 @@ from mmreplay.convert.description import (
 from mmreplay.errors import CorruptError, FormatError
 from mmreplay.files import File
 from mmreplay.schema.dtypes import describe, storage_dtype
-
-if TYPE_CHECKING:
-    from mmreplay.kernels.sums import SumsKernel
-
-
-class Sum(Protocol):
-    """Sums bytes, going on from the checksum of those before them."""
-
-    def __call__(self, data: memoryview, before: int = 0, /) -> int:
-        """The checksum."""
-
-
-_kernel: SumsKernel = cast("SumsKernel", kernels.load("sums"))
-crc32: Sum = _kernel.crc32
-"""The checksum of zip files, going on from one of earlier bytes."""
-crc32c: Sum = _kernel.crc32c
-"""The checksum of safetensors files of ours, likewise."""
+from mmreplay.sums import Sum
 
 
 class Stream(Protocol):

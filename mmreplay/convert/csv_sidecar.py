@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmreplay import files
-from mmreplay.convert.arrays import crc32c
 from mmreplay.convert.description import MAGIC, MAX_NBYTES, Description
 from mmreplay.errors import CorruptError, FormatError, ReplayError
 from mmreplay.files import File
 from mmreplay.format import strict_json
+from mmreplay.sums import crc32c
 
 ENDING = ".mmreplay.json"
 MAX_SIDECAR_NBYTES = 5 * MAX_NBYTES

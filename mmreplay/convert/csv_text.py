@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from mmreplay.convert.arrays import crc32c
 from mmreplay.convert.csv_columns import CELL_NBYTES, MOST_COLUMNS
 from mmreplay.convert.tables import refuse_expansion
 from mmreplay.errors import CorruptError, FormatError
 from mmreplay.files import File
+from mmreplay.sums import crc32c
 
 READ_NBYTES = 1 << 20
 MAX_HEADER_NBYTES = 16 << 20

@@ -13,7 +13,6 @@ import pyarrow.csv as arrow
 from numpy.typing import NDArray
 
 from mmreplay.convert.ahead import in_order
-from mmreplay.convert.arrays import crc32c
 from mmreplay.convert.base import Block, Notes, Writer
 from mmreplay.convert.csv_columns import cells_of, lost_nans
 from mmreplay.convert.csv_sidecar import Publication, Sidecar, refuse_foreign
@@ -21,6 +20,7 @@ from mmreplay.convert.description import Description
 from mmreplay.convert.staging import Staging
 from mmreplay.errors import FormatError
 from mmreplay.files import File
+from mmreplay.sums import crc32c
 
 PIECE_NBYTES = 1 << 20
 """Rows that one thread makes text of at a time; they become about three times that."""

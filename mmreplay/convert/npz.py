@@ -15,13 +15,7 @@ import numpy as np
 
 from mmreplay.convert import npy, skrl, skrl_read, zip_layout, zips
 from mmreplay.convert.array_file import ArrayWriter, Piece
-from mmreplay.convert.arrays import (
-    ArrayReader,
-    Column,
-    Stored,
-    Stream,
-    crc32,
-)
+from mmreplay.convert.arrays import ArrayReader, Column, Stored, Stream
 from mmreplay.convert.base import Notes, Reader, Writer
 from mmreplay.convert.description import MAX_NBYTES, MEMBER, Description
 from mmreplay.convert.losses import refuse_empty
@@ -34,6 +28,7 @@ from mmreplay.errors import CorruptError, FormatError, SchemaError
 from mmreplay.files import File
 from mmreplay.schema.dtypes import canonical_name, storage_dtype
 from mmreplay.schema.naming import left_out
+from mmreplay.sums import crc32
 
 
 class NpzPlan:

@@ -14,7 +14,6 @@ import numpy as np
 from mmreplay.convert import npy
 from mmreplay.convert.ahead import Threads
 from mmreplay.convert.array_file import bytes_of
-from mmreplay.convert.arrays import crc32
 from mmreplay.convert.base import Block, Notes, Writer
 from mmreplay.convert.description import MEMBER, Description
 from mmreplay.convert.staging import Staging
@@ -22,6 +21,7 @@ from mmreplay.convert.zip_layout import Layout
 from mmreplay.errors import FormatError
 from mmreplay.files import File
 from mmreplay.schema.dtypes import storage_dtype
+from mmreplay.sums import crc32
 
 ENDING = ".npy"
 # Deflate is made to flush after so many bytes: it then packs nothing by more than 790

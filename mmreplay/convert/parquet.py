@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.convert import parquet_columns
-from mmreplay.convert.arrays import crc32c, refuse_wide
+from mmreplay.convert.arrays import refuse_wide
 from mmreplay.convert.base import (
     BLOCK_NBYTES,
     Block,
@@ -41,6 +41,7 @@ from mmreplay.convert.parquet_writer import FIRST_ROW, SUMS, ParquetWriter, sum_
 from mmreplay.convert.tables import refuse_expansion
 from mmreplay.errors import CorruptError, FormatError, SchemaError
 from mmreplay.format import strict_json
+from mmreplay.sums import crc32c
 
 SUFFIXES = (".parquet", ".pq")
 MAX_PARTS = 100_000

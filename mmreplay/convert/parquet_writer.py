@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from mmreplay.convert.arrays import crc32c
 from mmreplay.convert.base import Block, Notes, Writer
 from mmreplay.convert.description import FLAGS, KEY, Description
 from mmreplay.convert.parquet_columns import column_of, decode, encode
@@ -21,6 +20,7 @@ from mmreplay.convert.steps import EPISODE, STEP, Steps
 from mmreplay.errors import FormatError
 from mmreplay.files import File
 from mmreplay.schema.dtypes import storage_dtype
+from mmreplay.sums import crc32c
 
 SUMS = "mmreplay.crc32c"
 FIRST_ROW = "mmreplay.first_row"

@@ -17,13 +17,7 @@ import numpy as np
 
 from mmreplay.convert import pt_header, skrl, skrl_read, zip_layout, zips
 from mmreplay.convert.array_file import ArrayWriter, Piece
-from mmreplay.convert.arrays import (
-    ArrayReader,
-    Column,
-    Stored,
-    Stream,
-    crc32,
-)
+from mmreplay.convert.arrays import ArrayReader, Column, Stored, Stream
 from mmreplay.convert.base import Notes, Reader, Writer
 from mmreplay.convert.description import KEY, MAX_NBYTES, Description
 from mmreplay.convert.losses import doubt_sums, refuse_empty
@@ -35,6 +29,7 @@ from mmreplay.errors import CorruptError, FormatError
 from mmreplay.files import File
 from mmreplay.schema.dtypes import DTYPES, storage_dtype
 from mmreplay.schema.naming import left_out
+from mmreplay.sums import crc32
 
 if TYPE_CHECKING:
     import torch

@@ -11,12 +11,7 @@ from typing import Any
 import numpy as np
 
 from mmreplay.convert.array_file import Piece
-from mmreplay.convert.arrays import (
-    Column,
-    Stored,
-    Stream,
-    crc32c,
-)
+from mmreplay.convert.arrays import Column, Stored, Stream
 from mmreplay.convert.base import Notes
 from mmreplay.convert.losses import doubt_sums
 from mmreplay.convert.zip_layout import ALIGNMENT
@@ -24,6 +19,7 @@ from mmreplay.errors import CorruptError, FormatError
 from mmreplay.files import File
 from mmreplay.format import strict_json
 from mmreplay.schema.dtypes import storage_dtype
+from mmreplay.sums import crc32c
 
 METADATA = "__metadata__"
 SUMS = "mmreplay.crc32c"

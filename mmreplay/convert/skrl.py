@@ -7,7 +7,6 @@ were not are NaN. What is written here is chronological, each environment from r
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from mmreplay.errors import SchemaError
 from mmreplay.files import File
 from mmreplay.mounts import COPY_ON_WRITE, file_system
 from mmreplay.schema.dtypes import storage_dtype
+from mmreplay.sums import crc32
 
 NAME = "skrl"
 LAYOUT = "skrl's layout"
@@ -193,7 +193,7 @@ class SkrlWriter(Writer):
         for first in range(0, nbytes, COPY_NBYTES):
             size = min(COPY_NBYTES, nbytes - first)
             data = self._file.pread(size, self._offsets[path] + first)
-            checksum = zlib.crc32(data, checksum)
+            checksum = crc32(data, checksum)
             self._file.pwrite(data, offset + first)
         return checksum
 

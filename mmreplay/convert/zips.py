@@ -19,6 +19,7 @@ from mmreplay.convert.zip_layout import (
 )
 from mmreplay.errors import CorruptError, FormatError
 from mmreplay.files import File
+from mmreplay.sums import crc32
 
 MAX_MEMBERS = 10_000
 MAX_DIRECTORY_NBYTES = 16 << 20
@@ -233,7 +234,7 @@ def check(file: File, entry: Entry) -> None:
     crc, done = 0, 0
     while done < entry.packed:
         size = min(1 << 20, entry.packed - done)
-        crc = zlib.crc32(file.pread(size, entry.offset + done), crc)
+        crc = crc32(file.pread(size, entry.offset + done), crc)
         done += size
     if crc != entry.crc:
         raise CorruptError(
@@ -273,7 +274,7 @@ class Deflated:
         done = 0
         while done < len(view):
             done += self._some(view[done:])
-        self._crc = zlib.crc32(view, self._crc)
+        self._crc = crc32(view, self._crc)
         self._got += len(view)
 
     def _some(self, view: memoryview) -> int:

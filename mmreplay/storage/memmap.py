@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay import kernels
 from mmreplay.files import ALLOCATION_NBYTES, File
 from mmreplay.ring import Ring, Run, runs
 from mmreplay.schema import Schema
@@ -27,13 +26,14 @@ from mmreplay.storage import packing
 from mmreplay.storage.base import Columns
 from mmreplay.storage.edges import Edges
 from mmreplay.storage.flags import FlagReader, MappedFlags, ReadFlags
-from mmreplay.storage.inlet import LEAST_NBYTES, Inlet
+from mmreplay.storage.inlet import LEAST_NBYTES, PIECE_NBYTES, Inlet
 from mmreplay.storage.pages import Pages
 from mmreplay.storage.placement import FLAGS, RECORDS, SUMS, Placement, place
 from mmreplay.storage.policy import ReadPolicy
 from mmreplay.storage.readers import Gone, MappedRows, ReadRows, RowReader
 from mmreplay.storage.records import gathered, records_of
 from mmreplay.storage.recycler import Recycler
+from mmreplay.sums import crc32c
 
 SUM_DTYPE = np.dtype([("crc", "<u4"), ("lap", "<u4")])
 # Small fields are put together in a piece that the second level of cache holds. Over
@@ -41,7 +41,6 @@ SUM_DTYPE = np.dtype([("crc", "<u4"), ("lap", "<u4")])
 # and 33 in pieces of 64 KiB that end within pages.
 STAGE_NBYTES = 256 << 10
 POLICY = ReadPolicy()
-_sums = kernels.load("sums")
 ONE_BYTE = tuple(bytes([value]) for value in range(256))
 
 
@@ -164,7 +163,8 @@ class MemmapStore:
             column = columns[path].reshape(count, -1)
             for row, first, stop in runs:
                 data = np.ascontiguousarray(column[first:stop])
-                file.pwrite(data.reshape(-1).view(np.uint8).data, row * nbytes)
+                raw = data.reshape(-1).view(np.uint8).data
+                file.pwrite_pieces(raw, row * nbytes, PIECE_NBYTES)
                 self._edges[path].written(row, stop - first)
         if self.inlet is not None:
             self._write_records(self.inlet, runs, columns)
@@ -319,13 +319,13 @@ class MemmapStore:
         """CRC32C of a block: first position, flags, records, then large fields."""
         size = self.ring.block_rows
         where, *_ = self.ring.stretch(env_id, block * size, (block + 1) * size)
-        crc = _sums.crc32c(struct.pack("<Q", block * size))
-        crc = _sums.crc32c(self._flags.stretch(*where), crc)
+        crc = crc32c(struct.pack("<Q", block * size))
+        crc = crc32c(self._flags.stretch(*where), crc)
         if self._records_file is not None:
-            crc = _sums.crc32c(self._records.stretch(*where), crc)
+            crc = crc32c(self._records.stretch(*where), crc)
         for path, _, reader, _ in self._large:
             if not self.schema.fields[path].mutable:
-                crc = _sums.crc32c(reader.stretch(*where), crc)
+                crc = crc32c(reader.stretch(*where), crc)
         return int(crc)
 
     def write_sums(self, env_id: int, first: int, sums: NDArray[np.uint32]) -> None:

@@ -13,7 +13,7 @@ from mmreplay.errors import FailedError, FullError
 from mmreplay.files import File
 from mmreplay.ring import Ring
 from mmreplay.storage import inlet
-from mmreplay.storage.inlet import LEAST_NBYTES, WARM_CALLS, Inlet
+from mmreplay.storage.inlet import LEAST_NBYTES, PIECE_NBYTES, WARM_CALLS, Inlet
 from mmreplay.storage.memmap import MemmapStore
 from tools.torture.disks import FaultyDisk, WatchedDisk, using
 
@@ -216,4 +216,28 @@ def test_new_pages_are_written(tmp_path, stores):
     # What is stored beyond the end is reached as well.
     assert filled(way, LEAST_NBYTES)
     assert not filled(way, 3 * LEAST_NBYTES)
+    file.close()
+
+
+def test_new_pages_are_written_a_piece_of_the_file_at_a_time(tmp_path, rng):
+    data = rng.bytes(5 * PIECE_NBYTES)
+    file = File.create(tmp_path / "a", 8 * PIECE_NBYTES)
+    ways = {first: Inlet(file) for first in (0, 100)}
+    for first, offset, calls in ((0, 0, 5), (100, 100, 6), (100, 90, 1)):
+        with using(WatchedDisk()) as disk:
+            ways[first].write(memoryview(data), offset)
+        assert disk.calls["pwrite"] == calls
+        assert file.pread(len(data), offset) == data
+    file.close()
+
+
+def test_a_piece_that_is_written_in_part_is_written_on(tmp_path, rng):
+    data = rng.bytes(3 * PIECE_NBYTES)
+    file = File.create(tmp_path / "a", 4 * PIECE_NBYTES)
+    with using(FaultyDisk("short", count=2, names=("pwrite",))):
+        file.pwrite_pieces(memoryview(data), 100, PIECE_NBYTES)
+    assert file.pread(len(data), 100) == data
+    full = FaultyDisk(OSError(errno.ENOSPC, "full"), at=1, names=("pwrite",))
+    with using(full), pytest.raises(FullError, match="write"):
+        file.pwrite_pieces(memoryview(data), 0, PIECE_NBYTES)
     file.close()

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.convert.arrays import crc32c
 from mmreplay.convert.foreign.columns import Array
 from mmreplay.errors import CorruptError, FormatError
 from mmreplay.files import File
+from mmreplay.sums import crc32c
 
 HEAD = struct.Struct("<QI")
 SUM = struct.Struct("<I")

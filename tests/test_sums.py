@@ -1,0 +1,32 @@
+"""Checksums are those of zlib and of the library, however the bytes come."""
+
+import zlib
+
+import google_crc32c
+import numpy as np
+import pytest
+
+from mmreplay import sums
+
+
+def crc32c(data, before):
+    return google_crc32c.extend(before, bytes(data))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("crc32", zlib.crc32), ("crc32c", crc32c)]
+)
+def test_every_length_and_place_is_summed_alike(rng, name, expected):
+    data = memoryview(rng.bytes(2 * sums.COPY_NBYTES + 5000))
+    for length in [*range(300), 1000, sums.COPY_NBYTES, 2 * sums.COPY_NBYTES + 1]:
+        first, before = int(rng.integers(64)), int(rng.integers(1 << 32))
+        part = data[first : first + length]
+        assert getattr(sums, name)(part, before) == expected(part, before)
+        assert getattr(sums, name)(part) == expected(part, 0)
+
+
+def test_a_sum_goes_on_over_parts(rng):
+    data = rng.bytes(5000)
+    for found in (sums.crc32, sums.crc32c):
+        halves = found(memoryview(data)[1234:], found(data[:1234]))
+        assert halves == found(memoryview(np.frombuffer(data, np.float32)))
