@@ -10,7 +10,7 @@ from tools.torture.rows import GEOMETRIES
 @pytest.mark.crash
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=lambda geometry: geometry.name)
 def test_no_power_cut_loses_or_invents_a_committed_row(geometry):
-    report = powerloss.attack(80, 11, (geometry,), None)
+    report = powerloss.attack(80, 11, (geometry,))
     assert report.findings == {}, report.examples
     assert report.seen["how power_cut"] > 20
     assert report.seen["how killed"] > 5

@@ -9,7 +9,7 @@ from tools.torture.rows import SHARDED
 @pytest.mark.crash
 @pytest.mark.parametrize("geometry", SHARDED, ids=lambda geometry: geometry.name)
 def test_no_power_cut_loses_or_invents_a_row_in_shards(geometry):
-    report = powerloss.attack(40, 21, (geometry,), None)
+    report = powerloss.attack(40, 21, (geometry,))
     assert report.findings == {}, report.examples
     assert report.seen["how power_cut"] > 10
 
@@ -24,7 +24,7 @@ def test_no_kill_loses_a_row_in_shards():
 @pytest.mark.slow
 @pytest.mark.crash
 def test_nothing_is_found_in_many_power_cuts_and_kills_of_shards():
-    report = powerloss.attack(1000, 23, SHARDED, None)
+    report = powerloss.attack(1000, 23, SHARDED)
     assert report.findings == {}, report.examples
     report = kills.attack(120, 24, geometries=SHARDED)
     assert report.findings == {}, report.examples

@@ -21,9 +21,23 @@ import numpy as np
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.buffer.snapshot import snapshot
 from mmreplay.errors import EmptyError, ReplayError, StaleError, StarvedError
-from tools.torture.powerloss import Report, abandon
-from tools.torture.rows import GEOMETRIES, Array, Geometry, faults, mixtures
-from tools.torture.scribe import Notes, Scribe, broken_promises, broken_sums
+from tools.torture.groups import Told
+from tools.torture.powerloss import Report, abandon, told_by
+from tools.torture.rows import (
+    GEOMETRIES,
+    Array,
+    Geometry,
+    faults,
+    group_faults,
+    mixtures,
+)
+from tools.torture.scribe import (
+    Notes,
+    Scribe,
+    broken_closing,
+    broken_promises,
+    broken_sums,
+)
 
 MOST_S = 0.030
 # How many of the children are killed only after they opened, and not on the way.
@@ -31,6 +45,8 @@ OPENED = 0.8
 OPENING_S = 5.0
 # Often enough that kills land in commits and durable limits too.
 COMMIT_EVERY_S = 0.002
+# How many of the compressed buffers opened for writing are closed in order.
+CLOSED = 0.5
 FAILED = 3
 BATCH = 64
 # Fewer rows where each costs a sync, so that laps are many there too.
@@ -178,9 +194,14 @@ class Victim:
     def _look(self) -> None:
         """Open for reading, and every third time for writing too."""
         try:
+            told = told_by(self.path, self.geometry, self.report)
             heads = self._opened("r")
+            if told is not None:
+                self._compare(told, heads)
             if self.rng.random() < 0.3:
                 self._opened("r+")
+                if self.geometry.engine == "zarr" and self.rng.random() < CLOSED:
+                    self._close()
         except (ReplayError, AssertionError, ValueError) as error:
             self._add([f"failed: {type(error).__name__} {error}"])
             return
@@ -203,6 +224,23 @@ class Victim:
         heads = buffer.heads
         abandon(buffer)
         return heads
+
+    def _compare(self, told: Told, heads: Array) -> None:
+        """What is told was written; and nothing that was published is ever cut."""
+        self._add(group_faults(told, self.geometry, self.starts, heads))
+        if (told.stop > heads).any():
+            self._add([f"group invented: stop {told.stop}, heads {heads}"])
+
+    def _close(self) -> None:
+        """Close in order for once, so that the group has rows to tell."""
+        buffer = ReplayBuffer.open(self.path, "r+", commit_every=None)
+        span, seal = buffer.span, bool(self.rng.random() < 0.5)
+        buffer.close(seal)
+        self.report.seen["closed"] += 1
+        told = told_by(self.path, self.geometry, self.report)
+        self._add(broken_closing(told, span, seal))
+        if told is not None:
+            self._compare(told, span.stop)
 
     def _add(self, lines: list[str]) -> None:
         self.report.add(lines, f"{self.geometry.name}, lineage {self.lineage}")

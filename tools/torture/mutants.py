@@ -23,9 +23,11 @@ from mmreplay.format.commit import Identity, Record
 from mmreplay.storage.ledger import CommitWriter
 from mmreplay.storage.memmap import MemmapStore
 from mmreplay.storage.placement import SUMS
+from mmreplay.storage.sealing import Sealing
+from mmreplay.storage.zarr import ZarrStore
 from tools.torture import kills, powerloss
 from tools.torture.powerloss import Report
-from tools.torture.rows import Array
+from tools.torture.rows import GEOMETRIES, SHARDED, Array, Geometry
 
 Patch = tuple[object, str, Callable[..., Any]]
 
@@ -40,6 +42,7 @@ class Mutant:
         patches: Object, attribute and what takes its place.
         early: Cuts come mostly in recovery and soon after.
         live: A reader of a live writer notices, no opening does.
+        geometries: Buffers to attack.
     """
 
     name: str
@@ -47,6 +50,7 @@ class Mutant:
     patches: tuple[Patch, ...]
     early: bool = False
     live: bool = False
+    geometries: tuple[Geometry, ...] = GEOMETRIES
 
     def attack(self, states: int, seed: int) -> Report:
         """Attack it until something is found or states are spent."""
@@ -55,7 +59,9 @@ class Mutant:
                 stack.enter_context(mock.patch.object(owner, name, new))
             if self.live:
                 return kills.attack(states, seed, until_found=True)
-            return powerloss.attack(states, seed, until_found=True, early=self.early)
+            return powerloss.attack(
+                states, seed, self.geometries, until_found=True, early=self.early
+            )
 
 
 def _nothing(*_: object, **__: object) -> None:
@@ -230,6 +236,24 @@ MUTANTS = (
         "look at the limit again after copying rows",
         ((LiveView, "stale", _nothing),),
         live=True,
+    ),
+    Mutant(
+        "NoDisown",
+        "have a group say nothing of its rows before one is replaced",
+        ((Sealing, "_disown_group", _nothing),),
+        geometries=SHARDED,
+    ),
+    Mutant(
+        "NotSettled",
+        "say in the group what is alive when the buffer is closed",
+        ((ZarrStore, "settle_last", _nothing),),
+        geometries=SHARDED,
+    ),
+    Mutant(
+        "SealedUntrue",
+        "leave what no shard holds out of what a group tells",
+        ((Sealing, "_sealed", lambda self, first, stop: stop),),
+        geometries=SHARDED,
     ),
 )
 

@@ -24,9 +24,16 @@ from mmreplay import boot
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import ReplayError
 from tools.torture.disks import using
+from tools.torture.groups import Told, group_of, read_group
 from tools.torture.power import PowerCut, SimulatedDisk
-from tools.torture.rows import GEOMETRIES, Array, Geometry, faults
-from tools.torture.scribe import Notes, Scribe, broken_promises, broken_sums
+from tools.torture.rows import GEOMETRIES, Array, Geometry, faults, group_faults
+from tools.torture.scribe import (
+    Notes,
+    Scribe,
+    broken_closing,
+    broken_promises,
+    broken_sums,
+)
 from tools.torture.values import Values
 
 SESSIONS = 12
@@ -36,6 +43,8 @@ OPENING_CALLS = 30
 SLOT_CALLS = (12, 22)
 """Those of an opening among which COMMIT's slots are written and synced."""
 WEIGHTS = (0.4, 0.2, 0.35, 0.05)
+CLOSINGS = (0.003, 0.003, 0.03, 0.3)
+"""How likely a session closes at each of its steps; the first where no group tells."""
 
 
 @dataclass(slots=True)
@@ -78,6 +87,19 @@ def abandon(buffer: ReplayBuffer) -> None:
     parts.store.close()
     if parts.lock is not None:
         parts.lock.release()
+
+
+def told_by(path: Path, geometry: Geometry, report: Report) -> Told | None:
+    """What a buffer's group tells other readers; None where there is none, or no row.
+
+    It is read beside `files.disk`: no call of a simulated one is counted.
+    """
+    if geometry.engine != "zarr":
+        return None
+    told = read_group(group_of(path))
+    report.seen["group silent" if told is None else "group tells"] += 1
+    report.seen["group rows"] += 0 if told is None else len(told.positions)
+    return told
 
 
 class Trial:
@@ -160,6 +182,7 @@ class Trial:
         return int(self.rng.integers(1, int(self.rng.choice(most))))
 
     def _live(self) -> list[str]:
+        told = told_by(self.path, self.geometry, self.report)
         heads = self._peek()
         buffer = ReplayBuffer.open(self.path, "r+", commit_every=None)
         scribe = Scribe(
@@ -170,18 +193,35 @@ class Trial:
         lines = self._checked(buffer)
         if heads is not None and (heads != buffer.heads).any():
             lines.append(f"reader disagrees: {heads}, writer {buffer.heads}")
+        if told is not None:
+            lines += group_faults(told, self.geometry, self.starts, buffer.heads)
         if lines:
             return lines
         self.starts.append((scribe.lineage, buffer.heads))
         self.disk.on_call = self._between
         try:
-            while self.rng.random() > 0.003:
-                scribe.step()
-            scribe.close()
-            self.report.seen["closed"] += 1
+            return self._written(scribe)
         finally:
             self.disk.on_call = None
-        return []
+
+    def _written(self, scribe: Scribe) -> list[str]:
+        """Write until it is time to close, and look at what the group tells then."""
+        sharded = self.geometry.engine == "zarr"
+        # What a group tells is worth a look between a close and the next one.
+        chance = float(self.rng.choice(CLOSINGS)) if sharded else CLOSINGS[0]
+        while self.rng.random() > chance:
+            scribe.step()
+        span = scribe.buffer.span
+        seal = not sharded or bool(self.rng.random() < 0.5)
+        scribe.close(seal)
+        self.report.seen["closed"] += 1
+        if not sharded:
+            return []
+        told = told_by(self.path, self.geometry, self.report)
+        lines = broken_closing(told, span, seal)
+        if told is not None:
+            lines += group_faults(told, self.geometry, self.starts, span.stop)
+        return lines
 
     def _peek(self) -> Array | None:
         """Heads as a reader sees them, who opens without writing."""
@@ -265,11 +305,10 @@ def attacks(
         jobs: Processes.
         geometries: Buffers to attack.
     """
-    weights = WEIGHTS if geometries is GEOMETRIES else None
     report = Report()
     with ProcessPoolExecutor(jobs, get_context("fork")) as pool:
         parts = [
-            pool.submit(attack, states // jobs, (seed, job), geometries, weights)
+            pool.submit(attack, states // jobs, (seed, job), geometries)
             for job in range(jobs)
         ]
         for part in parts:
@@ -281,7 +320,6 @@ def attack(
     states: int,
     seed: int | tuple[int, ...],
     geometries: tuple[Geometry, ...] = GEOMETRIES,
-    weights: tuple[float, ...] | None = WEIGHTS,
     until_found: bool = False,
     early: bool = False,
 ) -> Report:
@@ -291,12 +329,12 @@ def attack(
         states: Openings to check.
         seed: Equal seeds give equal attacks.
         geometries: Buffers to attack.
-        weights: How often each geometry is taken.
         until_found: Stop at the first finding.
         early: Let cuts come mostly in recovery and soon after.
     """
     rng = np.random.default_rng(seed)
     report = Report()
+    weights = WEIGHTS if geometries is GEOMETRIES else None
     shm = Path("/dev/shm")
     root = Path(tempfile.mkdtemp(prefix="torture-", dir=shm if shm.is_dir() else None))
     try:

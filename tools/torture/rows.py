@@ -19,6 +19,7 @@ from mmreplay.episodes import FINAL, TERMINATED, TRUNCATED
 from mmreplay.format.metadata import Engine
 from mmreplay.ring import Layout
 from mmreplay.schema import Field, Schema
+from tools.torture.groups import Told
 
 Array = NDArray[np.int64]
 Columns = dict[str, NDArray[Any]]
@@ -147,10 +148,70 @@ def faults(
     env_ids = np.repeat(np.arange(geometry.num_envs), lengths)
     within = np.arange(len(env_ids)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     positions = span.first[env_ids] + within
+    lineages = _lineages(starts, env_ids, positions)
+    columns: Columns = {
+        path: buffer.get_field(path, env_ids, positions)
+        for path in geometry.schema.paths
+    }
+    flags = flags_of(buffer, env_ids, positions)
+    return _wrong(geometry, (env_ids, positions, lineages), columns, flags)
+
+
+def group_faults(
+    told: Told, geometry: Geometry, starts: list[tuple[int, Array]], heads: Array
+) -> list[str]:
+    """What is wrong with the rows that a group tells of; see `faults`.
+
+    A group may tell of rows that a power cut has cut from its buffer, in a close that
+    did not end: they are those of one of the sessions that could write them.
+
+    Args:
+        told: Read before anything wrote to the buffer again.
+        geometry: Of the buffer.
+        starts: ``(lineage, heads)`` of each session before.
+        heads: int64 ``[E]``, of the buffer.
+    """
+    env_ids, positions = told.env_ids, told.positions
+    if not len(positions):
+        return []
+    lineages = _lineages(starts, env_ids, positions)
+    said = told.columns["origin"][:, 2]
+    able = np.zeros(len(positions), bool)
+    for lineage, began in starts:
+        able |= (said == lineage) & (began[env_ids] <= positions)
+    cut = (positions >= heads[env_ids]) & able
+    lineages[cut] = said[cut]
+    rows = (env_ids, positions, lineages)
+    return [
+        f"group's {line}" for line in _wrong(geometry, rows, told.columns, told.flags)
+    ]
+
+
+def _lineages(
+    starts: list[tuple[int, Array]], env_ids: Array, positions: Array
+) -> Array:
+    """Who wrote positions, by what was seen of each session's beginning."""
     lineages = np.zeros_like(positions)
     for lineage, heads in starts:
         lineages[heads[env_ids] <= positions] = lineage
-    flags = flags_of(buffer, env_ids, positions)
+    return lineages
+
+
+def _wrong(
+    geometry: Geometry,
+    rows: tuple[Array, Array, Array],
+    columns: Columns,
+    flags: NDArray[np.uint8],
+) -> list[str]:
+    """How columns and flags differ from what was written.
+
+    Args:
+        geometry: Of the buffer.
+        rows: Environments, positions and lineages, int64 ``[N]`` each.
+        columns: Per path ``[N, *shape]``.
+        flags: uint8 ``[N]``.
+    """
+    env_ids, positions, lineages = rows
     final = (flags & FINAL) != 0
     # A final row repeats the step before it in all but the observation.
     source = content(geometry, env_ids, positions - final, lineages)
@@ -159,18 +220,16 @@ def faults(
     for path in ("terminated", "truncated"):
         expected[path] = source[path] & ~final
     found = []
-    for path, column in expected.items():
-        got: NDArray[Any] = buffer.get_field(path, env_ids, positions)
-        wrong = (got != column).reshape(len(got), -1)
+    for path, got in columns.items():
+        wrong = (got != expected[path]).reshape(len(got), -1).any(axis=1)
         if path == MUTABLE:
-            wrong = ~np.isin(got - column, np.arange(VERSIONS))[:, None]
-        rows = np.flatnonzero(wrong.any(axis=1))
-        if len(rows):
-            at = int(rows[0])
-            origin = buffer.get_field("origin", env_ids[[at]], positions[[at]])
+            wrong = ~np.isin(got - expected[path], np.arange(VERSIONS))
+        if wrong.any():
+            at = int(np.flatnonzero(wrong)[0])
             found.append(
                 f"wrong row: {path} of env {env_ids[at]} position {positions[at]} "
-                f"lineage {lineages[at]} (of {len(rows)}), says {origin.tolist()}"
+                f"lineage {lineages[at]} (of {wrong.sum()}), says "
+                f"{columns['origin'][at].tolist()}"
             )
     ends = np.where(expected["terminated"], TERMINATED, 0)
     ends |= np.where(expected["truncated"], TRUNCATED, 0)

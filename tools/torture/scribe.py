@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.ring import Ring
+from mmreplay.ring import Ring, Span
 from mmreplay.storage.base import whole
 from mmreplay.storage.memmap import MemmapStore
 from mmreplay.storage.zarr import ZarrStore
+from tools.torture.groups import Told
 from tools.torture.rows import (
     MUTABLE,
     VERSIONS,
@@ -209,10 +210,10 @@ class Scribe:
         assert committer is not None
         committer._turn(math.inf)
 
-    def close(self) -> None:
-        """Close in order."""
+    def close(self, seal: bool = True) -> None:
+        """Close in order; see `ReplayBuffer.close`."""
         heads = self._commit_begins()
-        self.buffer.close()
+        self.buffer.close(seal)
         self._commit_ends(heads)
 
     def _env_ids(self) -> Array:
@@ -302,6 +303,25 @@ def broken_promises(
     if (span.first < np.minimum(gone, span.stop)).any():
         found.append(f"came back: first {span.first}, expected at least {gone}")
     return found
+
+
+def broken_closing(told: Told | None, span: Span, seal: bool) -> list[str]:
+    """What the group of a buffer that was closed in order tells otherwise than it held.
+
+    Args:
+        told: By the group.
+        span: Of the buffer when it was closed.
+        seal: Its newest rows were to be in shards too.
+    """
+    if told is None:
+        return ["group silent: its buffer was closed in order"]
+    same = (told.first == span.first).all() and (told.stop == span.stop).all()
+    if same and ((told.sealed == told.stop).all() or not seal):
+        return []
+    return [
+        f"group closed otherwise: first {told.first}, stop {told.stop}, sealed "
+        f"{told.sealed}, expected {span} and seal={seal}"
+    ]
 
 
 def broken_sums(buffer: ReplayBuffer, rng: np.random.Generator) -> list[str]:
