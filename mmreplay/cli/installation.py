@@ -11,8 +11,8 @@ from mmreplay.cli import show
 
 # Those that decide what runs and what can be read, needed or not.
 LIBRARIES = (
-    "numpy", "torch", "google-crc32c", "isal", "zarr", "numcodecs", "safetensors", "pyarrow",
-    "gymnasium", "ale-py", "mujoco", "h5py", "matplotlib", "typer", "rich",
+    "numpy", "torch", "google-crc32c", "isal", "zarr", "numcodecs", "safetensors",
+    "pyarrow", "gymnasium", "ale-py", "mujoco", "h5py", "matplotlib", "typer", "rich",
 )  # fmt: skip
 
 
