@@ -241,6 +241,33 @@ def test_an_interruption_closes_and_goes_on_up(tmp_path, mode):
         assert buffer.recovery.how == "clean"
 
 
+# The call after an end, in which a "next_step" environment resets, is the fourth.
+@pytest.mark.parametrize("call", [0, 2, 3])
+@pytest.mark.parametrize("mode", MODES)
+def test_what_strikes_within_a_step_goes_on_up_and_loses_none(
+    tmp_path, monkeypatch, mode, call
+):
+    env = vector(mode)
+    calls, step = iter(range(100)), env.step
+
+    def struck(action):
+        if next(calls) == call:
+            raise KeyboardInterrupt
+        return step(action)
+
+    monkeypatch.setattr(env, "step", struck)
+    with pytest.raises(KeyboardInterrupt):
+        mr.record(env, tmp_path / "b", steps=1000)
+    logs = [each.log for each in env.envs]
+    steps, _ = check_against_logs(tmp_path / "b", logs)
+    assert steps == sum(map(len, logs))
+    with mr.ReplayBuffer.open(tmp_path / "b") as buffer:
+        # Each end has the observation that it led to.
+        assert buffer.gather_all()["final"].sum() == sum(
+            each["terminated"] or each["truncated"] for log in logs for each in log
+        )
+
+
 def test_progress_tells_steps_rate_and_bytes(tmp_path, capsys):
     mr.record(vector("next_step"), tmp_path / "b", steps=30, progress=True)
     out, err = capsys.readouterr()

@@ -148,9 +148,10 @@ def _play(
         while done < steps:
             action = actor.act(source.observation)
             with actor.taking(action):
-                row = seen | source.leaves("action", action)
+                begun = seen | source.leaves("action", action)
                 turn = source.step(action)
-            row |= turn.leaves()
+            # Whole, or still the last one: what fails in between writes final rows.
+            row = begun | turn.leaves()
             # From here on an interruption may find the final rows written.
             due, waiting = waiting, none
             kept = _kept(due, steps - done, buffer)
