@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from mmreplay.cli import show
+from mmreplay.cli.exits import copying_to
 from mmreplay.cli.options import BufferPath, Json, Level, usage_error
 from mmreplay.format.sharding import CODECS
 
@@ -46,7 +47,7 @@ def compact(
         )
     from mmreplay.buffer.compacting import compact as copy
 
-    with show.waiting("copying") as progress:
+    with copying_to(target), show.waiting("copying") as progress:
         made = copy(
             path, target, codec=None if codec == RAW else codec,  # type: ignore[arg-type]  # checked above
             level=level, chunk_crc32c=chunk_crc32c, progress=progress,

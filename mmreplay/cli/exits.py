@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import typer
@@ -13,6 +14,7 @@ import typer
 from mmreplay import errors
 from mmreplay.cli.show import printable
 from mmreplay.files import disk
+from mmreplay.format.metadata import FILE_NAME
 
 WELL, FAILED, USAGE, REFUSED, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -37,6 +39,20 @@ CLICK_ERROR = typer.BadParameter.__mro__[2]
 
 class InterruptedRun(Exception):
     """Ctrl-C, of a command that says itself what is kept."""
+
+
+@contextmanager
+def copying_to(target: Path) -> Iterator[None]:
+    """Turn Ctrl-C into a line that says whether a copy of a buffer is there."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if (target / FILE_NAME).exists():
+            raise InterruptedRun(f"interrupted; {target} is whole already") from None
+        raise InterruptedRun(
+            f"interrupted; {target} is no buffer yet, and what was copied from is as "
+            "it was; start the same command again, it begins anew"
+        ) from None
 
 
 def code_of(error: BaseException) -> int | None:

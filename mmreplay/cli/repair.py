@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mmreplay.cli import show
-from mmreplay.cli.exits import FAILED
+from mmreplay.cli.exits import FAILED, copying_to
 from mmreplay.cli.options import BufferPath, Json
 
 if TYPE_CHECKING:
@@ -51,7 +52,10 @@ def repair(
     """Restore the newest consistent state, and say what was cut; exits 1 if all was."""
     from mmreplay.repairing import repair as restore
 
-    with show.waiting("repairing") as progress:
+    named = target or path.with_name(f"{path.name}-repaired")
+    # In place it is PATH that is as it was, or the repaired one.
+    telling = nullcontext() if in_place else copying_to(named)
+    with telling, show.waiting("repairing") as progress:
         made = restore(
             path, target, keep_unproven=keep_unproven, like=like, in_place=in_place,
             progress=progress,

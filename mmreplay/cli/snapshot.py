@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from mmreplay.cli import show
+from mmreplay.cli.exits import copying_to
 from mmreplay.cli.options import BufferPath, Json
 
 
@@ -29,7 +30,7 @@ def snapshot(
     from mmreplay.buffer.lifecycle import absolute
     from mmreplay.buffer.snapshot import snapshot as take
 
-    with show.waiting("copying") as progress:
+    with copying_to(target), show.waiting("copying") as progress:
         made = take(absolute(path), absolute(target), pause=pause, progress=progress)
     if json:
         show.print_json(

@@ -215,6 +215,30 @@ def test_an_interruption_says_what_is_kept(monkeypatch, cli, path):
     assert "interrupted; what was written before is kept" in one_line(err)
 
 
+@pytest.mark.parametrize(
+    ("command", "function"),
+    [
+        ("snapshot", "mmreplay.buffer.snapshot.snapshot"),
+        ("compact", "mmreplay.buffer.compacting.compact"),
+        ("repair", "mmreplay.repairing.repair"),
+    ],
+)
+def test_an_interrupted_copy_is_called_none(
+    monkeypatch, cli, path, tmp_path, command, function
+):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(function, interrupted)
+    code, _, err = cli(command, path, tmp_path / "copy")
+    assert code == 130
+    assert f"interrupted; {tmp_path / 'copy'} is no buffer yet" in one_line(err)
+    assert "start the same command again" in one_line(err)
+    code, _, err = cli(command, path, path)
+    assert code == 130
+    assert f"interrupted; {path} is whole already" in one_line(err)
+
+
 LOADED = """
 import sys
 class Struck:
