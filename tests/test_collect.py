@@ -1,6 +1,7 @@
 """Recording: what environments did is what the buffer holds, to the step."""
 
 import sys
+from unittest.mock import DEFAULT, Mock
 
 import gymnasium as gym
 import numpy as np
@@ -168,9 +169,10 @@ def test_a_policy_gets_what_the_environment_gives(tmp_path, mode):
 
 def test_a_ring_that_wraps_keeps_the_newest(tmp_path):
     env = vector("next_step")
-    mr.record(env, tmp_path / "b", steps=300, capacity=20)
+    recorded = mr.record(env, tmp_path / "b", steps=300, capacity=20)
     with mr.ReplayBuffer.open(tmp_path / "b") as buffer:
         assert buffer.capacity == 20
+        assert recorded.held == len(buffer) < 60
         assert (buffer.span.lengths <= 20).all()
         newest = buffer.heads - 1
         for env_id, env_ in enumerate(env.envs):
@@ -248,14 +250,8 @@ def test_what_strikes_within_a_step_goes_on_up_and_loses_none(
     tmp_path, monkeypatch, mode, call
 ):
     env = vector(mode)
-    calls, step = iter(range(100)), env.step
-
-    def struck(action):
-        if next(calls) == call:
-            raise KeyboardInterrupt
-        return step(action)
-
-    monkeypatch.setattr(env, "step", struck)
+    step, effects = env.step, iter([DEFAULT] * call + [KeyboardInterrupt])
+    monkeypatch.setattr(env, "step", Mock(wraps=step, side_effect=effects))
     with pytest.raises(KeyboardInterrupt):
         mr.record(env, tmp_path / "b", steps=1000)
     logs = [each.log for each in env.envs]
@@ -263,9 +259,8 @@ def test_what_strikes_within_a_step_goes_on_up_and_loses_none(
     assert steps == sum(map(len, logs))
     with mr.ReplayBuffer.open(tmp_path / "b") as buffer:
         # Each end has the observation that it led to.
-        assert buffer.gather_all()["final"].sum() == sum(
-            each["terminated"] or each["truncated"] for log in logs for each in log
-        )
+        ends = [each["terminated"] or each["truncated"] for log in logs for each in log]
+        assert buffer.gather_all()["final"].sum() == sum(ends)
 
 
 def test_progress_tells_steps_rate_and_bytes(tmp_path, capsys):

@@ -134,6 +134,11 @@ def record(
         f"{show.plural(found.episodes, 'episode end')} in {found.seconds:.1f} s, "
         f"{show.count(rate)} steps/s, {show.size(found.nbytes)}"
     )
+    if found.held < found.steps:
+        show.print_line(
+            f"the ring came round and holds the newest {show.count(found.held)} of "
+            "them; mmreplay resize makes room for more to come"
+        )
 
 
 def load_policy(name: str) -> Callable[[Any], Any]:

@@ -40,6 +40,8 @@ class Recorded:
         seconds: From the first reset to the buffer's close.
         nbytes: Bytes of the rows written, final rows included.
         episodes: Episodes that ended.
+        held: Steps that the buffer holds in the end: fewer than were written, where
+            its ring has come round.
     """
 
     path: Path
@@ -47,6 +49,7 @@ class Recorded:
     seconds: float
     nbytes: int
     episodes: int
+    held: int
 
 
 def record(
@@ -129,11 +132,12 @@ def record(
         with buffer, Meter(steps, _row_nbytes(buffer.schema), progress) as meter:
             source.reset(seed)
             episodes = _play(source, buffer, actor, steps, meter)
+            held = len(buffer)
         seconds = perf_counter() - started
     finally:
         if made:
             played.close()
-    return Recorded(Path(path), steps, seconds, meter.nbytes, episodes)
+    return Recorded(Path(path), steps, seconds, meter.nbytes, episodes, held)
 
 
 def _play(

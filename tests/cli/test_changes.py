@@ -157,6 +157,18 @@ def test_record_plays_a_policy_of_the_users(facts, tmp_path, monkeypatch):
     assert (found["min"], found["max"]) == (1, 1)
 
 
+def test_record_says_where_the_ring_keeps_fewer(cli, facts, tmp_path):
+    pytest.importorskip("gymnasium")
+    told = [
+        cli("record", "CartPole-v1", tmp_path / "b", "--steps", steps)[1]
+        for steps in (30, 300)
+    ]
+    assert "came round" not in told[0]
+    held = facts("info", tmp_path / "b")["steps"]
+    assert f"the ring came round and holds the newest {held} of them" in told[1]
+    assert "mmreplay resize" in told[1]
+
+
 @pytest.mark.crash
 def test_an_interrupted_recording_keeps_what_it_has(facts, tmp_path):
     pytest.importorskip("gymnasium")
