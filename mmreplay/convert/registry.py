@@ -84,8 +84,12 @@ def _or_failed() -> str:
     return "".join(f"; {each}" for each in _failed().values())
 
 
-def named(name: str) -> Format:
+def named(name: str, able: str = "name") -> Format:
     """The format of a name.
+
+    Args:
+        name: What the user calls it.
+        able: ``"reads"`` or ``"writes"``, for an error that tells only of those.
 
     Raises:
         SchemaError: There is none.
@@ -96,8 +100,9 @@ def named(name: str) -> Format:
     if name in failed:
         raise FormatError(failed[name])
     if name not in known:
+        fit = sorted(each.name for each in known.values() if getattr(each, able))
         raise SchemaError(
-            f"format: got {name!r}, expected one of {', '.join(sorted(known))}; "
+            f"format: got {name!r}, expected one of {', '.join(fit)}; "
             "install what adds it, or choose another"
         )
     return known[name]
@@ -114,7 +119,7 @@ def source_format(path: Path, name: str | None = None) -> Format:
         FormatError: Nothing is there, or nobody knows it.
     """
     if name is not None:
-        return _able(named(name), "reads", "read")
+        return _able(named(name, "reads"), "reads", "read")
     if url_of(str(path)) is not None:
         return formats()["zarr"]
     if (path / METADATA).exists() and not _asked(path):
@@ -130,10 +135,18 @@ def source_format(path: Path, name: str | None = None) -> Format:
     plain = [each for each in _by_suffix(path) if each.reads and not each.asks]
     if plain:
         return plain[0]
+    kind = "folder" if path.is_dir() else "file"
+    fitting = [each.name for each in _by_suffix(path) if each.reads]
+    if fitting:
+        raise FormatError(
+            f"{path}: got a {kind} of no known format, expected by its name one of "
+            f"{', '.join(fitting)}; it may be empty, damaged or laid out otherwise: "
+            "name the format with format= (--from) to be told what is missing"
+            f"{_or_failed()}"
+        )
     raise FormatError(
-        f"{path}: got a {'folder' if path.is_dir() else 'file'} of no known format, "
-        f"expected a buffer or one of {_endings('reads')}; name it with format= "
-        f"(--from){_or_failed()}"
+        f"{path}: got a {kind} of no known format, expected a buffer or one of "
+        f"{_endings('reads')}; name it with format= (--from){_or_failed()}"
     )
 
 
@@ -144,7 +157,7 @@ def target_format(path: Path, name: str | None = None) -> Format:
         FormatError: The suffix is of no format that is written.
     """
     if name is not None:
-        return _able(named(name), "writes", "write")
+        return _able(named(name, "writes"), "writes", "write")
     fitting = _by_suffix(path)
     for each in fitting:
         if each.writes:

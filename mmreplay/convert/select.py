@@ -103,8 +103,9 @@ def bounds_of(what: str, chosen: slice, total: int) -> tuple[int, int]:
         )
     first, stop, _ = chosen.indices(total)
     if first >= stop and total:
+        start, end = ("" if n is None else n for n in (chosen.start, chosen.stop))
         raise SchemaError(
-            f"{what}: got {first}:{stop} of {total}, expected at least one of them; "
+            f"{what}: got {start}:{end} of {total}, expected at least one of them; "
             "choose others"
         )
     return first, max(first, stop)

@@ -142,7 +142,11 @@ def test_strict_refuses_what_is_guessed(cli, tmp_path):
     [
         (["nothing", "b.npz"], 3, "does not exist"),
         (["source", "b.foo"], 3, r"does not write, expected one of .*\.npz"),
-        (["source", "b", "--to", "foo"], 3, "format: got 'foo', expected one of"),
+        (
+            ["source", "b", "--to", "foo"],
+            3,
+            "format: got 'foo', expected one of buffer",
+        ),
         (["source", "b.npz", "--fields", "x"], 3, "fields: got 'x', expected"),
         (["source", "b.npz", "--env", "2"], 3, r"expected integers in \[0, 2\)"),
         (["source", "b.npz", "-o", "x=1"], 3, "option 'x': got one that neither"),

@@ -107,7 +107,7 @@ def test_a_file_that_is_no_hdf5_is_named(tmp_path):
     path.write_bytes(b"no such thing" * 100)
     with pytest.raises(CorruptError, match="the HDF5 library cannot read it"):
         Hdf5(path, Notes())
-    with pytest.raises(FormatError, match="of no known format"):
+    with pytest.raises(FormatError, match="by its name one of d4rl, robomimic; it may"):
         mr.load(path, tmp_path / "buffer")
 
 

@@ -100,8 +100,13 @@ def test_groups_are_told_from_other_folders_and_zip_files(tmp_path, rng):
     (tmp_path / "b").mkdir()
     (tmp_path / "c.zip").write_bytes(b"no zip file")
     assert registry.source_format(tmp_path / "a.zarr").name == "zarr"
-    for name in ("b", "c.zip"):
-        with pytest.raises(FormatError, match="of no known format, expected a buffer"):
+    for name, expected in (
+        ("b", "a buffer or one of"),
+        ("c.zip", "by its name one of"),
+    ):
+        with pytest.raises(
+            FormatError, match=f"of no known format, expected {expected}"
+        ):
             registry.source_format(tmp_path / name)
     with pytest.raises(FormatError, match="a target of a format that mmreplay does no"):
         registry.target_format(tmp_path / "a.zip")
