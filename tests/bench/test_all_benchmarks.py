@@ -89,6 +89,9 @@ def test_plots_have_the_limits_and_logarithmic_axes(results, tmp_path):
     assert line[:2] == ("add: add 1 full ring", {OURS: 10.0, "cpprb": 32.5})
     # 168 bytes at 4,000 bytes a microsecond.
     assert line[2] == pytest.approx(0.042)
+    # Numbers of rows are no libraries.
+    by_rows = {"few": {"result": {"median_us": {"1000": 3.0, "100000": 4.0}}}}
+    assert plots.lines(by_rows, plots.TIMES, {}) == []
     drawn = plots.draw_all(results, tmp_path)
     assert [path.suffix for path in drawn] == [".svg", ".svg"]
     # Powers of ten at the ticks, and names in the legend, are drawn as shapes.

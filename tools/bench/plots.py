@@ -44,7 +44,12 @@ def lines(results: Mapping[str, Any], kind: str, limits: Mapping[str, float]) ->
         for path, figures in groups(record["result"]):
             if not any(kind in part for part in path):
                 continue
-            sides = {n: float(v) for n, v in figures.items() if _drawn(v)}
+            # Names of libraries; what is by numbers of rows compares none.
+            sides = {
+                name: float(figure)
+                for name, figure in figures.items()
+                if _drawn(figure) and not name.isdigit()
+            }
             if sides:
                 title = _title(script[6:], [part.replace(kind, "") for part in path])
                 found.append((title, sides, _least_us(script, path, limits)))
