@@ -150,7 +150,7 @@ def plot(curves: dict[str, dict[str, list[Curve]]], path: Path) -> None:
                 )
         task = TASKS[name]
         axis.set(
-            title=f"{task['library']} {task['kind']}, {task['env']}", xlabel="steps"
+            title=f"{task['library']} {task['kind']}\n{task['env']}", xlabel="steps"
         )
     axes[0][0].legend(frameon=False)
     for line in axes:

@@ -109,7 +109,9 @@ def outcome(system: str, side: str, folder: Path, limit_nbytes: int) -> dict[str
     by = "RLIMIT_DATA" if group is None else "cgroup"
     if done.returncode == 0:
         return {"enforced_by": by, **json.loads(done.stdout.splitlines()[-1])}
-    lines = done.stderr.strip().splitlines() or [f"signal {-done.returncode}"]
+    if done.returncode < 0:
+        return {"enforced_by": by, "failed": f"signal {-done.returncode}"}
+    lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
     return {"enforced_by": by, "failed": lines[-1][:200]}
 
 
