@@ -166,7 +166,7 @@ class Report:
         rows: Rows taken from the source, final rows included; of those that a smaller
             capacity left out the notes tell.
         episodes: Episodes among them, the running and the headless included.
-        nbytes: Bytes of the target.
+        nbytes: Bytes of the target, without holes.
         seconds: Time it took.
         notes: How ends were found, what was left out and why.
         doubts: What was guessed and may be wrong.

@@ -224,12 +224,12 @@ class Staging:
 
 
 def _sync(path: Path) -> int:
-    """Sync a file, or a folder and all in it, and return its bytes."""
+    """Sync a file, or a folder and all in it, and return its bytes without holes."""
     if not path.is_dir():
         file = File.open(path, None)
         try:
             file.sync()
-            return file.nbytes
+            return min(file.disk_nbytes())
         finally:
             file.close()
     nbytes = sum(_sync(child) for child in sorted(path.iterdir()))

@@ -310,6 +310,15 @@ def test_the_format_of_the_page_works_as_it_stands(source, tmp_path, monkeypatch
         mr.load(tmp_path / "a.raw", tmp_path / "b", format="raw")
 
 
+def test_a_buffer_is_reported_without_the_holes_of_its_ring(tmp_path):
+    schema = mr.Schema({"x": mr.Field((1000,), "uint8")})
+    with mr.ReplayBuffer.create(tmp_path / "a", schema, 1_000_000) as buffer:
+        buffer.extend(x=np.ones((500, 1000), np.uint8))
+    mr.export(tmp_path / "a", tmp_path / "a.npz")
+    report = mr.load(tmp_path / "a.npz", tmp_path / "b")
+    assert 500_000 <= report.nbytes < 2_000_000
+
+
 @pytest.mark.parametrize("name", ["a.npz", "a.pt", "a.safetensors", "a.parquet"])
 def test_rows_that_no_file_is_read_of_are_not_written(tmp_path, name):
     schema = mr.Schema({"x": mr.Field((1 << 28,), "uint8")})
