@@ -27,6 +27,8 @@ from mmreplay.errors import (
 
 # Space is reserved in pieces of this many bytes, so that it costs one call a MiB.
 ALLOCATION_NBYTES = 1 << 20
+# New pages are written so many bytes at once: docs/benchmarks.md has other sizes.
+PIECE_NBYTES = 16 << 10
 # Of a longer range Linux reads what a device takes in one request, and no more.
 AHEAD_NBYTES = 128 << 10
 
@@ -133,17 +135,17 @@ class File:
         except OSError as error:
             raise system_error("write", self.path, error) from error
 
-    def pwrite_pieces(self, data: memoryview, offset: int, nbytes: int) -> None:
-        """Write all of data in pieces of nbytes, which end where those of the file do.
+    def pwrite_pieces(self, data: memoryview, offset: int) -> None:
+        """The same where pages are new: in pieces that end where those of the file do.
 
         The kernel takes new pages in pieces as large as the write. Large ones it may
         have to ask of a virtual machine's host, which takes five times as long as
         writing them; small ones it keeps at hand.
         """
-        first, stop = 0, nbytes - offset % nbytes
+        first, stop = 0, PIECE_NBYTES - offset % PIECE_NBYTES
         while first < len(data):
             self.pwrite(data[first:stop], offset + first)
-            first, stop = stop, stop + nbytes
+            first, stop = stop, stop + PIECE_NBYTES
 
     def _write_rest(self, data: Data, offset: int, done: int) -> None:
         rest = memoryview(data).cast("B")

@@ -27,10 +27,6 @@ from mmreplay.sums import Sum
 # The device is given what was written so far after so many bytes, so that the sync at
 # the end finds little left.
 SYNC_NBYTES = 64 << 20
-# Written at once; see `File.pwrite_pieces`. A smaller piece lets go of the interpreter
-# too often beside the threads that lay out and sum (16 KiB: a third longer), and larger
-# ones took up to twice as long.
-PIECE_NBYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +134,7 @@ class ArrayFile:
                 data = job.result() if job is not None else bytes_of(columns[name])
                 jobs[name] = self._pool.submit(self._plan.sum, data, self._sums[name])
                 offset = piece.offset + self._done * piece.row_nbytes
-                self._file.pwrite_pieces(data, offset, PIECE_NBYTES)
+                self._file.pwrite_pieces(data, offset)
                 self._syncs.count(len(data))
         finally:
             # Whatever happens, nobody looks at the block after this call.

@@ -26,7 +26,6 @@ from mmreplay.mounts import NETWORK, file_system
 from mmreplay.ring import Run, runs
 from mmreplay.storage.base import CheckedStore
 from mmreplay.storage.engines import create_store
-from mmreplay.storage.memmap import MemmapStore
 from mmreplay.storage.placement import place
 from mmreplay.storage.zarr import ZarrStore
 from mmreplay.verify.boundaries import alone_problem, names, pair_problem
@@ -75,8 +74,6 @@ class BufferWriter(Writer):
             self._folder = self._staging.path / metadata.folder
             files.make_folder(self._folder)
             self._store = create_store(self._folder, metadata)
-            if isinstance(self._store, MemmapStore) and self._store.inlet is not None:
-                self._store.inlet.shut()
             self._syncs = Syncs(self._store.sync, self._pool)
         except BaseException:
             self.abort()

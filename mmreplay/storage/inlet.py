@@ -21,11 +21,6 @@ from mmreplay.errors import FailedError
 from mmreplay.files import File
 from mmreplay.mounts import KEEPS_PAGES, file_system
 
-# New pages are written so many at once; see `File.pwrite_pieces`. On a virtual machine
-# whose free memory goes back to its host, 50,000 rows of 28 KB went out at 1,350 to
-# 2,750 MB/s so, at 450 to 2,900 in pieces of 32 KiB, at 300 to 1,370 page by page, and
-# at 810 to 970 in one (tools/bench/bench_pixels.py, filling).
-PIECE_NBYTES = 16 << 10
 # Shorter ones take as long either way.
 LEAST_NBYTES = 16 << 10
 # Stretches stored between two looks whether their pages are in memory, while they were
@@ -53,13 +48,6 @@ class Inlet:
         self._warm_calls = 0
         self._seen = bytearray()
         self._vector: ctypes.Array[ctypes.c_char] | None = None
-
-    def shut(self) -> None:
-        """Store nothing from now on: `write` does better where all is synced at once.
-
-        The sync looks for pages that were stored into in every mapping.
-        """
-        self._open = False
 
     def fill(
         self, offset: int, nbytes: int, pack: Pack, given: tuple[object, ...]
@@ -104,7 +92,7 @@ class Inlet:
         if offset < self._reached:
             self._file.pwrite(data, offset)
         else:
-            self._file.pwrite_pieces(data, offset, PIECE_NBYTES)
+            self._file.pwrite_pieces(data, offset)
         self._reached = max(self._reached, offset + len(data))
 
     def _map(self) -> mmap.mmap | None:

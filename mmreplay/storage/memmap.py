@@ -26,7 +26,7 @@ from mmreplay.storage import packing
 from mmreplay.storage.base import Columns
 from mmreplay.storage.edges import Edges
 from mmreplay.storage.flags import FlagReader, MappedFlags, ReadFlags
-from mmreplay.storage.inlet import LEAST_NBYTES, PIECE_NBYTES, Inlet
+from mmreplay.storage.inlet import LEAST_NBYTES, Inlet
 from mmreplay.storage.pages import Pages
 from mmreplay.storage.placement import FLAGS, RECORDS, SUMS, Placement, place
 from mmreplay.storage.policy import ReadPolicy
@@ -71,7 +71,7 @@ class MemmapStore:
         self._packer = packing.packer(schema, placement, ring.num_envs)
         self._record = self._packer.record
         file = self._records_file
-        self.inlet = None if file is None else Inlet(file)
+        self._inlet = None if file is None else Inlet(file)
         self._advise = policy.advise
         self.maps = policy.maps(self._flags_file.path.parent)
         self._open_rows()
@@ -164,10 +164,10 @@ class MemmapStore:
             for row, first, stop in runs:
                 data = np.ascontiguousarray(column[first:stop])
                 raw = data.reshape(-1).view(np.uint8).data
-                file.pwrite_pieces(raw, row * nbytes, PIECE_NBYTES)
+                file.pwrite_pieces(raw, row * nbytes)
                 self._edges[path].written(row, stop - first)
-        if self.inlet is not None:
-            self._write_records(self.inlet, runs, columns)
+        if self._inlet is not None:
+            self._write_records(self._inlet, runs, columns)
         for row, first, stop in runs:
             self._flags_file.pwrite(flags[first:stop].data, row)
 

@@ -5,10 +5,8 @@ import pytest
 
 import mmreplay as mr
 from mmreplay import files
-from mmreplay.convert import array_file
 from mmreplay.convert.count import firsts
 from mmreplay.convert.rows_writer import _law
-from mmreplay.storage import inlet
 from tests.convert.support import same_rows
 
 SCHEMA = {
@@ -19,18 +17,14 @@ SCHEMA = {
 
 
 class Told(files.Disk):
-    """A disk that tells what is written to it."""
+    """A disk that tells how much is written to it at once."""
 
     def __init__(self):
-        self.written, self.stored = [], 0
+        self.written = []
 
     def pwrite(self, fd, data, offset):
         self.written.append(len(data))
         return super().pwrite(fd, data, offset)
-
-    def fill(self, *args):
-        self.stored += 1
-        return super().fill(*args)
 
 
 def filled(path, rng, rows=5000, capacity=3000, num_envs=1, layout=None):
@@ -78,20 +72,7 @@ def test_arrays_are_written_in_pieces_that_the_kernel_has_at_hand(
     source, disk = filled(tmp_path / "source", rng), Told()
     monkeypatch.setattr(files, "disk", disk)
     mr.export(source, tmp_path / "there.npz")
-    assert max(disk.written) == array_file.PIECE_NBYTES
-
-
-def test_a_loaded_buffer_is_written_and_not_stored_into(tmp_path, rng, monkeypatch):
-    mr.export(filled(tmp_path / "source", rng), tmp_path / "there.npz")
-    disk = Told()
-    monkeypatch.setattr(files, "disk", disk)
-    monkeypatch.setattr(inlet, "LEAST_NBYTES", 512)
-    filled(tmp_path / "added", rng)
-    if not disk.stored:
-        pytest.skip("nothing is stored through mappings here")
-    disk.stored = 0
-    mr.load(tmp_path / "there.npz", tmp_path / "back")
-    assert disk.stored == 0
+    assert max(disk.written) == files.PIECE_NBYTES
 
 
 @pytest.mark.parametrize("env_ids", [[4, 4, 4], [2, 4, 2], [3], []])

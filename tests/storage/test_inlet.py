@@ -10,10 +10,10 @@ import mmreplay as mr
 from mmreplay import mounts
 from mmreplay.disk import Disk
 from mmreplay.errors import FailedError, FullError
-from mmreplay.files import File
+from mmreplay.files import PIECE_NBYTES, File
 from mmreplay.ring import Ring
 from mmreplay.storage import inlet
-from mmreplay.storage.inlet import LEAST_NBYTES, PIECE_NBYTES, WARM_CALLS, Inlet
+from mmreplay.storage.inlet import LEAST_NBYTES, WARM_CALLS, Inlet
 from mmreplay.storage.memmap import MemmapStore
 from tools.torture.disks import FaultyDisk, WatchedDisk, using
 
@@ -235,9 +235,9 @@ def test_a_piece_that_is_written_in_part_is_written_on(tmp_path, rng):
     data = rng.bytes(3 * PIECE_NBYTES)
     file = File.create(tmp_path / "a", 4 * PIECE_NBYTES)
     with using(FaultyDisk("short", count=2, names=("pwrite",))):
-        file.pwrite_pieces(memoryview(data), 100, PIECE_NBYTES)
+        file.pwrite_pieces(memoryview(data), 100)
     assert file.pread(len(data), 100) == data
     full = FaultyDisk(OSError(errno.ENOSPC, "full"), at=1, names=("pwrite",))
     with using(full), pytest.raises(FullError, match="write"):
-        file.pwrite_pieces(memoryview(data), 0, PIECE_NBYTES)
+        file.pwrite_pieces(memoryview(data), 0)
     file.close()
