@@ -136,7 +136,7 @@ class File:
             raise system_error("write", self.path, error) from error
 
     def pwrite_pieces(self, data: memoryview, offset: int) -> None:
-        """The same where pages are new: in pieces that end where those of the file do.
+        """Write all of data where pages are new, in pieces that the file is cut into.
 
         The kernel takes new pages in pieces as large as the write. Large ones it may
         have to ask of a virtual machine's host, which takes five times as long as

@@ -1,5 +1,4 @@
 /* Steps placed and their records copied out; steps.py says what `take` does.
-
  *
  * Records are asked for ahead, into the second cache, which saves a sixth of the time.
  * Asked for into the first they come no sooner: it waits for few lines at a time, and

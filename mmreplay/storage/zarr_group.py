@@ -109,10 +109,10 @@ def _array(path: str, field: Field, ring: Ring, sharding: Sharding) -> ShardedAr
 
 
 def folder_name(path: str) -> str:
-    """A field's folder: each segment percent-encoded, dots and leading ``__`` too.
+    """A field's folder: each segment percent-encoded, dots and ``__`` too.
 
-    So is ``tmp-`` at its beginning: `sweep` removes what begins so in the group's own
-    folder.
+    So is ``tmp-`` where the path begins: `sweep` removes what is called so in the
+    group's own folder.
     """
     name = "/".join(
         quote(part, safe="").replace(".", "%2E").replace("__", "%5F%5F")
