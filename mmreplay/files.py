@@ -115,6 +115,13 @@ class File:
             raise
         return file
 
+    def past_cache(self) -> File:
+        """Open it once more, to write aligned blocks past the page cache."""
+        file = File(self.path, -1, self.nbytes, writable=True)
+        with _told("open", self.path):
+            file.fd = disk.open(self.path, os.O_RDWR | os.O_DIRECT)
+        return file
+
     def resize(self, nbytes: int) -> None:
         """Set the size of a new file; the bytes are zero and take no space."""
         with _told("resize", self.path):
@@ -138,9 +145,8 @@ class File:
     def pwrite_pieces(self, data: memoryview, offset: int) -> None:
         """Write all of data where pages are new, in pieces that the file is cut into.
 
-        The kernel takes new pages in pieces as large as the write. Large ones it may
-        have to ask of a virtual machine's host, which takes five times as long as
-        writing them; small ones it keeps at hand.
+        The kernel takes new pages in pieces as large as the write. Small ones it has at
+        hand; large ones may take five times as long, from a virtual machine's host.
         """
         first, stop = 0, PIECE_NBYTES - offset % PIECE_NBYTES
         while first < len(data):
@@ -325,10 +331,7 @@ def replace_bytes(path: Path, data: bytes) -> None:
         file.sync()
     finally:
         file.close()
-    with _told("rename", temporary):
-        disk.rename(temporary, path)
-    # The rename is an entry of the folder, and reaches the disk with it.
-    sync_folder(path.parent)
+    rename(temporary, path)
 
 
 def sync_folder(path: Path) -> None:

@@ -2,13 +2,13 @@
 
 Every block goes straight to its place; what stands around the arrays, checksums
 included, is written last. Checksums are taken, and the device is kept busy, by threads
-beside the one that writes, as both let go of the interpreter.
+beside the one that makes rows, as all let go of the interpreter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, wait
+from collections.abc import Iterator, Mapping
+from concurrent.futures import wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -19,14 +19,11 @@ from numpy.typing import NDArray
 from mmreplay.convert.ahead import Threads
 from mmreplay.convert.base import Block, Notes, Writer
 from mmreplay.convert.description import Description
+from mmreplay.convert.device import way_to
 from mmreplay.convert.staging import Staging
 from mmreplay.errors import FormatError
 from mmreplay.files import File
 from mmreplay.sums import Sum
-
-# The device is given what was written so far after so many bytes, so that the sync at
-# the end finds little left.
-SYNC_NBYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,37 +62,6 @@ class Plan(Protocol):
         """What stands around the columns, as (offset, bytes), once sums are known."""
 
 
-class Syncs:
-    """Gives what is being written to the device, in a thread."""
-
-    def __init__(self, sync: Callable[[], None], pool: Threads) -> None:
-        self._sync, self._pool = sync, pool
-        self._written = 0
-        self._job: Future[None] | None = None
-
-    def count(self, nbytes: int) -> None:
-        """Tell how much was written since.
-
-        Raises:
-            FailedError: The device refused what was written before.
-        """
-        self._written += nbytes
-        if self._written < SYNC_NBYTES:
-            return
-        if self._job is not None:
-            if not self._job.done():
-                return
-            self._job.result()
-        self._written = 0
-        self._job = self._pool.submit(self._sync)
-
-    def wait(self) -> None:
-        """Wait for the device; raises as `count` does."""
-        if self._job is not None:
-            job, self._job = self._job, None
-            job.result()
-
-
 class ArrayFile:
     """The columns of one file, each written to its place, row after row."""
 
@@ -107,7 +73,7 @@ class ArrayFile:
         self._done = 0
         self._sums = {name: piece.start for name, piece in plan.pieces.items()}
         self._pool = Threads(2, "mmreplay-export")
-        self._syncs = Syncs(file.sync, self._pool)
+        self._way = way_to(file, len(plan.pieces))
 
     @property
     def room(self) -> int:
@@ -134,8 +100,7 @@ class ArrayFile:
                 data = job.result() if job is not None else bytes_of(columns[name])
                 jobs[name] = self._pool.submit(self._plan.sum, data, self._sums[name])
                 offset = piece.offset + self._done * piece.row_nbytes
-                self._file.pwrite_pieces(data, offset)
-                self._syncs.count(len(data))
+                self._way.write(data, offset)
         finally:
             # Whatever happens, nobody looks at the block after this call.
             wait(laid.values())
@@ -150,15 +115,15 @@ class ArrayFile:
                 f"got {self._done} rows, expected the {self._rows} described; the "
                 "source was cut"
             )
+        self._way.finish()
         for offset, data in self._plan.around(self._sums):
             self._file.pwrite(data, offset)
-        self._syncs.wait()
         self.close()
 
     def close(self) -> None:
         """Give everything back; a second call does nothing."""
-        # The file must not be closed under a thread that syncs it.
         self._pool.shutdown()
+        self._way.close()
         self._file.close()
 
 

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from mmreplay import files, recovery
 from mmreplay.buffer.state import write_statistics
 from mmreplay.convert.ahead import Threads
-from mmreplay.convert.array_file import Syncs
 from mmreplay.convert.base import Block, Notes, Writer
 from mmreplay.convert.count import alone, check_env_ids, firsts
 from mmreplay.convert.description import PRIORITY, Description
+from mmreplay.convert.device import Syncs
 from mmreplay.convert.priorities import PriorityWriter
 from mmreplay.convert.staging import Staging
 from mmreplay.episodes import ALL_FLAGS, CUT, FINAL, START, TERMINATED, TRUNCATED

@@ -1,0 +1,246 @@
+"""How bytes of large files get to the device while more of them are made.
+
+Through the page cache a byte is copied, its page is found, and both are paid again when
+the device takes it: on a virtual machine half of an export's time. A file that is too
+large to be wanted in memory next is therefore written past it, by `Direct`.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.convert.ahead import Threads
+from mmreplay.errors import FailedError
+from mmreplay.files import File
+
+# The device is given what was written so far after so many bytes, so that the sync at
+# the end finds little left.
+SYNC_NBYTES = 64 << 20
+DIRECT_NBYTES = 256 << 20
+"""Files from here on are written past the page cache."""
+ALIGNMENT = 4096
+"""Of memory, offset and length of what goes past it."""
+SLAB_NBYTES = 4 << 20
+"""Written at a time: of 1 MiB the device took a tenth less a second, of 256 KiB a
+third."""
+SLABS_NBYTES = 24 << 20
+"""Memory for all of them."""
+LEAST_SLAB_NBYTES = 64 << 10
+MAX_STREAMS = 512
+
+
+class Syncs:
+    """Gives what is being written to the device, in a thread."""
+
+    def __init__(self, sync: Callable[[], None], pool: Threads) -> None:
+        self._sync, self._pool = sync, pool
+        self._written = 0
+        self._job: Future[None] | None = None
+
+    def count(self, nbytes: int) -> None:
+        """Tell how much was written since.
+
+        Raises:
+            FailedError: The device refused what was written before.
+        """
+        self._written += nbytes
+        if self._written < SYNC_NBYTES:
+            return
+        if self._job is not None:
+            if not self._job.done():
+                return
+            self._job.result()
+        self._written = 0
+        self._job = self._pool.submit(self._sync)
+
+    def wait(self) -> None:
+        """Wait for the device; raises as `count` does."""
+        if self._job is not None:
+            job, self._job = self._job, None
+            job.result()
+
+
+class Way(Protocol):
+    """Takes the bytes of a file, in streams of which each goes on where it was."""
+
+    def write(self, data: memoryview, offset: int) -> None:
+        """Take bytes, which are not looked at after this call.
+
+        Raises:
+            FullError: No space is left, for these or for earlier ones.
+            FailedError: The device refuses, likewise.
+        """
+
+    def finish(self) -> None:
+        """Write what is left; raises as `write` does."""
+
+    def close(self) -> None:
+        """Give everything back but the file; a second call does nothing."""
+
+
+def way_to(file: File, streams: int) -> Way:
+    """The way for a file, whose size it has already.
+
+    Args:
+        file: Open for writing.
+        streams: Places in it that are written to in turns.
+    """
+    if file.nbytes >= DIRECT_NBYTES and 0 < streams <= MAX_STREAMS:
+        try:
+            return Direct(file, file.past_cache(), streams)
+        except FailedError:
+            # A file system that has no such way.
+            pass
+    return Cached(file)
+
+
+class Cached:
+    """Through the page cache; see `Way`."""
+
+    def __init__(self, file: File) -> None:
+        """Write into an open file."""
+        self._file = file
+        self._pool = Threads(1, "mmreplay-sync")
+        self._syncs = Syncs(file.sync, self._pool)
+
+    def write(self, data: memoryview, offset: int) -> None:
+        """See `Way.write`."""
+        self._file.pwrite_pieces(data, offset)
+        self._syncs.count(len(data))
+
+    def finish(self) -> None:
+        """See `Way.finish`."""
+        self._syncs.wait()
+
+    def close(self) -> None:
+        """See `Way.close`."""
+        # The file must not be closed under a thread that syncs it.
+        self._pool.shutdown()
+
+
+@dataclass(slots=True)
+class _Slab:
+    """Aligned memory, and what is in it.
+
+    Attributes:
+        memory: uint8 ``[N]``.
+        offset: Where its first byte goes, aligned.
+        filled: Bytes in it.
+    """
+
+    memory: NDArray[np.uint8]
+    offset: int = 0
+    filled: int = 0
+
+
+class Direct:
+    """Past the page cache, in a thread; see `Way`.
+
+    Only whole blocks of the device can go so. What lies before the first one of a
+    stream and after its last goes through the cache, in pages that hold no others.
+    """
+
+    def __init__(self, file: File, direct: File, streams: int) -> None:
+        """Write into a file.
+
+        Args:
+            file: Open for writing.
+            direct: The same, past the cache; closed with this.
+            streams: How many are written to in turns, at most.
+        """
+        self._file, self._direct = file, direct
+        self._works = True
+        # One more is written, and one waits for that.
+        self._spare = streams + 2
+        room = SLABS_NBYTES // self._spare // ALIGNMENT * ALIGNMENT
+        self._slab_nbytes = min(SLAB_NBYTES, max(LEAST_SLAB_NBYTES, room))
+        self._free: SimpleQueue[_Slab] = SimpleQueue()
+        self._streams: dict[int, _Slab] = {}
+        self._jobs: deque[Future[None]] = deque()
+        self._pool = Threads(1, "mmreplay-direct")
+
+    def write(self, data: memoryview, offset: int) -> None:
+        """See `Way.write`."""
+        slab = self._streams.pop(offset, None)
+        done = 0
+        if slab is None:
+            done = min(len(data), -offset % ALIGNMENT)
+            if done:
+                self._file.pwrite(data[:done], offset)
+        # numpy's copies let go of the interpreter.
+        source = np.frombuffer(data, np.uint8)
+        while done < len(source):
+            if slab is None:
+                slab = self._empty(offset + done)
+            room = self._slab_nbytes - slab.filled
+            part = source[done : done + room]
+            slab.memory[slab.filled : slab.filled + len(part)] = part
+            slab.filled += len(part)
+            done += len(part)
+            if len(part) == room:
+                self._send(slab)
+                slab = None
+        if slab is not None:
+            self._streams[offset + done] = slab
+
+    def _empty(self, offset: int) -> _Slab:
+        """A slab that nobody writes, for what begins at an aligned offset."""
+        if self._spare:
+            self._spare -= 1
+            memory = mmap.mmap(-1, self._slab_nbytes)
+            slab = _Slab(np.frombuffer(memory, np.uint8))
+        else:
+            slab = self._free.get()
+        slab.offset, slab.filled = offset, 0
+        return slab
+
+    def _send(self, slab: _Slab) -> None:
+        """Have a slab written."""
+        while self._jobs and self._jobs[0].done():
+            self._jobs.popleft().result()
+        self._jobs.append(self._pool.submit(self._write, slab))
+
+    def _write(self, slab: _Slab) -> None:
+        """Write a slab, whole blocks past the cache, and give it back."""
+        try:
+            whole = slab.filled // ALIGNMENT * ALIGNMENT
+            if whole and not self._past(slab.memory[:whole].data, slab.offset):
+                whole = 0
+            rest = slab.memory[whole : slab.filled]
+            if len(rest):
+                self._file.pwrite_pieces(rest.data, slab.offset + whole)
+        finally:
+            self._free.put(slab)
+
+    def _past(self, data: memoryview, offset: int) -> bool:
+        """Write past the cache; False where that does not work, now or ever."""
+        if self._works:
+            try:
+                self._direct.pwrite(data, offset)
+            except FailedError:
+                # A device of larger blocks, or one that fails: the other way will
+                # work, or raise what is to be told.
+                self._works = False
+        return self._works
+
+    def finish(self) -> None:
+        """See `Way.finish`."""
+        streams, self._streams = self._streams, {}
+        for slab in streams.values():
+            self._send(slab)
+        while self._jobs:
+            self._jobs.popleft().result()
+
+    def close(self) -> None:
+        """See `Way.close`."""
+        self._pool.shutdown()
+        self._direct.close()

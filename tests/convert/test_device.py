@@ -1,0 +1,197 @@
+"""Large files go past the page cache: to the last byte what goes through it."""
+
+import errno
+import os
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay import Field, ReplayBuffer, Schema
+from mmreplay.convert import device
+from mmreplay.errors import FailedError, FullError
+from mmreplay.files import Disk, File
+from tools.torture.disks import FaultyDisk, using
+
+PAGE = 4096
+
+
+class PastCache(Disk):
+    """Counts what goes past the cache, and fails it with an error if given one."""
+
+    def __init__(self, fault=None, *, at_open=False):
+        self.fault, self.at_open = fault, at_open
+        self.nbytes = 0
+        self._direct = set()
+
+    def open(self, path, flags):
+        """Remember which descriptors pass it by."""
+        if flags & os.O_DIRECT and self.at_open and self.fault is not None:
+            raise self.fault
+        fd = super().open(path, flags)
+        (self._direct.add if flags & os.O_DIRECT else self._direct.discard)(fd)
+        return fd
+
+    def pwrite(self, fd, data, offset):
+        """Fail, or count."""
+        if fd in self._direct:
+            if self.fault is not None:
+                raise self.fault
+            self.nbytes += len(data)
+            assert offset % PAGE == 0
+            assert len(data) % PAGE == 0
+        return super().pwrite(fd, data, offset)
+
+
+def written(path, pieces, size, disk):
+    """What a file holds after its streams were written in turns.
+
+    Args:
+        path: Where.
+        pieces: (offset, bytes) in the order of the calls.
+        size: Of the file.
+        disk: Through which.
+    """
+    with using(disk):
+        file = File.create(path, size)
+        way = device.way_to(file, 8)
+        try:
+            for offset, data in pieces:
+                way.write(memoryview(data), offset)
+            way.finish()
+        finally:
+            way.close()
+            file.close()
+    return path.read_bytes()
+
+
+def streams(rng, size, number):
+    """Calls that fill a file in streams which take turns, and what it then holds."""
+    content = rng.integers(0, 256, size, np.uint8).tobytes()
+    cuts = [0, *sorted(rng.integers(0, size, number - 1).tolist()), size]
+    at, ends = cuts[:-1], cuts[1:]
+    calls = []
+    while left := [n for n in range(number) if at[n] < ends[n]]:
+        which = int(rng.choice(left))
+        most = int(rng.choice([1, 100, PAGE, 3 * PAGE + 1, 100_000]))
+        stop = min(ends[which], at[which] + most)
+        calls.append((at[which], content[at[which] : stop]))
+        at[which] = stop
+    return calls, content
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Files of any size go past the cache, in slabs of a few pages."""
+    monkeypatch.setattr(device, "DIRECT_NBYTES", 0)
+    monkeypatch.setattr(device, "SLAB_NBYTES", 4 * PAGE)
+    monkeypatch.setattr(device, "LEAST_SLAB_NBYTES", 4 * PAGE)
+
+
+def goes_past(folder):
+    """Whether the file system has such a way."""
+    file = File.create(folder / "probe", 0)
+    try:
+        file.past_cache().close()
+    except FailedError:
+        return False
+    finally:
+        file.close()
+    return True
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_streams_that_take_turns_end_where_they_belong(tmp_path, small, seed):
+    rng = np.random.default_rng(seed)
+    size = int(rng.integers(1, 600_000))
+    calls, content = streams(rng, size, 1 + seed % 8)
+    disk = PastCache()
+    assert written(tmp_path / "file", calls, size, disk) == content
+    if size > 100 * PAGE and goes_past(tmp_path):
+        assert disk.nbytes > size // 2
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP, errno.EIO])
+@pytest.mark.parametrize("at_open", [True, False])
+def test_where_it_cannot_be_it_goes_through_the_cache(tmp_path, small, number, at_open):
+    calls, content = streams(np.random.default_rng(1), 300_000, 3)
+    disk = PastCache(OSError(number, "no"), at_open=at_open)
+    assert written(tmp_path / "file", calls, len(content), disk) == content
+    assert disk.nbytes == 0
+
+
+def test_a_full_disk_is_told(tmp_path, small):
+    if not goes_past(tmp_path):
+        pytest.skip("the file system has no way past the cache")
+    calls, content = streams(np.random.default_rng(1), 300_000, 3)
+    disk = PastCache(OSError(errno.ENOSPC, "full"))
+    with pytest.raises(FullError, match="full"):
+        written(tmp_path / "file", calls, len(content), disk)
+
+
+@pytest.mark.parametrize("at", range(0, 24, 3))
+def test_a_short_write_is_made_good(tmp_path, small, at):
+    calls, content = streams(np.random.default_rng(2), 300_000, 2)
+    with using(FaultyDisk("short", at, 2, names=("pwrite",))) as disk:
+        file = File.create(tmp_path / "file", len(content))
+        way = device.way_to(file, 2)
+        for offset, data in calls:
+            way.write(memoryview(data), offset)
+        way.finish()
+        way.close()
+        file.close()
+    assert disk.struck
+    assert (tmp_path / "file").read_bytes() == content
+
+
+def test_a_small_file_stays_in_the_cache(tmp_path):
+    calls, content = streams(np.random.default_rng(3), 100_000, 2)
+    disk = PastCache()
+    assert written(tmp_path / "file", calls, len(content), disk) == content
+    assert disk.nbytes == 0
+
+
+@pytest.mark.parametrize("suffix", ["npz", "pt", "safetensors"])
+def test_exports_are_the_same_either_way(tmp_path, monkeypatch, suffix):
+    schema = Schema(
+        {"observation": Field((33,), "uint8"), "reward": Field((), "float32")}
+    )
+    rng = np.random.default_rng(0)
+    with ReplayBuffer.create(tmp_path / "buffer", schema, 30_000) as buffer:
+        for _ in range(3):
+            pixels = rng.integers(0, 256, (9000, 33), np.uint8)
+            buffer.extend(observation=pixels, reward=rng.random(9000, np.float32))
+        mr.export(buffer, tmp_path / f"cached.{suffix}")
+        monkeypatch.setattr(device, "DIRECT_NBYTES", 0)
+        monkeypatch.setattr(device, "SLAB_NBYTES", 64 << 10)
+        disk = PastCache()
+        with using(disk):
+            mr.export(buffer, tmp_path / f"past.{suffix}")
+    assert disk.nbytes > 0 or not goes_past(tmp_path)
+    first, second = (
+        (tmp_path / f"{name}.{suffix}").read_bytes() for name in ("cached", "past")
+    )
+    assert first == second
+
+
+def test_many_columns_stay_within_the_memory(tmp_path, small, monkeypatch):
+    monkeypatch.setattr(device, "SLABS_NBYTES", 100 * PAGE)
+    monkeypatch.setattr(device, "SLAB_NBYTES", 1 << 30)
+    monkeypatch.setattr(device, "LEAST_SLAB_NBYTES", PAGE)
+    taken = []
+
+    def counted(fd, nbytes, kept=device.mmap.mmap):
+        taken.append(nbytes)
+        return kept(fd, nbytes)
+
+    monkeypatch.setattr(device.mmap, "mmap", counted)
+    calls, content = streams(np.random.default_rng(4), 900_000, 30)
+    file = File.create(tmp_path / "file", len(content))
+    way = device.way_to(file, 30)
+    for offset, data in calls:
+        way.write(memoryview(data), offset)
+    way.finish()
+    way.close()
+    file.close()
+    assert (tmp_path / "file").read_bytes() == content
+    assert sum(taken) <= 100 * PAGE
