@@ -7,7 +7,6 @@ large to be wanted in memory next is therefore written past it, by `Direct`.
 
 from __future__ import annotations
 
-import mmap
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -196,8 +195,9 @@ class Direct:
         """A slab that nobody writes, for what begins at an aligned offset."""
         if self._spare:
             self._spare -= 1
-            memory = mmap.mmap(-1, self._slab_nbytes)
-            slab = _Slab(np.frombuffer(memory, np.uint8))
+            memory = np.empty(self._slab_nbytes + ALIGNMENT, np.uint8)
+            first = -memory.ctypes.data % ALIGNMENT
+            slab = _Slab(memory[first : first + self._slab_nbytes])
         else:
             slab = self._free.get()
         slab.offset, slab.filled = offset, 0
