@@ -10,6 +10,8 @@ from typing import ParamSpec, TypeVar
 
 THREADS = min(4, os.cpu_count() or 1)
 END = object()
+REFUSED = "cannot schedule new futures"
+"""Says a pool that takes no job, because it or Python was shut down."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Given = ParamSpec("Given")
@@ -22,6 +24,8 @@ class Threads(ThreadPoolExecutor):
     others to end its file, while new jobs are refused.
     """
 
+    _closed = False
+
     def submit(
         self, fn: Callable[Given, Result], /, *args: Given.args, **kwargs: Given.kwargs
     ) -> Future[Result]:
@@ -29,7 +33,8 @@ class Threads(ThreadPoolExecutor):
         try:
             return super().submit(fn, *args, **kwargs)
         except RuntimeError as error:
-            if "interpreter shutdown" not in str(error):
+            # Threads that end with Python leave a pool that says it was shut down.
+            if self._closed or REFUSED not in str(error):
                 raise
         job: Future[Result] = Future()
         try:
@@ -37,6 +42,11 @@ class Threads(ThreadPoolExecutor):
         except BaseException as error:
             job.set_exception(error)
         return job
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """See `ThreadPoolExecutor.shutdown`."""
+        self._closed = True
+        super().shutdown(wait, cancel_futures=cancel_futures)
 
 
 def in_order(

@@ -319,13 +319,16 @@ def test_a_killed_writer_leaves_whole_files_and_a_whole_buffer(tmp_path):
 
 
 FORGOTTEN = """
-import sys, time
+import sys, threading, time
 from concurrent.futures import thread
 from mmreplay import AutoExport
+from mmreplay.convert import rows
+from mmreplay.convert.count import Beginnings
 from tests.convert.test_auto_export import create, step
 from pathlib import Path
 
-run = AutoExport._run
+run, look = AutoExport._run, Beginnings.look
+begun = threading.Event()
 
 
 def late(export, span):
@@ -334,8 +337,23 @@ def late(export, span):
     run(export, span)
 
 
-AutoExport._run = late
-where, name, *options = sys.argv[1:]
+def between(seen, block):
+    begun.set()
+    # Python ends now, and with it the threads that wait for jobs.
+    pools = "mmreplay-convert", "mmreplay-export", "mmreplay-load"
+    while not thread._shutdown or any(
+        each.name.startswith(pools) for each in threading.enumerate()
+    ):
+        time.sleep(0.01)
+    return look(seen, block)
+
+
+where, when, name, *options = sys.argv[1:]
+if when == "before":
+    AutoExport._run = late
+else:
+    rows.default_rows = lambda _: 7
+    Beginnings.look = between
 buffer = create(Path(where))
 export = AutoExport(
     buffer, Path(where) / "files", format=name, every=20,
@@ -343,6 +361,7 @@ export = AutoExport(
 )
 buffer.extend(step(0, 1, (20,)))
 buffer.add(step(20, 1))
+assert when == "before" or begun.wait(60)
 """
 
 
@@ -350,9 +369,10 @@ buffer.add(step(20, 1))
     "wanted",
     [["npz"], ["npz", "compression=deflate"], ["csv"], ["parquet"], ["buffer"]],
 )
-def test_a_file_that_is_begun_is_ended_by_a_program_that_ends(tmp_path, wanted):
+@pytest.mark.parametrize("when", ["before", "between"])
+def test_a_file_that_is_begun_is_ended_by_a_program_that_ends(tmp_path, when, wanted):
     ended = subprocess.run(
-        [sys.executable, "-c", FORGOTTEN, tmp_path, *wanted],
+        [sys.executable, "-c", FORGOTTEN, tmp_path, when, *wanted],
         timeout=120, capture_output=True, text=True,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
