@@ -50,9 +50,11 @@ def repair(
     json: Json = False,
 ) -> None:  # fmt: skip
     """Restore the newest consistent state, and say what was cut; exits 1 if all was."""
+    from mmreplay.buffer.lifecycle import absolute
     from mmreplay.repairing import repair as restore
 
-    named = target or path.with_name(f"{path.name}-repaired")
+    where = absolute(path)
+    named = target or where.with_name(f"{where.name}-repaired")
     # In place it is PATH that is as it was, or the repaired one.
     telling = nullcontext() if in_place else copying_to(named)
     with telling, show.waiting("repairing") as progress:

@@ -59,6 +59,12 @@ def test_repair_says_what_was_cut(path, tmp_path, capsys):
     assert (told["rows"], told["cut_rows"], told["restored"]) == (58, 2, [])
 
 
+def test_the_folder_one_is_in_is_repaired_beside_it(path, capsys, monkeypatch):
+    monkeypatch.chdir(path)
+    assert run(["repair", "."]) == 0
+    assert capsys.readouterr().out.startswith(f"{path}-repaired: ")
+
+
 @pytest.mark.parametrize(
     ("damaged", "way"),
     [
