@@ -64,8 +64,9 @@ split(PyObject *module, PyObject *const *args, Py_ssize_t given)
         !(out = hold(&held, args[5], 1, &room, 1)))
         return release(&held, NULL);
     int64_t whole = stride < 1 ? 0 : nbytes / stride;
-    if (first < 0 || count < 0 || first > whole || count > whole - first ||
-        numbers % 3 || !parts_fit(parts, numbers / 3, stride, count, room))
+    if (stride < 1 || first < 0 || count < 0 || first > whole ||
+        count > whole - first || numbers % 3 ||
+        !parts_fit(parts, numbers / 3, stride, count, room))
         return refuse(&held, "expected records of the ring, and room for all");
     int64_t most = stride < SPLIT_NBYTES ? SPLIT_NBYTES / stride : 1;
     PyThreadState *state = count >= LONG_BATCH ? PyEval_SaveThread() : NULL;

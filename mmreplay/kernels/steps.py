@@ -272,7 +272,7 @@ def split(
     Raises:
         ValueError: There are no such rows or fields, or a column ends outside.
     """
-    whole = records.nbytes // stride if stride > 0 else 0
+    whole = records.nbytes // stride if stride > 0 else -1
     fits = 0 <= first <= first + count <= whole and count >= 0 and parts.size % 3 == 0
     fields = parts.reshape(-1, 3).tolist() if fits else []
     for offset, nbytes, place in fields:

@@ -278,6 +278,8 @@ def refusals_of_parts():
     whole = np.array([[2, 8, 0]], np.int64)
     for stride, first, count in ((0, 0, 1), (10, -1, 1), (10, 5, 4), (10, 0, -1)):
         yield "split", (records, stride, first, count, whole, out)
+    for stride in (0, -1):
+        yield "split", (records, stride, 0, 0, whole.reshape(-1)[:0], out)
     yield "split", (records, 10, 0, 6, whole, out)
     for part in ([-1, 2, 0], [2, 9, 0], [2, 0, 0], [2, 8, -1], [2, 8, 33], [2, 8]):
         yield "split", (records, 10, 0, 1, np.array(part, np.int64), out)
