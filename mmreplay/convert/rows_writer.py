@@ -26,7 +26,7 @@ from mmreplay.mounts import NETWORK, file_system
 from mmreplay.ring import Run, runs
 from mmreplay.storage.base import CheckedStore
 from mmreplay.storage.engines import create_store
-from mmreplay.storage.placement import place
+from mmreplay.storage.placement import SUMS, place
 from mmreplay.storage.zarr import ZarrStore
 from mmreplay.verify.boundaries import alone_problem, names, pair_problem
 
@@ -74,6 +74,7 @@ class BufferWriter(Writer):
             self._folder = self._staging.path / metadata.folder
             files.make_folder(self._folder)
             self._store = create_store(self._folder, metadata)
+            self._reserve_holes(self._store)
             self._syncs = Syncs(self._store.sync, self._pool)
         except BaseException:
             self.abort()
@@ -95,6 +96,23 @@ class BufferWriter(Writer):
                 f"{self._staging.target} is on a network file system ({kind}), "
                 "expected a local one for a buffer; load to a local disk and copy it"
             )
+
+    def _reserve_holes(self, store: CheckedStore) -> None:
+        """Reserve rows before the oldest that are summed with it, and never written.
+
+        A hole that is read through a mapping is a SIGBUS where tmpfs is full.
+        """
+        ring, kept = self._metadata.ring, self._kept
+        begins = kept // ring.block_rows * ring.block_rows
+        summed = begins + ring.block_rows <= self._description.stop
+        for env_id in np.flatnonzero((begins < kept) & summed).tolist():
+            where = ring.stretch(env_id, int(begins[env_id]), int(kept[env_id]))
+            for row, step, count in where:
+                for file in store.files:
+                    if file.path.name != SUMS:
+                        nbytes = file.nbytes // ring.num_rows
+                        span = step * (count - 1) + 1
+                        file.allocate(row * nbytes, span * nbytes)
 
     def write(self, block: Block) -> None:
         """See `Writer.write`."""

@@ -213,3 +213,28 @@ def test_a_place_with_holes_is_sealed_where_not_a_page_is_left(disk):
             group = buffer.zarr_path
         with ReplayBuffer.open(group) as buffer:
             assert buffer.gather_all()["n"].tolist() == list(range(20))
+
+
+@pytest.mark.parametrize("engine", ["memmap", "zarr"])
+@pytest.mark.parametrize("layout", ["env_major", "time_major"])
+def test_a_conversion_whose_first_block_begins_with_a_hole(disk, engine, layout):
+    schema = mr.Schema({"n": mr.Field((16,), "int64")})
+    source = ReplayBuffer.create(None, schema, 2048, 2, engine="memory")
+    source.extend(n=np.arange(32 * 2424).reshape(2424, 2, 16))
+    # The oldest row is no block's first: the sum of its block is of a hole, too.
+    assert source.span.first[0] % source.metadata.ring.block_rows > 80
+    refused = 0
+    with mock.patch("mmreplay.files.disk", Unsynced()):
+        for pages in range(40, 400, 3):
+            leave(disk, pages)
+            try:
+                mr.export(
+                    source, disk / "b", format="buffer", engine=engine,
+                    ring_layout=layout,
+                )  # fmt: skip
+            except FullError:
+                refused += 1
+            else:
+                break
+    assert refused > 3
+    assert verify_buffer(disk / "b").findings == ()
