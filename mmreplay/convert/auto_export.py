@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from mmreplay.buffer.lifecycle import StrPath, absolute, refuse_inside
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.convert import registry
+from mmreplay.convert.ahead import Threads
 from mmreplay.convert.base import (
     Report,
     Writer,
@@ -101,7 +102,7 @@ class AutoExport:
         ):
             pass
         self._changed = threading.Condition()
-        self._pool = ThreadPoolExecutor(1, "mmreplay-auto-export")
+        self._pool = Threads(1, "mmreplay-auto-export")
         self._job: Future[None] | None = None
         self._begun = buffer.span.first.copy()
         self._held = self._begun.copy()
@@ -159,8 +160,9 @@ class AutoExport:
         """Start to export what came since, up to heads."""
         span = Span(self._begun, heads.copy())
         if (span.lengths > 0).any():
-            self._begun = span.stop
+            # What nobody was asked to export is asked for again, rather than lost.
             self._job = self._pool.submit(self._run, span)
+            self._begun = span.stop
             self._job.add_done_callback(self._tell)
 
     def _tell(self, _: object) -> None:

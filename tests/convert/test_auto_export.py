@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -386,3 +387,51 @@ def test_a_file_that_is_begun_is_ended_by_a_program_that_ends(tmp_path, when, wa
             assert buffer.gather_all()["a"].shape == (20,)
     else:
         assert mr.load(found, tmp_path / "again").rows == 20
+
+
+LINGERING = """
+import sys, threading, time
+from concurrent.futures import thread
+from mmreplay import AutoExport
+from tests.convert.test_auto_export import create, step
+from pathlib import Path
+
+
+def play():
+    while not thread._shutdown:
+        time.sleep(0.01)
+    with AutoExport(buffer, Path(sys.argv[1]) / "files", format="npz", every=20):
+        for number in range(130):
+            buffer.add(step(number, 1))
+
+
+buffer = create(Path(sys.argv[1]))
+threading.Thread(target=play).start()
+"""
+
+
+def test_a_thread_that_outlives_the_program_exports_what_it_adds(tmp_path):
+    ended = subprocess.run(
+        [sys.executable, "-c", LINGERING, tmp_path],
+        timeout=120, capture_output=True, text=True,
+    )  # fmt: skip
+    assert ended.stderr == ""
+    expected = [(0, at, at * 10) for at in range(120)]
+    assert rows_of(tmp_path / "files") == expected
+
+
+def test_rows_whose_export_could_not_begin_are_exported_later(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("can't start new thread")
+
+    buffer = create(tmp_path)
+    with buffer, mr.AutoExport(buffer, tmp_path / "files", format="npz", every=20):
+        buffer.extend(step(0, 1, (20,)))
+        with monkeypatch.context() as scarce:
+            scarce.setattr(ThreadPoolExecutor, "submit", refuse)
+            with pytest.raises(RuntimeError, match="new thread"):
+                buffer.add(step(20, 1))
+        for number in range(20, 45):
+            buffer.add(step(number, 1))
+    expected = [(0, at, at * 10) for at in range(40)]
+    assert rows_of(tmp_path / "files") == expected
