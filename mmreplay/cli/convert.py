@@ -168,9 +168,11 @@ def convert(
     choice = Choice(
         names, env, read_slice("--episodes", episodes), read_slice("--rows", rows)
     )
-    with told_of(source), between.told_both(options, reading, writing):
+    # Opening may take long, too: a table is read once to find what its columns are.
+    telling = _saying_what_is_kept(target, typed)
+    with telling, told_of(source), between.told_both(options, reading, writing):
         opened = between.open_source(source, reads, reading, choice)
-    with told_of(source), opened as reader:
+    with _saying_what_is_kept(target, typed), told_of(source), opened as reader:
         if dry_run:
             nbytes = registry.planned(
                 writes, reader.describe(), target=target, **writing
@@ -183,7 +185,7 @@ def convert(
         meter = Meter(
             about.rows, about.row_nbytes, None, what="converting", unit="rows"
         )
-        with meter, _saying_what_is_kept(target, typed):
+        with meter:
             report = between.write_target(
                 reader, target, writes, writing, overwrite=overwrite, strict=strict,
                 progress=lambda done, _: meter.update(done, done - meter.done),

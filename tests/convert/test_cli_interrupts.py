@@ -12,6 +12,7 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.cli.exits import INTERRUPTED, run
+from mmreplay.convert import between
 from mmreplay.convert.staging import Staging
 from tests.convert.support import every_kind
 
@@ -60,6 +61,17 @@ def test_nothing_is_left_and_the_same_command_begins_anew(
     assert names(tmp_path) == ["source"]
     assert run(command) == 0
     assert name in names(tmp_path)
+
+
+def test_a_source_that_is_still_looked_at_is_said_to_be_as_it_was(
+    tmp_path, source, monkeypatch, capsys
+):
+    def pressed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(between, "open_source", pressed)
+    assert run(["convert", str(source), str(tmp_path / "a.csv")]) == INTERRUPTED
+    assert "a.csv was not made, the source was only read" in capsys.readouterr().err
 
 
 def test_an_old_target_stays_as_it_was(tmp_path, source, monkeypatch, capsys):
