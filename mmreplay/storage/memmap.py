@@ -154,22 +154,26 @@ class MemmapStore:
         self, runs: Sequence[Run], columns: Columns, flags: NDArray[np.uint8]
     ) -> None:
         """Write a batch of rows; see `Store.write`."""
-        count = len(flags)
-        if count == 1:
+        if len(flags) == 1:
             self._write_one(runs[0][0], columns, flags)
             return
+        self.put(runs, columns, len(flags))
+        for row, first, stop in runs:
+            self._flags_file.pwrite(flags[first:stop].data, row)
+
+    def put(self, runs: Sequence[Run], columns: Columns, count: int) -> None:
+        """Write count rows but for their flags, and large fields that are not given."""
         for path, file, _, nbytes in self._large:
+            if path not in columns:
+                continue
             # A plain block comes step by step, its environments an axis of their own.
             column = columns[path].reshape(count, -1)
             for row, first, stop in runs:
-                data = np.ascontiguousarray(column[first:stop])
-                raw = data.reshape(-1).view(np.uint8).data
-                file.pwrite_pieces(raw, row * nbytes)
+                data = np.ascontiguousarray(column[first:stop]).reshape(-1)
+                file.pwrite_pieces(data.view(np.uint8).data, row * nbytes)
                 self._edges[path].written(row, stop - first)
         if self._inlet is not None:
             self._write_records(self._inlet, runs, columns)
-        for row, first, stop in runs:
-            self._flags_file.pwrite(flags[first:stop].data, row)
 
     def _write_records(
         self, inlet: Inlet, runs: Sequence[Run], columns: Columns
@@ -282,8 +286,7 @@ class MemmapStore:
     def prefetch(self, rows: NDArray[np.int64], paths: Sequence[str]) -> int:
         """Ask the disk for missing rows; see `Store.prefetch`."""
         key = tuple(paths)
-        pages = self._pages_of.get(key)
-        if pages is None:
+        if (pages := self._pages_of.get(key)) is None:
             names = {
                 self._placement.large.get(path, RECORDS)
                 for path in paths

@@ -142,13 +142,17 @@ class Sealing:
         return bool(((over == 0) | (over >= self._steps)).all())
 
     def _unpack(self, place: int, gather: Gather) -> None:
-        """Put a sealed place's rows back into the tail."""
-        size = self.place_rows
+        """Put what shards hold of a place's rows back into the tail.
+
+        Flags and mutable fields are there. Of a place that was sealed before it was
+        full they have holes, which kill who looks at them where tmpfs is full.
+        """
+        size, fields = self.place_rows, self._metadata.schema.fields
+        paths = [path for path, field in fields.items() if not field.mutable]
         for first in range(0, size, UNPACK_ROWS):
             rows = np.arange(first, min(first + UNPACK_ROWS, size)) + place * size
-            columns = gather(rows, self._metadata.schema.paths)
-            flags = self._tail.flags(rows)
-            self._tail.write([(int(rows[0]), 0, len(rows))], columns, flags)
+            columns = gather(rows, paths)
+            self._tail.put([(int(rows[0]), 0, len(rows))], columns, len(rows))
         # What says where the rows are may reach the disk before anything else.
         self._tail.sync()
 

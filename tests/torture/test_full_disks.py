@@ -238,3 +238,30 @@ def test_a_conversion_whose_first_block_begins_with_a_hole(disk, engine, layout)
                 break
     assert refused > 3
     assert verify_buffer(disk / "b").findings == ()
+
+
+def test_a_place_with_holes_is_put_back_where_few_pages_are_left(disk):
+    mutable = mr.Field((2048,), "float32", mutable=True)
+    schema = mr.Schema({"n": mr.Field((), "int64"), "value": mutable})
+
+    def rows(first, count):
+        values = np.arange(first, first + count, dtype=np.float32)
+        return {
+            "n": np.arange(first, first + count),
+            "value": np.repeat(values[:, None], 2048, axis=1),
+        }
+
+    path = disk / "b"
+    with mock.patch("mmreplay.files.disk", Unsynced()):
+        with ReplayBuffer.create(path, schema, 1024, engine="zarr") as buffer:
+            buffer.extend(rows(0, 20))
+        leave(disk, 40)
+        # A place takes more pages than are left, most of which no row lives in.
+        buffer = ReplayBuffer.open(path, "r+", commit_every=None)
+        buffer.extend(rows(20, 20))
+        (disk / "filler").unlink()
+        buffer.close()
+        with ReplayBuffer.open(path) as buffer:
+            found = buffer.gather_all()
+            assert found["n"].tolist() == list(range(40))
+            assert (found["value"] == rows(0, 40)["value"]).all()
