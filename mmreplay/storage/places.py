@@ -34,7 +34,15 @@ class Places:
     @classmethod
     def create(cls, folder: Path, count: int) -> Places:
         """Create the file, of which no place is sealed."""
-        return cls(File.create(folder / FILE_NAME, count * DTYPE.itemsize), True)
+        nbytes = count * DTYPE.itemsize
+        file = File.create(folder / FILE_NAME, nbytes)
+        try:
+            # To look at a hole through a mapping is a SIGBUS where tmpfs is full.
+            file.pwrite(bytes(nbytes), 0)
+            return cls(file, True)
+        except BaseException:
+            file.close()
+            raise
 
     @classmethod
     def open(cls, folder: Path, count: int, *, writable: bool, mapped: bool) -> Places:

@@ -13,6 +13,7 @@ import mmreplay as mr
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import FailedError, FormatError, FullError
 from mmreplay.files import Disk
+from mmreplay.storage.places import Places
 from mmreplay.verify import verify_buffer
 from tools.torture.powerloss import abandon
 from tools.torture.rows import Geometry, content, faults
@@ -265,3 +266,9 @@ def test_a_place_with_holes_is_put_back_where_few_pages_are_left(disk):
             found = buffer.gather_all()
             assert found["n"].tolist() == list(range(40))
             assert (found["value"] == rows(0, 40)["value"]).all()
+
+
+def test_a_file_of_places_has_no_hole_that_kills_who_looks_at_it(disk):
+    file = Places.create(disk, 64).file
+    assert file.disk_nbytes()[1] >= file.nbytes > 0
+    file.close()
