@@ -111,6 +111,17 @@ def raise_if_out_of_files(error: BaseException) -> None:
         raise error
 
 
+def shortage(error: BaseException) -> int:
+    """The number of what is short, and may not be later: space, files, memory; or 0."""
+    if isinstance(error, MemoryError):
+        return errno.ENOMEM
+    if isinstance(error, FullError):
+        return error.errno or errno.ENOSPC
+    if isinstance(error, OSError) and error.errno in OUT_OF_FILES:
+        return error.errno or 0
+    return 0
+
+
 def system_error(what: str, path: Path, error: OSError) -> FullError | FailedError:
     """Make the system's error ours, with the file's name: its disk may be full."""
     if error.errno in FULL:

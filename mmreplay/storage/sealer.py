@@ -6,7 +6,7 @@ import _thread
 import queue
 from collections.abc import Callable
 
-from mmreplay.errors import FullError
+from mmreplay.errors import shortage
 
 Work = Callable[[], None]
 
@@ -14,11 +14,12 @@ Work = Callable[[], None]
 class Sealer:
     """Does work in the order given, off the thread of whoever gives it.
 
-    A full disk leaves a place unsealed, which loses nothing; another failure ends the
-    work, and is told by `failure`.
+    A full disk leaves a place unsealed, which loses nothing, and so does a want of
+    memory or of files to open; another failure ends the work, told by `failure`.
 
     Attributes:
         failure: What the device refused, if it did.
+        short: The number of what was short last, or 0.
     """
 
     def __init__(self) -> None:
@@ -26,6 +27,7 @@ class Sealer:
         self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._running = False
         self.failure: BaseException | None = None
+        self.short = 0
         self._given = self._done = 0
 
     def give(self, work: Work) -> None:
@@ -69,11 +71,12 @@ class Sealer:
             try:
                 if self.failure is None:
                     work()
-            except FullError:
-                # Nothing is lost: the place stays in the tail, and is tried again
-                # when the buffer is closed.
-                pass
             except BaseException as error:
-                self.failure = error
+                # Where something is short nothing is lost: the place stays in the tail,
+                # and is tried again when the buffer is closed.
+                short = shortage(error)
+                self.short = short or self.short
+                if not short:
+                    self.failure = error
             self._done += 1
         self._ended.put(None)

@@ -9,6 +9,7 @@ and nothing of it is unpacked.
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.errors import FullError, system_failure
+from mmreplay.errors import FailedError, FullError, shortage, system_failure
 from mmreplay.format.metadata import Metadata
 from mmreplay.ring import Run
 from mmreplay.storage import zarr_group
@@ -33,6 +34,12 @@ Gather = Callable[[Ids, Sequence[str]], Columns]
 TAIL_NBYTES = 256 << 20
 """Raw rows that may wait to be sealed before who writes waits too."""
 UNPACK_ROWS = 1024
+SHORT = {
+    errno.EMFILE: ("no file to open", "close some files"),
+    errno.ENFILE: ("no file to open", "close some files"),
+    errno.ENOMEM: ("no memory", "free some memory"),
+}
+"""What the group was in want of but space, and what helps."""
 
 
 class Sealing:
@@ -42,7 +49,7 @@ class Sealing:
 
     Attributes:
         places: The numbers that say who holds each.
-        unsealed: The group misses rows that it was to hold: the disk is full.
+        unsealed: The group misses rows that it was to hold: something was short.
         lock: Held by who writes rows of the tail.
         place_rows: Rows of a place.
     """
@@ -233,6 +240,15 @@ class Sealing:
             self._told = True
             self.unsealed = seal and state["sealed"] != state["stop"]
 
+    def settle_last(self, first: Ids, stop: Ids, *, seal: bool) -> None:
+        """The same; what is short keeps nobody from closing, and is told by `tell`."""
+        try:
+            self.settle(first, stop, seal=seal)
+        except (OSError, MemoryError) as error:
+            self._sealer.short = shortage(error)
+            if not self._sealer.short:
+                raise
+
     def _alive(self, first: Ids, stop: Ids) -> list[int]:
         """Places that hold a row alive."""
         size = self.place_rows
@@ -261,13 +277,18 @@ class Sealing:
 
         Raises:
             FullError: No space is left.
+            FailedError: Files or memory were short.
         """
         if self.unsealed:
-            raise FullError(
-                f"{self._folder / zarr_group.FOLDER}: got no space for the newest rows "
+            number = self._sealer.short
+            got, help_ = SHORT.get(number, ("no space", "free some space"))
+            kind = FailedError if number in SHORT else FullError
+            raise kind(
+                f"{self._folder / zarr_group.FOLDER}: got {got} for the newest rows "
                 "in shards, expected all there when a buffer is closed; nothing is "
-                "lost, but other readers of Zarr miss these rows: free some space, "
-                "open the buffer with mode 'r+' and close it"
+                f"lost, but other readers of Zarr miss these rows: {help_}, "
+                "open the buffer with mode 'r+' and close it",
+                errno_=number or None,
             )
 
     def check(self) -> None:
@@ -276,9 +297,11 @@ class Sealing:
         Raises:
             FailedError: A shard could not be written.
         """
-        failure = self._sealer.failure
+        failure, path = self._sealer.failure, self._folder / zarr_group.FOLDER
+        if isinstance(failure, FailedError):
+            told = f"cannot seal {path}: {failure}"
+            raise FailedError(told, errno_=failure.errno) from failure
         if isinstance(failure, OSError):
-            path = self._folder / zarr_group.FOLDER
             raise system_failure("seal", path, failure) from failure
         if failure is not None:
             raise failure

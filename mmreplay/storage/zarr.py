@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.errors import CorruptError, FailedError, FullError, StarvedError
+from mmreplay.errors import CorruptError, FailedError, StarvedError
 from mmreplay.files import File
 from mmreplay.format.metadata import Metadata
 from mmreplay.ring import Run
@@ -199,8 +199,7 @@ class ZarrStore:
             seal: See `Sealing.settle`.
         """
         oldest = np.maximum(tails, heads - self.ring.capacity)
-        with suppress(FullError):
-            self.settle(oldest, heads, seal=seal)
+        self.sealing.settle_last(oldest, heads, seal=seal)
 
     def prefetch(self, rows: NDArray[np.int64], paths: Sequence[str]) -> int:
         """Ask the disk for missing rows; see `Store.prefetch`."""

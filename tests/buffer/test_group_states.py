@@ -10,7 +10,7 @@ import pytest
 import zarr
 
 import mmreplay as mr
-from mmreplay.errors import FormatError, FullError, SchemaError
+from mmreplay.errors import FailedError, FormatError, FullError, SchemaError
 from tools.torture.disks import QuickDisk, using
 
 SCHEMA = mr.Schema({"observation": mr.Field((3,), "float32")})
@@ -119,6 +119,70 @@ def test_a_full_disk_at_close_is_told_and_loses_nothing(tmp_path, room):
         assert numbers(tmp_path / "b") == list(range(205, 269))
         mr.ReplayBuffer.open(tmp_path / "b", "r+").close()
     assert numbers(path) == list(range(205, 269))
+
+
+@pytest.mark.parametrize("short", ["files", "memory"])
+@pytest.mark.parametrize("room", ["json", "none"])
+def test_a_want_of_files_or_memory_is_told_at_close_and_loses_nothing(
+    tmp_path, room, short
+):
+    class Short(QuickDisk):
+        wanting = False
+
+        def open(self, path, flags):
+            made = flags & os.O_CREAT and path.name.startswith("tmp-")
+            if self.wanting and made and room not in path.name:
+                if short == "memory":
+                    raise MemoryError
+                raise OSError(errno.EMFILE, "Too many open files")
+            return super().open(path, flags)
+
+    path = make(tmp_path / "b")
+    disk = Short()
+    with using(disk):
+        buffer = mr.ReplayBuffer.open(tmp_path / "b", "r+")
+        fill(buffer, CAPACITY, 200)
+        buffer._parts.store.sealing._sealer.drain()
+        # What is short ends neither the sealing nor the writing.
+        disk.wanting = True
+        fill(buffer, CAPACITY + 200, 60)
+        buffer._parts.store.sealing._sealer.drain()
+        buffer.commit()
+        fill(buffer, CAPACITY + 260, 5)
+        got = "no file to open.* close some files" if short == "files" else "no memory"
+        with pytest.raises(FailedError, match=rf"got {got}.* 'r\+' and close it"):
+            buffer.close()
+        disk.wanting = False
+        with mr.ReplayBuffer.open(tmp_path / "b") as buffer:
+            assert buffer.recovery.how == "clean"
+            assert buffer.committed.tolist() == [329]
+        assert numbers(tmp_path / "b") == list(range(265, 329))
+        mr.ReplayBuffer.open(tmp_path / "b", "r+").close()
+    assert numbers(path) == list(range(265, 329))
+
+
+def test_what_a_shard_could_not_be_made_for_is_told(tmp_path):
+    class Failing(QuickDisk):
+        failing = False
+
+        def open(self, path, flags):
+            if self.failing and path.name == "tmp-0":
+                raise OSError(errno.EIO, "Input/output error")
+            return super().open(path, flags)
+
+    disk = Failing()
+    with using(disk):
+        make(tmp_path / "b")
+        buffer = mr.ReplayBuffer.open(tmp_path / "b", "r+")
+        disk.failing = True
+        fill(buffer, CAPACITY, 64)
+        buffer._parts.store.sealing._sealer.drain()
+        told = r"cannot seal .*zarr: cannot create .*tmp-0: Input/output error"
+        with pytest.raises(FailedError, match=told) as caught:
+            buffer.commit()
+        assert caught.value.errno == errno.EIO
+        with pytest.raises(FailedError):
+            buffer.close()
 
 
 @pytest.mark.parametrize(
