@@ -184,9 +184,10 @@ class StepReader:
     def _before_cut(
         self, env_ids: Ids, positions: Ids, heads: Ids
     ) -> NDArray[np.bool_]:
-        after = self._store.flags(self._ring.rows(env_ids, positions + 1))
-        found: NDArray[np.bool_] = (after & CUT) != 0
-        found &= positions + 1 < heads[env_ids]
+        # Only at rows that are there: to look at a hole may be a SIGBUS.
+        followed = positions + 1 < heads[env_ids]
+        after = self._store.flags(self._ring.rows(env_ids, positions + followed))
+        found: NDArray[np.bool_] = followed & ((after & CUT) != 0)
         return found
 
     def read(

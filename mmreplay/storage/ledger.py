@@ -284,6 +284,9 @@ def create_commit(
 ) -> None:
     """Create a COMMIT file whose durable slots both hold the first record.
 
+    The others are written, too: readers look at them through a mapping, and to look at
+    a hole is a SIGBUS where tmpfs is full.
+
     Args:
         folder: The new data folder.
         num_envs: Environments.
@@ -295,6 +298,8 @@ def create_commit(
         data = identity(file).encode()
         for slot in commit.DURABLE_SLOTS:
             file.pwrite(data, size * slot)
+        for slot in commit.LIVE_SLOTS:
+            file.pwrite(bytes(size), size * slot)
         file.sync()
     finally:
         file.close()

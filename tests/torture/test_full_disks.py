@@ -58,6 +58,15 @@ def leave(path, num_pages):
     os.close(filler)
 
 
+def fill(path):
+    """Leave not a page."""
+    filler = os.open(path / "filler", os.O_WRONLY | os.O_CREAT)
+    with suppress(OSError):
+        while os.write(filler, bytes(PAGE)):
+            pass
+    os.close(filler)
+
+
 class Script:
     """What a run does, a step at a time, and what it was told."""
 
@@ -200,11 +209,7 @@ def test_a_place_with_holes_is_sealed_where_not_a_page_is_left(disk):
         )
         buffer.extend(n=np.arange(20), x=np.zeros((20, 96), np.uint8))
         buffer.commit()
-        filler = os.open(disk / "filler", os.O_WRONLY | os.O_CREAT)
-        with suppress(OSError):
-            while os.write(filler, bytes(PAGE)):
-                pass
-        os.close(filler)
+        fill(disk)
         # A page that is not there yet kills whoever reads it through a mapping.
         with pytest.raises(FullError, match="got no space for the newest rows"):
             buffer.close()
@@ -272,3 +277,27 @@ def test_a_file_of_places_has_no_hole_that_kills_who_looks_at_it(disk):
     file = Places.create(disk, 64).file
     assert file.disk_nbytes()[1] >= file.nbytes > 0
     file.close()
+
+
+@pytest.mark.parametrize("count", [20, 4096])
+def test_a_copy_is_read_where_not_a_page_is_left(disk, count):
+    schema = mr.Schema(
+        {
+            "observation": mr.Field((), "int64"),
+            "terminated": mr.Field((), "bool"),
+            "truncated": mr.Field((), "bool"),
+        }
+    )
+    numbers, none = np.arange(count), np.zeros(count, bool)
+    with (
+        mock.patch("mmreplay.files.disk", Unsynced()),
+        ReplayBuffer.create(disk / "b", schema, 6000) as buffer,
+    ):
+        buffer.extend(observation=numbers, terminated=none, truncated=none)
+        buffer.snapshot(disk / "c")
+    fill(disk)
+    # Slots of COMMIT that nobody wrote, and flags behind the newest row, were holes.
+    with ReplayBuffer.open(disk / "c", sampler=mr.UniformSampler(seed=0)) as buffer:
+        batch = buffer.sample(100)
+        assert (batch["next_observation"] == batch["observation"] + 1).all()
+        assert buffer.gather_all()["observation"].tolist() == numbers.tolist()
