@@ -272,8 +272,11 @@ class Sealing:
             after = (reached // self._steps + 1) * self._steps
             reached = np.where(held, after, reached)
 
-    def tell(self) -> None:
+    def tell(self, then: str = "open the buffer with mode 'r+' and close it") -> None:
         """Raise where rows that were to be sealed at last, and are safe, were not.
+
+        Args:
+            then: What to do when nothing is short any more.
 
         Raises:
             FullError: No space is left.
@@ -286,8 +289,7 @@ class Sealing:
             raise kind(
                 f"{self._folder / zarr_group.FOLDER}: got {got} for the newest rows "
                 "in shards, expected all there when a buffer is closed; nothing is "
-                f"lost, but other readers of Zarr miss these rows: {help_}, "
-                "open the buffer with mode 'r+' and close it",
+                f"lost, but other readers of Zarr miss these rows: {help_}, {then}",
                 errno_=number or None,
             )
 

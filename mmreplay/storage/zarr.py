@@ -185,8 +185,14 @@ class ZarrStore:
         return found
 
     def settle(self, first: Ids, stop: Ids, *, seal: bool = True) -> None:
-        """Say in the group what is alive; see `Sealing.settle`."""
+        """Say in the group of a new buffer what is alive; see `Sealing.settle`.
+
+        Raises:
+            FullError: No space is left to seal what is to be.
+            FailedError: Files or memory were short.
+        """
         self.sealing.settle(first, stop, seal=seal)
+        self.sealing.tell("call again")
 
     def settle_last(self, tails: Ids, heads: Ids, *, seal: bool) -> None:
         """The same before all is committed and closed, which a full disk never keeps.

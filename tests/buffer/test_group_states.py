@@ -161,6 +161,28 @@ def test_a_want_of_files_or_memory_is_told_at_close_and_loses_nothing(
     assert numbers(path) == list(range(265, 329))
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE])
+@pytest.mark.parametrize("copy", ["compact", "load"])
+def test_a_copy_whose_shards_found_no_room_is_none(tmp_path, copy, number):
+    class Full(QuickDisk):
+        def open(self, path, flags):
+            if path.name == "tmp-0":
+                raise OSError(number, os.strerror(number))
+            return super().open(path, flags)
+
+    make(tmp_path / "m", engine="memmap")
+    mr.export(tmp_path / "m", tmp_path / "m.npz")
+    made = {
+        "compact": lambda path: mr.compact(tmp_path / "m", path),
+        "load": lambda path: mr.load(tmp_path / "m.npz", path, engine="zarr"),
+    }
+    kind = FullError if number == errno.ENOSPC else FailedError
+    told = r"in shards, expected .*, call again"
+    with using(Full()), pytest.raises(kind, match=told):
+        made[copy](tmp_path / "c")
+    assert not (tmp_path / "c" / "metadata.json").exists()
+
+
 def test_what_a_shard_could_not_be_made_for_is_told(tmp_path):
     class Failing(QuickDisk):
         failing = False
