@@ -15,7 +15,7 @@ import pytest
 
 import mmreplay as mr
 from mmreplay import files
-from mmreplay.convert import array_file, registry, rows
+from mmreplay.convert import device, registry, rows
 from mmreplay.convert.base import Block
 from mmreplay.convert.description import Description
 from mmreplay.convert.registry import Format
@@ -352,7 +352,7 @@ def test_a_device_that_fails_while_a_buffer_is_filled_leaves_none(
     tmp_path, monkeypatch, wrong
 ):
     """The device is given what was written so far, in a thread."""
-    monkeypatch.setattr(array_file, "SYNC_NBYTES", 64)
+    monkeypatch.setattr(device, "SYNC_NBYTES", 64)
     synced = []
 
     def datasync(self, fd):
