@@ -44,18 +44,19 @@ class PastCache(Disk):
         return super().pwrite(fd, data, offset)
 
 
-def written(path, pieces, size, disk):
-    """What a file holds after its streams were written in turns.
+def write(path, pieces, size, disk, number=8):
+    """Write a file's streams in turns.
 
     Args:
         path: Where.
         pieces: (offset, bytes) in the order of the calls.
         size: Of the file.
         disk: Through which.
+        number: Of the streams, at most.
     """
     with using(disk):
         file = File.create(path, size)
-        way = device.way_to(file, 8)
+        way = device.way_to(file, number)
         try:
             for offset, data in pieces:
                 way.write(memoryview(data), offset)
@@ -63,6 +64,11 @@ def written(path, pieces, size, disk):
         finally:
             way.close()
             file.close()
+
+
+def written(path, *given):
+    """What a file holds then; see `write`."""
+    write(path, *given)
     return path.read_bytes()
 
 
@@ -133,22 +139,23 @@ def test_a_full_disk_is_told(tmp_path, small):
 @pytest.mark.parametrize("at", range(0, 24, 3))
 def test_a_short_write_is_made_good(tmp_path, small, at):
     calls, content = streams(np.random.default_rng(2), 300_000, 2)
-    with using(FaultyDisk("short", at, 2, names=("pwrite",))) as disk:
-        file = File.create(tmp_path / "file", len(content))
-        way = device.way_to(file, 2)
-        for offset, data in calls:
-            way.write(memoryview(data), offset)
-        way.finish()
-        way.close()
-        file.close()
+    disk = FaultyDisk("short", at, 2, names=("pwrite",))
+    assert written(tmp_path / "file", calls, len(content), disk) == content
     assert disk.struck
-    assert (tmp_path / "file").read_bytes() == content
 
 
 def test_a_small_file_stays_in_the_cache(tmp_path):
     calls, content = streams(np.random.default_rng(3), 100_000, 2)
     disk = PastCache()
     assert written(tmp_path / "file", calls, len(content), disk) == content
+    assert disk.nbytes == 0
+
+
+def test_more_columns_than_there_is_memory_for_go_through_the_cache(tmp_path, small):
+    calls, content = streams(np.random.default_rng(3), 100_000, 2)
+    disk, many = PastCache(), device.MAX_STREAMS + 1
+    found = written(tmp_path / "file", calls, len(content), disk, many)
+    assert found == content
     assert disk.nbytes == 0
 
 
@@ -180,15 +187,9 @@ def test_many_columns_stay_within_the_memory(tmp_path, small, monkeypatch):
     monkeypatch.setattr(device, "SLAB_NBYTES", 1 << 30)
     monkeypatch.setattr(device, "LEAST_SLAB_NBYTES", PAGE)
     calls, content = streams(np.random.default_rng(4), 900_000, 30)
-    file = File.create(tmp_path / "file", len(content))
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
-    way = device.way_to(file, 30)
-    for offset, data in calls:
-        way.write(memoryview(data), offset)
-    way.finish()
-    way.close()
-    file.close()
+    write(tmp_path / "file", calls, len(content), Disk(), 30)
     taken, whole = tracemalloc.get_traced_memory()[1] - before, 100 * PAGE
     tracemalloc.stop()
     assert whole // 2 < taken < 3 * whole
