@@ -13,6 +13,7 @@ import mmap
 import struct
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -322,14 +323,13 @@ class MemmapStore:
         """CRC32C of a block: first position, flags, records, then large fields."""
         size = self.ring.block_rows
         where, *_ = self.ring.stretch(env_id, block * size, (block + 1) * size)
-        crc = crc32c(struct.pack("<Q", block * size))
-        crc = crc32c(self._flags.stretch(*where), crc)
+        crc = crc32c(struct.pack("<Q", block * size) + self._flags.stretch(*where))
+        readers = [r for p, _, r, _ in self._large if not self.schema.fields[p].mutable]
         if self._records_file is not None:
-            crc = crc32c(self._records.stretch(*where), crc)
-        for path, _, reader, _ in self._large:
-            if not self.schema.fields[path].mutable:
-                crc = crc32c(reader.stretch(*where), crc)
-        return int(crc)
+            readers.insert(0, self._records)
+        for piece in chain.from_iterable(each.pieces(*where) for each in readers):
+            crc = crc32c(piece, crc)
+        return crc
 
     def write_sums(self, env_id: int, first: int, sums: NDArray[np.uint32]) -> None:
         """Keep checksums; see `Store.write_sums`."""

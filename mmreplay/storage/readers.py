@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import mmap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn, Protocol
 
@@ -17,6 +18,10 @@ from mmreplay.storage.pages import Pages
 from mmreplay.storage.policy import Advise
 
 Array = NDArray[np.generic]
+
+PIECE_NBYTES = 1 << 20
+"""Read at once of rows that lie together. Between two reads who adds or draws has the
+lock of Python, for 5 ms each time."""
 
 
 class RowReader(Protocol):
@@ -35,8 +40,13 @@ class RowReader(Protocol):
     def take(self, rows: NDArray[np.int64], out: Array) -> Array:
         """Copy rows into ``out``, ``[B, *shape]`` and contiguous; return it."""
 
-    def stretch(self, row: int, step: int, count: int) -> bytes | memoryview:
-        """Bytes of count rows from one on, every step-th; not copied if need not be."""
+    def pieces(self, row: int, step: int, count: int) -> Iterator[bytes | memoryview]:
+        """Bytes of count rows from one on, every step-th, piece by piece.
+
+        Each is good until the next. Large ones are read: of rows that are no longer in
+        memory a mapping fetches a page at a time, and who looks has the lock of Python
+        meanwhile, which took adds and draws beyond memory to a fifth of their rates.
+        """
 
 
 class MappedRows:
@@ -60,6 +70,7 @@ class MappedRows:
         if advise != "kernel":
             # The kernel's own read-ahead reads 128 KiB for every missing row.
             self.mapping.madvise(mmap.MADV_RANDOM)
+        self._file = file
         flat: Array = np.frombuffer(self.mapping, dtype)
         self.array = flat.reshape(-1, *shape)
         self.pages = Pages(file, _row_nbytes(dtype, shape), advise, self.mapping)
@@ -69,12 +80,17 @@ class MappedRows:
         # Without clip, take goes through a buffer; rows are in range.
         return self.array.take(rows, 0, out, "clip")
 
-    def stretch(self, row: int, step: int, count: int) -> bytes | memoryview:
-        """See `RowReader.stretch`."""
-        found = self.array[row : row + step * count : step]
-        if step > 1:
-            return found.tobytes()
-        return found.reshape(-1).view(np.uint8).data
+    def pieces(self, row: int, step: int, count: int) -> Iterator[bytes | memoryview]:
+        """See `RowReader.pieces`."""
+        nbytes = _row_nbytes(self.dtype, self.shape)
+        if step == 1 or nbytes >= mmap.PAGESIZE:
+            yield from _read(self._file, nbytes, row, step, count)
+        else:
+            # Reading those between as well would take as long for each environment as
+            # for all.
+            rows = range(row, row + step * count, step)
+            self.pages.prefetch(np.array(rows, np.int64))
+            yield self.array[rows.start : rows.stop : step].tobytes()
 
 
 class ReadRows:
@@ -104,13 +120,22 @@ class ReadRows:
                 )
         return out
 
-    def stretch(self, row: int, step: int, count: int) -> bytes:
-        """See `RowReader.stretch`."""
-        nbytes = self._nbytes
-        if step == 1:
-            return self._file.pread(count * nbytes, row * nbytes)
-        every = range(row, row + step * count, step)
-        return b"".join([self._file.pread(nbytes, each * nbytes) for each in every])
+    def pieces(self, row: int, step: int, count: int) -> Iterator[bytes | memoryview]:
+        """See `RowReader.pieces`."""
+        return _read(self._file, self._nbytes, row, step, count)
+
+
+def _read(
+    file: File, row_nbytes: int, row: int, step: int, count: int
+) -> Iterator[memoryview]:
+    """Read every step-th of rows, those that lie together at most a piece at once."""
+    whole = row_nbytes * (count if step == 1 else 1)
+    room = memoryview(bytearray(min(PIECE_NBYTES, whole)))
+    for first in range(row, row + step * count, step if step > 1 else count):
+        for at in range(0, whole, PIECE_NBYTES):
+            piece = room[: whole - at]
+            file.pread_into(piece, first * row_nbytes + at)
+            yield piece
 
 
 def _row_nbytes(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> int:

@@ -43,6 +43,9 @@ def checksum(store: Store, position: int, rows: NDArray[np.int64]) -> int:
         rows: int64 ``[block_rows]``.
     """
     placement, schema = place(store.schema), store.schema
+    kept = [path for path, field in schema.fields.items() if not field.mutable]
+    # Missing pages are else waited for one by one, by who holds the lock of Python.
+    store.prefetch(rows, kept)
     crc = google_crc32c.value(struct.pack("<Q", position))
     crc = google_crc32c.extend(crc, store.flags(rows).tobytes())
     if placement.record is not None:

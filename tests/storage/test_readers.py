@@ -1,5 +1,8 @@
 """Rows come out alike through a mapping and by reading, and a policy says which."""
 
+import os
+import resource
+
 import numpy as np
 import pytest
 
@@ -10,7 +13,7 @@ from mmreplay.ring import Ring
 from mmreplay.storage import policy as module
 from mmreplay.storage.memmap import MemmapStore
 from mmreplay.storage.policy import ReadPolicy
-from mmreplay.storage.readers import MappedRows
+from mmreplay.storage.readers import PIECE_NBYTES, MappedRows, ReadRows
 from tests.contracts.store import KEPT, SCHEMA, StoreContract
 
 PREAD = ReadPolicy("pread")
@@ -77,13 +80,31 @@ def test_a_policy_is_one_of_those_that_there_are(tmp_path, name, value):
         mr.ReplayBuffer.open(tmp_path, **{name: value})
 
 
-def test_rows_that_follow_each_other_are_looked_at_where_they_are(tmp_path):
+@pytest.mark.parametrize("make", [MappedRows, ReadRows])
+@pytest.mark.parametrize("shape", [(4,), (3, 1000), (900, 700)])
+@pytest.mark.parametrize("step", [1, 3])
+def test_rows_come_in_pieces_of_a_bounded_size(tmp_path, rng, make, shape, step):
+    values = rng.integers(1 << 15, size=(8, *shape)).astype("<i2")
     place = tmp_path / "rows"
-    place.write_bytes(bytes(range(240)))
-    file = File.open(place, 240)
-    rows = MappedRows(file, np.dtype("<i2"), (4,), "auto")
-    whole, spread = rows.stretch(2, 1, 5), rows.stretch(2, 3, 5)
-    assert bytes(whole) == bytes(range(16, 56))
-    assert np.shares_memory(np.frombuffer(whole, np.uint8), rows.array)
-    assert spread == b"".join(bytes(range(k, k + 8)) for k in range(16, 136, 24))
+    values.tofile(place)
+    file = File.open(place, values.nbytes)
+    rows = make(file, values.dtype, shape, "auto")
+    pieces = [bytes(piece) for piece in rows.pieces(1, step, 2)]
+    assert b"".join(pieces) == values[1 : 1 + 2 * step : step].tobytes()
+    assert max(map(len, pieces)) <= PIECE_NBYTES
+    file.close()
+
+
+def test_rows_gone_from_memory_are_not_fetched_page_by_page(tmp_path):
+    place = tmp_path / "rows"
+    place.write_bytes(bytes(300 * 28224))
+    file = File.open(place, 300 * 28224)
+    file.sync()
+    rows = MappedRows(file, np.dtype("u1"), (28224,), "auto")
+    os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    if rows.pages.holds(0):
+        pytest.skip("this file system keeps pages whatever it is told")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+    assert not any(any(piece) for piece in rows.pieces(0, 1, 300))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_majflt - before < 50
     file.close()

@@ -31,6 +31,21 @@ class TestZarrStore(StoreContract):
     def make(self, ring, schema, tmp_path):
         return ZarrStore.create(tmp_path, describe(ring, schema, self.codec))
 
+    def test_rows_under_a_checksum_are_asked_for_at_once(self, store, ring, rng):
+        size = ring.block_rows
+        store.write([(0, 0, size)], self.columns(size, rng), np.ones(size, np.uint8))
+        expected = store.checksum(0, 0)
+        asked = []
+        prefetch = store.prefetch
+        store.prefetch = lambda rows, paths: asked.append((rows, list(paths)))
+        assert store.checksum(0, 0) == expected
+        ((rows, paths),) = asked
+        (row, step, count), *_ = ring.stretch(0, 0, size)
+        assert rows.tolist() == [row + step * at for at in range(count)]
+        kept = [path for path, each in store.schema.fields.items() if not each.mutable]
+        assert paths == kept
+        assert prefetch(rows, paths) == 0  # in memory, as it was just written
+
 
 @pytest.mark.slow
 class TestSealedEverywhere(TestZarrStore):
