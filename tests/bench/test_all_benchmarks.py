@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -59,6 +60,22 @@ def test_a_target_is_met_by_the_worst_of_its_figures(results, path, bound, least
 def test_targets_are_of_scripts_that_there_are():
     assert {target.script for target in held_to.TARGETS} <= set(every.SCRIPTS)
     assert set(every.BESIDE) <= set(every.SCRIPTS)
+
+
+def test_a_script_that_is_run_otherwise_has_its_options(monkeypatch, tmp_path):
+    commands = []
+
+    def run(command, **_):
+        commands.append(command[1:])
+        return subprocess.CompletedProcess(command, 0, '{"rows": 1}\n', "")
+
+    monkeypatch.setattr(every.subprocess, "run", run)
+    assert every.run("bench_beyond_8", tmp_path, ["--quick"], 9)["result"] == {
+        "rows": 1
+    }
+    expected = ["-m", "tools.bench.bench_beyond", "--times", "8", "--quick"]
+    assert commands[0] == expected
+    assert {name for name, *_ in every.OTHERWISE.values()} <= set(every.SCRIPTS)
 
 
 def test_what_stands_outside_the_markers_stays():

@@ -36,12 +36,16 @@ from tools.bench import (
 )
 from tools.bench.turns import rounded
 
-SCRIPTS = tuple(sorted(path.stem for path in Path(__file__).parent.glob("bench_*.py")))
+OTHERWISE = {"bench_beyond_8": ("bench_beyond", "--times", "8")}
+"""Other ways to run a script: its name, and options."""
+_FILES = [path.stem for path in Path(__file__).parent.glob("bench_*.py")]
+SCRIPTS = tuple(sorted([*_FILES, *OTHERWISE]))
 BESIDE: dict[str, Collection[str]] = {
     "bench_adapters": bench_adapters.MODULES,
     "bench_adapters_beyond": bench_adapters.MODULES,
     "bench_add": peers.MODULES,
     "bench_beyond": disk_peers.RINGS,
+    "bench_beyond_8": disk_peers.RINGS,
     "bench_cold": disk_peers.MAKERS,
     "bench_convert": (),
     "bench_pixels": ("torchrl",),
@@ -65,7 +69,7 @@ def run(
     """Run one benchmark and return its record.
 
     Args:
-        script: Name of the module.
+        script: One of `SCRIPTS`.
         python: Interpreter of the environment that it runs in.
         options: After the script's name.
         timeout_s: When it is given up.
@@ -74,7 +78,8 @@ def run(
         RuntimeError: It failed, or took too long.
     """
     start, load = perf_counter(), os.getloadavg()[0]
-    command = [str(python), "-m", f"tools.bench.{script}", *options]
+    module, *given = OTHERWISE.get(script, (script,))
+    command = [str(python), "-m", f"tools.bench.{module}", *given, *options]
     try:
         done = subprocess.run(
             command, cwd=make_peers.ROOT, capture_output=True, text=True, check=False,

@@ -49,18 +49,28 @@ COLD = tuple(
 
 BEYOND = tuple(
     target
-    for way in (OURS, LOADER)
+    for script, words in (
+        ("bench_beyond", "ring 4 times memory"),
+        ("bench_beyond_8", "ring 8 times memory"),
+    )
     for target in (
-        least(f"ring beyond memory, {way}, draws over {MAPPED}", "bench_beyond",
-              f"draw_speedup_of_{way} {MAPPED}", 100),
-        least(f"ring beyond memory, {way}, draws over cpprb_mmap", "bench_beyond",
-              f"draw_speedup_of_{way} cpprb_mmap", 100),
-        most(f"ring beyond memory, {way}, memory over the limit", "bench_beyond",
-             f"memory {way} peak_over_limit", 1),
-        most(f"ring beyond memory, {way}, MiB in swap", "bench_beyond",
-             f"memory {way} swapped_mib", 0),
-        most(f"ring beyond memory, {way}, last turns over the first", "bench_beyond",
-             f"memory {way} last_quarter_takes_times_the_first", 1.2),
+        *(
+            each
+            for way in (OURS, LOADER)
+            for each in (
+                least(f"{words}, {way}, draws over {MAPPED}", script,
+                      f"draw_speedup_of_{way} {MAPPED}", 100),
+                least(f"{words}, {way}, draws over cpprb_mmap", script,
+                      f"draw_speedup_of_{way} cpprb_mmap", 100),
+                most(f"{words}, {way}, memory over the limit", script,
+                     f"memory {way} peak_over_limit", 1),
+                most(f"{words}, {way}, MiB in swap", script,
+                     f"memory {way} swapped_mib", 0),
+                most(f"{words}, {way}, last turns over the first", script,
+                     f"memory {way} last_quarter_takes_times_the_first", 1.2),
+            )
+        ),
+        least(f"{words}, adds over np.memmap's", script, "add_speedup np_memmap", 1),
     )
 )  # fmt: skip
 
@@ -157,8 +167,6 @@ TARGETS: tuple[Target, ...] = (
     *CONVERT,
     *SHARDS,
     *SEALED,
-    least("ring beyond memory, adds over np.memmap's", "bench_beyond",
-          "add_speedup np_memmap", 1),
     least("loader, pixels, over the bare gather", "bench_loader",
           "pixels_256 over_the_bare_gather loader", 0.9),
     least("loader, 256 vectors, batches a second", "bench_loader",
