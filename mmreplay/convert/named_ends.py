@@ -63,12 +63,12 @@ class NamedEnds:
         refuse_nan(f"field {self.path!r}", told, self._rows)
         self._rows += len(block)
         terminated = told.astype(bool)
-        if self.path in UNSURE:
-            terminated &= ~truncated
-        elif not self._truncates:
+        if not self._truncates:
             # A cut says so, by a row behind it that was not chosen; see below.
             flags[terminated] &= ~np.uint8(TRUNCATED)
             truncated &= ~terminated
+        elif self.path in UNSURE:
+            terminated &= ~truncated
         for env_id in np.unique(block.env_ids).tolist():
             mine = block.env_ids == env_id
             ended = np.concatenate([self._ended[env_id : env_id + 1], terminated[mine]])
