@@ -147,6 +147,11 @@ def system_failure(what: str, path: Path, error: OSError) -> FailedError:
             "expected a place that can be written; open with mode='r' to read, or "
             "choose another path"
         )
+    if error.errno == errno.ENOENT:
+        expected = (
+            "expected a folder that is there and takes files; check the path, or "
+            "choose another"
+        )
     if error.errno in OUT_OF_FILES:
         expected = (
             "expected fewer to be open; close files, or buffers, that are not needed, "

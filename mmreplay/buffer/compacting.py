@@ -80,11 +80,11 @@ def compact(
         FullError: No space is left.
     """
     where, place = lifecycle.absolute(source), lifecycle.absolute(target)
-    lifecycle.refuse_inside(place, where)
     with ExitStack() as stack:
         parts = lifecycle.open_reader(where)
         stack.callback(parts.store.unmap)
         stack.callback(parts.close)
+        lifecycle.refuse_inside(place, where)
         metadata = _described(parts.metadata, codec, level, chunk_crc32c)
         lifecycle.make_place(place)
         refuse_network(place, allow_network)

@@ -206,11 +206,12 @@ def refuse_inside(target: Path, source: Path, folder: Path | None = None) -> Non
     Raises:
         FormatError: That is the buffer's folder, or in it.
     """
-    place = Path(os.path.realpath(folder or target))
-    if place.is_relative_to(os.path.realpath(source)):
+    root = os.path.realpath(source)
+    if Path(os.path.realpath(folder or target)).is_relative_to(root):
+        itself = os.path.realpath(target) == root
+        where = "the buffer itself" if itself else f"inside the buffer {source}"
         raise FormatError(
-            f"{target} is inside the buffer {source}, expected a path elsewhere; "
-            "choose one beside it"
+            f"{target} is {where}, expected a path elsewhere; choose one beside it"
         )
 
 

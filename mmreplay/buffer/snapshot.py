@@ -70,6 +70,8 @@ def snapshot(
     progress: Progress | None = None,
 ) -> Snapshot:
     """Make a snapshot of a buffer's folder; see `ReplayBuffer.snapshot`."""
+    # What is no buffer is told so, and no file of a pause is left in it.
+    metadata_file.load(source)
     lifecycle.refuse_inside(target, source)
     with ExitStack() as stack:
         if pause:

@@ -53,8 +53,7 @@ def repair(
     from mmreplay.buffer.lifecycle import absolute
     from mmreplay.repairing import repair as restore
 
-    where = absolute(path)
-    named = target or where.with_name(f"{where.name}-repaired")
+    named = target or Path(f"{absolute(path)}-repaired")
     # In place it is PATH that is as it was, or the repaired one.
     telling = nullcontext() if in_place else copying_to(named)
     with telling, show.waiting("repairing") as progress:

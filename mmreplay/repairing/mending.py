@@ -117,9 +117,7 @@ def repair(
     """
     source = lifecycle.absolute(path)
     named = "damaged" if in_place else "repaired"
-    where = source.with_name(f"{source.name}-{named}")
-    where = where if target is None else lifecycle.absolute(target)
-    lifecycle.refuse_inside(where, source)
+    where = lifecycle.absolute(f"{source}-{named}" if target is None else target)
     if locked(source):
         raise LockedError(
             f"{source} is being written by {holder(source)}, expected no writer; wait "
@@ -129,6 +127,7 @@ def repair(
         stack.enter_context(_without_advice())
         evidence = gather(source, None if like is None else lifecycle.absolute(like))
         stack.callback(evidence.close)
+        lifecycle.refuse_inside(where, source)
         kept, cuts = _choose(evidence, keep_unproven)
         lifecycle.make_place(where)
         refuse_network(where, False)

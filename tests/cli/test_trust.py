@@ -65,6 +65,36 @@ def test_the_folder_one_is_in_is_repaired_beside_it(path, capsys, monkeypatch):
     assert capsys.readouterr().out.startswith(f"{path}-repaired: ")
 
 
+@pytest.mark.parametrize("command", ["snapshot", "compact", "repair"])
+def test_a_copy_onto_itself_says_what_is_wrong(path, tmp_path, capsys, command):
+    assert run([command, str(path), str(path)]) == 3
+    assert f"{path} is the buffer itself, expected a p" in capsys.readouterr().err
+    none = str(tmp_path / "none")
+    assert run([command, none, none]) == 3
+    assert f"{none} does not exist, expected a buffer" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("options", [(), ("--in-place",)])
+def test_the_root_of_all_folders_is_no_buffer_to_repair(capsys, options):
+    assert run(["repair", "/", *options]) == 1
+    assert "/ is no replay buffer: it has no metadata" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_no_buffer_is_not_paused(tmp_path, capsys):
+    (tmp_path / "a").mkdir()
+    assert run(["snapshot", str(tmp_path / "a"), str(tmp_path / "b"), "--pause"]) == 3
+    assert "a is no replay buffer" in capsys.readouterr().err
+    assert not list((tmp_path / "a").iterdir())
+
+
+def test_a_place_that_takes_no_files_is_said_to_be_one(path, capsys):
+    told = "expected a folder that is there and takes files; check the path, or cho"
+    for command in ("snapshot", "convert"):
+        assert run([command, str(path), "/proc/x.npz"]) == 1
+        assert told in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("damaged", "way"),
     [

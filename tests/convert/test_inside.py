@@ -45,7 +45,7 @@ def test_a_buffer_inside_and_files_of_a_full_ring_are_refused(source, tmp_path):
         mr.load(source, tmp_path / "link" / "new")
     with mr.ReplayBuffer.open(source, "r+") as buffer:
         for folder in (source, tmp_path / "link" / "exports"):
-            with pytest.raises(FormatError, match="is inside the buffer"):
+            with pytest.raises(FormatError, match=r"is (inside )?the buffer"):
                 AutoExport(buffer, folder)
     assert listed(source) == before
 
