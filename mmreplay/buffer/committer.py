@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import errno
 import queue
 import threading
 import time
@@ -164,7 +165,11 @@ class Committer:
         return wrote
 
     def start(self, every_s: float) -> None:
-        """Start the thread that commits every so many seconds."""
+        """Start the thread that commits every so many seconds.
+
+        Raises:
+            FailedError: The system has none left.
+        """
         thread = threading.Thread(
             target=self._run, args=(every_s,), name="mmreplay-commit", daemon=True
         )
@@ -172,11 +177,23 @@ class Committer:
         # begin: that wait is an Event's, and its lock would stay held.
         begun: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         self._thread = thread
-        _thread.start_new_thread(_begin, (thread, begun))
-        error = begun.get()
-        if error is not None:
-            self._thread = None
-            raise error
+        try:
+            _thread.start_new_thread(_begin, (thread, begun))
+            error = begun.get()
+        except RuntimeError as none_left:
+            error = none_left
+        if error is None:
+            return
+        # One that will never begin is not to be waited for.
+        self._thread = None
+        if isinstance(error, RuntimeError):
+            raise FailedError(
+                f"cannot start the thread that commits: {error}, expected room for one "
+                "more; end other threads or processes, raise the limit (ulimit -u), or "
+                "pass commit_every=None and commit yourself",
+                errno_=errno.EAGAIN,
+            ) from error
+        raise error
 
     def wake(self) -> None:
         """Ask the thread to raise the durable limits."""

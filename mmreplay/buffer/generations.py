@@ -103,8 +103,8 @@ class Generations:
         Raises:
             FullError: All is committed and closed, but no space is left to put the
                 newest rows into the group.
-            FailedError: Likewise, for want of memory or of files to open; or the
-                device failed.
+            FailedError: Likewise, for want of memory, of threads or of files to
+                open; or the device failed.
         """
         with self._turn:
             closed, store = self._parts.closed, self._parts.store

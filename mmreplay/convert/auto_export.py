@@ -104,6 +104,7 @@ class AutoExport:
         self._changed = threading.Condition()
         self._pool = Threads(1, "mmreplay-auto-export")
         self._job: Future[None] | None = None
+        self._asked: Span | None = None
         self._begun = buffer.span.first.copy()
         self._held = self._begun.copy()
         buffer.hold_rows(self._hold)
@@ -161,6 +162,7 @@ class AutoExport:
         span = Span(self._begun, heads.copy())
         if (span.lengths > 0).any():
             # What nobody was asked to export is asked for again, rather than lost.
+            self._asked = span
             self._job = self._pool.submit(self._run, span)
             self._begun = span.stop
             self._job.add_done_callback(self._tell)
@@ -190,6 +192,9 @@ class AutoExport:
             self._settle()
 
     def _run(self, span: Span) -> None:
+        if span is not self._asked:
+            # A pool that got no thread says so, and keeps the job until it gets one.
+            return
         stamp = datetime.now().strftime("%y-%m-%d_%H-%M-%S-%f")
         name = f"{stamp}_memory_{self._buffer.metadata.uuid.hex()[:8]}{self._ending}"
         path = self._folder / name

@@ -10,7 +10,8 @@ from queue import SimpleQueue
 def beside(one: Callable[[], None], other: Callable[[], None]) -> None:
     """Do two things at once, the first on a thread of its own.
 
-    One that waited for work would be gone after a fork.
+    One that waited for work would be gone after a fork. Where the system has none left
+    they are done one after the other.
     """
     ended: SimpleQueue[BaseException | None] = SimpleQueue()
 
@@ -22,7 +23,10 @@ def beside(one: Callable[[], None], other: Callable[[], None]) -> None:
         else:
             ended.put(None)
 
-    _thread.start_new_thread(begun, ())
+    try:
+        _thread.start_new_thread(begun, ())
+    except RuntimeError:
+        begun()
     try:
         other()
     finally:

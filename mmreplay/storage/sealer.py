@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import errno
 import queue
 from collections.abc import Callable
 
@@ -15,7 +16,7 @@ class Sealer:
     """Does work in the order given, off the thread of whoever gives it.
 
     A full disk leaves a place unsealed, which loses nothing, and so does a want of
-    memory or of files to open; another failure ends the work, told by `failure`.
+    memory, threads or files to open; another failure ends the work, told by `failure`.
 
     Attributes:
         failure: What the device refused, if it did.
@@ -38,8 +39,12 @@ class Sealer:
         self._queue.put(work)
         if not self._running:
             self._running = True
-            # Not a Thread, whose start waits for an Event that Ctrl-C may break.
-            _thread.start_new_thread(self._run, ())
+            try:
+                # Not a Thread, whose start waits for an Event that Ctrl-C may break.
+                _thread.start_new_thread(self._run, ())
+            except RuntimeError:
+                # What was given waits until there is one: nothing waits for it.
+                self._running, self.short = False, errno.EAGAIN
 
     @property
     def waiting(self) -> int:

@@ -38,6 +38,7 @@ SHORT = {
     errno.EMFILE: ("no file to open", "close some files"),
     errno.ENFILE: ("no file to open", "close some files"),
     errno.ENOMEM: ("no memory", "free some memory"),
+    errno.EAGAIN: ("no thread", "end other threads or processes"),
 }
 """What the group was in want of but space, and what helps."""
 
@@ -280,7 +281,7 @@ class Sealing:
 
         Raises:
             FullError: No space is left.
-            FailedError: Files or memory were short.
+            FailedError: Files, memory or threads were short.
         """
         if self.unsealed:
             number = self._sealer.short

@@ -1,5 +1,6 @@
 """The thread that commits lives on, or says why it does not, whatever it meets."""
 
+import _thread
 import errno
 import struct
 import threading
@@ -128,3 +129,26 @@ def test_a_sync_that_ended_in_another_error_is_not_tried_again(tmp_path):
     abandon(made.buffer)
     with mr.ReplayBuffer.open(made.path, "r+") as again:
         assert again.heads.tolist() == [1]
+
+
+@pytest.mark.parametrize("starter", ["_thread", "threading"])
+def test_an_opening_that_gets_no_thread_says_so_and_opens_nothing(
+    tmp_path, monkeypatch, starter
+):
+    def refuse(*_):
+        raise RuntimeError("can't start new thread")
+
+    schema = mr.Schema({"n": mr.Field((), "int64")})
+    with mr.ReplayBuffer.create(tmp_path / "b", schema, 8) as buffer:
+        buffer.add(n=1)
+    with monkeypatch.context() as scarce:
+        if starter == "_thread":
+            scarce.setattr(_thread, "start_new_thread", refuse)
+        else:
+            scarce.setattr(threading.Thread, "start", refuse)
+        told = "cannot start the thread that commits: can't start .*, or pass commit_ev"
+        with pytest.raises(FailedError, match=told) as caught:
+            mr.ReplayBuffer.open(tmp_path / "b", "r+")
+        assert caught.value.errno == errno.EAGAIN
+    with mr.ReplayBuffer.open(tmp_path / "b", "r+") as buffer:
+        assert buffer.gather_all()["n"].tolist() == [1]

@@ -1,5 +1,6 @@
 """What a group of ours says of its rows holds, whatever its writer does meanwhile."""
 
+import _thread
 import errno
 import multiprocessing
 import os
@@ -159,6 +160,42 @@ def test_a_want_of_files_or_memory_is_told_at_close_and_loses_nothing(
         assert numbers(tmp_path / "b") == list(range(265, 329))
         mr.ReplayBuffer.open(tmp_path / "b", "r+").close()
     assert numbers(path) == list(range(265, 329))
+
+
+def test_a_want_of_threads_is_told_at_close_and_waits_for_none(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("can't start new thread")
+
+    with using(QuickDisk()):
+        path = make(tmp_path / "b")
+        buffer = mr.ReplayBuffer.open(tmp_path / "b", "r+")
+        with monkeypatch.context() as scarce:
+            scarce.setattr(_thread, "start_new_thread", refuse)
+            for first in range(CAPACITY, CAPACITY + 600, 30):
+                fill(buffer, first, 30)
+            got = "got no thread for .* end other threads or processes, open the buffer"
+            with pytest.raises(FailedError, match=got):
+                buffer.close()
+        with mr.ReplayBuffer.open(tmp_path / "b") as buffer:
+            assert buffer.recovery.how == "clean"
+            assert buffer.committed.tolist() == [664]
+        mr.ReplayBuffer.open(tmp_path / "b", "r+").close()
+    assert numbers(path) == list(range(600, 664))
+
+
+def test_a_thread_that_comes_later_seals_what_waits(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("can't start new thread")
+
+    with using(QuickDisk()):
+        buffer = mr.ReplayBuffer.create(tmp_path / "b", SCHEMA, CAPACITY, engine="zarr")
+        with monkeypatch.context() as scarce:
+            scarce.setattr(_thread, "start_new_thread", refuse)
+            fill(buffer, 0, 150)
+        fill(buffer, 150, 150)
+        buffer.close()
+        path = mr.ReplayBuffer.open(tmp_path / "b").zarr_path
+    assert numbers(path) == list(range(236, 300))
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE])

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -428,7 +427,7 @@ def test_rows_whose_export_could_not_begin_are_exported_later(tmp_path, monkeypa
     with buffer, mr.AutoExport(buffer, tmp_path / "files", format="npz", every=20):
         buffer.extend(step(0, 1, (20,)))
         with monkeypatch.context() as scarce:
-            scarce.setattr(ThreadPoolExecutor, "submit", refuse)
+            scarce.setattr(threading.Thread, "start", refuse)
             with pytest.raises(RuntimeError, match="new thread"):
                 buffer.add(step(20, 1))
         for number in range(20, 45):
