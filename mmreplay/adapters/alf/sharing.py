@@ -11,6 +11,7 @@ import socket
 import struct
 import threading
 import uuid
+import warnings
 import weakref
 from contextlib import suppress
 from multiprocessing import AuthenticationError, current_process
@@ -27,6 +28,8 @@ from mmreplay.errors import FailedError
 
 KEY_S = 10
 """How long who connects may take for each word of the handshake."""
+PAUSE_S = 0.1
+"""Between tries to serve who connects, where files or threads are short."""
 
 _serving = threading.local()
 
@@ -100,16 +103,42 @@ def _key() -> bytes:
 def _accept(
     listener: Listener, closed: threading.Event, target: object, key: bytes
 ) -> None:
+    told = False
     with listener:
         while not closed.is_set():
-            with suppress(OSError):
-                connection = listener.accept()
-                _ends.add(connection)
-                # Nothing is asked of who connects here, where all others wait for it.
-                threading.Thread(
-                    target=_serve, args=(connection, target, key), daemon=True,
-                    name="alf serves",
-                ).start()  # fmt: skip
+            try:
+                _begin(listener.accept(), target, key)
+            except (OSError, RuntimeError) as error:
+                # Who connects waits in line meanwhile; to ask at once would spin.
+                told = told or _told(error)
+                closed.wait(PAUSE_S)
+
+
+def _begin(connection: Connection, target: object, key: bytes) -> None:
+    """Serve who connected by a thread."""
+    _ends.add(connection)
+    # Nothing is asked of who connects here, where all others wait for it.
+    thread = threading.Thread(
+        target=_serve, args=(connection, target, key), daemon=True, name="alf serves"
+    )
+    try:
+        thread.start()
+    except RuntimeError:
+        connection.close()
+        raise
+
+
+def _told(error: OSError | RuntimeError) -> bool:
+    """Say that calls wait, which nobody would know otherwise."""
+    with suppress(RuntimeWarning):  # where warnings are errors
+        warnings.warn(
+            f"a ring that children share cannot serve one more ({error}), expected "
+            "room for a file and a thread; it goes on trying: close files or end "
+            "threads that are not needed, or raise the limits (ulimit -n, ulimit -u)",
+            RuntimeWarning,
+            stacklevel=1,
+        )
+    return True
 
 
 def _known(connection: Connection, key: bytes) -> bool:

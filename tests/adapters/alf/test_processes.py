@@ -1,10 +1,13 @@
 """Calls from other processes, and calls that wait."""
 
+import errno
 import multiprocessing
 import os
+import re
 import signal
 import socket
 import threading
+import warnings
 from multiprocessing.connection import Client
 from pathlib import Path
 
@@ -360,3 +363,50 @@ def test_a_child_closes_nothing_but_its_connection(start, shared):
     counted(buffer, 1, 1)
     assert int(buffer.total_size) == 3
     buffer.close()
+
+
+@pytest.mark.parametrize("warned", [True, False])
+def test_too_many_open_files_leave_the_processor_alone(monkeypatch, warned):
+    tries = threading.Semaphore(0)
+    counts = []
+
+    def accept(_):
+        counts.append(1)
+        tries.release()
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(sharing, "PAUSE_S", WAIT_S)
+    monkeypatch.setattr(sharing.Listener, "accept", accept)
+    others = threads("alf accepts")
+    with warnings.catch_warnings(record=warned) as found:
+        warnings.simplefilter("always" if warned else "error")
+        server = Server(Target())
+        (thread,) = threads("alf accepts") - others
+        assert tries.acquire(timeout=WAIT_S)
+        # Whoever closes is not kept waiting.
+        server.close()
+        thread.join(WAIT_S / 2)
+    assert not thread.is_alive()
+    assert len(counts) == 1
+    told = r"cannot serve one more \(.*Too many open files\), expected room .*ulimit"
+    assert not warned or re.search(told, "".join(str(each.message) for each in found))
+    assert not warned or len(found) == 1
+
+
+def test_who_found_no_thread_is_told_and_the_next_is_served(monkeypatch):
+    start, refusals = threading.Thread.start, [1]
+
+    def scarce(thread):
+        if thread.name == "alf serves" and refusals:
+            refusals.pop()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", scarce)
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        server = Server(Target())
+        with pytest.raises(FailedError, match="twice: got no answer from the process"):
+            Remote(server.address).twice(4)
+        assert Remote(server.address).twice(5) == 10
+        server.close()
