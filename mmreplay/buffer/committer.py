@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.errors import FailedError, FullError
-from mmreplay.storage.base import CheckedStore, whole
+from mmreplay.storage.base import AsideError, CheckedStore, whole
 from mmreplay.storage.ledger import CommitWriter
 from mmreplay.storage.pause import await_release
 
@@ -119,6 +119,11 @@ class Committer:
 
         What comes out of it but a failed sync may be tried again: nothing is noted as
         done before it is, and everything is written anew.
+
+        Raises:
+            AsideError: All is committed; something else failed, and goes on doing so.
+            FailedError: The device refuses, and this writer commits no more.
+            FullError: No space is left.
         """
         self._refuse()
         with self._commit_lock, _Poisoning(self):
@@ -126,8 +131,9 @@ class Committer:
             done = self._ledger.committed.heads
             # What is set from here on may come too late for the sync.
             self.touched = False
+            aside = None
             try:
-                self._store.sync()
+                aside = self._sync()
                 if self._sum_blocks(done, heads, tails):
                     self._store.sync_sums()
             except FailedError:
@@ -136,6 +142,20 @@ class Committer:
             with self._slot_lock:
                 self._ledger.commit(heads, tails, flags)
             self._owed = False
+            if aside is not None:
+                raise AsideError(
+                    f"{aside}; every row added so far is committed, and sealing is "
+                    "tried again once the buffer is closed and opened with mode 'r+'",
+                    errno_=aside.errno,
+                ) from aside
+
+    def _sync(self) -> AsideError | None:
+        """Make the rows durable; return what failed beside them."""
+        try:
+            self._store.sync()
+        except AsideError as error:
+            return error
+        return None
 
     def _disown(self) -> None:
         """Keep the next opening from believing what a sync has lost.
@@ -282,6 +302,8 @@ class _Poisoning:
     ) -> None:
         if error is not None:
             self._committer.touched = True
-        # A write that found the disk full harmed nothing, and may be made again.
-        if isinstance(error, OSError) and not isinstance(error, FullError):
+        # A write that found the disk full harmed nothing, and may be made again; what
+        # failed beside the rows is told again by each call, and commits go on.
+        harmless = isinstance(error, FullError | AsideError)
+        if isinstance(error, OSError) and not harmless:
             self._committer.poison(str(error))

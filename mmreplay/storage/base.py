@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.errors import FailedError
 from mmreplay.files import File
 from mmreplay.ring import Ring, Run
 from mmreplay.schema import Schema
@@ -33,6 +34,10 @@ def flags_between(
 def whole(limits: NDArray[np.int64], grain: int) -> NDArray[np.int64]:
     """Limits rounded up to multiples of a store's grain, int64 ``[E]``."""
     return limits if grain == 1 else -(-limits // grain) * grain
+
+
+class AsideError(FailedError):
+    """What failed beside the rows, every one of which survives a power cut."""
 
 
 class Store(Protocol):
@@ -152,7 +157,12 @@ class Store(Protocol):
         """Overwrite a mutable field's values in rows."""
 
     def sync(self) -> None:
-        """Make every row written so far survive a power cut."""
+        """Make every row written so far survive a power cut.
+
+        Raises:
+            AsideError: They do; something else that was to be done for them failed.
+            FailedError: The device refuses.
+        """
 
     @property
     def files(self) -> list[File]:

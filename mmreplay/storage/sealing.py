@@ -18,11 +18,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.errors import FailedError, FullError, shortage, system_failure
+from mmreplay.errors import FailedError, FullError, shortage
 from mmreplay.format.metadata import Metadata
 from mmreplay.ring import Run
 from mmreplay.storage import zarr_group
-from mmreplay.storage.base import Columns
+from mmreplay.storage.base import AsideError, Columns
 from mmreplay.storage.memmap import MemmapStore
 from mmreplay.storage.places import Places
 from mmreplay.storage.sealer import Sealer
@@ -41,6 +41,11 @@ SHORT = {
     errno.EAGAIN: ("no thread", "end other threads or processes"),
 }
 """What the group was in want of but space, and what helps."""
+CLOSED = (
+    "expected all there when a buffer is closed; nothing is lost, but other readers of "
+    "Zarr miss these rows: {}, open the buffer with mode 'r+' and close it"
+)
+COPIED = "expected all there in a new buffer, which is not made: {}, call again"
 
 
 class Sealing:
@@ -242,13 +247,17 @@ class Sealing:
             self.unsealed = seal and state["sealed"] != state["stop"]
 
     def settle_last(self, first: Ids, stop: Ids, *, seal: bool) -> None:
-        """The same; what is short keeps nobody from closing, and is told by `tell`."""
+        """The same; what fails keeps no row from a commit.
+
+        It is told by `check` and, where something was short, by `tell`.
+        """
         try:
             self.settle(first, stop, seal=seal)
         except (OSError, MemoryError) as error:
+            self.unsealed = True
             self._sealer.short = shortage(error)
             if not self._sealer.short:
-                raise
+                self._sealer.failure = error
 
     def _alive(self, first: Ids, stop: Ids) -> list[int]:
         """Places that hold a row alive."""
@@ -273,11 +282,11 @@ class Sealing:
             after = (reached // self._steps + 1) * self._steps
             reached = np.where(held, after, reached)
 
-    def tell(self, then: str = "open the buffer with mode 'r+' and close it") -> None:
-        """Raise where rows that were to be sealed at last, and are safe, were not.
+    def tell(self, expected: str = CLOSED) -> None:
+        """Raise where rows that were to be sealed at last were not.
 
         Args:
-            then: What to do when nothing is short any more.
+            expected: How that was, and what of it; what helps comes in.
 
         Raises:
             FullError: No space is left.
@@ -289,8 +298,7 @@ class Sealing:
             kind = FailedError if number in SHORT else FullError
             raise kind(
                 f"{self._folder / zarr_group.FOLDER}: got {got} for the newest rows "
-                "in shards, expected all there when a buffer is closed; nothing is "
-                f"lost, but other readers of Zarr miss these rows: {help_}, {then}",
+                f"in shards, {expected.format(help_)}",
                 errno_=number or None,
             )
 
@@ -298,16 +306,13 @@ class Sealing:
         """Raise what sealing failed with.
 
         Raises:
-            FailedError: A shard could not be written.
+            AsideError: A shard could not be written.
         """
         failure, path = self._sealer.failure, self._folder / zarr_group.FOLDER
-        if isinstance(failure, FailedError):
-            told = f"cannot seal {path}: {failure}"
-            raise FailedError(told, errno_=failure.errno) from failure
-        if isinstance(failure, OSError):
-            raise system_failure("seal", path, failure) from failure
         if failure is not None:
-            raise failure
+            told = str(failure) or type(failure).__name__
+            number = failure.errno if isinstance(failure, OSError) else None
+            raise AsideError(f"cannot seal {path}: {told}", errno_=number) from failure
 
     def compression(self, heads: Ids) -> dict[str, tuple[int, int]]:
         """Per path, (bytes of its shards, bytes of the rows in them).

@@ -25,7 +25,7 @@ from mmreplay.storage.memmap import POLICY, MemmapStore
 from mmreplay.storage.places import Places
 from mmreplay.storage.policy import ReadPolicy
 from mmreplay.storage.recycler import Recycler
-from mmreplay.storage.sealing import Sealing
+from mmreplay.storage.sealing import COPIED, Sealing
 from mmreplay.storage.shards import ShardReader
 from mmreplay.storage.tail import checksum
 
@@ -192,7 +192,7 @@ class ZarrStore:
             FailedError: Files or memory were short.
         """
         self.sealing.settle(first, stop, seal=seal)
-        self.sealing.tell("call again")
+        self.sealing.tell(COPIED)
 
     def settle_last(self, tails: Ids, heads: Ids, *, seal: bool) -> None:
         """The same before all is committed and closed, which a full disk never keeps.
@@ -267,11 +267,12 @@ class ZarrStore:
         """Make every row survive a power cut; see `Store.sync`.
 
         Raises:
-            FailedError: It cannot, or a shard could not be written before.
+            AsideError: A shard could not be written before; its rows are in the tail.
+            FailedError: It cannot.
         """
-        self.sealing.check()
         self._tail.sync()
         self._places.file.sync()
+        self.sealing.check()
 
     def sync_sums(self) -> None:
         """Make the checksums survive a power cut."""

@@ -12,6 +12,7 @@ import zarr
 
 import mmreplay as mr
 from mmreplay.errors import FailedError, FormatError, FullError, SchemaError
+from mmreplay.verify import verify_buffer
 from tools.torture.disks import QuickDisk, using
 
 SCHEMA = mr.Schema({"observation": mr.Field((3,), "float32")})
@@ -214,34 +215,77 @@ def test_a_copy_whose_shards_found_no_room_is_none(tmp_path, copy, number):
         "load": lambda path: mr.load(tmp_path / "m.npz", path, engine="zarr"),
     }
     kind = FullError if number == errno.ENOSPC else FailedError
-    told = r"in shards, expected .*, call again"
+    told = r"in shards, expected .* new buffer, which is not made: .*, call again"
     with using(Full()), pytest.raises(kind, match=told):
         made[copy](tmp_path / "c")
     assert not (tmp_path / "c" / "metadata.json").exists()
 
 
-def test_what_a_shard_could_not_be_made_for_is_told(tmp_path):
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
+@pytest.mark.parametrize("failing", ["tmp-0", "tmp-zarr.json"])
+def test_a_device_that_fails_a_shard_keeps_no_row_from_a_commit(
+    tmp_path, failing, number
+):
     class Failing(QuickDisk):
-        failing = False
+        fails = False
 
         def open(self, path, flags):
-            if self.failing and path.name == "tmp-0":
-                raise OSError(errno.EIO, "Input/output error")
+            if self.fails and flags & os.O_CREAT and path.name == failing:
+                raise OSError(number, os.strerror(number))
             return super().open(path, flags)
 
     disk = Failing()
     with using(disk):
-        make(tmp_path / "b")
-        buffer = mr.ReplayBuffer.open(tmp_path / "b", "r+")
-        disk.failing = True
+        path = make(tmp_path / "b")
+        buffer = mr.ReplayBuffer.open(tmp_path / "b", "r+", commit_every=None)
         fill(buffer, CAPACITY, 64)
+        buffer.commit()
+        disk.fails = True
+        fill(buffer, 128, 64)
         buffer._parts.store.sealing._sealer.drain()
-        told = r"cannot seal .*zarr: cannot create .*tmp-0: Input/output error"
-        with pytest.raises(FailedError, match=told) as caught:
-            buffer.commit()
-        assert caught.value.errno == errno.EIO
-        with pytest.raises(FailedError):
+        told = (
+            rf"cannot seal .*zarr: cannot create .*{failing}: {os.strerror(number)}.*; "
+            "every row added so far is committed, and sealing is tried again once"
+        )
+        if failing == "tmp-0":
+            for stop in (192, 193):
+                with pytest.raises(FailedError, match=told) as caught:
+                    buffer.commit()
+                assert caught.value.errno == number
+                assert buffer.committed.tolist() == [stop]
+                fill(buffer, stop, 1)
+        with pytest.raises(FailedError, match=told):
             buffer.close()
+        disk.fails = False
+        stop = 194 if failing == "tmp-0" else 192
+        with mr.ReplayBuffer.open(tmp_path / "b") as buffer:
+            assert buffer.recovery.how == "clean"
+            assert buffer.committed.tolist() == [stop]
+        assert verify_buffer(tmp_path / "b").findings == ()
+        mr.ReplayBuffer.open(tmp_path / "b", "r+").close()
+    assert numbers(path) == list(range(stop - 64, stop))
+
+
+@pytest.mark.parametrize("copy", ["compact", "load"])
+def test_a_device_that_fails_a_shard_of_a_copy_makes_none(tmp_path, copy):
+    class Failing(QuickDisk):
+        def open(self, path, flags):
+            if path.name == "tmp-0":
+                raise OSError(errno.EIO, "Input/output error")
+            return super().open(path, flags)
+
+    make(tmp_path / "m", engine="memmap")
+    mr.export(tmp_path / "m", tmp_path / "m.npz")
+    made = {
+        "compact": lambda path: mr.compact(tmp_path / "m", path),
+        "load": lambda path: mr.load(tmp_path / "m.npz", path, engine="zarr"),
+    }
+    told = (
+        "cannot seal .*: cannot create .*tmp-0: Input/output error .*the buffer ag.*$"
+    )
+    with using(Failing()), pytest.raises(FailedError, match=told):
+        made[copy](tmp_path / "c")
+    assert not (tmp_path / "c" / "metadata.json").exists()
 
 
 @pytest.mark.parametrize(
