@@ -15,6 +15,7 @@ from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.convert import registry
 from mmreplay.convert.base import Block, Reader, Writer
 from mmreplay.convert.between import open_source, refuse_inside
+from mmreplay.convert.dealt import DealtReader, dealt
 from mmreplay.convert.description import Description
 from mmreplay.convert.rows import BufferReader
 from mmreplay.convert.skrl import is_float
@@ -104,10 +105,11 @@ def load(
     """
     source = Path(path).absolute()
     found = registry.source_format(source, None)
-    options: dict[str, object] = {"layout": "skrl"}
-    if found.name == "csv":
-        options["num_envs"] = num_envs
-    with open_source(source, found, options) as reader:
+    with open_source(source, found, {"layout": "skrl"}) as opened:
+        reader: Reader = opened
+        if found.name == "csv":
+            # A line a sample, of which a memory may have fewer than environments.
+            reader = DealtReader(opened, dealt(opened.describe().rows, num_envs))
         described = reader.describe()
         names = _names(described, tensors)
         if described.num_envs != num_envs:
