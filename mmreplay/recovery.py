@@ -11,6 +11,7 @@ import re
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from mmap import PAGESIZE
 from pathlib import Path
 from typing import Literal
 
@@ -24,6 +25,7 @@ from mmreplay.format import commit
 from mmreplay.format.commit import Identity, Record, Slots
 from mmreplay.format.metadata import Metadata
 from mmreplay.mounts import COPY_ON_WRITE, file_system
+from mmreplay.ring import Ring
 from mmreplay.storage import commit_reader
 from mmreplay.storage.commit_reader import CommitReader
 from mmreplay.storage.ledger import (
@@ -34,6 +36,7 @@ from mmreplay.storage.ledger import (
     open_commit,
 )
 from mmreplay.storage.lock import FILE_NAME as LOCK
+from mmreplay.storage.placement import FLAGS
 
 How = Literal["new", "clean", "live", "killed", "power_cut", "failed"]
 CUTTING = ("power_cut", "failed")
@@ -103,7 +106,24 @@ def create(
             known.device, known.inode, moment, heads, heads, tails, zeros,
         )  # fmt: skip
 
+    if heads.any():
+        _reserve_next(folder / FLAGS, metadata.ring, heads)
     create_commit(folder, metadata.ring.num_envs, first)
+
+
+def _reserve_next(path: Path, ring: Ring, heads: NDArray[np.int64]) -> None:
+    """Reserve the flags behind the newest rows, which are looked at with these.
+
+    Nobody wrote them, and to look at a hole is a SIGBUS where tmpfs is full.
+    """
+    file = File.open(path, ring.num_rows, writable=True)
+    try:
+        rows = ring.rows(np.arange(ring.num_envs), heads)
+        for page in np.unique(rows // PAGESIZE).tolist():
+            first = page * PAGESIZE
+            file.allocate(first, min(PAGESIZE, file.nbytes - first))
+    finally:
+        file.close()
 
 
 def settle(

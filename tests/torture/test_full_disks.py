@@ -301,3 +301,43 @@ def test_a_copy_is_read_where_not_a_page_is_left(disk, count):
         batch = buffer.sample(100)
         assert (batch["next_observation"] == batch["observation"] + 1).all()
         assert buffer.gather_all()["observation"].tolist() == numbers.tolist()
+
+
+@pytest.mark.parametrize("layout", ["env_major", "time_major"])
+@pytest.mark.parametrize("copy", ["snapshot", "compact", "load", "repair", "resize"])
+def test_a_newest_row_that_ends_a_page_is_drawn_where_not_a_page_is_left(
+    disk, copy, layout
+):
+    schema = mr.Schema(
+        {
+            "observation": mr.Field((), "int64"),
+            "terminated": mr.Field((), "bool"),
+            "truncated": mr.Field((), "bool"),
+        }
+    )
+    steps, made = PAGE // 2 if layout == "time_major" else PAGE, disk / "c"
+    numbers = np.repeat(np.arange(steps)[:, None], 2, axis=1)
+    with mock.patch("mmreplay.files.disk", Unsynced()):
+        with ReplayBuffer.create(
+            disk / "b", schema, 6000, 2, layout=layout, autoreset="same_step"
+        ) as buffer:
+            end = numbers == steps - 1
+            buffer.extend(observation=numbers, terminated=end, truncated=end & False)
+            if copy == "snapshot":
+                buffer.snapshot(made)
+            if copy == "resize":
+                buffer.resize(5000)
+        if copy == "compact":
+            mr.compact(disk / "b", made, codec=None)
+        if copy == "load":
+            mr.load(disk / "b", made)
+        if copy == "repair":
+            mr.repair(disk / "b", made)
+    fill(disk)
+    # A step's end is judged with the flags behind it, which nobody wrote.
+    path = disk / "b" if copy == "resize" else made
+    with ReplayBuffer.open(path, sampler=mr.UniformSampler(seed=0)) as buffer:
+        newest = buffer.take([0, 1], [steps - 1, steps - 1])
+        assert newest["terminated"].all()
+        assert newest["next_observation"].tolist() == [steps - 1, steps - 1]
+        buffer.sample(100)
