@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mmreplay.format.metadata import Metadata
 from mmreplay.storage.memmap import POLICY, MemmapStore
+from mmreplay.storage.placement import SUMS
 from mmreplay.storage.policy import ReadPolicy
 from mmreplay.storage.zarr import ZarrStore
 
@@ -13,7 +14,23 @@ ON_DISK = ("memmap", "zarr")
 
 
 def create_store(folder: Path, metadata: Metadata) -> MemmapStore | ZarrStore:
-    """Create the files of a new generation in an existing folder."""
+    """Create the files of a new generation in an existing folder.
+
+    Space for checksums is reserved at once, at most 8 bytes a row, in large rings a
+    thousandth of that: a full disk would keep rows that it holds from a commit.
+    """
+    store = _created(folder, metadata)
+    try:
+        for file in store.files:
+            if file.path.name == SUMS:
+                file.allocate(0, file.nbytes)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def _created(folder: Path, metadata: Metadata) -> MemmapStore | ZarrStore:
     if metadata.engine == "zarr":
         return ZarrStore.create(folder, metadata)
     return MemmapStore.create(folder, metadata.ring, metadata.schema)

@@ -303,6 +303,33 @@ def test_a_copy_is_read_where_not_a_page_is_left(disk, count):
         assert buffer.gather_all()["observation"].tolist() == numbers.tolist()
 
 
+@pytest.mark.parametrize("engine", ["memmap", "zarr"])
+def test_rows_that_have_space_are_committed_though_nothing_else_has(disk, engine):
+    schema = mr.Schema({"n": mr.Field((), "int64")})
+    numbers = np.arange(4000)
+    with mock.patch("mmreplay.files.disk", Unsynced()):
+        buffer = ReplayBuffer.create(
+            disk / "b", schema, 20_000, engine=engine, commit_every=None
+        )
+        assert buffer.metadata.ring.block_rows < 2000
+        buffer.extend(n=numbers[:2000])
+        fill(disk)
+        # Checksums had no space yet, and without them nothing is committed.
+        buffer.commit()
+        assert buffer.committed.tolist() == [2000]
+        buffer.extend(n=numbers[2000:])
+        # Shards may find no room; rows are committed before that is told.
+        with suppress(FullError):
+            buffer.close(seal=False)
+    with ReplayBuffer.open(disk / "b") as buffer:
+        assert buffer.recovery.how == "clean"
+        assert buffer.committed.tolist() == [4000]
+        assert buffer.gather_all()["n"].tolist() == numbers.tolist()
+    # The group's new metadata found no room.
+    found = {each.kind for each in verify_buffer(disk / "b").findings}
+    assert found <= {"left_over"}
+
+
 @pytest.mark.parametrize("layout", ["env_major", "time_major"])
 @pytest.mark.parametrize("copy", ["snapshot", "compact", "load", "repair", "resize"])
 def test_a_newest_row_that_ends_a_page_is_drawn_where_not_a_page_is_left(
