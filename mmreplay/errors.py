@@ -117,7 +117,7 @@ def shortage(error: BaseException) -> int:
         return errno.ENOMEM
     if isinstance(error, FullError):
         return error.errno or errno.ENOSPC
-    if isinstance(error, OSError) and error.errno in OUT_OF_FILES:
+    if isinstance(error, OSError) and error.errno in {*OUT_OF_FILES, errno.ENOMEM}:
         return error.errno or 0
     return 0
 

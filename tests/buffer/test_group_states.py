@@ -123,7 +123,7 @@ def test_a_full_disk_at_close_is_told_and_loses_nothing(tmp_path, room):
     assert numbers(path) == list(range(205, 269))
 
 
-@pytest.mark.parametrize("short", ["files", "memory"])
+@pytest.mark.parametrize("short", ["files", "memory", "kernel memory"])
 @pytest.mark.parametrize("room", ["json", "none"])
 def test_a_want_of_files_or_memory_is_told_at_close_and_loses_nothing(
     tmp_path, room, short
@@ -136,7 +136,8 @@ def test_a_want_of_files_or_memory_is_told_at_close_and_loses_nothing(
             if self.wanting and made and room not in path.name:
                 if short == "memory":
                     raise MemoryError
-                raise OSError(errno.EMFILE, "Too many open files")
+                number = errno.EMFILE if short == "files" else errno.ENOMEM
+                raise OSError(number, os.strerror(number))
             return super().open(path, flags)
 
     path = make(tmp_path / "b")
