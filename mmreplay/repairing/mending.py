@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay import files, recovery
-from mmreplay.buffer import lifecycle
+from mmreplay.buffer import lifecycle, rebuild
 from mmreplay.buffer.state import read_statistics, write_statistics
 from mmreplay.errors import OR_REPAIR, FormatError, LockedError
 from mmreplay.format import metadata as metadata_file
@@ -22,7 +22,6 @@ from mmreplay.repairing.evidence import Evidence, gather, row_sizes
 from mmreplay.repairing.kept import Flags, Kept, Sorter
 from mmreplay.repairing.pieces import Progress, pieces
 from mmreplay.repairing.sealed import copied, opened, unreadable
-from mmreplay.storage.base import CheckedStore
 from mmreplay.storage.engines import create_store
 from mmreplay.storage.lock import WriterLock, holder, locked, refuse_network
 from mmreplay.storage.memmap import MemmapStore
@@ -259,7 +258,7 @@ def _build(
         else:
             _write(evidence, kept, store, tails, progress)
         store.sync()
-        _sum(store, tails, evidence.heads)
+        rebuild.sum_blocks(store, tails, evidence.heads)
         store.sync_sums()
     finally:
         store.close()
@@ -312,14 +311,3 @@ def _write(
                 for row, begin, end in piece.to:
                     part = data[begin:end].reshape(-1)
                     file.pwrite(part.data, row * width)
-
-
-def _sum(store: CheckedStore, tails: Array, heads: Array) -> None:
-    """Write the checksums of every whole block that holds a row."""
-    size = store.ring.block_rows
-    for env_id, (tail, head) in enumerate(
-        zip(tails.tolist(), heads.tolist(), strict=True)
-    ):
-        for block in range(tail // size, head // size):
-            one = np.array([store.checksum(env_id, block)], np.uint32)
-            store.write_sums(env_id, block, one)

@@ -246,6 +246,28 @@ def test_a_conversion_whose_first_block_begins_with_a_hole(disk, engine, layout)
     assert verify_buffer(disk / "b").findings == ()
 
 
+def test_a_repair_whose_first_block_begins_with_a_hole(disk):
+    schema = mr.Schema({"n": mr.Field((16,), "int64")})
+    refused = 0
+    with mock.patch("mmreplay.files.disk", Unsynced()):
+        with ReplayBuffer.create(disk / "a", schema, 2048) as buffer:
+            buffer.extend(n=np.arange(16 * 2424).reshape(2424, 16))
+            # As above: rows before the oldest are summed with it.
+            assert buffer.span.first[0] % buffer.metadata.ring.block_rows > 80
+        for pages in range(66, 200, 2):
+            # What a try that failed has left is space for the next one.
+            shutil.rmtree(disk / "b", ignore_errors=True)
+            leave(disk, pages)
+            try:
+                mr.repair(disk / "a", disk / "b")
+            except FullError:
+                refused += 1
+            else:
+                break
+    assert refused > 1
+    assert verify_buffer(disk / "b").findings == ()
+
+
 def test_a_place_with_holes_is_put_back_where_few_pages_are_left(disk):
     mutable = mr.Field((2048,), "float32", mutable=True)
     schema = mr.Schema({"n": mr.Field((), "int64"), "value": mutable})
