@@ -391,6 +391,8 @@ class ReplayBuffer(OpenBuffer):
         """Make everything added so far survive a power cut.
 
         Raises:
-            FailedError: The disk refused; the buffer takes nothing more.
+            FailedError: The disk refused, and nothing more is taken; or a shard of a
+                compressed buffer could not be made, told once all is committed.
+            FullError: No space is left.
         """
         self._commit()
