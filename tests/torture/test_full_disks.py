@@ -246,14 +246,15 @@ def test_a_conversion_whose_first_block_begins_with_a_hole(disk, engine, layout)
     assert verify_buffer(disk / "b").findings == ()
 
 
-def test_a_repair_whose_first_block_begins_with_a_hole(disk):
+@pytest.mark.parametrize("layout", ["env_major", "time_major"])
+def test_a_repair_whose_first_block_begins_with_a_hole(disk, layout):
     schema = mr.Schema({"n": mr.Field((16,), "int64")})
     refused = 0
     with mock.patch("mmreplay.files.disk", Unsynced()):
-        with ReplayBuffer.create(disk / "a", schema, 2048) as buffer:
-            buffer.extend(n=np.arange(16 * 2424).reshape(2424, 16))
+        with ReplayBuffer.create(disk / "a", schema, 1024, 2, layout=layout) as buffer:
+            buffer.extend(n=np.arange(32 * 1215).reshape(1215, 2, 16))
             # As above: rows before the oldest are summed with it.
-            assert buffer.span.first[0] % buffer.metadata.ring.block_rows > 80
+            assert buffer.span.first[0] % buffer.metadata.ring.block_rows > 60
         for pages in range(66, 200, 2):
             # What a try that failed has left is space for the next one.
             shutil.rmtree(disk / "b", ignore_errors=True)
