@@ -18,6 +18,9 @@ COPY_ON_WRITE = {"btrfs", "zfs", "bcachefs"}
 # A page that can be stored into stays so, and has its space, until it is synced.
 KEEPS_PAGES = {"ext4", "xfs", "tmpfs"}
 
+# And for good: what was written once is nobody else's, and is written over in place.
+KEEPS_SPACE = {"ext4", "tmpfs"}
+
 
 def file_system(path: Path) -> str:
     """Return the type of the file system that holds path, ``"?"`` where unknown."""

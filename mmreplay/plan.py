@@ -17,7 +17,6 @@ from mmreplay.format.sharding import Codec
 from mmreplay.ring import Layout, Ring
 from mmreplay.schema import Field, Schema
 from mmreplay.storage import zarr_group
-from mmreplay.storage.memmap import file_sizes
 from mmreplay.storage.placement import FLAGS, RECORDS, SUMS, Placement, place
 from mmreplay.storage.zarr_group import ShardedArray
 
@@ -107,7 +106,7 @@ def plan_buffer(
         schema, capacity, num_envs, "memmap", layout, "disabled", None
     ).ring
     placement = place(schema)
-    sizes = file_sizes(ring, schema, placement)
+    sizes = placement.file_sizes(ring, schema)
     rows = ring.num_rows
     fields = tuple(
         _part(path, field, placement, rows) for path, field in schema.fields.items()

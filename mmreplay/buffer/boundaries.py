@@ -53,6 +53,8 @@ class Marker:
         self.before = np.full(num_envs, FINAL, np.uint8)
         self._none = self.pending = np.zeros(num_envs, np.uint8)
         self._none.flags.writeable = False
+        # What was before, where it is known to have ended nowhere.
+        self._calm: NDArray[np.uint8] | None = None
 
     def interrupt(self, envs: Envs, flags: NDArray[np.uint8] | np.uint8) -> None:
         """Let the next row of some environments start anew, with flags of its own."""
@@ -97,6 +99,24 @@ class Marker:
         """The same for the only environment."""
         self.before = ONLY[last]
         self.pending = self._none
+
+    def note_wide(self, last: NDArray[np.uint8], ends: int) -> None:
+        """The same for all environments, of what `wide` gave."""
+        self.before, self.pending = last, self._none
+        if last is self._none or (not ends and not (last & (END | FINAL)).any()):
+            self._calm = last
+
+    def wide(self, columns: Columns, ends: int) -> NDArray[np.uint8]:
+        """Flags of one step of all environments, uint8 ``[E]``; nobody may change them.
+
+        Args:
+            columns: Per path ``[E, *shape]``.
+            ends: TERMINATED and TRUNCATED, as the step may say somewhere.
+        """
+        if not ends and self.before is self._calm and self.pending is self._none:
+            return self._none
+        flags: NDArray[np.uint8] = self.plain(columns, 1)[0]
+        return flags
 
     def step(self, columns: Columns) -> NDArray[np.uint8]:
         """Flags of one step of all environments, uint8 ``[E]``."""

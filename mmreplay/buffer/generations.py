@@ -178,7 +178,11 @@ class Generations:
                 continue
 
     def _writer(self) -> Writer:
-        return self._parts.writing(self._name)
+        parts = self._parts
+        writer = parts.writer
+        if writer is None or parts.closed:
+            return parts.writing(self._name)
+        return writer
 
     def _rebuild(
         self, ring: Ring, schema: Schema, fill: dict[str, NDArray[np.generic]] | None

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from numpy.typing import ArrayLike
 
 from mmreplay.batch import Batch
 from mmreplay.buffer import arguments, groups, lifecycle, rebuild
+from mmreplay.buffer.adding import Adding
 from mmreplay.buffer.arguments import check_mode, check_sampler
 from mmreplay.buffer.limiting import Limiter
-from mmreplay.buffer.open_buffer import OpenBuffer
 from mmreplay.buffer.reading import fold_of
 from mmreplay.errors import SchemaError
 from mmreplay.format.metadata import Autoreset, Engine
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mmreplay.transforms.base import Transform
 
 
-class ReplayBuffer(OpenBuffer):
+class ReplayBuffer(Adding):
     """Experience of one or more environments, in files that are always reopenable.
 
     One writer and any number of readers, in any processes. Everything `add` and
@@ -181,86 +181,6 @@ class ReplayBuffer(OpenBuffer):
             groups.folder_of(path), on_resume, commit_every, allow_network, policy
         )
         return cls(parts, sampler, commit_every, transforms, limiter)
-
-    def add(
-        self,
-        data: Mapping[str, object] | None = None,
-        /,
-        *,
-        final_observation: object = None,
-        env_ids: ArrayLike | None = None,
-        **fields: object,
-    ) -> None:
-        """Add one step of each environment, all or nothing.
-
-        Args:
-            data: The step as one nested mapping, or else keywords; every field of
-                the schema ``[E, *shape]``, or ``[*shape]`` where num_envs is 1.
-            final_observation: ``[E, *shape]``, what followed the steps that end an
-                episode; read only there. Not with ``autoreset="next_step"``.
-            env_ids: int ``[N]``, the environments that the step is of, each once;
-                all of them by default. Fields are then ``[N, *shape]``.
-            **fields: The step's fields, in place of data.
-
-        Raises:
-            SchemaError: A field is unknown, missing, or of a wrong shape or dtype.
-            FullError: No space is left; nothing of the step is visible.
-            FailedError: The buffer is read-only, closed, or its device failed.
-        """
-        limit = self.limit
-        if limit is not None:
-            self._writer()  # A reader is refused before it takes the writer's place.
-            limit.await_insert()
-        with self._turn:
-            writer = self._writer()
-            plain = final_observation is None and env_ids is None
-            plain = plain and (data is None or not fields)
-            if plain and writer.add_plain(fields if data is None else data):
-                return
-            given = writer.intake.flat(data, fields)
-            ids = None if env_ids is None else writer.intake.env_ids(env_ids)
-            writer.add(given, final_observation, ids)
-
-    def extend(
-        self,
-        data: Mapping[str, object] | None = None,
-        /,
-        *,
-        final_observation: object = None,
-        env_ids: ArrayLike | None = None,
-        **fields: object,
-    ) -> None:
-        """Add many steps of each environment.
-
-        The whole call is validated first and then published in blocks. Of more
-        steps than the capacity the last ones stay, and positions advance by all.
-
-        Args:
-            data: As in `add`, every field ``[T, E, *shape]``, or ``[T, *shape]``
-                where num_envs is 1.
-            final_observation: ``[T, E, *shape]``; as in `add`.
-            env_ids: As in `add`.
-            **fields: As in `add`.
-
-        Raises:
-            SchemaError: As in `add`; or T is 0.
-            FullError: No space is left; whole blocks are in, and the note on the
-                error says how many steps.
-            FailedError: As in `add`.
-        """
-        limit = self.limit
-        if limit is not None:
-            self._writer()  # A reader is refused before it takes the writer's place.
-            limit.await_insert()
-        with self._turn:
-            writer = self._writer()
-            plain = final_observation is None and env_ids is None
-            plain = plain and (data is None or not fields)
-            if plain and writer.extend_plain(fields if data is None else data):
-                return
-            given = writer.intake.flat(data, fields)
-            ids = None if env_ids is None else writer.intake.env_ids(env_ids)
-            writer.extend(given, final_observation, ids)
 
     def sample(self, batch_size: int, *, contiguous: bool = False) -> Batch:
         """Draw a batch with the buffer's sampler, through its transforms.

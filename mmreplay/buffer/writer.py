@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.buffer import forks
 from mmreplay.buffer.boundaries import Marker, as_laid, expand, laid_out
 from mmreplay.buffer.committer import Committer
+from mmreplay.buffer.forks import Owner
 from mmreplay.buffer.intake import Columns, Intake, tell
+from mmreplay.buffer.room import targets
 from mmreplay.episodes import BREAK, CUT, END, FINAL, START
-from mmreplay.errors import ForkedError, SchemaError
+from mmreplay.errors import SchemaError
 from mmreplay.ring import Run, runs
 from mmreplay.schema import Schema
-from mmreplay.storage.base import Store, whole
+from mmreplay.storage.base import Store
 from mmreplay.storage.ledger import Book, refuse_overflow
 
 Array = NDArray[np.int64]
@@ -48,7 +50,7 @@ class Writer:
             schema, self._ring.num_envs, final_follows=self._final_follows
         )
         self.intake = Intake(schema, self._ring.num_envs)
-        self._fields, self._pid = schema.fields, os.getpid()
+        self._fields, self._owner = schema.fields, Owner()
         self.hold: Hold | None = None
         self._add_lock = threading.Lock()
         self._ahead = max(2, ALLOCATE_AHEAD_NBYTES // max(1, row_nbytes))
@@ -117,47 +119,59 @@ class Writer:
             ForkedError: This process is not the one that opened the buffer.
             FailedError: A sync failed before.
         """
-        if os.getpid() != self._pid:
-            self.check_owner()
+        if self._owner.forks != forks.count:
+            self._owner.check()
         if self._committer is not None:
             self._committer.check()
 
     def check_owner(self) -> None:
         """Refuse a forked child; see `check`."""
-        if os.getpid() != self._pid:
-            raise ForkedError(
-                f"this buffer was opened for writing by pid {self._pid}, this is a "
-                f"forked child (pid {os.getpid()}), expected the parent; open the "
-                "path with mode='r' here"
-            )
+        self._owner.check()
 
-    def add_plain(self, given: Mapping[str, object]) -> bool:
-        """Write one step that needs no conversion; False leaves it to `add`.
+    def add_plain(self, given: Mapping[str, object]) -> Array | None:
+        """Write one step that needs no conversion; None leaves it to `add`.
 
         In as few calls as can be, which are what a step costs, as in `_add_lockstep`.
+
+        Returns:
+            int64 ``[E]``, the heads that it made: see `Book`.
         """
         self.check()
         with self._add_lock:
             self._catch_up()
-            head = self._lockstep
-            if self._wide:
-                if plain := head >= 0 and self._store.wide(given):
-                    self._add_lockstep(given)  # type: ignore[arg-type]  # arrays, as the store says
-                return plain
-            ends = self._store.step(given)
+            head, store, marker = self._lockstep, self._store, self._marker
+            ends = store.wide(given) if self._wide else store.step(given)
             if ends < 0 or head < 0:
-                return False
+                return None
             if head >= self._room:
                 self._make_room(self._heads + self._one)
-            flags = self._marker.one(ends)
-            self._store.write_step(head % self._slots, given, flags)  # type: ignore[arg-type]  # arrays where the store looks for them
+            laid: Columns = given  # type: ignore[assignment]  # arrays where the store looks for them
+            if self._wide:
+                flags = marker.wide(laid, ends)
+                store.write_wide(self._places(head), laid, flags)
+            else:
+                alone = marker.one(ends)
+                store.write_step(head % self._slots, laid, alone)
             heads = self._heads + self._one
             self._book.publish(heads, self._limits, self._tails)
-            self._marker.note_one(flags)
+            # Noted only now: an add that raised before must leave no trace. The heads
+            # last: see `_catch_up`.
+            if self._wide:
+                marker.note_wide(flags, ends)
+            else:
+                marker.note_one(alone)
             self._lockstep = head + 1
             self._heads = heads
-            self._look_ahead(head)
-            return True
+            if head >= self._early:
+                self._look_ahead()
+            return heads
+
+    def _places(self, head: int) -> list[Run]:
+        """Where one step of all environments goes."""
+        slot, envs = head % self._slots, self._ring.num_envs
+        if self._straight:
+            return [(slot * envs, 0, envs)]
+        return [(base + slot, e, e + 1) for e, base in enumerate(self._bases)]
 
     def add(
         self,
@@ -213,31 +227,23 @@ class Writer:
     def _add_lockstep(self, columns: Columns) -> None:
         """Write one step of all environments when their heads are equal."""
         head = self._lockstep
-        ring = self._ring
         if head >= self._room:
             self._make_room(self._heads + 1)
-        slot = head % ring.slots
-        if self._straight:
-            places: list[Run] = [(slot * ring.num_envs, 0, ring.num_envs)]
-        else:
-            places = [(base + slot, e, e + 1) for e, base in enumerate(self._bases)]
         flags = self._marker.step(columns)
-        self._store.write(places, columns, flags)
+        self._store.write(self._places(head), columns, flags)
         heads = self._heads + 1
         self._book.publish(heads, self._limits, self._tails)
-        # Noted only now: an add that raised before must leave no trace. The heads
-        # last: see `_catch_up`.
         self._marker.note_all(flags)
         self._lockstep = head + 1
         self._heads = heads
-        self._look_ahead(head)
-
-    def _look_ahead(self, head: int) -> None:
-        """Have the limits raised before an add must wait for it."""
         if head >= self._early:
-            self._early = self._room
-            if self._committer is not None:
-                self._committer.wake()
+            self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        """Have the limits raised before an add must wait for it."""
+        self._early = self._room
+        if self._committer is not None:
+            self._committer.wake()
 
     def extend_plain(self, given: Mapping[str, object]) -> bool:
         """Write many steps that need no conversion; False leaves them to `extend`."""
@@ -347,7 +353,8 @@ class Writer:
         self._marker.note_all(flags[stop - 1])
         self._lockstep = head
         self._heads = heads
-        self._look_ahead(head)
+        if head >= self._early:
+            self._look_ahead()
 
     def _make_room(self, heads: Array) -> None:
         """Raise the limits to take in heads, before a byte below them is written."""
@@ -365,17 +372,8 @@ class Writer:
         self._know(self._heads, target, self._tails)
 
     def _targets(self, heads: Array) -> tuple[Array, bool]:
-        """Limits to ask for, and whether nothing is overwritten below them."""
-        ring = self._ring
-        ahead = np.maximum(self._heads + min(ring.reserve, self._ahead), heads)
-        free: Array | int = ring.slots
-        if self._committer is not None:
-            free = free + self._committer.given_up_blocks() * ring.block_rows
-        first_lap = np.minimum(ahead, np.maximum(free, heads))
-        if (first_lap <= free).all():
-            return np.maximum(first_lap, self._limits), True
-        wide = np.maximum(self._heads + ring.reserve, heads)
-        return np.maximum(whole(wide, self._store.grain), self._limits), False
+        known = self._heads, self._limits, heads, self._ahead, self._store.grain
+        return targets(self._ring, self._committer, *known)
 
     def clear(self, env_ids: NDArray[np.int64] | None) -> None:
         """Give up every row of some environments; positions go on."""

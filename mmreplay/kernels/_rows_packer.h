@@ -60,12 +60,12 @@ static PyObject *
 Packer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     PyObject *members, *array_type, *double_type;
-    Py_ssize_t nbytes, num_envs;
+    Py_ssize_t nbytes, num_envs, most;
     allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     if (kwargs && PyDict_Size(kwargs))
         return PyErr_Format(PyExc_TypeError, "Packer takes no keywords");
-    if (!PyArg_ParseTuple(args, "O!nnOO:Packer", &PyTuple_Type, &members, &nbytes,
-                          &num_envs, &array_type, &double_type))
+    if (!PyArg_ParseTuple(args, "O!nnnOO:Packer", &PyTuple_Type, &members, &nbytes,
+                          &num_envs, &most, &array_type, &double_type))
         return NULL;
     Packer *self = (Packer *)alloc(type, 0);
     if (self == NULL)
@@ -80,6 +80,12 @@ Packer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (self->record == NULL || contiguous(self->record, &self->view, 1) < 0)
         goto failed;
     memset(self->view.buf, 0, (size_t)nbytes);
+    self->together = nbytes && num_envs > 0 && most / nbytes >= num_envs;
+    most = self->together ? num_envs * nbytes : 0;
+    self->rows = PyByteArray_FromStringAndSize(NULL, most);
+    if (self->rows == NULL || contiguous(self->rows, &self->rows_view, 1) < 0)
+        goto failed;
+    memset(self->rows_view.buf, 0, (size_t)most);
     Py_ssize_t count = PyTuple_Size(members);
     self->members = PyMem_Calloc((size_t)count + 1, sizeof(Member));
     if (self->members == NULL) {
@@ -116,7 +122,10 @@ Packer_dealloc(Packer *self)
     PyMem_Free(self->members);
     if (self->view.obj)
         PyBuffer_Release(&self->view);
+    if (self->rows_view.obj)
+        PyBuffer_Release(&self->rows_view);
     Py_XDECREF(self->record);
+    Py_XDECREF(self->rows);
     Py_XDECREF(self->array_type);
     Py_XDECREF(self->double_type);
     Py_XDECREF(self->dtype_name);
@@ -156,23 +165,21 @@ Packer_step(Packer *self, PyObject *given)
 }
 
 /* The steps that an array [T, E, *shape], or [T, *shape] of an only environment, has;
- * 0 where it must be looked at. One that is a step itself, [E, *shape], has one. */
+ * 0 where it must be looked at. */
 static Py_ssize_t
-steps_of(Packer *self, const Member *member, PyObject *value, int step)
+steps_of(Packer *self, const Member *member, PyObject *value)
 {
     Py_buffer view;
     Py_ssize_t steps = 0;
     if ((PyObject *)Py_TYPE(value) != self->array_type ||
         same_dtype(self, member, value) != 1)
         return 0;
-    if (PyObject_GetBuffer(value, &view, step ? PyBUF_STRIDED_RO : PyBUF_C_CONTIGUOUS)) {
+    if (PyObject_GetBuffer(value, &view, PyBUF_C_CONTIGUOUS) < 0) {
         PyErr_Clear();
         return 0;
     }
     Py_ssize_t lead = view.ndim - member->ndim;
-    if (step)
-        steps = lead == 1 && view.shape[0] == self->num_envs;
-    else if ((lead == 1 && self->num_envs == 1) ||
+    if ((lead == 1 && self->num_envs == 1) ||
         (lead == 2 && view.shape[1] == self->num_envs))
         steps = view.shape[0];
     for (Py_ssize_t i = 0; i < member->ndim; i++)
@@ -182,8 +189,8 @@ steps_of(Packer *self, const Member *member, PyObject *value, int step)
     return steps;
 }
 
-static Py_ssize_t
-steps_in(Packer *self, PyObject *given, int step)
+static PyObject *
+Packer_block(Packer *self, PyObject *given)
 {
     Py_ssize_t steps = -1;
     for (Py_ssize_t i = 0; i < self->count; i++) {
@@ -192,30 +199,16 @@ steps_in(Packer *self, PyObject *given, int step)
         Py_ssize_t told = 0;
         if (value != NULL) {
             Py_INCREF(value);
-            told = steps_of(self, member, value, step);
+            told = steps_of(self, member, value);
             Py_DECREF(value);
         }
         if (PyErr_Occurred())
-            return -2;
+            return NULL;
         if (told < 1 || (i && told != steps))
-            return -1;
+            return PyLong_FromLong(-1);
         steps = told;
     }
-    return steps;
-}
-
-static PyObject *
-Packer_block(Packer *self, PyObject *given)
-{
-    Py_ssize_t steps = steps_in(self, given, 0);
-    return steps < -1 ? NULL : PyLong_FromSsize_t(steps);
-}
-
-static PyObject *
-Packer_wide(Packer *self, PyObject *given)
-{
-    Py_ssize_t steps = steps_in(self, given, 1);
-    return steps < -1 ? NULL : PyBool_FromLong(steps == 1);
+    return PyLong_FromSsize_t(steps);
 }
 
 /* The bytes of an array, of a copy where it is not contiguous. */
@@ -232,6 +225,8 @@ bytes_of(PyObject *array, Py_buffer *view)
     Py_DECREF(copied);
     return told;
 }
+
+#include "_rows_wide.h"
 
 /* Buffers of the fields in the record; how many of the first are held. */
 static Py_ssize_t
@@ -327,6 +322,14 @@ Packer_record(Packer *self, void *closure)
     return self->record;
 }
 
+static PyObject *
+Packer_rows(Packer *self, void *closure)
+{
+    (void)closure;
+    Py_INCREF(self->rows);
+    return self->rows;
+}
+
 static PyMethodDef Packer_methods[] = {
     {"step", (PyCFunction)(void (*)(void))Packer_step, METH_O, NULL},
     {"block", (PyCFunction)(void (*)(void))Packer_block, METH_O, NULL},
@@ -337,6 +340,7 @@ static PyMethodDef Packer_methods[] = {
 };
 static PyGetSetDef Packer_attributes[] = {
     {"record", (getter)(void (*)(void))Packer_record, NULL, NULL, NULL},
+    {"rows", (getter)(void (*)(void))Packer_rows, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 static PyType_Slot Packer_slots[] = {

@@ -12,8 +12,10 @@ typedef struct {
     PyObject_HEAD
     Member *members;
     Py_ssize_t count, num_envs, gaps;
-    PyObject *record, *array_type, *double_type, *dtype_name;
-    Py_buffer view;
+    PyObject *record, *rows, *array_type, *double_type, *dtype_name;
+    Py_buffer view, rows_view;
+    /* Rows of a step of all environments are packed by the look at it. */
+    int together;
 } Packer;
 
 enum { TAKEN = 0, ODD = 1, FAILED = -1 };

@@ -31,9 +31,12 @@ class PackerKernel(Protocol):
 
     Attributes:
         record: The last step taken, packed; its bytes change with every step.
+        rows: Likewise of all environments, one record after the other; empty where
+            those are too long to be packed before they are written.
     """
 
     record: bytearray
+    rows: bytearray
 
     def step(self, given: Mapping[str, object], /) -> int:
         """Take one step of the only environment, if every value is plain.
@@ -57,10 +60,13 @@ class PackerKernel(Protocol):
             T, at least 1, or -1: the block is not plain.
         """
 
-    def wide(self, given: Mapping[str, object], /) -> bool:
-        """Tell whether every value of one step of all environments is plain.
+    def wide(self, given: Mapping[str, object], /) -> int:
+        """Take one step of all environments, if every value is plain.
 
         Plain is as in `block`, of ``[E, *shape]`` and of any strides.
+
+        Returns:
+            As `step` does, the bits of the fields that may be true somewhere.
         """
 
     def pack(
@@ -111,6 +117,7 @@ class RowsKernel(Protocol):
         members: tuple[Member, ...],
         nbytes: int,
         num_envs: int,
+        most: int,
         array: type,
         double: type,
         /,
@@ -241,6 +248,7 @@ class Packer:
         members: tuple[Member, ...],
         nbytes: int,
         num_envs: int,
+        most: int,
         array: type,
         double: type,
         /,
@@ -251,6 +259,7 @@ class Packer:
             members: How each field is taken.
             nbytes: Bytes of a record.
             num_envs: Environments.
+            most: Bytes that `rows` may have.
             array: ``numpy.ndarray``: C knows it by no other way.
             double: ``numpy.float64``.
 
@@ -258,11 +267,12 @@ class Packer:
             ValueError: A member does not fit.
         """
         self.record = bytearray(nbytes)
-        self._members = members
-        self._num_envs = num_envs
-        self._array = array
-        self._double = double
+        together = 0 < num_envs * nbytes <= most
+        self.rows = bytearray(num_envs * nbytes if together else 0)
+        self._members, self._num_envs = members, num_envs
+        self._array, self._double = array, double
         self._views: list[NDArray[Any] | None] = []
+        self._wide: list[NDArray[Any] | None] = []
         for path, dtype, _, kind, itemsize, shape, offset, _ in members:
             count = int(np.prod(shape, dtype=np.int64))
             if offset >= 0 and offset > nbytes - count * itemsize:
@@ -273,6 +283,10 @@ class Packer:
             if offset >= 0:
                 view = np.frombuffer(self.record, dtype, count, offset).reshape(shape)
             self._views.append(view)
+            if view is not None and together:
+                each, laid = (num_envs, *shape), (nbytes, *view.strides)
+                view = np.ndarray(each, dtype, self.rows, offset, laid)
+            self._wide.append(view if together else None)
 
     def step(self, given: Mapping[str, object], /) -> int:
         """See `PackerKernel.step`."""
@@ -302,14 +316,23 @@ class Packer:
         steps = {self._steps(given[member[0]], member) for member in self._members}
         return max(steps) if len(steps) == 1 and min(steps) else -1
 
-    def wide(self, given: Mapping[str, object], /) -> bool:
+    def wide(self, given: Mapping[str, object], /) -> int:
         """See `PackerKernel.wide`."""
-        return self._exact(given) and all(
-            type(given[path]) is self._array
-            and cast("NDArray[Any]", given[path]).shape == (self._num_envs, *shape)
-            and cast("NDArray[Any]", given[path]).dtype == dtype
-            for path, dtype, _, _, _, shape, _, _ in self._members
-        )
+        if not self._exact(given):
+            return -1
+        marks = 0
+        for member, view in zip(self._members, self._wide, strict=True):
+            value = cast("NDArray[Any]", given[member[0]])
+            if type(value) is not self._array or value.dtype != member[1]:
+                return -1
+            if value.shape != (self._num_envs, *member[5]):
+                return -1
+            if view is not None:
+                view[...] = value
+            # Only of single bytes is the truth looked for.
+            if member[-1] and (value[0].nbytes != 1 or value.view(np.uint8).any()):
+                marks |= member[-1]
+        return marks
 
     def _steps(self, value: Any, member: Member) -> int:
         """Steps of an array, 0 where it must be looked at."""

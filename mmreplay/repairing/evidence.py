@@ -36,7 +36,6 @@ from mmreplay.repairing.lenient import (
 from mmreplay.ring import Ring
 from mmreplay.storage.engines import ON_DISK
 from mmreplay.storage.ledger import FILE_NAME as COMMIT
-from mmreplay.storage.memmap import file_sizes
 from mmreplay.storage.placement import SUMS, place
 from mmreplay.storage.places import DTYPE as PLACE_DTYPE
 from mmreplay.storage.places import FILE_NAME as PLACES
@@ -142,7 +141,7 @@ class _Tried(suppress):
 
 def row_sizes(metadata: Metadata) -> dict[str, int]:
     """Bytes of a row in each file that has rows."""
-    sizes = file_sizes(metadata.ring, metadata.schema, place(metadata.schema))
+    sizes = place(metadata.schema).file_sizes(metadata.ring, metadata.schema)
     rows = metadata.ring.num_rows
     return {name: size // rows for name, size in sizes.items() if name != SUMS}
 
@@ -219,7 +218,7 @@ def gather(folder: Path, like: Path | None) -> Evidence:
             f"{list(metadata.unknown_features)}, this mmreplay repairs "
             f"{list(ON_DISK)} without any; install a newer mmreplay"
         )
-    sizes = file_sizes(metadata.ring, metadata.schema, place(metadata.schema))
+    sizes = place(metadata.schema).file_sizes(metadata.ring, metadata.schema)
     sizes[COMMIT] = commit.NUM_SLOTS * commit.slot_nbytes(metadata.ring.num_envs)
     if metadata.engine == "zarr":
         sizes[PLACES] = place_nbytes(metadata)

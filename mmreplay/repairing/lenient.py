@@ -14,7 +14,7 @@ from mmreplay.errors import CorruptError
 from mmreplay.files import File
 from mmreplay.format.metadata import Metadata
 from mmreplay.schema import Schema
-from mmreplay.storage.memmap import POLICY, MemmapStore, file_sizes
+from mmreplay.storage.memmap import POLICY, MemmapStore
 from mmreplay.storage.placement import FLAGS, SUMS, place
 from mmreplay.storage.places import DTYPE, Places
 from mmreplay.storage.places import FILE_NAME as PLACES
@@ -119,7 +119,7 @@ def open_store(folder: Path, metadata: Metadata) -> ShortStore:
     """
     ring, schema = metadata.ring, metadata.schema
     placement, maps = place(schema), POLICY.maps(folder)
-    sizes = file_sizes(ring, schema, placement)
+    sizes = placement.file_sizes(ring, schema)
     opened = open_files(folder, sizes)
     held = {
         name: opened[name].nbytes // (sizes[name] // ring.num_rows)

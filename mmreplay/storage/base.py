@@ -106,11 +106,25 @@ class Store(Protocol):
             T, or -1 as `step` does.
         """
 
-    def wide(self, given: Mapping[str, object]) -> bool:
-        """Tell whether `write` may have one step of all environments as it is.
+    def wide(self, given: Mapping[str, object]) -> int:
+        """Take one step of all environments, as `step` does that of an only one.
 
         Args:
             given: Per path one value, checked by nobody yet.
+
+        Returns:
+            The flags that it may say of some environment, or -1.
+        """
+
+    def write_wide(
+        self, runs: Sequence[Run], given: Columns, flags: NDArray[np.uint8]
+    ) -> None:
+        """Write the step that `wide` took just now, as `write` would.
+
+        Args:
+            runs: Which environments go to which rows.
+            given: What `wide` was given.
+            flags: uint8 ``[E]``.
         """
 
     def allocate(self, first: NDArray[np.int64], stop: NDArray[np.int64]) -> None:

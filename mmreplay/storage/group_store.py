@@ -134,7 +134,13 @@ class GroupStore:
         """Refuse."""
         self._refuse()
 
-    def wide(self, given: Mapping[str, object]) -> bool:
+    def wide(self, given: Mapping[str, object]) -> int:
+        """Refuse."""
+        self._refuse()
+
+    def write_wide(
+        self, runs: Sequence[Run], given: Columns, flags: NDArray[np.uint8]
+    ) -> None:
         """Refuse."""
         self._refuse()
 

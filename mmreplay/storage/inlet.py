@@ -1,4 +1,4 @@
-"""Long stretches of rows, stored through a mapping where that is safe and shorter.
+"""Rows stored through a mapping, where that is safe and shorter than a write.
 
 Rows that are packed for `pwrite` are copied twice, and the kernel looks at each page
 by itself: 1,024 rows of 168 bytes take 50 us so, and 17 when they are packed into the
@@ -6,20 +6,27 @@ mapping (tools/bench/bench_add.py). A store cannot fail: on a full or failing di
 a SIGBUS. So its pages are asked for first, with `MADV_POPULATE_WRITE`, which says what
 is wrong; what it refuses is left to `pwrite`, and so are pages that would have to be
 read from the disk first, and new ones, which a store would take one by one.
+
+Single steps are short, and a call for each is what they cost: two writes take 2 to 5
+us, two stores 0.5. So pages are asked for some steps ahead, and stored into for a
+second at most: where space stays with what was written once (`KEEPS_SPACE`), they are
+in memory, or on a device that was read just now. Only rows that this opening wrote
+before are stored over.
 """
 
 from __future__ import annotations
 
 import ctypes
 import mmap
+from time import monotonic
 
 import numpy as np
 
 from mmreplay import files
-from mmreplay.disk import Pack
+from mmreplay.disk import Data, Pack
 from mmreplay.errors import FailedError
 from mmreplay.files import File
-from mmreplay.mounts import KEEPS_PAGES, file_system
+from mmreplay.mounts import KEEPS_PAGES, KEEPS_SPACE, file_system
 
 # Shorter ones take as long either way.
 LEAST_NBYTES = 16 << 10
@@ -27,6 +34,13 @@ LEAST_NBYTES = 16 << 10
 # found there.
 WARM_CALLS = 8
 PAGE_MASK = ~(mmap.PAGESIZE - 1)
+# Asked for at once, for single steps to come, and how long they may be stored into.
+NEAR_NBYTES = 64 << 10
+NEAR_S = 1.0
+# Longer steps are copied for most of their time, either way.
+SHORT_NBYTES = 4 << 10
+# Steps written before the next look, after pages were not to be had.
+RESTS = 64
 
 _mincore = getattr(ctypes.CDLL(None), "mincore", None)
 if _mincore is not None:
@@ -41,6 +55,7 @@ class Inlet:
         kind = file_system(file.path.parent)
         self._file = file
         self._open = file.writable and kind in KEEPS_PAGES and _mincore is not None
+        self._stays = self._open and kind in KEEPS_SPACE
         # Above, this opening wrote nothing yet.
         self._reached = 0
         self._mapping: mmap.mmap | None = None
@@ -48,6 +63,63 @@ class Inlet:
         self._warm_calls = 0
         self._seen = bytearray()
         self._vector: ctypes.Array[ctypes.c_char] | None = None
+        # Bytes that steps may be stored into until then.
+        self._near = self._far = 0
+        self._until = 0.0
+        self._rests = 0
+
+    def only_write(self) -> None:
+        """Store no step from now on: others may give the file's space back."""
+        self._stays, self._far = False, 0
+
+    def put(self, data: Data, offset: int, nbytes: int) -> None:
+        """Store one step's bytes, or write them.
+
+        Args:
+            data: Contiguous bytes.
+            offset: Where they belong; steps to come are taken to follow.
+            nbytes: How many they are.
+        """
+        stop = offset + nbytes
+        near = self._near <= offset and stop <= self._far and monotonic() < self._until
+        if (near or self._approach(offset, stop)) and self._file.fd >= 0:
+            files.disk.store(self._file.fd, self._mapping, offset, data)  # type: ignore[arg-type]  # made by then
+            return
+        self._file.pwrite(data, offset)
+        self._reached = max(self._reached, stop)
+
+    def put_pieces(self, data: memoryview, offset: int) -> None:
+        """The same of long rows, whose pages are taken to be new."""
+        if len(data) <= SHORT_NBYTES:
+            self.put(data, offset, len(data))
+            return
+        self._file.pwrite_pieces(data, offset)
+        self._reached = max(self._reached, offset + len(data))
+
+    def _approach(self, first: int, stop: int) -> bool:
+        """Have pages ready from a step on, if they may be stored into."""
+        if stop > self._reached or not self._stays or stop - first > SHORT_NBYTES:
+            return False
+        if self._rests:
+            self._rests -= 1
+            return False
+        first &= PAGE_MASK
+        nbytes = min(first + NEAR_NBYTES, self._reached) - first
+        if (self._mapping or self._map()) is None:
+            return False
+        try:
+            ready = self._there(first, nbytes)
+            if ready:
+                files.disk.populate(self._address + first, nbytes)
+        except OSError:
+            # `pwrite` says why, in an error of the file's.
+            ready = False
+        if not ready:
+            self._rests = RESTS
+            return False
+        self._near, self._far = first, first + nbytes
+        self._until = monotonic() + NEAR_S
+        return True
 
     def fill(
         self, offset: int, nbytes: int, pack: Pack, given: tuple[object, ...]
@@ -100,7 +172,7 @@ class Inlet:
             mapping = self._mapping = self._file.map_to_fill()
         except FailedError:
             # No address space is left for it: the file is written as others are.
-            self._open = False
+            self._open = self._stays = False
             return None
         self._address = np.frombuffer(mapping, np.uint8).ctypes.data
         return mapping

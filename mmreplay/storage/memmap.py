@@ -3,16 +3,17 @@
 A store through a sparse mapping on a full disk kills the process with SIGBUS on
 every file system tried, while pwrite raises. And advising a mapping for random
 reads slows whoever writes through it twentyfold. So the mappings here are
-read-only, and advised as the reading wants; long stretches of records have a
-mapping of their own (`inlet`).
+read-only, and advised as the reading wants; what is stored has a mapping of its own,
+where pages were asked for first (`inlet`).
 """
 
 from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.files import ALLOCATION_NBYTES, File
+from mmreplay.files import File
 from mmreplay.ring import Ring, Run, runs
 from mmreplay.schema import Schema
 from mmreplay.storage import packing
 from mmreplay.storage.base import Columns
+from mmreplay.storage.block_sums import BlockSums
 from mmreplay.storage.edges import Edges
 from mmreplay.storage.flags import FlagReader, MappedFlags, ReadFlags
 from mmreplay.storage.inlet import LEAST_NBYTES, Inlet
@@ -34,14 +36,15 @@ from mmreplay.storage.policy import ReadPolicy
 from mmreplay.storage.readers import Gone, MappedRows, ReadRows, RowReader
 from mmreplay.storage.records import gathered, records_of
 from mmreplay.storage.recycler import Recycler
+from mmreplay.storage.space import Space
 from mmreplay.sums import crc32c
 
-SUM_DTYPE = np.dtype([("crc", "<u4"), ("lap", "<u4")])
 # Small fields are put together in a piece that the second level of cache holds. Over
 # pages that are there it goes to the file in one call: ext4 takes 26 us for 172 KB so,
 # and 33 in pieces of 64 KiB that end within pages.
 STAGE_NBYTES = 256 << 10
 POLICY = ReadPolicy()
+Large = tuple[str, Inlet, RowReader, int]
 ONE_BYTE = tuple(bytes([value]) for value in range(256))
 
 
@@ -64,18 +67,24 @@ class MemmapStore:
         self._placement = placement
         self._files = files
         self._recycler = Recycler()
-        self.reserved: dict[str, NDArray[np.bool_]] = {}
+        self.space = Space(ring, {n: f for n, f in files.items() if n != SUMS})
         self._flags_file = files[FLAGS]
-        self._sums_file = files[SUMS]
+        self._sums = BlockSums(ring, files[SUMS])
         self._data_files = [f for name, f in files.items() if name != SUMS]
         self._records_file = files.get(RECORDS)
         self._packer = packing.packer(schema, placement, ring.num_envs)
         self._record = self._packer.record
+        self._rows = memoryview(self._packer.rows)
         file = self._records_file
         self._inlet = None if file is None else Inlet(file)
+        self._flags_inlet = Inlet(self._flags_file)
         self._advise = policy.advise
         self.maps = policy.maps(self._flags_file.path.parent)
         self._open_rows()
+        if ring.num_envs > 1 and ring.layout == "env_major":
+            # Steps to come do not follow: other environments' rows lie between.
+            self._flags_inlet.only_write()
+            self.only_write()
 
     def _open_rows(self) -> None:
         """Make every file readable by rows."""
@@ -96,13 +105,13 @@ class MemmapStore:
             raw = np.dtype((np.void, self._placement.stride))
             self._records = self._rows_of(RECORDS, raw, ())
             self.records = records_of(self.ring, self._records, self._placement)
-        self._large: list[tuple[str, File, RowReader, int]] = []
+        self._large: list[Large] = []
         self._edges: dict[str, Edges] = {}
         for path, name in self._placement.large.items():
             field = self.schema.fields[path]
             reader = self._rows_of(name, field.numpy, field.shape)
             file = self._files[name]
-            self._large.append((path, file, reader, field.nbytes))
+            self._large.append((path, Inlet(file), reader, field.nbytes))
             self._edges[path] = Edges(file, field.nbytes, reader.pages)
         self._large_paths = {path: reader for path, _, reader, _ in self._large}
 
@@ -120,15 +129,7 @@ class MemmapStore:
     @classmethod
     def create(cls, folder: Path, ring: Ring, schema: Schema) -> MemmapStore:
         """Create the sparse files of a new generation in an existing folder."""
-        placement = place(schema)
-        files: dict[str, File] = {}
-        try:
-            for name, nbytes in file_sizes(ring, schema, placement).items():
-                files[name] = File.create(folder / name, nbytes)
-            return cls(ring, schema, placement, files)
-        except BaseException:
-            _close(files)
-            raise
+        return cls._with(folder, ring, schema, File.create, POLICY)
 
     @classmethod
     def open(
@@ -141,11 +142,19 @@ class MemmapStore:
         policy: ReadPolicy = POLICY,
     ) -> MemmapStore:
         """Open the files of a generation, after checking type and size of each."""
+        opened = partial(File.open, writable=writable)
+        return cls._with(folder, ring, schema, opened, policy)
+
+    @classmethod
+    def _with(
+        cls, folder: Path, ring: Ring, schema: Schema,
+        made: Callable[[Path, int], File], policy: ReadPolicy,
+    ) -> MemmapStore:  # fmt: skip
         placement = place(schema)
         files: dict[str, File] = {}
         try:
-            for name, nbytes in file_sizes(ring, schema, placement).items():
-                files[name] = File.open(folder / name, nbytes, writable=writable)
+            for name, nbytes in placement.file_sizes(ring, schema).items():
+                files[name] = made(folder / name, nbytes)
             return cls(ring, schema, placement, files, policy)
         except BaseException:
             _close(files)
@@ -159,22 +168,28 @@ class MemmapStore:
             self._write_one(runs[0][0], columns, flags)
             return
         self.put(runs, columns, len(flags))
-        for row, first, stop in runs:
-            self._flags_file.pwrite(flags[first:stop].data, row)
+        self._put_flags(runs, flags)
 
     def put(self, runs: Sequence[Run], columns: Columns, count: int) -> None:
         """Write count rows but for their flags, and large fields that are not given."""
-        for path, file, _, nbytes in self._large:
+        self._put_large(runs, columns, count)
+        if self._inlet is not None:
+            self._write_records(self._inlet, runs, columns)
+
+    def _put_large(self, runs: Sequence[Run], columns: Columns, count: int) -> None:
+        for path, inlet, _, nbytes in self._large:
             if path not in columns:
                 continue
             # A plain block comes step by step, its environments an axis of their own.
             column = columns[path].reshape(count, -1)
             for row, first, stop in runs:
                 data = np.ascontiguousarray(column[first:stop]).reshape(-1)
-                file.pwrite_pieces(data.view(np.uint8).data, row * nbytes)
+                inlet.put_pieces(data.view(np.uint8).data, row * nbytes)
                 self._edges[path].written(row, stop - first)
-        if self._inlet is not None:
-            self._write_records(self._inlet, runs, columns)
+
+    def _put_flags(self, runs: Sequence[Run], flags: NDArray[np.uint8]) -> None:
+        for row, first, stop in runs:
+            self._flags_inlet.put(flags[first:stop].data, row, stop - first)
 
     def _write_records(
         self, inlet: Inlet, runs: Sequence[Run], columns: Columns
@@ -202,15 +217,20 @@ class MemmapStore:
 
     def _write_one(self, row: int, columns: Columns, flags: NDArray[np.uint8]) -> None:
         """The same for one row: its values may be scalars."""
-        for path, file, _, nbytes in self._large:
-            file.pwrite(np.ascontiguousarray(columns[path]).data, row * nbytes)
-            self._edges[path].written(row, 1)
-        if self._records_file is not None:
+        for large in self._large:
+            self._put_one(large, np.ascontiguousarray(columns[large[0]]), row)
+        if self._inlet is not None:
             for path in self._single.dtype.names or ():
                 self._single[path] = columns[path]
             data = self._single.view(np.uint8).data
-            self._records_file.pwrite(data, row * self._placement.stride)
-        self._flags_file.pwrite(flags.data, row)
+            stride = self._placement.stride
+            self._inlet.put(data, row * stride, stride)
+        self._flags_inlet.put(flags.data, row, 1)
+
+    def _put_one(self, large: Large, value: NDArray[np.generic], row: int) -> None:
+        path, inlet, _, nbytes = large
+        inlet.put(value.reshape(-1).view(np.uint8).data, row * nbytes, nbytes)
+        self._edges[path].written(row, 1)
 
     def step(self, given: Mapping[str, object]) -> int:
         """Take one step that needs no conversion; see `Store.step`."""
@@ -222,49 +242,47 @@ class MemmapStore:
             return -1
         return self._packer.block(given)
 
-    def wide(self, given: Mapping[str, object]) -> bool:
-        """Tell whether `write` may have a step as it is; see `Store.wide`."""
+    def wide(self, given: Mapping[str, object]) -> int:
+        """Take one step of all environments; see `Store.wide`."""
         return self._packer.wide(given)
 
     def write_step(self, row: int, given: Columns, flags: int) -> None:
         """Write the step taken; see `Store.write_step`."""
-        for path, file, _, nbytes in self._large:
-            file.pwrite(given[path].data, row * nbytes)
-            self._edges[path].written(row, 1)
-        if self._records_file is not None:
-            self._records_file.pwrite(self._record, row * self._placement.stride)
-        self._flags_file.pwrite(ONE_BYTE[flags], row)
+        for large in self._large:
+            self._put_one(large, given[large[0]], row)
+        if self._inlet is not None:
+            stride = self._placement.stride
+            self._inlet.put(self._record, row * stride, stride)
+        self._flags_inlet.put(ONE_BYTE[flags], row, 1)
+
+    def write_wide(
+        self, runs: Sequence[Run], given: Columns, flags: NDArray[np.uint8]
+    ) -> None:
+        """Write the step taken; see `Store.write_wide`."""
+        stride, inlet = self._placement.stride, self._inlet
+        if inlet is not None and not len(self._rows):
+            self.write(runs, given, flags)
+            return
+        if self._large:
+            self._put_large(runs, given, len(flags))
+        if inlet is not None:
+            for row, first, stop in runs:
+                part = self._rows[first * stride : stop * stride]
+                inlet.put(part, row * stride, (stop - first) * stride)
+        self._put_flags(runs, flags)
+
+    def only_write(self) -> None:
+        """Store no step through a mapping: the space of rows will be given back."""
+        for inlet in (self._inlet, *(each[1] for each in self._large)):
+            if inlet is not None:
+                inlet.only_write()
 
     def allocate(self, first: NDArray[np.int64], stop: NDArray[np.int64]) -> None:
         """Reserve space for positions; see `Store.allocate`."""
-        ring, some = self.ring, np.flatnonzero(stop > first)
-        if self._advise in ("auto", "always") and (stop > ring.slots).any():
+        if self._advise in ("auto", "always") and (stop > self.ring.slots).any():
             for edges in self._edges.values():
                 edges.begin()
-        wide = 1 if ring.layout == "env_major" else ring.num_envs
-        if wide > 1:
-            # One step's rows of all environments are one stretch of a file.
-            some = some[np.unique(stop[some], return_index=True)[1]]
-            first = stop - (stop - first).max()
-        for env_id in some.tolist():
-            here = max(0, int(first[env_id])), int(stop[env_id])
-            for row, _, count in ring.stretch(0 if wide > 1 else env_id, *here):
-                for name, file in self._files.items():
-                    if name != SUMS:
-                        self._reserve(name, file, row, row + count * wide)
-
-    def _reserve(self, name: str, file: File, row: int, last: int) -> None:
-        """Reserve the pieces that hold rows ``[row, last)``, each once an opening."""
-        size, row_nbytes = ALLOCATION_NBYTES, file.nbytes // self.ring.num_rows
-        if name not in self.reserved:
-            self.reserved[name] = np.zeros(-(-file.nbytes // size), bool)
-        first, stop = row * row_nbytes // size, -(-last * row_nbytes // size)
-        left = np.flatnonzero(~self.reserved[name][first:stop])
-        if len(left):
-            offset = (first + int(left[0])) * size
-            until = min(file.nbytes, (first + int(left[-1]) + 1) * size)
-            file.allocate(offset, until - offset)
-            self.reserved[name][first:stop] = True
+        self.space.reserve(first, stop)
 
     def gather(
         self, rows: NDArray[np.int64], paths: Sequence[str]
@@ -333,21 +351,11 @@ class MemmapStore:
 
     def write_sums(self, env_id: int, first: int, sums: NDArray[np.uint32]) -> None:
         """Keep checksums; see `Store.write_sums`."""
-        blocks = np.arange(first, first + len(sums))
-        entries = np.empty(len(sums), SUM_DTYPE)
-        entries["crc"] = sums
-        entries["lap"] = (blocks // self.ring.num_blocks) & 0xFFFFFFFF
-        places = env_id * self.ring.num_blocks + blocks % self.ring.num_blocks
-        for entry, start, stop in runs(places):
-            data = entries[start:stop].view(np.uint8)
-            self._sums_file.pwrite(data.data, entry * SUM_DTYPE.itemsize)
+        self._sums.write(env_id, first, sums)
 
     def read_sum(self, env_id: int, block: int) -> tuple[int, int]:
         """Return a block's kept (checksum, lap)."""
-        place = env_id * self.ring.num_blocks + block % self.ring.num_blocks
-        data = self._sums_file.pread(SUM_DTYPE.itemsize, place * SUM_DTYPE.itemsize)
-        crc, lap = struct.unpack("<II", data)
-        return crc, lap
+        return self._sums.read(env_id, block)
 
     def sync(self) -> None:
         """Make every row survive a power cut; see `Store.sync`."""
@@ -356,7 +364,7 @@ class MemmapStore:
 
     def sync_sums(self) -> None:
         """Make the checksums survive a power cut."""
-        self._sums_file.sync()
+        self._sums.sync()
 
     @property
     def files(self) -> list[File]:
@@ -382,17 +390,6 @@ class MemmapStore:
             # One that a thread is reading just now goes when it has done.
             with suppress(BufferError):
                 mapping.close()
-
-
-def file_sizes(ring: Ring, schema: Schema, placement: Placement) -> dict[str, int]:
-    """Bytes of every file of a generation, by name."""
-    sizes = {FLAGS: ring.num_rows}
-    if placement.record is not None:
-        sizes[RECORDS] = ring.num_rows * placement.stride
-    for path, name in placement.large.items():
-        sizes[name] = ring.num_rows * schema.fields[path].nbytes
-    sizes[SUMS] = ring.num_envs * ring.num_blocks * SUM_DTYPE.itemsize
-    return sizes
 
 
 def _close(files: dict[str, File]) -> None:

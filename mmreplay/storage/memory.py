@@ -59,9 +59,15 @@ class MemoryStore:
         """Take no block as it is: `write` wants arrays without the axes of one."""
         return -1
 
-    def wide(self, given: Mapping[str, object]) -> bool:
+    def wide(self, given: Mapping[str, object]) -> int:
         """Take no step as it is, as with `block`."""
-        return False
+        return -1
+
+    def write_wide(
+        self, runs: Sequence[Run], given: Columns, flags: NDArray[np.uint8]
+    ) -> None:
+        """Write the step taken: never asked for."""
+        self.write(runs, given, flags)
 
     def allocate(self, first: NDArray[np.int64], stop: NDArray[np.int64]) -> None:
         """Do nothing: memory was promised when the arrays were made."""

@@ -9,6 +9,7 @@ import numpy as np
 from mmreplay import kernels
 from mmreplay.episodes import TERMINATED, TRUNCATED
 from mmreplay.schema import Field, Schema
+from mmreplay.storage.inlet import LEAST_NBYTES
 from mmreplay.storage.placement import Placement
 
 if TYPE_CHECKING:
@@ -24,7 +25,9 @@ def packer(schema: Schema, placement: Placement, num_envs: int) -> PackerKernel:
     members = tuple(
         _member(path, field, placement) for path, field in schema.fields.items()
     )
-    return rows.Packer(members, placement.stride, num_envs, np.ndarray, np.float64)
+    # Longer steps go by long stretches' way, which packs them where they belong.
+    given = (placement.stride, num_envs, LEAST_NBYTES - 1)
+    return rows.Packer(members, *given, np.ndarray, np.float64)
 
 
 def _member(path: str, field: Field, placement: Placement) -> Member:

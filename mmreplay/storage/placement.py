@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mmreplay.ring import Ring
 from mmreplay.schema import Schema
 
 RECORDS = "records.bin"
@@ -18,6 +19,7 @@ FLAGS = "flags.bin"
 SUMS = "sums.bin"
 LARGE_NBYTES = 4096
 ALIGNMENT = 8
+SUM_DTYPE = np.dtype([("crc", "<u4"), ("lap", "<u4")])
 SERVED_ROLES = ("terminated", "truncated")
 """Read from flags.bin, not stored twice."""
 
@@ -41,6 +43,16 @@ class Placement:
     def stride(self) -> int:
         """Bytes of one record; 0 without records."""
         return 0 if self.record is None else self.record.itemsize
+
+    def file_sizes(self, ring: Ring, schema: Schema) -> dict[str, int]:
+        """Bytes of every file of a generation, by name."""
+        sizes = {FLAGS: ring.num_rows}
+        if self.record is not None:
+            sizes[RECORDS] = ring.num_rows * self.stride
+        for path, name in self.large.items():
+            sizes[name] = ring.num_rows * schema.fields[path].nbytes
+        sizes[SUMS] = ring.num_envs * ring.num_blocks * SUM_DTYPE.itemsize
+        return sizes
 
 
 def place(schema: Schema) -> Placement:

@@ -8,7 +8,6 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.files import ALLOCATION_NBYTES
 from mmreplay.storage.base import Store
 from mmreplay.storage.memmap import MemmapStore
 from mmreplay.storage.placement import RECORDS, place
@@ -22,16 +21,9 @@ def free(tail: MemmapStore, row: int, count: int) -> None:
         for path, name in placement.large.items()
         if not tail.schema.fields[path].mutable
     }
-    for file in tail.files:
-        if file.path.name not in names | {RECORDS}:
-            continue
-        nbytes = file.nbytes // tail.ring.num_rows
-        file.punch(row * nbytes, count * nbytes)
-        pieces = tail.reserved.get(file.path.name)
-        if pieces is not None:
-            first = row * nbytes // ALLOCATION_NBYTES
-            stop = -(-(row + count) * nbytes // ALLOCATION_NBYTES)
-            pieces[first:stop] = False
+    for name in tail.space.names:
+        if name in names | {RECORDS}:
+            tail.space.free(name, row, count)
 
 
 def checksum(store: Store, position: int, rows: NDArray[np.int64]) -> int:

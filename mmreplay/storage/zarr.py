@@ -8,8 +8,9 @@ is said by its place's number, which readers look at before and after they copy.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,7 @@ class ZarrStore:
         self.packed = frozenset[str]()
         self.path = folder / zarr_group.FOLDER
         self._tail = tail
+        tail.only_write()
         self._arrays = zarr_group.arrays_of(metadata)
         self._served = zarr_group.served(metadata)
         self._reader = ShardReader(self.path, metadata.ring, tail.maps, policy.advise)
@@ -101,10 +103,13 @@ class ZarrStore:
         self, runs: Sequence[Run], columns: Columns, flags: NDArray[np.uint8]
     ) -> None:
         """Write a batch of rows; see `Store.write`."""
+        self._write(runs, partial(self._tail.write, runs, columns, flags))
+
+    def _write(self, runs: Sequence[Run], write: Callable[[], None]) -> None:
         sealing = self.sealing
         with sealing.lock:
             sealing.take_over(runs, self.gather)
-            self._tail.write(runs, columns, flags)
+            write()
             full = sealing.filled(runs)
         sealing.seal_soon(full)
 
@@ -125,9 +130,15 @@ class ZarrStore:
         """Count the steps of a block; see `Store.block`."""
         return self._tail.block(given)
 
-    def wide(self, given: Mapping[str, object]) -> bool:
-        """Look at a step; see `Store.wide`."""
+    def wide(self, given: Mapping[str, object]) -> int:
+        """Take one step of all environments; see `Store.wide`."""
         return self._tail.wide(given)
+
+    def write_wide(
+        self, runs: Sequence[Run], given: Columns, flags: NDArray[np.uint8]
+    ) -> None:
+        """Write the step taken; see `Store.write_wide`."""
+        self._write(runs, partial(self._tail.write_wide, runs, given, flags))
 
     def allocate(self, first: NDArray[np.int64], stop: NDArray[np.int64]) -> None:
         """Reserve space for positions; see `Store.allocate`."""

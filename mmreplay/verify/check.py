@@ -14,7 +14,6 @@ from mmreplay.format.metadata import Metadata
 from mmreplay.storage.engines import ON_DISK
 from mmreplay.storage.ledger import FILE_NAME as COMMIT
 from mmreplay.storage.lock import FILE_NAME as LOCK
-from mmreplay.storage.memmap import file_sizes
 from mmreplay.storage.pause import FILE_NAME as PAUSE
 from mmreplay.storage.placement import FLAGS, place
 from mmreplay.verify.beside import check_columns, check_limiter
@@ -141,7 +140,7 @@ def _check_statistics(folder: Path, notes: Notebook) -> None:
 def _check_generation(folder: Path, metadata: Metadata, notes: Notebook) -> None:
     """Check the data folder in force."""
     ring, where = metadata.ring, folder / metadata.folder
-    sizes = file_sizes(ring, metadata.schema, place(metadata.schema))
+    sizes = place(metadata.schema).file_sizes(ring, metadata.schema)
     sizes[COMMIT] = commit.NUM_SLOTS * commit.slot_nbytes(ring.num_envs)
     if where.is_dir():
         for entry in files.names(where):

@@ -18,8 +18,7 @@ from mmreplay.errors import CorruptError, FailedError
 from mmreplay.files import File
 from mmreplay.format.metadata import Metadata
 from mmreplay.ring import Ring
-from mmreplay.storage.memmap import SUM_DTYPE
-from mmreplay.storage.placement import FLAGS, RECORDS, SUMS, place
+from mmreplay.storage.placement import FLAGS, RECORDS, SUM_DTYPE, SUMS, place
 from mmreplay.verify.report import Notebook
 from mmreplay.verify.slots import Claim, CommitFile
 

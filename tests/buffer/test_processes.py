@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
+from mmreplay.buffer.forks import Owner
 from mmreplay.errors import (
     ForkedError,
     LockedError,
@@ -331,7 +332,7 @@ def test_a_reader_outlives_a_rebuild_that_was_killed_at_the_switch(tmp_path):
         child = os.fork()
         if child == 0:
             # The owner's pid is checked; here the child stands for the owner.
-            twin.buffer._parts.writer._pid = os.getpid()
+            twin.buffer._parts.writer._owner = Owner()
             twin.buffer.resize(9)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
         parts = twin.buffer._parts

@@ -6,6 +6,7 @@ import pytest
 import mmreplay as mr
 from mmreplay.schema.dtypes import DTYPES
 from mmreplay.storage import packing
+from mmreplay.storage.inlet import LEAST_NBYTES
 from mmreplay.storage.placement import place
 
 FIELDS = {
@@ -152,7 +153,7 @@ def test_ends_are_told(packer, terminated, truncated):
 def test_members_that_do_not_fit_are_refused(rows):
     def make(kind, shape, offset):
         member = ("a", np.dtype("f4"), None, kind, 4, shape, offset, 0)
-        return rows.Packer((member,), 8, 1, np.ndarray, np.float64)
+        return rows.Packer((member,), 8, 1, 8, np.ndarray, np.float64)
 
     make("f", (), 4)
     with pytest.raises(ValueError, match="Packer: 'a' ends outside the record"):
@@ -224,21 +225,81 @@ def test_a_block_that_must_be_looked_at_is_left(packer, path, value, rng):
     assert packer.block(block) == -1
 
 
-def test_a_step_of_all_environments_is_told_by_its_shapes(rows, monkeypatch, rng):
+@pytest.fixture
+def wide(rows, monkeypatch):
+    """A packer of three environments."""
     monkeypatch.setattr(packing, "rows", rows)
-    packer = packing.packer(SCHEMA, PLACED, 3)
+    return packing.packer(SCHEMA, PLACED, 3)
+
+
+def all_packed(step):
+    """The records of all environments as numpy assigns them."""
+    found = np.zeros(3, PLACED.record)
+    for path in PLACED.record.names:
+        found[path] = step[path]
+    return found.tobytes()
+
+
+def test_a_step_of_all_environments_is_told_by_its_shapes(wide, rng):
     step = arrays((3,), rng)
-    assert packer.wide(step)
-    # Packing copies what has strides of its own.
-    assert packer.wide(step | {"float32": np.zeros(6, "f4")[::2]})
-    assert not packer.wide(arrays((2,), rng))
-    assert not packer.wide(arrays((1, 3), rng))
-    assert not packer.wide(arrays((), rng))
+    assert wide.wide(step) >= 0
+    assert wide.wide(arrays((2,), rng)) == -1
+    assert wide.wide(arrays((1, 3), rng)) == -1
+    assert wide.wide(arrays((), rng)) == -1
     for value in (np.zeros(3), np.zeros(4, "f4"), np.zeros((3, 1), "f4"), [0.0] * 3):
-        assert not packer.wide(step | {"float32": value})
-    assert not packer.wide(step | {"more": np.zeros(3)})
+        assert wide.wide(step | {"float32": value}) == -1
+    assert wide.wide(step | {"float32s": np.zeros((3, 3, 2), "f4")}) == -1
+    assert wide.wide(step | {"more": np.zeros(3)}) == -1
+    assert wide.wide(type("Mine", (dict,), {})(step)) == -1
     del step["int8"]
-    assert not packer.wide(step)
+    assert wide.wide(step) == -1
+
+
+def test_a_step_of_all_environments_is_packed_with_every_bit(wide, rng):
+    for _ in range(20):
+        step = {
+            path: np.frombuffer(rng.bytes(3 * f.nbytes), f.numpy).reshape(3, *f.shape)
+            for path, f in FIELDS.items()
+        }
+        for path in ("bool", "bools", "terminated", "truncated"):
+            step[path] = step[path].view(np.uint8) % 2 == 1
+        # Of any strides: of the environments, of the values, of both, and none.
+        views = {
+            "float32": step["float32"].repeat(2)[::2],
+            "int64": step["int64"][::-1].copy()[::-1],
+            "int8": step["int8"][::-1],
+            "uint16": np.broadcast_to(step["uint16"][:1], (3,)),
+            "float64s": step["float64s"].repeat(3, 0)[::3],
+            "float32s": np.asfortranarray(step["float32s"]),
+            "int16s": step["int16s"][:, ::-1],
+            "bools": np.broadcast_to(step["bools"][:1, :1, :1], (3, 2, 3)),
+            "terminated": step["terminated"].repeat(5)[::5],
+        }
+        for given in (step, step | views, dict(reversed(step.items()))):
+            marks = 2 * given["terminated"].any() + 4 * given["truncated"].any()
+            assert wide.wide(given) == marks
+            assert bytes(wide.rows) == all_packed(given)
+
+
+def test_ends_of_any_environment_are_told(wide, rng):
+    step = arrays((3,), rng)
+    for number in range(3):
+        for path, mark in (("terminated", 2), ("truncated", 4)):
+            none = {"terminated": np.zeros(3, bool), "truncated": np.zeros(3, bool)}
+            none[path][number] = True
+            assert wide.wide(step | none) == mark
+
+
+def test_records_too_long_to_be_packed_by_the_look_are_looked_at(
+    rows, monkeypatch, rng
+):
+    monkeypatch.setattr(packing, "rows", rows)
+    count = -(-LEAST_NBYTES // PLACED.stride)
+    for num_envs, packed in ((count - 1, True), (count, False)):
+        packer = packing.packer(SCHEMA, PLACED, num_envs)
+        assert len(packer.rows) == (num_envs * PLACED.stride if packed else 0)
+        assert packer.wide(arrays((num_envs,), rng)) >= 0
+        assert packer.wide(arrays((num_envs + 1,), rng)) == -1
 
 
 def test_rows_are_packed_where_they_belong(packer, rng):

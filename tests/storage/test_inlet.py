@@ -30,7 +30,7 @@ class StoringDisk(WatchedDisk):
     """A disk on which a mapping is filled as it is on the real one, and counted."""
 
     def fill(self, fd, mapping, offset, nbytes, pack, given):
-        self.watch("store")
+        self.watch("fill")
         Disk.fill(self, fd, mapping, offset, nbytes, pack, given)
 
 
@@ -72,7 +72,7 @@ def test_what_is_stored_is_what_is_written(tmp_path, rng, stores, monkeypatch, f
                 store.write([(row, a, b)], values, np.zeros(b - a, np.uint8))
             # Over old rows as well: padding stays zeros.
             store.write([(first, 300, 900)], values, np.zeros(600, np.uint8))
-        assert (disk.calls["store"] > 0) == (least == 1)
+        assert (disk.calls["fill"] > 0) == (least == 1)
         files.append((store.files[1].path).read_bytes())
         store.close()
     assert files[0] == files[1]
@@ -85,7 +85,9 @@ def test_a_short_stretch_is_written(tmp_path, rng, stores):
     for first, count, calls in ((0, rows - 1, 0), (rows - 1, rows, 1)):
         with using(StoringDisk()) as disk:
             store.write([(first, 0, count)], values, np.zeros(count, np.uint8))
-        assert (disk.calls["store"], disk.calls["pwrite"]) == (calls, 2 - calls)
+        # Flags are short enough to be stored as a step's are.
+        assert (disk.calls["fill"], disk.calls["pwrite"]) == (calls, 1 - calls)
+        assert disk.calls["store"] == 1
     store.close()
 
 
@@ -94,7 +96,7 @@ def test_the_doubles_of_the_disk_see_what_is_stored(tmp_path, rng, stores):
     values = block(1000, rng)
     with using(WatchedDisk()) as disk:
         store.write([(0, 0, 1000)], values, np.zeros(1000, np.uint8))
-    assert disk.calls["store"] == 1
+    assert disk.calls["store"] == 2
     found = store.gather(np.arange(1000), list(values))
     assert all(np.array_equal(found[path], values[path]) for path in values)
     store.close()
@@ -240,4 +242,37 @@ def test_a_piece_that_is_written_in_part_is_written_on(tmp_path, rng):
     full = FaultyDisk(OSError(errno.ENOSPC, "full"), at=1, names=("pwrite",))
     with using(full), pytest.raises(FullError, match="write"):
         file.pwrite_pieces(memoryview(data), 0)
+    file.close()
+
+
+def test_a_file_that_was_closed_is_stored_into_no_more(tmp_path):
+    file = File.create(tmp_path / "a", 8192)
+    way = Inlet(file)
+    for offset in (0, 4096, 0, 100):  # two of a first lap, and later ones
+        way.put(b"a" * 10, offset, 10)
+    before = file.pread(8192, 0)
+    file.close()
+    with using(WatchedDisk()) as disk, pytest.raises(FailedError, match="write"):
+        way.put(b"b" * 10, 110, 10)
+    assert not disk.calls["store"]
+    assert (tmp_path / "a").read_bytes() == before
+
+
+def test_a_step_beside_what_was_asked_for_is_asked_for_itself(tmp_path, stores, rng):
+    """At any place and order, the file holds what was put there last."""
+    expected = bytearray(40 * inlet.NEAR_NBYTES)
+    file = File.create(tmp_path / "a", len(expected))
+    way = Inlet(file)
+    with using(WatchedDisk()) as disk:
+        for number in range(3000):
+            nbytes = int(rng.integers(1, 5000))
+            offset = int(rng.integers(0, len(expected) - nbytes))
+            if number % 3:
+                offset = min(offset // 40, len(expected) - nbytes)
+            data = rng.bytes(nbytes)
+            way.put(data, offset, nbytes)
+            expected[offset : offset + nbytes] = data
+    assert disk.calls["store"] > 100
+    assert disk.calls["pwrite"] > 100
+    assert file.pread(len(expected), 0) == expected
     file.close()

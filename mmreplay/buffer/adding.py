@@ -1,0 +1,127 @@
+"""Steps added to a buffer, one of each environment at a time or many."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mmreplay.buffer.open_buffer import OpenBuffer
+
+Heads = NDArray[np.int64]
+
+
+class Adding(OpenBuffer):
+    """What adds to an open buffer; see `ReplayBuffer`."""
+
+    def add(
+        self,
+        data: Mapping[str, object] | None = None,
+        /,
+        *,
+        final_observation: object = None,
+        env_ids: ArrayLike | None = None,
+        **fields: object,
+    ) -> None:
+        """Add one step of each environment, all or nothing.
+
+        Args:
+            data: The step as one nested mapping, or else keywords; every field of
+                the schema ``[E, *shape]``, or ``[*shape]`` where num_envs is 1.
+            final_observation: ``[E, *shape]``, what followed the steps that end an
+                episode; read only there. Not with ``autoreset="next_step"``.
+            env_ids: int ``[N]``, the environments that the step is of, each once;
+                all of them by default. Fields are then ``[N, *shape]``.
+            **fields: The step's fields, in place of data.
+
+        Raises:
+            SchemaError: A field is unknown, missing, or of a wrong shape or dtype.
+            FullError: No space is left; nothing of the step is visible.
+            FailedError: The buffer is read-only, closed, or its device failed.
+        """
+        limit = self.limit
+        if limit is not None:
+            self._writer()  # A reader is refused before it takes the writer's place.
+            limit.await_insert()
+        with self._turn:
+            writer = self._writer()
+            plain = final_observation is None and env_ids is None
+            plain = plain and (data is None or not fields)
+            if plain and writer.add_plain(fields if data is None else data) is not None:
+                return
+            given = writer.intake.flat(data, fields)
+            ids = None if env_ids is None else writer.intake.env_ids(env_ids)
+            writer.add(given, final_observation, ids)
+
+    def add_as_is(self, data: Mapping[str, object]) -> Heads | None:
+        """Add one step of each environment, if no value is to be cast or shaped.
+
+        For who makes steps of other libraries' and knows a longer way for all others,
+        which tells what is wrong with a step.
+
+        Args:
+            data: By path, with no mapping in it.
+
+        Returns:
+            int64 ``[E]``, `published` from now on; None for a step that is not in.
+
+        Raises:
+            FullError: As in `add`.
+            FailedError: As in `add`.
+        """
+        limit = self.limit
+        if limit is not None:
+            self._writer()
+            limit.await_insert()
+        with self._turn:
+            return self._writer().add_plain(data)
+
+    @property
+    def published(self) -> Heads:
+        """int64 ``[E]``, the heads: another array each time that rows were added.
+
+        Nobody may change it. Of who reads beside a writer, as of the last look.
+        """
+        return self._parts.ledger.heads
+
+    def extend(
+        self,
+        data: Mapping[str, object] | None = None,
+        /,
+        *,
+        final_observation: object = None,
+        env_ids: ArrayLike | None = None,
+        **fields: object,
+    ) -> None:
+        """Add many steps of each environment.
+
+        The whole call is validated first and then published in blocks. Of more
+        steps than the capacity the last ones stay, and positions advance by all.
+
+        Args:
+            data: As in `add`, every field ``[T, E, *shape]``, or ``[T, *shape]``
+                where num_envs is 1.
+            final_observation: ``[T, E, *shape]``; as in `add`.
+            env_ids: As in `add`.
+            **fields: As in `add`.
+
+        Raises:
+            SchemaError: As in `add`; or T is 0.
+            FullError: No space is left; whole blocks are in, and the note on the
+                error says how many steps.
+            FailedError: As in `add`.
+        """
+        limit = self.limit
+        if limit is not None:
+            self._writer()  # A reader is refused before it takes the writer's place.
+            limit.await_insert()
+        with self._turn:
+            writer = self._writer()
+            plain = final_observation is None and env_ids is None
+            plain = plain and (data is None or not fields)
+            if plain and writer.extend_plain(fields if data is None else data):
+                return
+            given = writer.intake.flat(data, fields)
+            ids = None if env_ids is None else writer.intake.env_ids(env_ids)
+            writer.extend(given, final_observation, ids)

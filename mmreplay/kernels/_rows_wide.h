@@ -1,0 +1,98 @@
+/* One step of all environments, looked at and packed at once; see rows.py. */
+
+enum { SCATTERED = 2 };
+
+/* Whether an array is [E, *shape], and the bytes from an environment's value to the
+ * next one's; SCATTERED where the values have strides of their own. */
+static int
+laid(Packer *self, const Member *member, const Py_buffer *view, Py_ssize_t *apart)
+{
+    if (view->ndim != member->ndim + 1 || view->shape[0] != self->num_envs)
+        return ODD;
+    Py_ssize_t nbytes = member->itemsize;
+    int told = TAKEN;
+    for (Py_ssize_t i = member->ndim; i > 0; i--) {
+        if (view->shape[i] != member->shape[i - 1])
+            return ODD;
+        if (view->strides[i] != nbytes && view->shape[i] != 1)
+            told = SCATTERED;
+        nbytes *= view->shape[i];
+    }
+    *apart = view->strides[0];
+    return told;
+}
+
+/* Puts each environment's value into its record, or notes whether one is true. */
+static void
+put_each(Packer *self, const Member *member, const char *from, Py_ssize_t apart,
+         long *marks)
+{
+    size_t stride = (size_t)self->view.len;
+    char *to = (char *)self->rows_view.buf + member->offset;
+    if (member->offset >= 0 && self->together) {
+        if (apart == member->nbytes)
+            copy_column(to, from, (size_t)member->nbytes, stride, self->num_envs);
+        else
+            for (Py_ssize_t env = 0; env < self->num_envs; env++)
+                copy(to + (size_t)env * stride, from + env * apart,
+                     (size_t)member->nbytes);
+    }
+    if (!member->mark)
+        return;
+    if (member->nbytes != 1) {
+        *marks |= member->mark;
+        return;
+    }
+    for (Py_ssize_t env = 0; env < self->num_envs; env++)
+        if (from[env * apart])
+            *marks |= member->mark;
+}
+
+static int
+take_each(Packer *self, const Member *member, PyObject *value, long *marks)
+{
+    Py_buffer view;
+    if ((PyObject *)Py_TYPE(value) != self->array_type)
+        return ODD;
+    int same = same_dtype(self, member, value);
+    if (same != 1)
+        return same < 0 ? FAILED : ODD;
+    if (PyObject_GetBuffer(value, &view, PyBUF_STRIDED_RO) < 0) {
+        PyErr_Clear();
+        return ODD;
+    }
+    Py_ssize_t apart = 0;
+    int told = laid(self, member, &view, &apart);
+    if (told == SCATTERED) {
+        PyBuffer_Release(&view);
+        if (bytes_of(value, &view) < 0)
+            return FAILED;
+        apart = member->nbytes;
+        told = TAKEN;
+    }
+    if (told == TAKEN)
+        put_each(self, member, view.buf, apart, marks);
+    PyBuffer_Release(&view);
+    return told;
+}
+
+static PyObject *
+Packer_wide(Packer *self, PyObject *given)
+{
+    long marks = 0;
+    for (Py_ssize_t i = 0; i < self->count; i++) {
+        const Member *member = &self->members[i];
+        PyObject *value = value_of(self, given, member);
+        int told = ODD;
+        if (value != NULL) {
+            Py_INCREF(value);
+            told = take_each(self, member, value, &marks);
+            Py_DECREF(value);
+        }
+        if (PyErr_Occurred())
+            return NULL;
+        if (told != TAKEN)
+            return PyLong_FromLong(-1);
+    }
+    return PyLong_FromLong(self->count ? marks : -1);
+}
