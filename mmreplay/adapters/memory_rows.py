@@ -102,8 +102,7 @@ class Rows(Kept):
         self.sampling_indexes: torch.Tensor | None = None
         self._declared: dict[str, Tensor] = {}
         self._kept: dict[str, bool] = {}
-        self._plain: list[tuple[str, str, Shape, np.dtype[Any], Shape | None]] | None
-        self._plain = None
+        self._plain: list[tuple[str, str, Shape, Shape | None]] | None = None
         self._mutable = frozenset(mutable)
         self._seed = seed_of_draws() if seed is None else seed
         self._cursor = Cursor(self.num_envs)
@@ -325,16 +324,17 @@ class Rows(Kept):
             self._plain = [(name, *each.plain(self.num_envs)) for name, each in every]
         columns: Columns = {}
         try:
-            for name, path, given, dtype, stored in self._plain:
+            for name, path, given, stored in self._plain:
                 array = tensors[name].numpy()
-                if array.shape != given or array.dtype != dtype:
+                if stored is not None and array.shape != given:
                     return False
                 columns[path] = array if stored is None else array.reshape(stored)
         except (KeyError, AttributeError, TypeError, RuntimeError):
             # A tensor on a device, with a gradient or without a numpy dtype; or none.
             return False
         try:
-            ring.add(columns)
+            if ring.add_as_is(columns) is None:
+                return False  # another shape or dtype
             full = cursor.moved(self.num_envs, ring)
         except BaseException:
             cursor.sure = False  # an interrupt: rows may be in that were not counted

@@ -150,6 +150,11 @@ class RingStorage(RowStorage):
             SchemaError: A key of the first transition is missing, or a shape differs.
         """
         self._settle()
+        ring = self._ring
+        if ring is not None and not self._slices:
+            plain = self._plain(sample)
+            if plain is not None and ring.add_as_is(plain) is not None:
+                return
         columns = self._columns(sample)
         if self._ring is None:
             self._make({path: value[None] for path, value in columns.items()})

@@ -40,6 +40,7 @@ class RowStorage(Hooks, Kept):
     _ring: Ring | None
     _empty: dict[str, Any]
     _nested: bool
+    _plan: tuple[str, ...] | None = None
 
     def _sampler(self) -> Sampler:
         return UniformSampler(self._seed)
@@ -61,6 +62,7 @@ class RowStorage(Hooks, Kept):
     def _make(self, columns: Columns) -> None:
         """Make the ring for rows ``[T, num_proc, *shape]``."""
         schema, num_envs = described(columns)
+        self._plan = None
         self._nested = any("/" in path for path in schema.paths)
         self._ring = self.home.ring(
             schema, self._max_size, num_envs,
@@ -93,6 +95,36 @@ class RowStorage(Hooks, Kept):
         if DONE2 in found:
             found[ENDED] = found[DONE2].reshape(found[DONE2].shape[:-1]) != 0
         return found
+
+    def _plain(self, sample: Mapping[str, Any]) -> Columns | None:
+        """A transition as it mostly comes, which the ring is asked to take as it is.
+
+        Returns:
+            Arrays by path; None where a value is not a plain tensor on the CPU.
+        """
+        if self._plan is None:
+            self._plan = self._planned()
+        found: Columns = {}
+        try:
+            for path in self._plan:
+                found[path] = sample[path].numpy()
+            if DONE2 in found:
+                ends = found[DONE2]
+                found[ENDED] = ends.reshape(ends.shape[:-1]) != 0
+        except (KeyError, AttributeError, TypeError, ValueError, RuntimeError):
+            return None
+        return found or None
+
+    def _planned(self) -> tuple[str, ...]:
+        """Keys to be stored of every transition, if that is all there is to do."""
+        assert self._ring is not None
+        paths = self._ring.schema.fields.keys() - {ENDED}
+        plain = paths <= set(self.storage_tensors)
+        plain &= all(key in self._empty for key in self._unstored)
+        # A subclass may make other values of what it is given.
+        made = type(self).insert_single_tensor_slice
+        plain &= made is RowStorage.insert_single_tensor_slice
+        return tuple(paths) if plain else ()
 
     def insert_single_tensor_slice(
         self, tensor_storage: Columns, tensor_key: str, tensor_values: Any

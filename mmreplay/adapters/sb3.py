@@ -160,7 +160,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
                 user={"adapter": "sb3"},
             )  # fmt: skip
             self.sampler = self._ring.sampler
-            self._heads = [-1] * self.n_envs  # its first step follows nobody's
+            self._heads = np.full(self.n_envs, -1)  # its first step follows nobody's
         return self._ring
 
     def __repr__(self) -> str:
@@ -213,23 +213,30 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         Raises:
             SchemaError: A shape or dtype does not fit the spaces.
         """
-        ring, steps = self._ready(), self._steps
-        heads = ring.view.heads.tolist()
+        ring, steps = self._ring, self._steps
+        if ring is None:
+            ring = self._ready()
+        heads = ring.published
         # If not, another face has added meanwhile, and its step is the ring's last.
-        follows = heads == self._heads
+        follows = heads is self._heads or bool((heads == self._heads).all())
         plain = follows and steps.plain(obs, next_obs, action, reward, done)
         if plain:
-            ring.add(plain)
-            steps.follow()
-            self._heads[0] += 1  # without another look at the ring, which costs
-            return
+            added = ring.add_as_is(plain)
+            if added is None and steps.exact(plain):
+                # A reward that the ring looks at, such as one too large for it.
+                ring.add(plain)
+                added = self._heads + 1
+            if added is not None:
+                steps.follow()
+                self._heads = added
+                return
         now, then = steps.observed(obs), steps.observed(next_obs)
         ended = fitted("done", np.asarray(done, bool), (self.n_envs,))
         timeouts = np.zeros(self.n_envs, bool)
         if self.handle_timeout_termination and ended.any():
             timeouts[:] = [info.get("TimeLimit.truncated", False) for info in infos]
         step, final = steps.rows(now, then, action, reward, ended, timeouts)
-        moved = NONE if follows else np.flatnonzero(np.not_equal(heads, self._heads))
+        moved = NONE if follows else np.flatnonzero(heads != self._heads)
         for apart in (moved, steps.apart(now)):
             if len(apart):
                 ring.cut(apart)
@@ -238,7 +245,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         else:
             ring.add(step, final_observation=final)
         steps.lead_to(then, ended)
-        self._heads = ring.heads.tolist()
+        self._heads = ring.published
 
     def sample(self, batch_size: int, env: Any = None) -> Any:
         """Draw a batch.
@@ -311,7 +318,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         """Give up all transitions."""
         if (ring := self.ring) is not None:
             ring.clear()
-            self._heads = ring.heads.tolist()
+            self._heads = ring.published
             self._steps.lead_to({}, np.zeros(self.n_envs, bool))
 
     def close(self) -> None:

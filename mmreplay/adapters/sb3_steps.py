@@ -64,13 +64,15 @@ class Steps:
                 path,
                 f"observation{path}",
                 None if once else f"next_observation{path}",
-                field.numpy,
-                (num_envs, *field.shape),
             )
-            for key, path, field in self._kinds
+            for key, path, _ in self._kinds
         ]
         self._coming: dict[str, bytes] = {}
-        self._plain_action = (action.numpy, (num_envs, *action.shape))
+        self._arrays = {
+            path: (field.numpy, (num_envs, *field.shape))
+            for path, field in fields.items()
+            if path not in ("reward", "terminated", "truncated")
+        }
 
     def plain(
         self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any
@@ -78,33 +80,28 @@ class Steps:
         """One step of the only environment, as it mostly comes, in few calls.
 
         Returns:
-            Values by path, and what it leads to is remembered; None where something is
-            to be cast, shaped or looked at: an end, a step that does not follow.
+            Values by path, of which the ring is asked whether it takes them as they
+            are, and what it leads to is remembered; None where something is to be
+            looked at: an end, a step that does not follow.
         """
         if (
             self._num_envs > 1
             or not type(done) is type(reward) is type(action) is ARRAY
+            or done.shape != ONE
+            or reward.shape != ONE
+            or done.item()
         ):
-            return None
-        if done.shape != ONE or reward.shape != ONE or done.item():
-            return None
-        dtype, shape = self._plain_action
-        if action.shape != shape or action.dtype != dtype:
             return None
         step: dict[str, Any] = {
             "reward": reward.item(),
             "terminated": False,
             "truncated": False,
+            "action": action,
         }
-        step["action"] = action
         known, led_to = not self._over[0] and self._led_to, {}
-        for key, path, name, following, dtype, shape in self._plain:
+        for key, path, name, following in self._plain:
             now, then = (obs, next_obs) if key is None else (obs[key], next_obs[key])
             if not type(now) is type(then) is ARRAY:
-                return None
-            if now.shape != shape or then.shape != shape:
-                return None
-            if now.dtype != dtype or then.dtype != dtype:
                 return None
             if known and now.tobytes() != known[path]:
                 return None
@@ -114,6 +111,13 @@ class Steps:
             led_to[path] = then.tobytes()
         self._coming = led_to
         return step
+
+    def exact(self, step: dict[str, Any]) -> bool:
+        """Whether the arrays of a step that `plain` gave are as they are stored."""
+        return all(
+            step[path].dtype == dtype and step[path].shape == shape
+            for path, (dtype, shape) in self._arrays.items()
+        )
 
     def follow(self) -> None:
         """Remember what the step that `plain` gave led to, now that it is in."""

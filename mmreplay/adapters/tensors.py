@@ -89,18 +89,17 @@ class Tensor:
         shape = (len(array), *self.field.shape)
         return array if array.shape == shape else array.reshape(shape)
 
-    def plain(self, count: int) -> tuple[str, Shape, np.dtype[Any], Shape | None]:
+    def plain(self, count: int) -> tuple[str, Shape, Shape | None]:
         """What so many samples look like that are stored as they come.
 
         Returns:
-            The field's path, the shape and dtype of their array, and the shape in
-            which it is stored, None for the same.
+            The field's path, the shape of their array, and the shape in which it is
+            stored, None for the same.
         """
-        kind = str(self.dtype).removeprefix("torch.")
-        # A tensor of bfloat16 has no array.
-        dtype = np.dtype("V2" if self.dtype is torch.bfloat16 else kind)
+        if self.dtype is torch.bfloat16:
+            return self.path, (-1,), ()  # a shape of none: it has no array
         stored = None if self.field.shape == self.shape else (count, *self.field.shape)
-        return self.path, (count, *self.shape), dtype, stored
+        return self.path, (count, *self.shape), stored
 
     def seen(self, array: NDArray[Any]) -> torch.Tensor:
         """Stored values ``[*lead, *shape]`` as they lie, without a copy."""

@@ -82,8 +82,14 @@ class Adding(OpenBuffer):
         """int64 ``[E]``, the heads: another array each time that rows were added.
 
         Nobody may change it. Of who reads beside a writer, as of the last look.
+
+        Raises:
+            FailedError: The buffer is closed.
         """
-        return self._parts.ledger.heads
+        parts = self._parts
+        if parts.closed:
+            self._read()
+        return parts.ledger.heads
 
     def extend(
         self,

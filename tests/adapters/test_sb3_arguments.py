@@ -1,10 +1,12 @@
 """What Stable-Baselines3's buffers on disk refuse, before anything is stored."""
 
 import inspect
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from mmreplay.buffer.adding import Adding
 from mmreplay.errors import EmptyError, SchemaError
 
 pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore")]
@@ -91,3 +93,43 @@ def test_calls_take_what_the_originals_take(name):
         for one, other in zip(given, wanted, strict=False):
             assert (one.name, one.default) == (other.name, other.default), label
         assert len(given) >= len(wanted), label
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_the_short_route_leaves_what_the_long_one_leaves(tmp_path, monkeypatch, once):
+    """Steps, ends, steps that do not follow, and rewards that are refused."""
+    short, left, taken = Adding.add_as_is, [], {"short": 0, "long": 0}
+    for way in taken:
+
+        def add_as_is(self, data, way=way):
+            found = short(self, data) if way == "short" else None
+            taken[way] += found is not None
+            return found
+
+        monkeypatch.setattr(Adding, "add_as_is", add_as_is)
+        rng, done = np.random.default_rng(5), False
+        action = np.zeros((1, 2), np.float32)
+        ours = adapter.ReplayBuffer(
+            40, BOX, ACTION, "cpu", 1, once, path=tmp_path / way
+        )
+        obs = rng.random((1, 3), np.float32)
+        for number in range(200):
+            following = rng.random((1, 3), np.float32)
+            if done or number % 30 == 9:
+                obs = rng.random((1, 3), np.float32)
+            done = bool(rng.random() < 0.1)
+            told = {"TimeLimit.truncated": bool(rng.random() < 0.5)}
+            ends = np.array([done])
+            if number % 20 == 5 and not done:
+                large = np.array([1e300])
+                with pytest.raises(SchemaError, match=r"'reward': got float64 values"):
+                    ours.add(obs, following, action, large, ends, [told])
+            ours.add(obs, following, action, rng.random(1), ends, [told])
+            obs = following
+        folder = Path(ours.home.path)
+        ours.close()
+        files = sorted(folder.rglob("*.bin"))
+        left.append([(file.name, file.read_bytes()) for file in files])
+    assert left[0] == left[1]
+    assert taken["short"] > 100
+    assert taken["long"] == 0

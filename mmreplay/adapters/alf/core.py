@@ -164,26 +164,35 @@ class Core:
         if len(ids) == 0:
             return True
         with self._turn:
-            if blocking and not self._wait(lambda: self._has_space(ids)):
+            full = self._plan.capacity
+            if blocking and not self._wait(
+                lambda: bool((self.buffer.span.lengths[ids] < full).all())
+            ):
                 return False
             positions = self.buffer.heads[ids]
             with refusing():
                 self._log.catch_up(self.buffer, ids, positions)
                 whole = columns | self._log.columns(ids, positions, columns)
-                given = None if env_ids is None else ids
                 self._log.cut(self.buffer, ids, whole)
-                self.buffer.add(whole, env_ids=given)
+                self.buffer.add(whole, env_ids=None if env_ids is None else ids)
                 self._log.added(self.buffer, ids, positions, whole)
             self._turn.notify_all()
         return True
+
+    def enqueue_plain(self, columns: Columns) -> bool:
+        """Add one row of each, in mid-episode; False leaves it to `enqueue`."""
+        with self._turn:
+            whole = self._log.plain(columns, self.buffer.published)
+            added = None if whole is None else self.buffer.add_as_is(whole)
+            if added is not None:
+                self._log.follow(added)
+                self._turn.notify_all()
+        return added is not None
 
     def extend(self, columns: Columns) -> None:
         """Add many rows of the only environment, ``[T, *shape]``; no episodes."""
         with self._turn, refusing():
             self.buffer.extend(columns)
-
-    def _has_space(self, ids: Ids) -> bool:
-        return bool((self.buffer.span.lengths[ids] < self._plan.capacity).all())
 
     def dequeue(
         self, env_ids: Ids | None, count: int, blocking: bool

@@ -18,7 +18,7 @@ from mmreplay.adapters.alf.nests import Columns, path_of
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.schema import Field
 
-FIRST, LAST = 0, 2
+FIRST, MID, LAST = 0, 1, 2
 BEGIN, ZERO = "episode/begin", "episode/zero"
 RETURN = "discounted_return"
 
@@ -127,9 +127,17 @@ class Log:
         self._over = np.ones(num_envs, bool)
         # The head after the newest row that all this is of.
         self._heads = np.zeros(num_envs, np.int64)
+        self._plain = num_envs > 1 and not keep and rule is None
+        self._none = np.zeros(num_envs, bool)
+        # What the ring published when all this was known last, and rows in the middle
+        # of episodes as bytes.
+        self._known: Ids | None = None
+        self._middle = b""
+        self._calm = False
 
     def forget(self, env_ids: Ids) -> None:
         """Let the next rows begin episodes, whatever their type."""
+        self._calm = False
         self._fresh[env_ids] = self._over[env_ids] = True
 
     def cut(
@@ -184,6 +192,7 @@ class Log:
             return
         held = late[buffer.span.lengths[late] > 0]
         newest = buffer.heads[held] - 1
+        self._calm = False
         self._fresh[held] = False
         if self.names.step_type is not None:
             kinds = buffer.get_field(self.names.step_type, held, newest)
@@ -192,7 +201,45 @@ class Log:
             if path in self.fields:
                 known[held] = buffer.get_field(path, held, newest)
         self._settle(buffer, held)
+        self._heads = self._heads.copy()
         self._heads[late] = buffer.heads[late]
+
+    def plain(self, columns: Mapping[str, NDArray[Any]], heads: Ids) -> Columns | None:
+        """A row of every environment with what is stored beside it, in few calls.
+
+        Args:
+            columns: Leaves of the row.
+            heads: int64 ``[E]``, what the ring published last.
+
+        Returns:
+            All columns; None where episodes begin or end, or more is to be told.
+        """
+        if not self._plain:
+            return None
+        if heads is not self._known:
+            if (heads != self._heads).any():
+                return None
+            self._known = heads
+        path = self.names.step_type
+        if path is None:
+            return dict(columns)
+        types = columns[path]
+        if types.tobytes() != self._middle:
+            if (types != MID).any():
+                return None
+            self._middle = types.tobytes()
+        return {**columns, "terminated": self._none, "truncated": self._none}
+
+    def follow(self, heads: Ids) -> None:
+        """Take note that the row that `plain` gave is in.
+
+        Args:
+            heads: int64 ``[E]``, what the ring published with it; nobody changes them.
+        """
+        if not self._calm:
+            self._fresh[:] = self._over[:] = False
+            self._calm = True
+        self._heads = self._known = heads
 
     def columns(
         self, env_ids: Ids, positions: Ids, columns: Mapping[str, NDArray[Any]]
@@ -235,6 +282,7 @@ class Log:
             positions: int64 ``[B]``.
             columns: All that was stored of them.
         """
+        self._calm = False
         self._fresh[env_ids] = False
         if self.names.step_type is not None:
             self._over[env_ids] = columns["terminated"] | columns["truncated"]
@@ -246,6 +294,7 @@ class Log:
             if over.any():
                 self._settle(buffer, env_ids[over])
         # Last: whatever is interrupted before is caught up with.
+        self._heads = self._heads.copy()
         self._heads[env_ids] = positions + 1
 
     def _settle(self, buffer: ReplayBuffer, env_ids: Ids) -> None:

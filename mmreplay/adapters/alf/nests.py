@@ -95,6 +95,51 @@ def flatten(spec: Any, nest: Any, path: str = STEM) -> Columns:
     return found
 
 
+Outline = tuple[type, tuple[Any, ...], tuple[Any, ...]]
+"""Of a nest: its type, the keys of its parts, and of each its outline, or its path."""
+
+
+def outlined(spec: Any, path: str = STEM) -> Outline | str:
+    """What `plain` looks for in nests like a spec's."""
+    parts = children(spec)
+    if parts is None:
+        return path
+    inner = (outlined(part, below(path, key)) for key, part in parts.items())
+    return type(spec), tuple(parts), tuple(inner)
+
+
+def plain(outline: Outline | str, nest: Any, found: Columns) -> bool:
+    """Put the leaves of a nest into a dict, as it mostly comes, in few calls.
+
+    Args:
+        outline: Of the spec.
+        nest: Of the very types of the spec, its leaves tensors of numpy's dtypes on
+            the CPU.
+        found: Arrays by path, written.
+
+    Returns:
+        Whether it is so; where not, see `flatten`.
+    """
+    if isinstance(outline, str):
+        return False  # a lone leaf
+    kind, keys, inner = outline
+    parts: Any = nest  # of any type until now
+    if type(nest) is not kind or len(parts) != len(keys):
+        return False
+    try:
+        values = [parts[key] for key in keys] if kind is dict else parts
+        for value, part in zip(values, inner, strict=True):
+            if isinstance(part, str):
+                if type(value) is not torch.Tensor:
+                    return False
+                found[part] = value.numpy()
+            elif not plain(part, value, found):
+                return False
+    except (KeyError, TypeError, RuntimeError):
+        return False
+    return True
+
+
 def array(leaf: Any) -> NDArray[Any]:
     """A tensor, of any device, as an array; of bfloat16 its bits."""
     if isinstance(leaf, torch.Tensor):

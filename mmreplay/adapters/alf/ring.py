@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from mmreplay.adapters.alf import nests
 from mmreplay.adapters.alf.core import Core, Plan
 from mmreplay.adapters.alf.drawing import Law
 from mmreplay.adapters.alf.episodes import Names, ReturnRule
 from mmreplay.adapters.alf.errors import RefusedError, refusing
-from mmreplay.adapters.alf.nests import array, fields_of, flatten, pack
+from mmreplay.adapters.alf.nests import Columns, array, fields_of, flatten, pack
 from mmreplay.adapters.alf.sharing import Remote, Server, serve
 from mmreplay.adapters.home import Home, StrPath
 from mmreplay.adapters.values import seed_of_draws
@@ -100,7 +101,7 @@ class RingBuffer:
         self._own: Core | None = Core(plan, home)
         self._remote: Remote | None = None
         self._server: Server | None = None
-        self._pid = os.getpid()
+        self._pid, self._outline = os.getpid(), nests.outlined(data_spec)
         if allow_multiprocess:
             self._server = serve(self, self._own)
             self._remote = Remote(self._server.address)
@@ -156,6 +157,13 @@ class RingBuffer:
             UnknownError: There is no such environment.
         """
         self._may_wait(blocking)
+        own = None if self._own is not self._core else self._own
+        found: Columns = {}
+        whole = env_ids is None and not blocking and own is not None
+        if whole and nests.plain(self._outline, batch, found):
+            assert own is not None
+            if own.enqueue_plain(found):
+                return True
         ids = None if env_ids is None else array(env_ids)
         return self._core.enqueue(flatten(self._spec, batch), ids, blocking)
 
