@@ -23,6 +23,11 @@ def numbered(first: int, count: int) -> Array:
     return numbers[:, None] + np.zeros(OBSERVATION, np.float32)
 
 
+def rounds(ring: Any) -> bool:
+    """Whether a ring has come round: what is added overwrites, as in a long run."""
+    return ring is None or int(ring.heads.min()) > ring.slots + BLOCK
+
+
 class Velora:
     """velora: single steps with hidden states, as NeuroFlow adds and draws."""
 
@@ -40,6 +45,8 @@ class Velora:
         self._next = 0
         for first in range(0, steps, BLOCK):
             self._fill(first, min(BLOCK, steps - first))
+        while not rounds(getattr(self.buffer, "_ring", None)):
+            self._fill(self._next, BLOCK)
 
     def _fill(self, first: int, count: int) -> None:
         states = self._torch.from_numpy(numbered(first, count))
@@ -159,6 +166,8 @@ class Pytorchrl:
             self._fill(first, min(BLOCK, steps - first))
             if first % (50 * BLOCK) == 1:
                 self.sample(1)  # learners draw while the memory grows
+        while not rounds(getattr(self.storage, "_ring", None)):
+            self._fill(self._next, BLOCK)
 
     def _fill(self, first: int, count: int) -> None:
         rows = numbered(first, count)[:, None]

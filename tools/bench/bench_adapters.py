@@ -1,10 +1,10 @@
 """How fast are adds and draws through an adapter beside the library's own memory?
 
 Vector transitions (obs f32[17], action f32[6]) go into full memories of the sizes that
-each library is used at: ours in files, through the adapter, theirs in RAM, through
-their own class, one process, in turns. A ratio above 1 says that ours takes less time;
-an agent that learns once a step does "both". Libraries that are not installed are left
-out, and ours is then timed alone.
+each library is used at, whose rings have come round: ours in files, through the
+adapter, theirs in RAM, through their own class, one process, in turns. A ratio above 1
+says that ours takes less time; an agent that learns once a step does "both". Libraries
+that are not installed are left out, and ours is then timed alone.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from tools.bench.adapter_faces import (
     Tmrl,
     Velora,
     numbered,
+    rounds,
 )
 from tools.bench.turns import (
     OURS,
@@ -122,9 +123,9 @@ class Sb3:
         buffer.full, self._next = True, steps
 
     def _fill_ours(self, steps: int) -> None:
-        ring = self.buffer._ready()
-        for first in range(0, steps, BLOCK):
-            count = min(BLOCK, steps - first)
+        ring, first = self.buffer._ready(), 0
+        while first < steps or not rounds(ring):
+            count = min(BLOCK, steps - first) if first < steps else BLOCK
             ring.extend(
                 observation=numbered(first, count),
                 next_observation=numbered(first + 1, count),
@@ -133,7 +134,8 @@ class Sb3:
                 terminated=np.zeros(count, bool),
                 truncated=np.zeros(count, bool),
             )
-        self._next = steps
+            first += count
+        self._next = first
 
     def add(self) -> None:
         """See `Face`."""
@@ -181,6 +183,8 @@ class Skrl:
             "terminated": torch.zeros(self.ENVS, 1, dtype=torch.bool),
         }
         for _ in range(rows):
+            self.add()
+        while not rounds(getattr(self.memory, "ring", None)):
             self.add()
 
     def add(self) -> None:
