@@ -2,7 +2,7 @@
 
 Every block goes straight to its place; what stands around the arrays, checksums
 included, is written last. Checksums are taken, and the device is kept busy, by threads
-beside the one that makes rows; all but crc32c lets go of the interpreter.
+beside the one that makes rows, and let go of the interpreter meanwhile.
 """
 
 from __future__ import annotations

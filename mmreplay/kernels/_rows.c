@@ -46,6 +46,7 @@ contiguous(PyObject *value, Py_buffer *view, int writable)
                               PyBUF_SIMPLE | (writable ? PyBUF_WRITABLE : 0));
 }
 
+#include "_rows_sum.h"
 #include "_rows_slot.h"
 #include "_rows_packer.h"
 
@@ -190,7 +191,7 @@ execute(PyObject *module)
 {
     PyType_Spec *specs[] = {&Slot_spec, &Packer_spec};
     const char *names[] = {"Slot", "Packer"};
-    fill_table();
+    fill_tables();
     for (int i = 0; i < 2; i++) {
         PyObject *type = PyType_FromModuleAndSpec(module, specs[i], NULL);
         if (type == NULL)
@@ -205,6 +206,7 @@ execute(PyObject *module)
 
 static PyMethodDef functions[] = {
     {"mark", mark, METH_VARARGS, NULL},
+    {"crc32c", crc32c, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)execute}, {0, NULL}};

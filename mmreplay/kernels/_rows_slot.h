@@ -1,60 +1,4 @@
-/* A publication and its CRC32C; rows.py says what it does. */
-
-static uint32_t table[8][256];
-
-static void
-fill_table(void)
-{
-    for (uint32_t byte = 0; byte < 256; byte++) {
-        uint32_t crc = byte;
-        for (int bit = 0; bit < 8; bit++)
-            crc = (crc >> 1) ^ (crc & 1 ? 0x82F63B78u : 0);
-        table[0][byte] = crc;
-    }
-    for (int k = 1; k < 8; k++)
-        for (uint32_t byte = 0; byte < 256; byte++)
-            table[k][byte] =
-                (table[k - 1][byte] >> 8) ^ table[0][table[k - 1][byte] & 255];
-}
-
-#if defined(__GNUC__) && defined(__x86_64__)
-#define HARDWARE 1
-
-__attribute__((target("sse4.2"))) static uint32_t
-fold_hardware(uint32_t crc, const unsigned char *data, size_t nbytes)
-{
-    uint64_t wide = crc, word;
-    for (; nbytes >= 8; nbytes -= 8, data += 8) {
-        memcpy(&word, data, 8);
-        wide = __builtin_ia32_crc32di(wide, word);
-    }
-    crc = (uint32_t)wide;
-    for (; nbytes; nbytes--, data++)
-        crc = __builtin_ia32_crc32qi(crc, *data);
-    return crc;
-}
-#endif
-
-/* Takes bytes into a CRC32C without its first and last inversion. */
-static uint32_t
-fold(uint32_t crc, const unsigned char *data, size_t nbytes)
-{
-#ifdef HARDWARE
-    if (__builtin_cpu_supports("sse4.2"))
-        return fold_hardware(crc, data, nbytes);
-#endif
-    for (; nbytes >= 8; nbytes -= 8, data += 8) {
-        uint64_t word;
-        memcpy(&word, data, 8);
-        word ^= crc;
-        crc = 0;
-        for (int k = 0; k < 8; k++)
-            crc ^= table[7 - k][(word >> (8 * k)) & 255];
-    }
-    for (; nbytes; nbytes--, data++)
-        crc = (crc >> 8) ^ table[0][(crc ^ *data) & 255];
-    return crc;
-}
+/* A publication and its checksum; rows.py says what it does. */
 
 typedef struct {
     PyObject_HEAD
@@ -64,26 +8,6 @@ typedef struct {
     /* What the zeros up to the checksum do to each byte of a checksum so far. */
     uint32_t zeros[4][256];
 } Slot;
-
-static void
-learn_zeros(Slot *self, Py_ssize_t count)
-{
-    uint32_t bits[32];
-    for (int bit = 0; bit < 32; bit++) {
-        uint32_t crc = 1u << bit;
-        for (Py_ssize_t i = 0; i < count; i++)
-            crc = (crc >> 8) ^ table[0][crc & 255];
-        bits[bit] = crc;
-    }
-    for (int k = 0; k < 4; k++)
-        for (int byte = 0; byte < 256; byte++) {
-            uint32_t crc = 0;
-            for (int bit = 0; bit < 8; bit++)
-                if (byte >> bit & 1)
-                    crc ^= bits[8 * k + bit];
-            self->zeros[k][byte] = crc;
-        }
-}
 
 static int
 slot_fits(Slot *self)
@@ -130,7 +54,7 @@ Slot_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
                             "to its checksum",
                             num_envs);
     }
-    learn_zeros(self, self->view.len - 4 - self->filled);
+    learn_zeros(self->zeros, self->view.len - 4 - self->filled);
     return (PyObject *)self;
 }
 
@@ -180,9 +104,7 @@ Slot_publish(Slot *self, PyObject *args)
     uint64_t sequence = number;
     memcpy(bytes + self->sequence, &sequence, 8);
     uint32_t crc = fold(0xFFFFFFFFu, bytes, (size_t)self->filled);
-    crc = self->zeros[0][crc & 255] ^ self->zeros[1][crc >> 8 & 255] ^
-          self->zeros[2][crc >> 16 & 255] ^ self->zeros[3][crc >> 24];
-    crc = ~crc;
+    crc = ~over_zeros(self->zeros, crc);
     memcpy(bytes + self->view.len - 4, &crc, 4);
     Py_INCREF(self->data);
     return self->data;

@@ -129,3 +129,21 @@ def test_heads_of_other_environments_are_refused(rows, rng):
     slot = rows.Slot(first.encode(), 16, 128, 2)
     with pytest.raises(ValueError, match=r"Slot: got 24 bytes, expected int64 \[2\]"):
         slot.publish(1, first.heads, np.zeros(3, np.int64), first.tails)
+
+
+@pytest.mark.parametrize("at", [0, 1, 3])
+def test_bytes_of_any_length_are_summed_as_by_the_library(rows, at, rng):
+    # C folds three stretches of 4 KiB side by side; the twin copies 64 KiB at a time.
+    data = rng.bytes(140_000)
+    about = [3 * 4096 * k + d for k in (1, 2, 10) for d in (-1, 0, 1, 4095, 4097)]
+    for length in [0, 1, 7, 8, 9, 4095, 4096, 65_536, 65_537, *about]:
+        part, before = data[at : at + length], int(rng.integers(1 << 32))
+        assert rows.crc32c(part, before) == google_crc32c.extend(before, part)
+        assert rows.crc32c(memoryview(part)) == google_crc32c.value(part)
+    whole = np.frombuffer(data, np.float32)
+    assert rows.crc32c(whole.data, 5) == google_crc32c.extend(5, data)
+
+
+def test_bytes_that_do_not_follow_each_other_are_not_summed(rows):
+    with pytest.raises((TypeError, BufferError)):
+        rows.crc32c(memoryview(bytes(8))[::2])
