@@ -1,8 +1,8 @@
 """How bytes of large files get to the device while more of them are made.
 
 Through the page cache a byte is copied, its page is found, and both are paid again when
-the device takes it: on a virtual machine half of an export's time. A file that is too
-large to be wanted in memory next is therefore written past it, by `Direct`.
+the device takes it: on a virtual machine half of a conversion's time. A file that is
+too large to be wanted in memory next is therefore written past it, by `Direct`.
 """
 
 from __future__ import annotations
@@ -93,13 +93,25 @@ def way_to(file: File, streams: int) -> Way:
         file: Open for writing.
         streams: Places in it that are written to in turns.
     """
-    if file.nbytes >= DIRECT_NBYTES and 0 < streams <= MAX_STREAMS:
+    return past(file, file.nbytes, streams) or Cached(file)
+
+
+def past(file: File, nbytes: int, streams: int, files: int = 1) -> Direct | None:
+    """The way past the page cache, for a file that is large enough.
+
+    Args:
+        file: Open for writing.
+        nbytes: To be written.
+        streams: As in `way_to`.
+        files: How many are written so side by side, and share the memory.
+    """
+    if nbytes >= DIRECT_NBYTES and 0 < streams * files <= MAX_STREAMS:
         try:
-            return Direct(file, file.past_cache(), streams)
+            return Direct(file, file.past_cache(), streams, files)
         except FailedError:
             # A file system that has no such way.
             pass
-    return Cached(file)
+    return None
 
 
 class Cached:
@@ -148,20 +160,21 @@ class Direct:
     stream and after its last goes through the cache, in pages that hold no others.
     """
 
-    def __init__(self, file: File, direct: File, streams: int) -> None:
+    def __init__(self, file: File, direct: File, streams: int, files: int) -> None:
         """Write into a file.
 
         Args:
             file: Open for writing.
             direct: The same, past the cache; closed with this.
             streams: How many are written to in turns, at most.
+            files: See `past`.
         """
         self._file, self._direct = file, direct
         self._works = True
         # One more is written, and one waits for that.
         self._spare = streams + 2
-        room = SLABS_NBYTES // self._spare // ALIGNMENT * ALIGNMENT
-        self._slab_nbytes = min(SLAB_NBYTES, max(LEAST_SLAB_NBYTES, room))
+        each = SLABS_NBYTES // files // self._spare // ALIGNMENT * ALIGNMENT
+        self._slab_nbytes = min(SLAB_NBYTES, max(LEAST_SLAB_NBYTES, each))
         self._free: SimpleQueue[_Slab] = SimpleQueue()
         self._streams: dict[int, _Slab] = {}
         self._jobs: deque[Future[None]] = deque()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from functools import cache
 from pathlib import Path
 
@@ -11,11 +10,10 @@ from numpy.typing import NDArray
 
 from mmreplay import files, recovery
 from mmreplay.buffer.state import write_statistics
-from mmreplay.convert.ahead import Threads
 from mmreplay.convert.base import Block, Notes, Writer
-from mmreplay.convert.count import alone, check_env_ids, firsts
+from mmreplay.convert.count import alone, check_env_ids
 from mmreplay.convert.description import PRIORITY, Description
-from mmreplay.convert.device import Syncs
+from mmreplay.convert.laying import Laying, laying
 from mmreplay.convert.priorities import PriorityWriter
 from mmreplay.convert.staging import Staging
 from mmreplay.episodes import ALL_FLAGS, CUT, FINAL, START, TERMINATED, TRUNCATED
@@ -23,7 +21,7 @@ from mmreplay.errors import SchemaError, SourceError
 from mmreplay.format import metadata as metadata_file
 from mmreplay.format.metadata import Metadata
 from mmreplay.mounts import NETWORK, file_system
-from mmreplay.ring import Run, runs
+from mmreplay.ring import Span
 from mmreplay.storage.base import CheckedStore
 from mmreplay.storage.engines import create_store
 from mmreplay.storage.placement import SUMS, place
@@ -57,13 +55,10 @@ class BufferWriter(Writer):
         )
         self._next = description.first.copy()
         self._last = np.full(description.num_envs, NONE, np.uint8)
-        self._summed = self._kept // metadata.ring.block_rows
         self._tell_dropped()
         self._staging = Staging(target, overwrite=overwrite, folder=True)
         self._store: CheckedStore | None = None
-        # One waits for the device, the other sums what was written last.
-        self._pool = Threads(2, "mmreplay-load")
-        self._summing: Future[None] | None = None
+        self._laying: Laying | None = None
         self._priorities: PriorityWriter | None = None
         try:
             self._refuse_network()
@@ -75,7 +70,8 @@ class BufferWriter(Writer):
             files.make_folder(self._folder)
             self._store = create_store(self._folder, metadata)
             self._reserve_holes(self._store)
-            self._syncs = Syncs(self._store.sync, self._pool)
+            span = Span(self._kept, description.stop)
+            self._laying = laying(self._store, self._paths, span)
         except BaseException:
             self.abort()
             raise
@@ -118,36 +114,17 @@ class BufferWriter(Writer):
         """See `Writer.write`."""
         if not len(block):
             return
-        assert self._store is not None
+        assert self._laying is not None
         self._check_places(block)
         self._check_fields(block)
         if self._drops:
             block = block.taken(block.positions >= self._kept[block.env_ids])
         if len(block):
-            columns = {path: block.columns[path] for path in self._paths}
-            self._store.write(self._runs(block), columns, block.flags)
-            if not isinstance(self._store, ZarrStore):  # which syncs what it seals
-                self._syncs.count(len(block) * self._description.row_nbytes)
+            self._laying.write(block)
         if self._priorities is not None:
             self._priorities.write(
                 block.env_ids, block.positions, block.columns[PRIORITY]
             )
-        touched, _ = firsts(block.env_ids)
-        self._wait_for_sums()
-        self._summing = self._pool.submit(self._sum, touched, self._next.copy())
-
-    def _runs(self, block: Block) -> list[Run]:
-        """Where rows go, which were found to follow each other."""
-        ring, env_ids, positions = self._metadata.ring, block.env_ids, block.positions
-        lone = alone(env_ids)
-        if not lone or (ring.layout == "time_major" and ring.num_envs > 1):
-            return runs(ring.rows(env_ids, positions))
-        found, item = [], 0
-        first, stop = int(positions[0]), int(positions[-1]) + 1
-        for row, _, count in ring.stretch(int(env_ids[0]), first, stop):
-            found.append((row, item, item + count))
-            item += count
-        return found
 
     def _check_places(self, block: Block) -> None:
         """Check that each environment goes on where it was, with flags that fit.
@@ -165,7 +142,9 @@ class BufferWriter(Writer):
             begins = np.flatnonzero(np.diff(ids, prepend=-1))
         counts = np.diff(begins, append=len(ids))
         here = ids[begins]
-        expected = np.repeat(self._next[here] - begins, counts) + np.arange(len(ids))
+        first, expected = self._next[here] - begins, np.arange(len(ids))
+        # Of rows of one environment a number is added, not an array that takes longer.
+        expected += first if len(first) == 1 else np.repeat(first, counts)
         self._refuse(ids, positions, expected, positions != expected, "position")
         stops = self._next[here] + counts
         if (stops > description.stop[here]).any():
@@ -199,7 +178,7 @@ class BufferWriter(Writer):
     ) -> None:  # fmt: skip
         law = _law(self._metadata.autoreset == "next_step")
         # Of most rows nothing is told, nor of those before: they may follow each other.
-        told_of = np.flatnonzero(before | flags)
+        told_of = np.flatnonzero((before | flags) != 0)
         marks = flags[told_of]
         good = law[np.minimum(before[told_of], NONE), marks]
         good &= (positions[told_of] != 0) | ((marks & START) != 0)
@@ -263,22 +242,6 @@ class BufferWriter(Writer):
                     "or drop the description to have ends found anew"
                 )
 
-    def _wait_for_sums(self) -> None:
-        if self._summing is not None:
-            job, self._summing = self._summing, None
-            job.result()
-
-    def _sum(self, env_ids: NDArray[np.int64], reached: NDArray[np.int64]) -> None:
-        """Write the checksums of blocks that are whole now, while they are cached."""
-        assert self._store is not None
-        size = self._metadata.ring.block_rows
-        for env_id in env_ids.tolist():
-            first, stop = int(self._summed[env_id]), int(reached[env_id]) // size
-            if stop > first:
-                sums = [self._store.checksum(env_id, b) for b in range(first, stop)]
-                self._store.write_sums(env_id, first, np.array(sums, np.uint32))
-                self._summed[env_id] = stop
-
     def finish(self) -> None:
         """See `Writer.finish`."""
         stop = self._description.stop
@@ -289,8 +252,8 @@ class BufferWriter(Writer):
                 f"expected them up to {stop[which]}; the source was cut"
             )
         assert self._store is not None
-        self._wait_for_sums()
-        self._syncs.wait()
+        assert self._laying is not None
+        self._laying.finish()
         if isinstance(self._store, ZarrStore):
             self._store.settle(self._kept, stop)
         self._store.sync()
@@ -308,8 +271,8 @@ class BufferWriter(Writer):
         self.nbytes = self._staging.publish()
 
     def _close(self) -> None:
-        # Files must not be closed under a thread that syncs them.
-        self._pool.shutdown()
+        if self._laying is not None:
+            self._laying.close()
         if self._priorities is not None:
             column, self._priorities = self._priorities, None
             column.close()

@@ -87,14 +87,6 @@ def streams(rng, size, number):
     return calls, content
 
 
-@pytest.fixture
-def small(monkeypatch):
-    """Files of any size go past the cache, in slabs of a few pages."""
-    monkeypatch.setattr(device, "DIRECT_NBYTES", 0)
-    monkeypatch.setattr(device, "SLAB_NBYTES", 4 * PAGE)
-    monkeypatch.setattr(device, "LEAST_SLAB_NBYTES", 4 * PAGE)
-
-
 def goes_past(folder):
     """Whether the file system has such a way."""
     file = File.create(folder / "probe", 0)
