@@ -34,6 +34,9 @@ third."""
 SLABS_NBYTES = 24 << 20
 """Memory for all of them."""
 LEAST_SLAB_NBYTES = 64 << 10
+WRITERS = 2
+"""Threads that write slabs: while one has to wait for the interpreter, the device has
+another's. Of one, loads of pixels took a third longer."""
 MAX_STREAMS = 512
 
 
@@ -154,7 +157,7 @@ class _Slab:
 
 
 class Direct:
-    """Past the page cache, in a thread; see `Way`.
+    """Past the page cache, in threads; see `Way`.
 
     Only whole blocks of the device can go so. What lies before the first one of a
     stream and after its last goes through the cache, in pages that hold no others.
@@ -171,14 +174,14 @@ class Direct:
         """
         self._file, self._direct = file, direct
         self._works = True
-        # One more is written, and one waits for that.
-        self._spare = streams + 2
+        # Two more are written, and one waits for them.
+        self._spare = streams + WRITERS + 1
         each = SLABS_NBYTES // files // self._spare // ALIGNMENT * ALIGNMENT
         self._slab_nbytes = min(SLAB_NBYTES, max(LEAST_SLAB_NBYTES, each))
         self._free: SimpleQueue[_Slab] = SimpleQueue()
         self._streams: dict[int, _Slab] = {}
         self._jobs: deque[Future[None]] = deque()
-        self._pool = Threads(1, "mmreplay-direct")
+        self._pool = Threads(WRITERS, "mmreplay-direct")
 
     def write(self, data: memoryview, offset: int) -> None:
         """See `Way.write`."""
