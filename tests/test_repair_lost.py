@@ -290,6 +290,8 @@ def test_blocks_that_no_file_holds_take_no_time(tmp_path, monkeypatch, engine, l
     path, forged, held = forge(tmp_path, engine, layout)
     ring = forged.ring
     heads = np.full(2, 5 * ring.slots // 2)
+    # Who makes a COMMIT by hand reserves nothing, and there is nothing to reserve in.
+    monkeypatch.setattr(recovery, "_reserve_next", lambda *_: None)
     recovery.create(path / DATA, forged, heads, heads - ring.capacity)
     looked = counted(monkeypatch, held)
     with evidence_of(path) as found:

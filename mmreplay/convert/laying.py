@@ -28,7 +28,14 @@ from mmreplay.storage.zarr import ZarrStore
 
 
 class Laying(Protocol):
-    """Takes rows that were checked."""
+    """Takes rows that were checked.
+
+    Attributes:
+        past: Names of files that are not left in memory.
+    """
+
+    @property
+    def past(self) -> list[str]: ...  # noqa: D102  said above
 
     def write(self, block: Block) -> None:
         """Take rows of which each environment's follow those that came before.
@@ -62,6 +69,8 @@ def laying(store: CheckedStore, paths: list[str], span: Span) -> Laying:
 
 class Stored:
     """By way of the store, whose blocks are summed as it holds them; see `Laying`."""
+
+    past: list[str] = []  # noqa: RUF012  nobody adds to it
 
     def __init__(self, store: CheckedStore, paths: list[str], span: Span) -> None:
         """Write into a store; see `laying`."""
@@ -184,6 +193,11 @@ class Passed:
             way = device.past(self._files[name], nbytes[name], streams, len(large))
             if way is not None:
                 self._ways[name] = way
+
+    @property
+    def past(self) -> list[str]:
+        """See `Laying`."""
+        return list(self._ways)
 
     def write(self, block: Block) -> None:
         """See `Laying.write`."""

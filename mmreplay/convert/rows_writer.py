@@ -16,6 +16,7 @@ from mmreplay.convert.description import PRIORITY, Description
 from mmreplay.convert.laying import Laying, laying
 from mmreplay.convert.priorities import PriorityWriter
 from mmreplay.convert.staging import Staging
+from mmreplay.convert.warming import warm
 from mmreplay.episodes import ALL_FLAGS, CUT, FINAL, START, TERMINATED, TRUNCATED
 from mmreplay.errors import SchemaError, SourceError
 from mmreplay.format import metadata as metadata_file
@@ -267,8 +268,11 @@ class BufferWriter(Writer):
         if self._description.statistics:
             write_statistics(folder, self._description.statistics)
         files.replace_bytes(folder / metadata_file.FILE_NAME, self._encoded)
+        past = self._laying.past
         self._close()
         self.nbytes = self._staging.publish()
+        folder = self._staging.target / self._metadata.folder
+        warm([folder / name for name in past])
 
     def _close(self) -> None:
         if self._laying is not None:

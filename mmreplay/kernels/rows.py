@@ -14,13 +14,13 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.kernels import crc
+
 START, TERMINATED, TRUNCATED, FINAL = 1, 2, 4, 8
 END = TERMINATED | TRUNCATED
-COPY_NBYTES = 64 << 10
 
 Array = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
-Buffer = bytes | bytearray | memoryview
 Member = tuple[str, Any, Any, str, int, tuple[int, ...], int, int]
 """How one field is taken: its name; the dtype of arrays; the scalar type that is taken
 by its bytes, or None; the kind of Python scalars that are cast, ``"f"``, ``"i"``,
@@ -115,15 +115,9 @@ class RowsKernel(Protocol):
     """What both twins offer."""
 
     def Packer(
-        self,
-        members: tuple[Member, ...],
-        nbytes: int,
-        num_envs: int,
-        most: int,
-        array: type,
-        double: type,
-        /,
-    ) -> PackerKernel:
+        self, members: tuple[Member, ...], nbytes: int, num_envs: int, most: int,
+        array: type, double: type, /,
+    ) -> PackerKernel:  # fmt: skip
         """Make a packer of records of so many bytes; see `Packer`."""
 
     def Slot(
@@ -132,31 +126,16 @@ class RowsKernel(Protocol):
         """Make a slot from a record's bytes; see `Slot`."""
 
     def mark(
-        self,
-        out: Bytes,
-        before: Bytes,
-        terminated: NDArray[np.bool_] | None,
-        truncated: NDArray[np.bool_] | None,
-        final_follows: bool,
-        /,
-    ) -> None:
+        self, out: Bytes, before: Bytes, terminated: NDArray[np.bool_] | None,
+        truncated: NDArray[np.bool_] | None, final_follows: bool, /,
+    ) -> None:  # fmt: skip
         """Give a block its flags; see `mark`."""
 
-    def crc32c(self, data: Buffer, before: int = 0, /) -> int:
+    def crc32c(self, data: crc.Buffer, before: int = 0, /) -> int:
         """Sum bytes; see `crc32c`."""
 
 
-def crc32c(data: Buffer, before: int = 0, /) -> int:
-    """CRC-32C (Castagnoli) of C-contiguous bytes, going on from that of those before.
-
-    C lets other threads run meanwhile.
-    """
-    # The library takes bytes only. Larger copies come fresh from the system each time,
-    # and cost eight times what the checksum does.
-    view = memoryview(data).cast("B")
-    for first in range(0, len(view), COPY_NBYTES):
-        before = google_crc32c.extend(before, bytes(view[first : first + COPY_NBYTES]))
-    return before
+crc32c = crc.crc32c
 
 
 def mark(
