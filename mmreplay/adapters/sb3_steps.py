@@ -108,6 +108,9 @@ class Steps:
             step[name] = now
             if following is not None:
                 step[following] = then
+            elif then.dtype != now.dtype or then.shape != now.shape:
+                # The ring, which is given the first alone, looks at no other.
+                return None
             led_to[path] = then.tobytes()
         self._coming = led_to
         return step

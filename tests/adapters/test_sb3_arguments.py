@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from mmreplay.buffer.adding import Adding
+from mmreplay.episodes import START
 from mmreplay.errors import EmptyError, SchemaError
 
 pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore")]
@@ -133,3 +134,22 @@ def test_the_short_route_leaves_what_the_long_one_leaves(tmp_path, monkeypatch, 
     assert left[0] == left[1]
     assert taken["short"] > 100
     assert taken["long"] == 0
+
+
+@pytest.mark.parametrize("once", [False, True])
+@pytest.mark.parametrize("kind", ["float64", "int32"])
+def test_next_observations_of_another_dtype_are_cast(tmp_path, once, kind):
+    """What a step led to is compared as it is stored, by whichever route it came."""
+    path, action = tmp_path / "ring", np.zeros((1, 2), np.float32)
+    buffer = adapter.ReplayBuffer(8, BOX, ACTION, "cpu", 1, once, path=path)
+    told, going_on = (np.zeros(1), np.zeros(1, bool)), [{}]
+    for number in range(5):
+        obs = np.full((1, 3), number, np.float32)
+        buffer.add(obs, (obs + 1).astype(kind), action, *told, going_on)
+    flags = buffer.ring.flags(0, np.arange(5))
+    assert np.flatnonzero(flags & START).tolist() == [0]
+    wrong = np.zeros((1, 6), np.float32)
+    with pytest.raises(SchemaError, match=r"observation: got shape \[1, 6\]"):
+        buffer.add(obs + 1, wrong, action, *told, going_on)
+    assert buffer.ring.heads.tolist() == [5]
+    buffer.close()
