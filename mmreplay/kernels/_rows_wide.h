@@ -63,6 +63,11 @@ take_each(Packer *self, const Member *member, PyObject *value, long *marks)
     }
     Py_ssize_t apart = 0;
     int told = laid(self, member, &view, &apart);
+    /* Of long values, which are not packed here, nothing but the shape is looked at. */
+    if (told == SCATTERED && !member->mark && (member->offset < 0 || !self->together)) {
+        PyBuffer_Release(&view);
+        return TAKEN;
+    }
     if (told == SCATTERED) {
         PyBuffer_Release(&view);
         if (bytes_of(value, &view) < 0)

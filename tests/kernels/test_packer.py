@@ -1,5 +1,7 @@
 """Both twins of the packer: what needs no conversion, with the bytes of numpy."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -288,6 +290,20 @@ def test_ends_of_any_environment_are_told(wide, rng):
             none = {"terminated": np.zeros(3, bool), "truncated": np.zeros(3, bool)}
             none[path][number] = True
             assert wide.wide(step | none) == mark
+
+
+def test_long_values_are_looked_at_and_not_copied(wide, rng):
+    """Such as frames whose axes were moved, which are copied where they are written."""
+    step = arrays((3,), rng)
+    step["large"] = np.repeat(step["large"], 2, 1)[:, ::2]
+    wide.wide(step)
+    tracemalloc.start()
+    try:
+        assert wide.wide(step) >= 0
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < step["large"].nbytes
 
 
 def test_records_too_long_to_be_packed_by_the_look_are_looked_at(
