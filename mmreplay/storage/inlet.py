@@ -10,8 +10,8 @@ read from the disk first, and new ones, which a store would take one by one.
 Single steps are short, and a call for each is what they cost: two writes take 2 to 5
 us, two stores 0.5. So pages are asked for some steps ahead, and stored into for a
 second at most: where space stays with what was written once (`KEEPS_SPACE`), they are
-in memory, or on a device that was read just now. Only rows that this opening wrote
-before are stored over.
+in memory, or on a device that was read just now. Only bytes below the highest that
+this opening wrote are stored over: a first lap is written.
 """
 
 from __future__ import annotations
@@ -39,8 +39,11 @@ NEAR_NBYTES = 64 << 10
 NEAR_S = 1.0
 # Longer steps are copied for most of their time, either way.
 SHORT_NBYTES = 4 << 10
-# Steps written before the next look, after pages were not to be had.
+# Steps written before the next look, after pages were not to be had, or after so many
+# calls in a row were for places far from what was asked for just before: steps of
+# environments whose heads are apart, which cost more so than two writes.
 RESTS = 64
+JUMPS = 4
 
 _mincore = getattr(ctypes.CDLL(None), "mincore", None)
 if _mincore is not None:
@@ -66,7 +69,7 @@ class Inlet:
         # Bytes that steps may be stored into until then.
         self._near = self._far = 0
         self._until = 0.0
-        self._rests = 0
+        self._rests = self._jumps = 0
 
     def only_write(self) -> None:
         """Store no step from now on: others may give the file's space back."""
@@ -104,6 +107,12 @@ class Inlet:
             self._rests -= 1
             return False
         first &= PAGE_MASK
+        now = monotonic()
+        jumps = now < self._until and not self._near <= first <= self._far
+        self._jumps = self._jumps + 1 if jumps else 0
+        if self._jumps > JUMPS:
+            self._rests, self._jumps = RESTS, 0
+            return False
         nbytes = min(first + NEAR_NBYTES, self._reached) - first
         if (self._mapping or self._map()) is None:
             return False
@@ -118,7 +127,7 @@ class Inlet:
             self._rests = RESTS
             return False
         self._near, self._far = first, first + nbytes
-        self._until = monotonic() + NEAR_S
+        self._until = now + NEAR_S
         return True
 
     def fill(

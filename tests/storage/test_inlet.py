@@ -276,3 +276,33 @@ def test_a_step_beside_what_was_asked_for_is_asked_for_itself(tmp_path, stores, 
     assert disk.calls["pwrite"] > 100
     assert file.pread(len(expected), 0) == expected
     file.close()
+
+
+def test_steps_far_from_each_other_are_written(tmp_path, stores, monkeypatch):
+    """Such as those of environments in turns whose heads are apart."""
+    asked = []
+
+    class Asked(WatchedDisk):
+        def populate(self, address, nbytes):
+            asked.append(address)
+            super().populate(address, nbytes)
+
+    monkeypatch.setattr(inlet, "NEAR_S", 1e9)
+    file = File.create(tmp_path / "a", 40 * inlet.NEAR_NBYTES)
+    way = Inlet(file)
+    way.write(memoryview(bytes(file.nbytes)), 0)
+    places = [number * 10 * inlet.NEAR_NBYTES for number in range(3)]
+    count = 20 * (inlet.RESTS + inlet.JUMPS)
+    with using(Asked()):
+        for number in range(count):
+            way.put(b"abcd", places[number % 3] + number * 4, 4)
+    assert 0 < len(asked) <= count // 10
+    asked.clear()
+    # One place, which moves on, is asked for ahead again.
+    steps = 5 * inlet.NEAR_NBYTES // 512
+    with using(Asked()) as disk:
+        for number in range(steps):
+            way.put(bytes(512), 35 * inlet.NEAR_NBYTES + number * 512, 512)
+    assert 4 <= len(asked) <= 5
+    assert disk.calls["store"] >= steps - inlet.RESTS
+    file.close()
