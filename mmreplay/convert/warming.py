@@ -32,6 +32,8 @@ def warm(paths: Sequence[Path]) -> threading.Thread | None:
     Returns:
         The thread that asks; it does not keep the interpreter from ending.
     """
+    if not paths:
+        return None
     with suppress(OSError, RuntimeError):
         if sum(path.stat().st_size for path in paths) <= available_nbytes() // SHARE:
             thread = threading.Thread(

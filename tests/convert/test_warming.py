@@ -39,6 +39,11 @@ def test_all_files_are_asked_for_where_there_is_plenty(tmp_path, monkeypatch, as
     assert warming.warm(paths) is None
 
 
+def test_for_no_files_no_thread_begins():
+    """Who forks after a small load has no thread beside."""
+    assert warming.warm([]) is None
+
+
 def test_a_file_that_is_gone_is_nobodys_trouble(tmp_path, asked):
     paths = files(tmp_path)
     real = File.open
