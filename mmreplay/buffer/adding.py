@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mmreplay.buffer.limiting import Limit
 from mmreplay.buffer.open_buffer import OpenBuffer
 
 Heads = NDArray[np.int64]
@@ -40,10 +41,8 @@ class Adding(OpenBuffer):
             FullError: No space is left; nothing of the step is visible.
             FailedError: The buffer is read-only, closed, or its device failed.
         """
-        limit = self.limit
-        if limit is not None:
-            self._writer()  # A reader is refused before it takes the writer's place.
-            limit.await_insert()
+        if self.limit is not None:
+            self._await_insert(self.limit)
         with self._turn:
             writer = self._writer()
             plain = final_observation is None and env_ids is None
@@ -70,10 +69,8 @@ class Adding(OpenBuffer):
             FullError: As in `add`.
             FailedError: As in `add`.
         """
-        limit = self.limit
-        if limit is not None:
-            self._writer()
-            limit.await_insert()
+        if self.limit is not None:
+            self._await_insert(self.limit)
         with self._turn:
             return self._writer().add_plain(data)
 
@@ -118,10 +115,8 @@ class Adding(OpenBuffer):
                 error says how many steps.
             FailedError: As in `add`.
         """
-        limit = self.limit
-        if limit is not None:
-            self._writer()  # A reader is refused before it takes the writer's place.
-            limit.await_insert()
+        if self.limit is not None:
+            self._await_insert(self.limit)
         with self._turn:
             writer = self._writer()
             plain = final_observation is None and env_ids is None
@@ -131,3 +126,7 @@ class Adding(OpenBuffer):
             given = writer.intake.flat(data, fields)
             ids = None if env_ids is None else writer.intake.env_ids(env_ids)
             writer.extend(given, final_observation, ids)
+
+    def _await_insert(self, limit: Limit) -> None:
+        self._writer()  # A reader is refused before it takes the writer's place.
+        limit.await_insert()

@@ -143,17 +143,22 @@ value_of(Packer *self, PyObject *given, const Member *member)
     return PyDict_GetItemWithError(given, member->path);
 }
 
+/* Takes one value of a field, and the bits of what it says: TAKEN, ODD for what is left
+ * to Python, or FAILED. */
+typedef int (*Take)(Packer *, const Member *, PyObject *, long *);
+
+/* All fields of a step, -1 where one is odd. */
 static PyObject *
-Packer_step(Packer *self, PyObject *given)
+take_all(Packer *self, PyObject *given, Take one)
 {
     long marks = 0;
     for (Py_ssize_t i = 0; i < self->count; i++) {
         const Member *member = &self->members[i];
-        PyObject *value = self->num_envs == 1 ? value_of(self, given, member) : NULL;
+        PyObject *value = value_of(self, given, member);
         int told = ODD;
         if (value != NULL) {
             Py_INCREF(value);
-            told = take(self, member, value, &marks);
+            told = one(self, member, value, &marks);
             Py_DECREF(value);
         }
         if (PyErr_Occurred())
@@ -162,6 +167,14 @@ Packer_step(Packer *self, PyObject *given)
             return PyLong_FromLong(-1);
     }
     return PyLong_FromLong(self->count ? marks : -1);
+}
+
+static PyObject *
+Packer_step(Packer *self, PyObject *given)
+{
+    if (self->num_envs != 1)
+        return PyLong_FromLong(-1);
+    return take_all(self, given, take);
 }
 
 /* The steps that an array [T, E, *shape], or [T, *shape] of an only environment, has;

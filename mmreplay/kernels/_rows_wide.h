@@ -84,20 +84,5 @@ take_each(Packer *self, const Member *member, PyObject *value, long *marks)
 static PyObject *
 Packer_wide(Packer *self, PyObject *given)
 {
-    long marks = 0;
-    for (Py_ssize_t i = 0; i < self->count; i++) {
-        const Member *member = &self->members[i];
-        PyObject *value = value_of(self, given, member);
-        int told = ODD;
-        if (value != NULL) {
-            Py_INCREF(value);
-            told = take_each(self, member, value, &marks);
-            Py_DECREF(value);
-        }
-        if (PyErr_Occurred())
-            return NULL;
-        if (told != TAKEN)
-            return PyLong_FromLong(-1);
-    }
-    return PyLong_FromLong(self->count ? marks : -1);
+    return take_all(self, given, take_each);
 }

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import struct
 
-import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.storage.base import Store
 from mmreplay.storage.memmap import MemmapStore
 from mmreplay.storage.placement import RECORDS, place
+from mmreplay.sums import crc32c
 
 
 def free(tail: MemmapStore, row: int, count: int) -> None:
@@ -38,8 +38,8 @@ def checksum(store: Store, position: int, rows: NDArray[np.int64]) -> int:
     kept = [path for path, field in schema.fields.items() if not field.mutable]
     # Missing pages are else waited for one by one, by who holds the lock of Python.
     store.prefetch(rows, kept)
-    crc = google_crc32c.value(struct.pack("<Q", position))
-    crc = google_crc32c.extend(crc, store.flags(rows).tobytes())
+    crc = crc32c(struct.pack("<Q", position))
+    crc = crc32c(store.flags(rows).tobytes(), crc)
     if placement.record is not None:
         names = placement.record.names or ()
         # Padding between fields is zeros.
@@ -47,9 +47,9 @@ def checksum(store: Store, position: int, rows: NDArray[np.int64]) -> int:
         packed = raw.reshape(-1).view(placement.record)
         for path, column in store.gather(rows, names).items():
             packed[path] = column
-        crc = google_crc32c.extend(crc, raw.tobytes())
+        crc = crc32c(raw.data, crc)
     for path in placement.large:
         if not schema.fields[path].mutable:
             column = store.gather(rows, [path])[path]
-            crc = google_crc32c.extend(crc, np.ascontiguousarray(column).tobytes())
-    return int(crc)
+            crc = crc32c(np.ascontiguousarray(column).tobytes(), crc)
+    return crc

@@ -10,7 +10,6 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,6 +18,7 @@ from mmreplay.files import File
 from mmreplay.format.metadata import Metadata
 from mmreplay.ring import Ring
 from mmreplay.storage.placement import FLAGS, RECORDS, SUM_DTYPE, SUMS, place
+from mmreplay.sums import crc32c
 from mmreplay.verify.report import Notebook
 from mmreplay.verify.slots import Claim, CommitFile
 
@@ -94,8 +94,7 @@ class SumCheck:
         """CRC32C of each block of a stripe: position, flags, records, large fields."""
         size, width = self._ring.block_rows, stripe.width
         crcs = [
-            int(google_crc32c.value(struct.pack("<Q", block * size)))
-            for _, _, block in stripe.blocks
+            crc32c(struct.pack("<Q", block * size)) for _, _, block in stripe.blocks
         ]
         for file, row_nbytes in self._covered:
             if width == 1:
@@ -130,7 +129,7 @@ class SumCheck:
             rows = np.frombuffer(data, np.uint8).reshape(count, width, row_nbytes)
             for index, (column, _, _) in enumerate(stripe.blocks):
                 part = rows[:, column].tobytes()
-                crcs[index] = int(google_crc32c.extend(crcs[index], part))
+                crcs[index] = crc32c(part, crcs[index])
             if notes is not None:
                 notes.read(count * len(stripe.blocks) * row_nbytes)
 
@@ -206,7 +205,7 @@ def _extended(
     stop = offset + nbytes
     for first in range(offset, stop, CHUNK_NBYTES):
         count = min(CHUNK_NBYTES, stop - first)
-        crc = int(google_crc32c.extend(crc, file.pread(count, first)))
+        crc = crc32c(file.pread(count, first), crc)
         if notes is not None:
             notes.read(count)
     return crc

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mmreplay.buffer.adding import Adding
 from mmreplay.episodes import START
 from mmreplay.errors import EmptyError, SchemaError
+from tests.adapters.routes import each_route
 
 pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore")]
 pytest.importorskip("stable_baselines3", reason="stable-baselines3 is not installed")
@@ -99,15 +99,8 @@ def test_calls_take_what_the_originals_take(name):
 @pytest.mark.parametrize("once", [False, True])
 def test_the_short_route_leaves_what_the_long_one_leaves(tmp_path, monkeypatch, once):
     """Steps, ends, steps that do not follow, and rewards that are refused."""
-    short, left, taken = Adding.add_as_is, [], {"short": 0, "long": 0}
-    for way in taken:
-
-        def add_as_is(self, data, way=way):
-            found = short(self, data) if way == "short" else None
-            taken[way] += found is not None
-            return found
-
-        monkeypatch.setattr(Adding, "add_as_is", add_as_is)
+    left, taken = [], {}
+    for way in each_route(monkeypatch, taken):
         rng, done = np.random.default_rng(5), False
         action = np.zeros((1, 2), np.float32)
         ours = adapter.ReplayBuffer(

@@ -9,8 +9,8 @@ import torch
 
 from mmreplay.adapters import alf, pytorchrl, skrl
 from mmreplay.adapters.alf.errors import RefusedError, UnfitError
-from mmreplay.buffer.adding import Adding
 from mmreplay.errors import SchemaError
+from tests.adapters.routes import each_route
 
 Row = namedtuple("Row", ["step_type", "discount", "reward", "parts"])
 STEPS = 260
@@ -134,17 +134,8 @@ def files_of(folder):
 @pytest.mark.parametrize("envs", [1, 2, 3])
 @pytest.mark.parametrize("face", FACES)
 def test_the_routes_leave_the_same_files_and_words(tmp_path, monkeypatch, face, envs):
-    short = Adding.add_as_is
-    taken = {"short": 0, "long": 0}
-    left = []
-    for way in taken:
-
-        def add_as_is(self, data, way=way):
-            found = short(self, data) if way == "short" else None
-            taken[way] += found is not None
-            return found
-
-        monkeypatch.setattr(Adding, "add_as_is", add_as_is)
+    left, taken = [], {}
+    for way in each_route(monkeypatch, taken):
         rng, told = np.random.default_rng(5), []
         memory = face(tmp_path / way, envs)
         for number in range(STEPS):

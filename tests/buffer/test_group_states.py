@@ -164,15 +164,16 @@ def test_a_want_of_files_or_memory_is_told_at_close_and_loses_nothing(
     assert numbers(path) == list(range(265, 329))
 
 
-def test_a_want_of_threads_is_told_at_close_and_waits_for_none(tmp_path, monkeypatch):
-    def refuse(*_):
-        raise RuntimeError("can't start new thread")
+def no_thread(*_):
+    raise RuntimeError("can't start new thread")
 
+
+def test_a_want_of_threads_is_told_at_close_and_waits_for_none(tmp_path, monkeypatch):
     with using(QuickDisk()):
         path = make(tmp_path / "b")
         buffer = mr.ReplayBuffer.open(tmp_path / "b", "r+")
         with monkeypatch.context() as scarce:
-            scarce.setattr(_thread, "start_new_thread", refuse)
+            scarce.setattr(_thread, "start_new_thread", no_thread)
             for first in range(CAPACITY, CAPACITY + 600, 30):
                 fill(buffer, first, 30)
             got = "got no thread for .* end other threads or processes, open the buffer"
@@ -186,13 +187,10 @@ def test_a_want_of_threads_is_told_at_close_and_waits_for_none(tmp_path, monkeyp
 
 
 def test_a_thread_that_comes_later_seals_what_waits(tmp_path, monkeypatch):
-    def refuse(*_):
-        raise RuntimeError("can't start new thread")
-
     with using(QuickDisk()):
         buffer = mr.ReplayBuffer.create(tmp_path / "b", SCHEMA, CAPACITY, engine="zarr")
         with monkeypatch.context() as scarce:
-            scarce.setattr(_thread, "start_new_thread", refuse)
+            scarce.setattr(_thread, "start_new_thread", no_thread)
             fill(buffer, 0, 150)
         fill(buffer, 150, 150)
         buffer.close()

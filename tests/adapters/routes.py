@@ -1,0 +1,21 @@
+"""The two routes of a step through an adapter, one after the other."""
+
+from mmreplay.buffer.adding import Adding
+
+
+def each_route(monkeypatch, taken):
+    """Yield `"short"`, then `"long"`, while steps may go that way alone.
+
+    `taken` is filled with how many steps were handed on as they were under each.
+    """
+    short = Adding.add_as_is
+    for way in ("short", "long"):
+        taken[way] = 0
+
+        def add_as_is(self, data, way=way):
+            found = short(self, data) if way == "short" else None
+            taken[way] += found is not None
+            return found
+
+        monkeypatch.setattr(Adding, "add_as_is", add_as_is)
+        yield way
