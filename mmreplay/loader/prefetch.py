@@ -24,7 +24,7 @@ from mmreplay.loader.sources import Order, Source
 from mmreplay.samplers.base import State
 from mmreplay.storage.recycler import Recycler
 
-MAX_RESTS = 16
+MAX_RESTS = 64
 """Draws between two looks whether pages are missing, where none was for long."""
 QUICK_S = 100e-6
 """A learner that is back sooner makes small batches itself: to have a thread make one
@@ -135,12 +135,14 @@ class Prefetcher:
         away_s = perf_counter() - self._handed_at
         self._hurried = away_s < HURRIED * self._gather_s
         # While pages are missing, threads look further ahead than a learner does.
-        self._quick = (
-            away_s < QUICK_S and self._rest > 0 and self._nbytes < SMALL_NBYTES
-        )
-        if self._quick and self._rests and not entries:
+        small = self._rest > 0 and self._nbytes < SMALL_NBYTES
+        self._quick = small and away_s < QUICK_S
+        if small and self._rests and not entries:
+            # None is ahead of one that was quick so far, or is faster than threads.
             found = self._make()
             if found is not NOTHING:
+                if not self._quick:
+                    self._call()
                 self._handed_at = perf_counter()
                 return found
         while not (entries and entries[0].done):

@@ -9,7 +9,14 @@ import pytest
 import mmreplay as mr
 from mmreplay.loader import prefetch
 from tests.loader.support import CtrlC, fill, steps
-from tests.loader.test_loader import SAMPLERS, TRANSFORMS, endless, opened, same
+from tests.loader.test_loader import (
+    SAMPLERS,
+    TRANSFORMS,
+    Counting,
+    endless,
+    opened,
+    same,
+)
 from tests.loader.test_loader_ends import failing
 
 
@@ -145,3 +152,25 @@ def test_a_writer_beside_it_is_followed(tmp_path, made):
                 np.testing.assert_array_equal(number, place)
             assert batch.positions.max() > 300
     assert len(made) > 50
+
+
+def test_one_that_comes_later_makes_the_first_itself_and_has_threads_go_on(
+    path, made, monkeypatch
+):
+    sampler = Counting(enough=31)
+    with (
+        opened(path, sampler) as buffer,
+        opened(path, mr.UniformSampler(seed=0)) as alone,
+        mr.ReplayLoader(buffer, 16, prefetch=5) as loader,
+    ):
+        for _ in range(25):
+            same(next(loader), alone.sample(16))
+        assert sampler.draws == 25
+        monkeypatch.setattr(prefetch, "QUICK_S", 0.0)
+        so_far = len(made)
+        same(next(loader), alone.sample(16))
+        assert len(made) == so_far + 1
+        # Five more, by threads.
+        assert sampler.there.wait(20)
+        same(next(loader), alone.sample(16))
+        assert len(made) == so_far + 1
