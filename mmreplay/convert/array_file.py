@@ -66,14 +66,22 @@ class ArrayFile:
     """The columns of one file, each written to its place, row after row."""
 
     def __init__(self, file: File, plan: Plan, rows: int) -> None:
-        """Write so many rows into an open file, which is closed with this."""
+        """Write so many rows into an open file, which is closed with this.
+
+        Raises:
+            FullError: No space is left for so large a file, which is closed then.
+        """
+        try:
+            self._way = way_to(file, len(plan.pieces))
+        except BaseException:
+            file.close()
+            raise
         self._file = file
         self._plan = plan
         self._rows = rows
         self._done = 0
         self._sums = {name: piece.start for name, piece in plan.pieces.items()}
         self._pool = Threads(2, "mmreplay-export")
-        self._way = way_to(file, len(plan.pieces))
 
     @property
     def room(self) -> int:

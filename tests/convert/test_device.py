@@ -128,6 +128,42 @@ def test_a_full_disk_is_told(tmp_path, small):
         written(tmp_path / "file", calls, len(content), disk)
 
 
+class NoRoom(PastCache):
+    """A disk without room for a whole file."""
+
+    def allocate(self, fd, offset, nbytes):
+        """Say so."""
+        raise OSError(errno.ENOSPC, "No space left", None)
+
+
+def test_a_disk_without_room_for_a_large_file_is_told_before_it_is_written(
+    tmp_path, small, monkeypatch
+):
+    monkeypatch.setattr(device, "file_system", lambda folder: "ext4")
+    calls, content = streams(np.random.default_rng(1), 300_000, 3)
+    disk = NoRoom()
+    with pytest.raises(FullError, match=r"reserve space in .*file.*No space left"):
+        written(tmp_path / "file", calls, len(content), disk)
+    assert disk.nbytes == 0
+    assert not any((tmp_path / "file").read_bytes())
+    # Where space cannot be promised, none is asked for.
+    monkeypatch.setattr(device, "file_system", lambda folder: "btrfs")
+    assert written(tmp_path / "other", calls, len(content), disk) == content
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".pt", ".safetensors"])
+def test_an_export_without_room_leaves_nothing(tmp_path, small, monkeypatch, suffix):
+    monkeypatch.setattr(device, "file_system", lambda folder: "ext4")
+    schema = Schema({"pixels": Field((64, 64), "uint8")})
+    with ReplayBuffer.create(tmp_path / "buffer", schema, 100) as buffer:
+        buffer.extend(pixels=np.ones((100, 64, 64), np.uint8))
+        opened = len(os.listdir("/proc/self/fd"))
+        with using(NoRoom()), pytest.raises(FullError, match="No space left"):
+            mr.export(buffer, tmp_path / f"out{suffix}")
+        assert len(os.listdir("/proc/self/fd")) == opened
+    assert [path.name for path in tmp_path.iterdir()] == ["buffer"]
+
+
 @pytest.mark.parametrize("at", range(0, 24, 3))
 def test_a_short_write_is_made_good(tmp_path, small, at):
     calls, content = streams(np.random.default_rng(2), 300_000, 2)
