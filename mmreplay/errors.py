@@ -122,6 +122,21 @@ def shortage(error: BaseException) -> int:
     return 0
 
 
+def no_thread(what: str, error: RuntimeError, way_out: str = "") -> FailedError:
+    """Make it ours that the system has no thread left.
+
+    Args:
+        what: The thread is to do, as in ``"that commits"``.
+        error: Python's own.
+        way_out: One more, beside room for it.
+    """
+    return FailedError(
+        f"cannot start a thread {what}: {error}, expected room for one more; end other "
+        f"threads or processes, or raise the limit (ulimit -u){way_out}",
+        errno_=errno.EAGAIN,
+    )
+
+
 def system_error(what: str, path: Path, error: OSError) -> FullError | FailedError:
     """Make the system's error ours, with the file's name: its disk may be full."""
     if error.errno in FULL:

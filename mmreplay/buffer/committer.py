@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import _thread
 import contextlib
-import errno
 import queue
 import threading
 import time
@@ -18,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.errors import FailedError, FullError
+from mmreplay.errors import FailedError, FullError, no_thread
 from mmreplay.storage.base import AsideError, CheckedStore, whole
 from mmreplay.storage.ledger import CommitWriter
 from mmreplay.storage.pause import await_release
@@ -207,12 +206,8 @@ class Committer:
         # One that will never begin is not to be waited for.
         self._thread = None
         if isinstance(error, RuntimeError):
-            raise FailedError(
-                f"cannot start the thread that commits: {error}, expected room for one "
-                "more; end other threads or processes, raise the limit (ulimit -u), or "
-                "pass commit_every=None and commit yourself",
-                errno_=errno.EAGAIN,
-            ) from error
+            way_out = ", or pass commit_every=None and commit yourself"
+            raise no_thread("that commits", error, way_out) from error
         raise error
 
     def wake(self) -> None:

@@ -8,10 +8,14 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
+from mmreplay.errors import no_thread
+
 THREADS = min(4, os.cpu_count() or 1)
 END = object()
 REFUSED = "cannot schedule new futures"
 """Says a pool that takes no job, because it or Python was shut down."""
+NONE_LEFT = "can't start new thread"
+"""Says one that gets no thread."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Given = ParamSpec("Given")
@@ -29,10 +33,16 @@ class Threads(ThreadPoolExecutor):
     def submit(
         self, fn: Callable[Given, Result], /, *args: Given.args, **kwargs: Given.kwargs
     ) -> Future[Result]:
-        """See `ThreadPoolExecutor.submit`."""
+        """See `ThreadPoolExecutor.submit`.
+
+        Raises:
+            FailedError: The system has no thread left.
+        """
         try:
             return super().submit(fn, *args, **kwargs)
         except RuntimeError as error:
+            if NONE_LEFT in str(error):
+                raise no_thread("that converts", error) from error
             # Threads that end with Python leave a pool that says it was shut down.
             if self._closed or REFUSED not in str(error):
                 raise

@@ -15,7 +15,13 @@ from numpy.typing import ArrayLike
 from mmreplay.batch import Batch
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.concatenation import Concat
-from mmreplay.errors import FailedError, ForkedError, FormatError, SchemaError
+from mmreplay.errors import (
+    FailedError,
+    ForkedError,
+    FormatError,
+    SchemaError,
+    no_thread,
+)
 from mmreplay.loader import forks
 from mmreplay.loader.devices import Sender, sender_of
 from mmreplay.loader.prefetch import Prefetcher
@@ -136,7 +142,7 @@ class ReplayLoader:
 
         Raises:
             StopIteration: The epoch is over.
-            FailedError: The loader is closed.
+            FailedError: The loader is closed, or the system has no thread for it.
             ForkedError: This process was forked from the one that made it.
         """
         limits = self._source.limits
@@ -166,13 +172,18 @@ class ReplayLoader:
             self._threads.append(thread)
             try:
                 thread.start()
-            except BaseException:
+            except BaseException as error:
                 # Ctrl-C comes before a thread is there or after, and only the ticket
                 # tells: one that runs stays, one to come finds none and ends.
                 with suppress(IndexError):
                     ticket.pop()
                     self._threads.remove(thread)
-                raise
+                if not isinstance(error, RuntimeError):
+                    raise
+                if self._threads:
+                    # One makes all batches, if not as soon.
+                    break
+                raise no_thread("that gathers batches", error) from error
             forks.started(self._work)
         self._work.begin()
         self._begun = True

@@ -146,7 +146,9 @@ def test_an_opening_that_gets_no_thread_says_so_and_opens_nothing(
             scarce.setattr(_thread, "start_new_thread", refuse)
         else:
             scarce.setattr(threading.Thread, "start", refuse)
-        told = "cannot start the thread that commits: can't start .*, or pass commit_ev"
+        told = (
+            "cannot start a thread that commits: can't start .*, or pass commit_every"
+        )
         with pytest.raises(FailedError, match=told) as caught:
             mr.ReplayBuffer.open(tmp_path / "b", "r+")
         assert caught.value.errno == errno.EAGAIN

@@ -1,11 +1,15 @@
 """Work that threads do ahead comes in order, and not too far ahead."""
 
+import errno
 import threading
 from itertools import count
 
+import numpy as np
 import pytest
 
+import mmreplay as mr
 from mmreplay.convert.ahead import beside, in_order
+from mmreplay.errors import FailedError
 
 
 def test_results_come_in_the_order_of_the_items():
@@ -97,3 +101,31 @@ def test_the_thread_ends_with_who_gives_up():
     found.close()
     names = [each.name for each in threading.enumerate()]
     assert not [name for name in names if name.startswith("mmreplay-convert")]
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".pt", ".parquet", ".csv"])
+def test_a_want_of_threads_is_told_and_leaves_nothing(tmp_path, monkeypatch, suffix):
+    def refuse(self):
+        raise RuntimeError("can't start new thread")
+
+    told = (
+        r"cannot start a thread that converts: can't .* more; end other .*\(ulimit -u\)"
+    )
+    file, schema = tmp_path / f"file{suffix}", mr.Schema({"n": mr.Field((), "int64")})
+    with mr.ReplayBuffer.create(tmp_path / "buffer", schema, 8) as buffer:
+        buffer.extend(n=np.arange(8))
+        with monkeypatch.context() as scarce:
+            scarce.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(FailedError, match=told) as caught:
+                mr.export(buffer, file)
+        assert caught.value.errno == errno.EAGAIN
+        assert [path.name for path in tmp_path.iterdir()] == ["buffer"]
+        mr.export(buffer, file)
+    if suffix == ".parquet":
+        return  # which pyarrow reads in threads of its own
+    with monkeypatch.context() as scarce:
+        scarce.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(FailedError, match=told):
+            mr.load(file, tmp_path / "loaded")
+    assert not (tmp_path / "loaded").exists()
+    mr.load(file, tmp_path / "loaded")

@@ -428,7 +428,9 @@ def test_rows_whose_export_could_not_begin_are_exported_later(tmp_path, monkeypa
         buffer.extend(step(0, 1, (20,)))
         with monkeypatch.context() as scarce:
             scarce.setattr(threading.Thread, "start", refuse)
-            with pytest.raises(RuntimeError, match="new thread"):
+            with pytest.raises(
+                FailedError, match="cannot start a thread that converts"
+            ):
                 buffer.add(step(20, 1))
         for number in range(20, 45):
             buffer.add(step(number, 1))

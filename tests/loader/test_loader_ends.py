@@ -376,3 +376,28 @@ def test_what_is_read_ahead_is_bounded(path, monkeypatch):
                 assert work._asked_nbytes <= 3 * nbytes
             assert len(asked) >= 20
     assert np.all(np.array(asked) == 16)
+
+
+@pytest.mark.parametrize("most", [0, 1])
+def test_threads_that_cannot_be_had_are_told_or_done_without(path, monkeypatch, most):
+    begun, start = [], threading.Thread.start
+
+    def few(self):
+        if len(begun) >= most:
+            raise RuntimeError("can't start new thread")
+        begun.append(self)
+        start(self)
+
+    with mr.ReplayBuffer.open(path, sampler=mr.UniformSampler(seed=0)) as buffer:
+        loader = mr.ReplayLoader(buffer, 8, num_threads=3)
+        with monkeypatch.context() as scarce:
+            scarce.setattr(threading.Thread, "start", few)
+            if most:
+                assert len(next(loader)) == 8
+                assert len(loader._threads) == 1
+            else:
+                told = "cannot start a thread that gathers batches: can't .*ulimit -u"
+                with pytest.raises(FailedError, match=told):
+                    next(loader)
+        assert len(next(loader)) == 8
+        loader.close()
