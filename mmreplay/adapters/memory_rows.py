@@ -347,7 +347,8 @@ class Rows(Kept):
         self, given: Mapping[str, torch.Tensor], names: list[str]
     ) -> tuple[Columns, int, bool]:
         """Samples by path, how many they are, and whether they are one whole row."""
-        leads = {self._declared[name].lead(value) for name, value in given.items()}
+        # One sample may come with the axis or without it, as in what broadcasts.
+        leads = {self._declared[n].lead(value) or (1,) for n, value in given.items()}
         if len(leads) != 1:
             known = ", ".join(self._declared) or "none"
             told = f"{sorted(leads)} of samples" if leads else f"the tensors {names}"
@@ -355,8 +356,7 @@ class Rows(Kept):
                 f"add_samples: got {told}, expected samples of one number for some of "
                 f"the declared tensors ({known}); declare them with create_tensor"
             )
-        lead = leads.pop()
-        count, num_envs = (lead or (1,))[0], self.num_envs
+        (count,), num_envs = leads.pop(), self.num_envs
         if count < 1 or (count > num_envs > 1):
             raise SchemaError(
                 f"add_samples: got {count} samples, expected 1 to {num_envs}, one of "
@@ -365,8 +365,8 @@ class Rows(Kept):
         columns = {}
         for name, value in given.items():
             tensor = self._declared[name]
-            columns[tensor.path] = tensor.stored(value if lead else value[None])
-        return columns, count, count == num_envs > 1 and bool(lead)
+            columns[tensor.path] = tensor.stored(value.reshape(count, *tensor.shape))
+        return columns, count, count == num_envs > 1
 
     def _put(self, ring: ReplayBuffer, columns: Columns, done: int, count: int) -> int:
         """Write some of the samples left: whole rows, or a part of one."""

@@ -68,8 +68,13 @@ class Tensor:
         """Axes of a value before those of a sample.
 
         Raises:
-            SchemaError: It is no sample, and no samples.
+            SchemaError: It is no sample, and no samples; or no tensor.
         """
+        if not isinstance(value, torch.Tensor):
+            raise SchemaError(
+                f"tensor {self.name!r}: got {type(value).__name__}, expected a tensor "
+                f"[n, {', '.join(map(str, self.shape))}]; make one by torch.as_tensor"
+            )
         got = value.shape
         axes = len(got) - len(self.shape)
         if not 0 <= axes <= 1 or got[axes:] != self.shape:

@@ -318,6 +318,7 @@ def test_a_reset_that_was_cut_short_is_finished(tmp_path, monkeypatch):
             {"observations": torch.zeros(2, 3), "rewards": torch.zeros(1, 1)},
             r"got \[\(1,\), \(2,\)\] of samples",
         ),
+        ({"rewards": 1.5}, r"'rewards': got float, expected a tensor \[n, 1\]; make"),
     ],
 )
 def test_samples_that_do_not_fit_are_refused_whole(tmp_path, given, match):

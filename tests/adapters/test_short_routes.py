@@ -154,3 +154,32 @@ def test_the_routes_leave_the_same_files_and_words(tmp_path, monkeypatch, face, 
     some = not (face is Alf and envs == 1) and not (face is Skrl and envs == 2)
     assert taken == {"short": taken["short"], "long": 0}
     assert (taken["short"] > STEPS // 2) == some
+
+
+def test_a_refused_step_of_alf_leaves_nothing_that_hides_a_beginning(tmp_path):
+    face = Alf(tmp_path / "alf", 2)
+    told = face.step(np.random.default_rng(0))
+
+    def add(*kinds, dtype=torch.int32):
+        face.add(told._replace(step_type=torch.tensor(kinds, dtype=dtype)))
+
+    add(0, 0)
+    add(1, 1)
+    with pytest.raises(RefusedError, match=r"shape \[1\] for 2 environments"):
+        add(1, dtype=torch.int64)  # of the same bytes as the next one
+    add(1, 0)
+    batch = face.buffer._own.buffer.gather_all()
+    assert batch.fields["truncated"].tolist() == [False] * 4 + [True, False]
+    face.close()
+
+
+def test_a_sample_with_and_without_its_axis_goes_in_by_either_route(tmp_path):
+    memory = skrl.Memory(5, 1, "cpu", path=tmp_path / "ring")
+    for name, size in (("observations", 3), ("rewards", 1)):
+        memory.create_tensor(name, size)
+    for number in range(3):
+        told = torch.full((1, 3), float(number))
+        memory.add_samples(observations=told, rewards=told[0, :1])
+    rewards = memory.get_tensor_by_name("rewards").flatten().tolist()
+    assert rewards[:3] == [0, 1, 2]
+    memory.home.close()
