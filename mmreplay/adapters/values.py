@@ -32,12 +32,17 @@ def seed_of_draws() -> int:
 
 
 def array_of(value: object) -> NDArray[Any]:
-    """The value of a tensor on any device, an array or a number; no copy if it can."""
+    """The value of a tensor on any device, an array or a number; no copy if it can.
+
+    Of bfloat16 it is float32.
+    """
     if not isinstance(value, torch.Tensor):
         return np.asarray(value)
     # Calls on tensors cost a microsecond each: none is made that is not needed.
     if value.requires_grad:
         value = value.detach()
+    if value.dtype is torch.bfloat16:
+        value = value.float()  # numpy has none; each of its values is one of these
     return (value if value.is_cpu else value.cpu()).numpy()
 
 

@@ -147,6 +147,17 @@ def test_a_scalar_is_not_repeated_over_a_state_and_nothing_is_added(buffer):
     assert len(buffer) == 0
 
 
+def test_bfloat16_is_cast_as_other_floats_are(buffer):
+    rough = [v.bfloat16() if isinstance(v, torch.Tensor) else v for v in step(3)]
+    buffer.add(*rough)
+    buffer.add_multi(*(v.bfloat16() for v in steps(range(4, 6))))
+    found = buffer.state_dict()
+    exact = steps(range(3, 6))
+    for tensor, given in zip(found.values(), exact, strict=True):
+        told = given.bfloat16().float().reshape(3, -1)
+        assert torch.equal(tensor[:3], told)
+
+
 def test_what_is_saved_loads_and_goes_on_where_it_was(buffer, tmp_path):
     buffer.add_multi(*steps(range(6)))
     buffer.save(tmp_path / "saved", "v1.2_")
