@@ -160,7 +160,7 @@ class RingStorage(RowStorage):
             self._make({path: value[None] for path, value in columns.items()})
         assert self._ring is not None
         self._keep(1)
-        self._ring.add(self._known(columns))
+        self._ring.add(self._known(self._narrowed(columns)))
 
     def insert_data_slice(self, new_data: Mapping[str, Any]) -> None:
         """Insert many steps; of more than `max_size` the last ones stay.

@@ -24,6 +24,7 @@ from mmreplay.adapters.pytorchrl_data import (
 )
 from mmreplay.adapters.values import array_of
 from mmreplay.buffer.replay_buffer import ReplayBuffer as Ring
+from mmreplay.errors import SchemaError
 from mmreplay.nesting import unflatten
 from mmreplay.samplers.base import Sampler
 from mmreplay.samplers.uniform import UniformSampler
@@ -92,8 +93,21 @@ class RowStorage(Hooks, Kept):
                     self.insert_single_tensor_slice(found, f"{key}/{name}", part)
             else:
                 self.insert_single_tensor_slice(found, key, value)
+        axes = 1 + lead
+        flat = {p: list(array.shape) for p, array in found.items() if array.ndim < axes}
+        if flat:
+            raise SchemaError(
+                f"transition: got shapes {flat}, expected {axes} axes at least, the "
+                "last of them of the environments; values are not repeated over them"
+            )
         if DONE2 in found:
-            found[ENDED] = found[DONE2].reshape(found[DONE2].shape[:-1]) != 0
+            ends = found[DONE2]
+            if ends.shape[-1:] != (1,):
+                raise SchemaError(
+                    f"{DONE2}: got shape {list(ends.shape)}, expected one number of "
+                    "each environment with an axis of 1 behind it; unsqueeze it"
+                )
+            found[ENDED] = ends[..., 0] != 0
         return found
 
     def _plain(self, sample: Mapping[str, Any]) -> Columns | None:
@@ -143,7 +157,7 @@ class RowStorage(Hooks, Kept):
         if array.dtype not in NARROW:
             array = array.astype(np.float32, copy=False)
         tensor_storage[tensor_key] = array
-        return len(array)
+        return len(array) if array.ndim else 0
 
     def _known(self, columns: Columns) -> dict[str, Any]:
         """Values under the ring's paths, nested; keys of later samples are let go."""
@@ -153,7 +167,7 @@ class RowStorage(Hooks, Kept):
         return known if not self._nested else unflatten(known)
 
     def _narrowed(self, columns: Columns) -> Columns:
-        """Values of a slice, which are float32, as bytes where the ring keeps those.
+        """Values that are float32, as in slices, as bytes where the ring keeps those.
 
         What is no whole number is left as it is, for the ring to refuse.
         """

@@ -179,6 +179,42 @@ def test_slices_that_do_not_fit_are_refused_whole(make):
         )
 
 
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize(
+    ("key", "value", "match"),
+    [
+        (
+            "Reward",
+            torch.tensor(1.0),
+            r"got shapes \{'Reward': \[\]\}, expected 1 axes",
+        ),
+        ("Reward", 1.0, r"got shapes \{'Reward': \[\]\}, expected 1 axes"),
+        ("NextDone", torch.zeros(2), r"NextDone: got shape \[2\], .* unsqueeze it"),
+    ],
+)
+def test_values_that_lack_an_axis_are_refused(make, first, key, value, match):
+    storage = make()
+    if not first:
+        storage.insert_transition(transition(0, 2))
+    with pytest.raises(SchemaError, match=match):
+        storage.insert_transition(transition(1, 2) | {key: value})
+    assert storage.size == (not first)
+
+
+def test_whole_numbers_as_floats_go_where_bytes_came_first(make):
+    storage = make()
+    ends = {key: torch.zeros(1, 1, dtype=torch.bool) for key in ("Done", "NextDone")}
+    seen = torch.full((1, 1), 200, dtype=torch.uint8)
+    seen = {"Observation": seen, "NextObservation": seen}
+    storage.insert_transition(transition(0) | ends | seen)
+    storage.insert_transition(transition(1, done=True))
+    found = storage.get_data_slice(0, 2)
+    assert numbers(found) == [200, 1]
+    assert found["NextDone"].flatten().tolist() == [0, 1]
+    with pytest.raises(SchemaError, match="'Observation': got float32"):
+        storage.insert_transition(transition(0.5))
+
+
 def test_observations_of_dicts_come_out_as_dicts(make):
     def step(number):
         image = torch.full((2, 4, 4), number, dtype=torch.uint8)
