@@ -18,6 +18,7 @@ PARTS = (
     "truncated",
 )  # fmt: skip
 """What a sample's CRCs are of, in order."""
+REWARD = PARTS.index("reward")
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -118,12 +119,16 @@ def crcs_of(sample: Sequence[Any]) -> NDArray[np.uint32]:
 
     Args:
         sample: Previous observation, action, observation, reward, terminated and
-            truncated, as rollout workers keep it; the first is None after a reset.
+            truncated, as rollout workers keep it; the first is None after a reset. A
+            reward that is a whole number counts as the float that is stored.
 
     Returns:
         uint32 ``[6]``; 0 of None.
     """
-    return np.array([_crc(part) for part in sample], np.uint32)
+    parts = list(sample)
+    if isinstance(parts[REWARD], int | np.integer | np.bool_):
+        parts[REWARD] = float(parts[REWARD])
+    return np.array([_crc(part) for part in parts], np.uint32)
 
 
 def _crc(nest: Any) -> int:

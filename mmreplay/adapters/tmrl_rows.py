@@ -110,6 +110,10 @@ class Rows:
             for path, leaf in leaves(nest, stem)
             for array in (array_of(leaf),)
         }
+        told = fields[f"{NOW}/reward"]
+        if told.numpy.kind in "biu":
+            # A whole number says nothing of those to come.
+            fields[f"{NOW}/reward"] = Field(told.shape, "float64")
         for name in ("terminated", "truncated"):
             fields[f"{NOW}/{name}"] = Field((), "bool")
         if self._crc_debug:
@@ -137,7 +141,9 @@ class Rows:
         acts, obs, rewards, terminated, truncated, infos = zip(
             *(sample[:6] for sample in samples), strict=True
         )
-        found: Columns = {f"{NOW}/reward": np.asarray(rewards)}
+        tensor = torch.Tensor
+        told = [array_of(r) if isinstance(r, tensor) else r for r in rewards]
+        found: Columns = {f"{NOW}/reward": np.asarray(told)}
         found |= _stacked("obs", self._obs, obs)
         found |= _stacked("act", self._act, acts, self._no_act)
         found[f"{NOW}/terminated"] = np.asarray(terminated).astype(bool)

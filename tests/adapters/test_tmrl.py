@@ -243,6 +243,18 @@ def test_actions_that_are_none_after_a_reset_are_zero(make):
     assert int(memory[2][1][0]) == 0
 
 
+@pytest.mark.parametrize("first", [0, True, np.int32(0), torch.tensor(0)])
+def test_rewards_are_floats_whatever_comes_first(make, first):
+    memory = make()
+    later = [torch.tensor(0.5, requires_grad=True), 0.25, 2, np.float32(0.75)]
+    rows = [sample(n) for n in range(5)]
+    rows = [(*r[:2], w, *r[3:]) for r, w in zip(rows, [first, *later], strict=True)]
+    memory.append(Buffer(rows[:1]))
+    memory.append(Buffer(rows[1:]))
+    rewards = [memory[item][2] for item in range(len(memory))]
+    assert rewards == [0.5, 0.25, 2, 0.75]
+
+
 def test_images_are_scaled_when_they_are_drawn(make):
     memory = make(imgs_obs=2, imgs_scale=256)
     pixels = np.arange(12, dtype=np.uint8).reshape(4, 3)

@@ -54,6 +54,17 @@ def test_what_workers_had_is_rebuilt_to_the_bit(memory):
     assert memory.sample()[0][1].shape == (32, 3, 4096)
 
 
+@pytest.mark.parametrize("kind", [int, np.int64])
+def test_a_reward_that_is_a_whole_number_is_no_difference(memory, kind):
+    rows = worker(20, np.random.default_rng(0))
+    for n, row in enumerate(rows):
+        sent, reward = row[5]["crc_sample"], kind(n) if n else 0.0
+        row[5]["crc_sample"] = (*sent[:3], reward, *sent[4:])
+        rows[n] = (*row[:2], reward, *row[3:])
+    memory.append(Buffer(rows))
+    assert memory.sample()[2].max() > 1
+
+
 def change_pixel(row):
     row[1][1][2000] += 1
 
