@@ -16,7 +16,7 @@ from mmreplay.convert.base import Reader, Writer
 from mmreplay.convert.csv_columns import cells_of
 from mmreplay.convert.csv_plain import open_plain
 from mmreplay.convert.csv_reader import CsvReader
-from mmreplay.convert.csv_writer import CsvWriter
+from mmreplay.convert.csv_writer import GZ, LEVEL, CsvWriter
 from mmreplay.convert.description import Description
 from mmreplay.convert.losses import refuse_empty
 from mmreplay.convert.skrl import LAYOUT, check_layout
@@ -32,7 +32,7 @@ def open_writer(
     *,
     overwrite: bool = False,
     force: bool = False,
-    compression_level: int = 1,
+    compression_level: int | None = None,
     layout: str | None = None,
 ) -> Writer:
     """Make a csv file and its sidecar as a target.
@@ -42,16 +42,17 @@ def open_writer(
         description: What will come.
         overwrite: Replace a file that is there.
         force: Write rows of more than 4,096 columns, as images make.
-        compression_level: Of gzip, 0 to 9.
+        compression_level: Of gzip, 0 to 9; 1 by default.
         layout: ``"skrl"`` for a memory of skrl or rofunc, without a sidecar.
 
     Raises:
         SchemaError: A field is bfloat16, or there are too many columns.
     """
-    _check(compression_level, layout)
+    _check(target, compression_level, layout)
     if layout is not None:
         return SkrlCsvWriter(target, description, overwrite, force)
-    return CsvWriter(target, description, overwrite, force, compression_level)
+    level = LEVEL if compression_level is None else compression_level
+    return CsvWriter(target, description, overwrite, force, level)
 
 
 def planned(
@@ -59,11 +60,11 @@ def planned(
     *,
     target: Path | None = None,
     force: bool = False,
-    compression_level: int = 1,
+    compression_level: int | None = None,
     layout: str | None = None,
 ) -> None:
     """Refuse what cannot be written; see `registry.planned`."""
-    _check(compression_level, layout)
+    _check(target, compression_level, layout)
     if layout is None:
         cells_of(description.columns, force)
     else:
@@ -71,12 +72,20 @@ def planned(
         skrl_cells(target, description, force)
 
 
-def _check(compression_level: int, layout: str | None) -> None:
+def _check(target: Path | None, level: int | None, layout: str | None) -> None:
     check_layout(layout)
-    if type(compression_level) is not int or compression_level not in range(10):
+    if level is None:
+        return
+    if type(level) is not int or level not in range(10):
         raise SchemaError(
-            f"compression_level: got {compression_level!r}, expected 0 to 9; leave it "
-            "out for 1"
+            f"compression_level: got {level!r}, expected 0 to 9; leave it out for "
+            f"{LEVEL}"
+        )
+    if target is not None and not target.name.lower().endswith(GZ):
+        raise SchemaError(
+            f"compression_level: got {level!r} for {target}, which is not gzipped, "
+            f"expected it for a name that ends in {GZ} only; call the file so, or "
+            "leave it out"
         )
 
 

@@ -25,6 +25,8 @@ from mmreplay.sums import crc32c
 PIECE_NBYTES = 1 << 20
 """Rows that one thread makes text of at a time; they become about three times that."""
 GZ = ".gz"
+LEVEL = 1
+"""Of gzip, where none is given."""
 
 
 class CsvWriter(Writer):

@@ -19,7 +19,7 @@ from mmreplay.convert.arrays import ArrayReader, Column, Stored, Stream
 from mmreplay.convert.base import Notes, Reader, Writer
 from mmreplay.convert.description import MAX_NBYTES, MEMBER, Description
 from mmreplay.convert.losses import refuse_empty
-from mmreplay.convert.npz_packed import ENDING, PackedWriter
+from mmreplay.convert.npz_packed import ENDING, LEVEL, PackedWriter
 from mmreplay.convert.plain import PlainReader
 from mmreplay.convert.skrl import Kinds, SkrlWriter
 from mmreplay.convert.skrl_read import SkrlReader
@@ -78,7 +78,7 @@ def open_writer(
     *,
     overwrite: bool = False,
     compression: str | None = None,
-    compression_level: int = 6,
+    compression_level: int | None = None,
     layout: str | None = None,
 ) -> Writer:
     """Make an npz file as a target.
@@ -88,7 +88,7 @@ def open_writer(
         description: What will come.
         overwrite: Replace what is there.
         compression: ``"deflate"``, or None for members that can be mapped.
-        compression_level: Of deflate, from 1, the fastest, to 9.
+        compression_level: Of deflate, from 1, the fastest, to 9; 6 by default.
         layout: ``"skrl"`` for a memory of skrl or rofunc.
 
     Raises:
@@ -99,7 +99,8 @@ def open_writer(
     if layout is not None:
         return SkrlWriter(target, description, NpzPlan, overwrite)
     if compression is not None:
-        return PackedWriter(target, description, compression_level, overwrite)
+        level = LEVEL if compression_level is None else compression_level
+        return PackedWriter(target, description, level, overwrite)
     return ArrayWriter(target, description, _plan(description), overwrite)
 
 
@@ -108,7 +109,10 @@ def _plan(description: Description) -> NpzPlan:
 
 
 def _check(
-    description: Description, compression: str | None, level: int, layout: str | None
+    description: Description,
+    compression: str | None,
+    level: int | None,
+    layout: str | None,
 ) -> None:
     skrl.check_layout(layout)
     if layout is not None:
@@ -123,10 +127,17 @@ def _check(
             f"compression: got {compression!r}, expected 'deflate', the one that npz "
             "has, or None; leave it out"
         )
+    if level is None:
+        return
     if type(level) is not int or not 1 <= level <= 9:
         raise SchemaError(
             f"compression_level: got {level!r}, expected an integer in [1, 9]; leave "
-            "it out for 6"
+            f"it out for {LEVEL}"
+        )
+    if compression is None:
+        raise SchemaError(
+            f"compression_level: got {level!r} without compression, expected it with "
+            "compression='deflate' only; name that one as well, or leave it out"
         )
 
 
@@ -134,7 +145,7 @@ def planned(
     description: Description,
     *,
     compression: str | None = None,
-    compression_level: int = 6,
+    compression_level: int | None = None,
     layout: str | None = None,
 ) -> int | None:
     """Bytes of the file, unless it is packed; see `registry.planned`."""

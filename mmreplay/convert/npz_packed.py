@@ -24,6 +24,8 @@ from mmreplay.schema.dtypes import storage_dtype
 from mmreplay.sums import crc32
 
 ENDING = ".npy"
+LEVEL = 6
+"""Of deflate, where none is given."""
 # Deflate is made to flush after so many bytes: it then packs nothing by more than 790
 # times, where readers, ours too, refuse what claims 1,000 as a bomb.
 FLUSH_NBYTES = 64 << 10

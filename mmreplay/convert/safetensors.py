@@ -38,7 +38,7 @@ def open_writer(
     overwrite: bool = False,
     part_bytes: float | None = None,
     layout: str | None = None,
-    prefix: str = velora.PREFIX,
+    prefix: str | None = None,
 ) -> Writer:
     """Make a safetensors file as a target, or a folder of them.
 
@@ -49,14 +49,15 @@ def open_writer(
         part_bytes: Split into files of about so many bytes, and at least one row,
             in a folder with an index.
         layout: ``"velora"`` for a folder with velora's pair of files.
-        prefix: Of the names of that pair.
+        prefix: Of the names of that pair; ``"buffer_"`` by default.
 
     Raises:
         SchemaError: An option is not legal, or the layout cannot hold the fields.
     """
-    check_layout(layout, LAYOUT)
+    _check(layout, part_bytes, prefix)
     if layout is not None:
-        return VeloraWriter(target, description, prefix, overwrite)
+        start = velora.PREFIX if prefix is None else prefix
+        return VeloraWriter(target, description, start, overwrite)
     if part_bytes is not None:
         rows = safetensors_parts.part_rows(description, part_bytes)
         return PartsWriter(target, description, rows, overwrite)
@@ -75,17 +76,33 @@ def _plan(description: Description) -> SafetensorsPlan:
     return SafetensorsPlan(description.columns, description.rows, told)
 
 
+def _check(layout: str | None, part_bytes: float | None, prefix: str | None) -> None:
+    check_layout(layout, LAYOUT)
+    if layout is not None and part_bytes is not None:
+        raise SchemaError(
+            f"part_bytes: got {part_bytes!r} with layout={layout!r}, expected None "
+            "with it, which is one pair of files; leave one of them out"
+        )
+    if prefix is None:
+        return
+    velora.check_prefix(prefix)
+    if layout is None:
+        raise SchemaError(
+            f"prefix: got {prefix!r} without a layout, expected it with "
+            f"layout={LAYOUT!r} only; name that one as well, or leave it out"
+        )
+
+
 def planned(
     description: Description,
     *,
     part_bytes: float | None = None,
     layout: str | None = None,
-    prefix: str = velora.PREFIX,
+    prefix: str | None = None,
 ) -> int | None:
     """Bytes of the file, or nearly of its parts; see `registry.planned`."""
-    check_layout(layout, LAYOUT)
+    _check(layout, part_bytes, prefix)
     if layout is not None:
-        velora.check_prefix(prefix)
         velora.Parts(description)
         return None
     if part_bytes is not None:

@@ -146,6 +146,7 @@ def empty(path, fields):
             "column 'a.0': two fields need it",
         ),
         ({"x": mr.Field((), "int8")}, {"compression_level": 11}, "got 11, expected 0"),
+        ({"x": mr.Field((), "int8")}, {"compression_level": 3}, "which is not gzipped"),
     ],
 )  # fmt: skip
 def test_what_text_cannot_hold_is_refused(tmp_path, fields, options, message):

@@ -146,6 +146,7 @@ def test_memory_does_not_grow_with_the_buffer(tmp_path):
             "level: got 0, expected an integer",
         ),
         ({"compression": "deflate", "compression_level": True}, "level: got True"),
+        ({"compression_level": 3}, "level: got 3 without compression, expected it"),
     ],
 )
 def test_other_packing_is_refused(source, tmp_path, options, message):

@@ -262,6 +262,8 @@ def test_numbers_that_float32_cannot_hold_are_a_doubt(tmp_path):
         ("action", {"layout": "velora"}, "role 'action': got no field of it, expected"),
         ("", {"layout": "skrl"}, "layout: got 'skrl', expected 'velora'"),
         ("", {"layout": "velora", "prefix": "a/b"}, "prefix: got 'a/b', expected"),
+        ("", {"layout": "velora", "part_bytes": 5e9}, "part_bytes: got 5000000000.0 w"),
+        ("", {"prefix": "a_"}, "prefix: got 'a_' without a layout, expected it with"),
     ],
 )
 def test_what_the_layout_cannot_hold_is_refused(tmp_path, drop, options, message):
