@@ -148,7 +148,7 @@ def convert(
     from mmreplay.collect.meter import Meter
     from mmreplay.convert import between, registry
     from mmreplay.convert.select import Choice
-    from mmreplay.convert.transfer import told_of
+    from mmreplay.convert.transfer import refuse_doubts, told_of
 
     typed = target
     source = between.local(source, "SRC", remote=True)
@@ -174,9 +174,9 @@ def convert(
         opened = between.open_source(source, reads, reading, choice)
     with _saying_what_is_kept(target, typed), told_of(source), opened as reader:
         if dry_run:
-            nbytes = registry.planned(
-                writes, reader.describe(), target=target, **writing
-            )
+            about = reader.describe()
+            refuse_doubts(reader, strict)
+            nbytes = registry.planned(writes, about, target=target, **writing)
             _print_plan(
                 reader, (source, reads), (target, writes), nbytes, overwrite, json
             )

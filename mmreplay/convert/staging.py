@@ -23,6 +23,8 @@ STAGED = "tmp-mmreplay-"
 """Begins the names of what is not a target yet, or was one."""
 MARKER = "tmp-unfinished"
 """An empty file in a staged folder, so that nobody's own folder is ever removed."""
+MAX_NAME_NBYTES = 255
+"""Of Linux's file systems."""
 
 
 class Staging:
@@ -63,6 +65,7 @@ class Staging:
         self._folder = folder
         self._owns = owns or (lambda _: False)
         self._fd = -1
+        self._check_name()
         self._make_parents()
         self._restore()
         self._refuse_target()
@@ -73,8 +76,22 @@ class Staging:
             self.abort()
             raise
 
+    def _check_name(self) -> None:
+        most = MAX_NAME_NBYTES - len(f"{STAGED}whole-")
+        nbytes = len(os.fsencode(self.target.name))
+        if nbytes > most:
+            raise FormatError(
+                f"{self.target}: got a name of {nbytes} bytes, expected at most "
+                f"{most}, as {STAGED}whole-<name> is made of it; choose a shorter one"
+            )
+
     def _make_parents(self) -> None:
         for parent in reversed(self.target.parents):
+            if os.path.lexists(parent) and not parent.is_dir():
+                raise FormatError(
+                    f"{parent} is no folder, got {self.target} to make in it, expected "
+                    "a folder or nothing there; choose another path"
+                )
             if not os.path.lexists(parent):
                 files.make_folder(parent, exist_ok=True)
 

@@ -33,7 +33,7 @@ def transfer(
     """
     begin = time.monotonic()
     description = reader.describe()
-    _refuse_doubts(reader, strict)
+    refuse_doubts(reader, strict)
     rows = episodes = 0
     beginnings = Beginnings(description.num_envs)
     with open_writer(description) as writer:
@@ -48,7 +48,7 @@ def transfer(
                 f"the source ended after {rows} rows, expected the "
                 f"{description.rows} that it describes; it was cut"
             )
-        _refuse_doubts(reader, strict)
+        refuse_doubts(reader, strict)
         _refuse_losses(writer, strict)
         writer.finish()
     return Report(
@@ -61,7 +61,12 @@ def transfer(
     )
 
 
-def _refuse_doubts(reader: Reader, strict: bool) -> None:
+def refuse_doubts(reader: Reader, strict: bool) -> None:
+    """Refuse what a source leaves to be guessed, as far as it is known by now.
+
+    Raises:
+        SourceError: Strict, and there is something.
+    """
     if strict and reader.report.doubts:
         raise SourceError(
             f"{reader.report.doubts[0]}, expected a source that leaves nothing to be "

@@ -102,6 +102,34 @@ def test_a_dry_run_refuses_what_a_run_would(cli, tmp_path, name, given, message)
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
 
 
+def test_a_strict_dry_run_refuses_what_a_strict_run_would(cli, tmp_path):
+    np.savez(tmp_path / "a.npz", observations=np.zeros((3, 2)), dones=np.ones(3))
+    for dry in ([], ["-n"]):
+        code, _, err = cli(tmp_path / "a.npz", tmp_path / "b", "--strict", *dry)
+        assert code == 3
+        assert "column 'dones' may mix time limits with terminations" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
+
+
+@pytest.mark.parametrize("name", ["x", "link"])
+def test_a_target_in_a_file_is_refused(cli, source, tmp_path, name):
+    (tmp_path / "x").write_bytes(b"mine")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    code, _, err = cli(source, tmp_path / name / "new" / "a.npz")
+    assert code == 3
+    assert f"{tmp_path / name} is no folder, got" in err
+    assert (tmp_path / "x").read_bytes() == b"mine"
+
+
+def test_a_name_that_has_no_room_for_the_staged_one_is_refused(cli, source, tmp_path):
+    name = "ä" * 116
+    code, _, err = cli(source, tmp_path / "new" / f"{name}a.npz")
+    assert code == 3
+    assert "got a name of 237 bytes, expected at most 236" in err
+    assert not (tmp_path / "new").exists()
+    assert cli(source, tmp_path / f"{name}.npz")[0] == 0
+
+
 def test_a_dry_run_prints_the_plan_and_writes_nothing(cli, source, tmp_path):
     code, out, _ = cli(source, tmp_path / "a.npz", "-n", "--json")
     plan = json.loads(out)
