@@ -108,7 +108,7 @@ def _common_rows(columns: Mapping[str, Column], notes: Notes, file: File) -> int
     """How many rows most arrays have; others can be no fields, which is noted."""
     lengths = Counter(column.shape[0] for column in columns.values() if column.shape)
     if not lengths:
-        told = "; ".join(notes.notes)[:300]
+        told = "; ".join([*notes.doubts, *notes.notes])[:300]
         raise SourceError(
             f"{file.path} holds no array of one row a step{told and f' ({told})'}, "
             "expected at least one; name another file, or its format with format= "

@@ -114,6 +114,9 @@ def test_a_file_that_gives_nothing_says_why(tmp_path):
     path = plain(tmp_path / "a.npz", x=np.zeros(4, complex))
     with pytest.raises(SourceError, match=r"'x\.npy' of complex128 can be no field"):
         load(path)
+    path = plain(tmp_path / "c.npz", obs=np.zeros((2, 4)).T)
+    with pytest.raises(SourceError, match=r"'obs\.npy' lies in Fortran order"):
+        load(path)
     path = plain(tmp_path / "b.npz", obs=np.zeros(4), terminated=np.zeros((4, 2)))
     with pytest.raises(SourceError, match=r"no schema \(.*'terminated'.* expected"):
         load(path)
