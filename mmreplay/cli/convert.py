@@ -146,7 +146,7 @@ def convert(
 ) -> None:
     """Convert buffers and files into each other; DST appears whole or not at all."""
     from mmreplay.collect.meter import Meter
-    from mmreplay.convert import between, registry
+    from mmreplay.convert import between, registry, staging
     from mmreplay.convert.select import Choice
     from mmreplay.convert.transfer import refuse_doubts, told_of
 
@@ -176,6 +176,7 @@ def convert(
         if dry_run:
             about = reader.describe()
             refuse_doubts(reader, strict)
+            staging.refuse_open(target, overwrite)
             nbytes = registry.planned(writes, about, target=target, **writing)
             _print_plan(
                 reader, (source, reads), (target, writes), nbytes, overwrite, json
@@ -271,6 +272,8 @@ def _print_plan(
     overwrite: bool,
     json: bool,
 ) -> None:
+    from mmreplay.convert import staging
+
     description = reader.describe()
     plan = _plan(description, source, target)
     plan["target_nbytes"] = nbytes
@@ -293,6 +296,8 @@ def _print_plan(
         facts.append(("priorities", description.priorities))
     if plan["target_exists"]:
         verb = "is replaced" if overwrite else "exists: add --overwrite to replace it"
+        if overwrite and staging.holds_more(target[0]):
+            verb = "is refused, unless all in this folder is what such a run made"
         facts.append(("target", verb))
     show.print_facts("Plan; nothing is written", facts)
     fields = description.schema.fields

@@ -124,11 +124,7 @@ class Staging:
                 "expected a file, a buffer or nothing to overwrite; remove it, or "
                 "choose another path"
             )
-        if is_folder and locked(target):
-            raise LockedError(
-                f"{target} is open for writing, expected a closed buffer to "
-                "overwrite; close it first, or choose another path"
-            )
+        refuse_open(target, True)
 
     def _known(self) -> bool:
         """Whether the folder holds nothing but what is ours."""
@@ -238,6 +234,25 @@ class Staging:
         if self._fd >= 0:
             files.remove_tree(self.path)
             self._unlock()
+
+
+def refuse_open(target: Path, overwrite: bool) -> None:
+    """Refuse to overwrite a buffer that somebody has open for writing.
+
+    Raises:
+        LockedError: It is.
+    """
+    if overwrite and target.is_dir() and not target.is_symlink() and locked(target):
+        raise LockedError(
+            f"{target} is open for writing, expected a closed buffer to "
+            "overwrite; close it first, or choose another path"
+        )
+
+
+def holds_more(target: Path) -> bool:
+    """Whether something is a folder with more in it than a buffer."""
+    is_folder = target.is_dir() and not target.is_symlink()
+    return is_folder and not is_buffer(target) and any(target.iterdir())
 
 
 def _sync(path: Path) -> int:

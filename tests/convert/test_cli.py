@@ -111,6 +111,19 @@ def test_a_strict_dry_run_refuses_what_a_strict_run_would(cli, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
 
 
+def test_a_dry_run_tells_what_it_would_not_replace(cli, source, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "x").write_bytes(b"")
+    given = [source, tmp_path / "mine", "-n"]
+    assert "exists: add --overwrite" in cli(*given)[1]
+    assert "is refused, unless all in this folder is" in cli(*given, "--overwrite")[1]
+    with mr.ReplayBuffer.create(tmp_path / "open", STEPS, 8):
+        for dry in ([], ["-n"]):
+            code, _, err = cli(source, tmp_path / "open", "--overwrite", *dry)
+            assert code == 1
+            assert "is open for writing, expected a closed buffer" in err
+
+
 @pytest.mark.parametrize("name", ["x", "link"])
 def test_a_target_in_a_file_is_refused(cli, source, tmp_path, name):
     (tmp_path / "x").write_bytes(b"mine")
