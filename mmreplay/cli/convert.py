@@ -197,6 +197,8 @@ def convert(
 @contextmanager
 def _saying_what_is_kept(target: Path, typed: Path) -> Iterator[None]:
     """Turn Ctrl-C into a line that says what is there and how to start again."""
+    from mmreplay.convert import staging
+
     before = _identity(target)
     try:
         yield
@@ -207,9 +209,12 @@ def _saying_what_is_kept(target: Path, typed: Path) -> Iterator[None]:
                 f"interrupted; {typed} is whole: it was finished already"
             ) from None
         kept = "was not made" if after is None else "is as it was"
+        # A second Ctrl-C ends the taking away.
+        left = staging.leftover(target)
+        other = "nothing else is kept" if left is None else f"{left.name} is left"
         raise InterruptedRun(
-            f"interrupted; {typed} {kept}, the source was only read, and nothing "
-            "else is kept; start the same command again, it begins anew"
+            f"interrupted; {typed} {kept}, the source was only read, and {other}; "
+            "start the same command again, it begins anew"
         ) from None
 
 

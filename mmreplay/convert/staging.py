@@ -249,6 +249,12 @@ def refuse_open(target: Path, overwrite: bool) -> None:
         )
 
 
+def leftover(target: Path) -> Path | None:
+    """What a run for a target left beside it, which the next one replaces."""
+    each = target.with_name(f"{STAGED}new-{target.name}")
+    return each if os.path.lexists(each) else None
+
+
 def holds_more(target: Path) -> bool:
     """Whether something is a folder with more in it than a buffer."""
     is_folder = target.is_dir() and not target.is_symlink()

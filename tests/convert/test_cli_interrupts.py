@@ -117,3 +117,22 @@ def test_a_signal_from_outside_ends_a_process_with_one_line(tmp_path):
     assert "interrupted; a.csv was not made" in err
     assert "Traceback" not in err
     assert names(tmp_path) == ["source"]
+
+
+def test_a_second_press_that_leaves_something_is_told(
+    tmp_path, source, monkeypatch, capsys
+):
+    def pressed_again(self):
+        self._unlock()  # as the end of the process would
+        raise KeyboardInterrupt
+
+    command = ["convert", str(source), str(tmp_path / "a.npz")]
+    with monkeypatch.context() as pressed:
+        interrupt(pressed)
+        pressed.setattr(Staging, "abort", pressed_again)
+        assert run(command) == INTERRUPTED
+    err = capsys.readouterr().err
+    assert "only read, and tmp-mmreplay-new-a.npz is left; start the same" in err
+    assert names(tmp_path) == ["source", "tmp-mmreplay-new-a.npz"]
+    assert run(command) == 0
+    assert names(tmp_path) == ["a.npz", "source"]
