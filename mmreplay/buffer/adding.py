@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mmreplay.buffer.limiting import Limit
 from mmreplay.buffer.open_buffer import OpenBuffer
 
 Heads = NDArray[np.int64]
@@ -42,7 +41,7 @@ class Adding(OpenBuffer):
             FailedError: The buffer is read-only, closed, or its device failed.
         """
         if self.limit is not None:
-            self._await_insert(self.limit)
+            self._await_insert()
         with self._turn:
             writer = self._writer()
             plain = final_observation is None and env_ids is None
@@ -70,7 +69,7 @@ class Adding(OpenBuffer):
             FailedError: As in `add`.
         """
         if self.limit is not None:
-            self._await_insert(self.limit)
+            self._await_insert()
         with self._turn:
             return self._writer().add_plain(data)
 
@@ -116,7 +115,7 @@ class Adding(OpenBuffer):
             FailedError: As in `add`.
         """
         if self.limit is not None:
-            self._await_insert(self.limit)
+            self._await_insert()
         with self._turn:
             writer = self._writer()
             plain = final_observation is None and env_ids is None
@@ -127,6 +126,9 @@ class Adding(OpenBuffer):
             ids = None if env_ids is None else writer.intake.env_ids(env_ids)
             writer.extend(given, final_observation, ids)
 
-    def _await_insert(self, limit: Limit) -> None:
+    def _await_insert(self) -> None:
+        # Who closes the buffer in another thread takes it away meanwhile.
+        limit = self.limit
         self._writer()  # A reader is refused before it takes the writer's place.
-        limit.await_insert()
+        if limit is not None:
+            limit.await_insert()

@@ -232,6 +232,20 @@ def test_to_close_ends_the_waits_of_other_threads(tmp_path, asked):
         limit.count(1)
 
 
+def test_a_limiter_that_a_close_takes_away_meanwhile_is_not_asked(
+    tmp_path, monkeypatch
+):
+    """As a thread does that closes it between the look for one and the wait."""
+    with create(tmp_path / "b", law()) as buffer:
+        looks = [buffer.limit]
+        seen = property(lambda self: looks.pop() if looks else None, lambda *_: None)
+        with monkeypatch.context() as closing:
+            closing.setattr(type(buffer), "limit", seen, raising=False)
+            add(buffer, 1)
+        assert not looks
+        assert buffer.heads.tolist() == [1]
+
+
 def test_a_wait_that_is_over_is_no_wait_any_more(tmp_path):
     with create(tmp_path / "b", law(timeout=0, patience=LONG_S)) as buffer:
         for _ in range(2):
