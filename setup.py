@@ -22,7 +22,10 @@ def kernel(name: str) -> Extension:
         f"mmreplay.kernels.{name}",
         [f"mmreplay/kernels/{name}.c"],
         define_macros=[("Py_LIMITED_API", "0x030B0000")] if STABLE else [],
-        depends=sorted(glob(f"mmreplay/kernels/{name}_*.h")),
+        depends=[
+            "mmreplay/kernels/_held.h",
+            *sorted(glob(f"mmreplay/kernels/{name}_*.h")),
+        ],
         extra_compile_args=FLAGS,
         py_limited_api=STABLE,
         optional=True,
@@ -30,6 +33,6 @@ def kernel(name: str) -> Extension:
 
 
 setup(
-    ext_modules=[kernel("_tree"), kernel("_rows"), kernel("_steps")],
+    ext_modules=[kernel(name) for name in ("_copies", "_rows", "_steps", "_tree")],
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if STABLE else {},
 )

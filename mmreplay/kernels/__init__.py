@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
 
-NAMES = ("rows", "steps", "tree")
+NAMES = ("copies", "rows", "steps", "tree")
 CHOICES = ("", "c", "numpy")
 
 

@@ -20,6 +20,7 @@ enum { GROUP = 64 };
 /* Batches this long are worth letting other threads run. */
 enum { LONG_BATCH = 1024 };
 
+#include "_held.h"
 #include "_steps_args.h"
 #include "_steps_random.h"
 

@@ -79,6 +79,11 @@ class Pages:
             self._file.will_need(offset, nbytes)
         return sum([nbytes for _, nbytes in ranges])
 
+    @property
+    def cold(self) -> bool:
+        """Whether pages were missing when they were last looked at."""
+        return self._cold_calls > 0
+
     def warm(self) -> bool:
         """Whether a batch may go without `prefetch` this time."""
         if self._advise != "auto":

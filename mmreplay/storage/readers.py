@@ -11,6 +11,7 @@ from typing import NoReturn, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay import kernels
 from mmreplay.errors import system_failure
 from mmreplay.files import File
 from mmreplay.ring import runs
@@ -18,7 +19,14 @@ from mmreplay.storage.pages import Pages
 from mmreplay.storage.policy import Advise
 
 Array = NDArray[np.generic]
+_copies = kernels.load("copies")
 
+LONG_ROW_NBYTES = 4096
+"""Rows of a page and more are read where pages were missing: to look at a page that
+was just read through a mapping takes longer than to copy it."""
+LONG_NBYTES = 1 << 20
+"""Batches of so much of them are copied past the caches, which they would not stay in:
+a fifth faster, and what looks at the batch next loses nothing by it."""
 PIECE_NBYTES = 1 << 20
 """Read at once of rows that lie together. Between two reads who adds or draws has the
 lock of Python, for 5 ms each time."""
@@ -73,16 +81,24 @@ class MappedRows:
         self._file = file
         flat: Array = np.frombuffer(self.mapping, dtype)
         self.array = flat.reshape(-1, *shape)
-        self.pages = Pages(file, _row_nbytes(dtype, shape), advise, self.mapping)
+        self._nbytes = _row_nbytes(dtype, shape)
+        self.pages = Pages(file, self._nbytes, advise, self.mapping)
 
     def take(self, rows: NDArray[np.int64], out: Array) -> Array:
         """See `RowReader.take`."""
+        if out.nbytes >= LONG_NBYTES and self._nbytes >= LONG_ROW_NBYTES:
+            if self.pages.cold:
+                _read_rows(self._file, self._nbytes, rows, out)
+            else:
+                wanted = np.ascontiguousarray(rows)
+                _copies.copy_rows(self.array, self._nbytes, wanted, out)
+            return out
         # Without clip, take goes through a buffer; rows are in range.
         return self.array.take(rows, 0, out, "clip")
 
     def pieces(self, row: int, step: int, count: int) -> Iterator[bytes | memoryview]:
         """See `RowReader.pieces`."""
-        nbytes = _row_nbytes(self.dtype, self.shape)
+        nbytes = self._nbytes
         if step == 1 or nbytes >= mmap.PAGESIZE:
             yield from _read(self._file, nbytes, row, step, count)
         else:
@@ -111,18 +127,22 @@ class ReadRows:
 
     def take(self, rows: NDArray[np.int64], out: Array) -> Array:
         """See `RowReader.take`."""
-        if len(rows):
-            room = out.reshape(-1).view(np.uint8).data
-            nbytes = self._nbytes
-            for row, first, stop in runs(rows):
-                self._file.pread_into(
-                    room[first * nbytes : stop * nbytes], row * nbytes
-                )
+        _read_rows(self._file, self._nbytes, rows, out)
         return out
 
     def pieces(self, row: int, step: int, count: int) -> Iterator[bytes | memoryview]:
         """See `RowReader.pieces`."""
         return _read(self._file, self._nbytes, row, step, count)
+
+
+def _read_rows(file: File, nbytes: int, rows: NDArray[np.int64], out: Array) -> None:
+    """Read rows in the order of the file, others' Python running meanwhile."""
+    if _copies.read_rows(file.fd, nbytes, np.ascontiguousarray(rows), out):
+        return
+    # Once more, one by one: this says what is in the way.
+    room = out.reshape(-1).view(np.uint8).data
+    for row, first, stop in runs(rows):
+        file.pread_into(room[first * nbytes : stop * nbytes], row * nbytes)
 
 
 def _read(

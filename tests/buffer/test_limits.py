@@ -13,6 +13,7 @@ from mmreplay import recovery
 from mmreplay.cli.exits import run
 from mmreplay.errors import CorruptError, FailedError, FullError
 from mmreplay.format import metadata as metadata_file
+from mmreplay.storage import readers
 from mmreplay.verify import verify_buffer
 from tests.format.making import fill, schema_of
 
@@ -135,6 +136,7 @@ def test_a_device_that_cannot_be_read_is_an_error_where_files_are_read(
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
 
             patch.setattr(os, "preadv", fail)
+            patch.setattr(readers._copies, "read_rows", lambda *_: False)
             with pytest.raises(FailedError, match=r"cannot read .*Input/output error"):
                 reader.gather_all()
         check(reader, 0, 30)

@@ -7,13 +7,15 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.errors import FailedError, SchemaError
+from mmreplay.errors import CorruptError, FailedError, SchemaError
 from mmreplay.files import File
 from mmreplay.ring import Ring
 from mmreplay.storage import policy as module
+from mmreplay.storage import readers
 from mmreplay.storage.memmap import MemmapStore
+from mmreplay.storage.pages import COLD_CALLS
 from mmreplay.storage.policy import ReadPolicy
-from mmreplay.storage.readers import PIECE_NBYTES, MappedRows, ReadRows
+from mmreplay.storage.readers import LONG_NBYTES, PIECE_NBYTES, MappedRows, ReadRows
 from tests.contracts.store import KEPT, SCHEMA, StoreContract
 
 PREAD = ReadPolicy("pread")
@@ -108,3 +110,99 @@ def test_rows_gone_from_memory_are_not_fetched_page_by_page(tmp_path):
     assert not any(any(piece) for piece in rows.pieces(0, 1, 300))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_majflt - before < 50
     file.close()
+
+
+LONG = (3, 2800)
+MANY = -(-LONG_NBYTES // 8400)
+
+
+@pytest.fixture
+def long_rows(tmp_path, rng):
+    """A mapping of rows of more than a page, and the rows."""
+    values = rng.integers(256, size=(2 * MANY, *LONG), dtype=np.uint8)
+    values.tofile(tmp_path / "rows")
+    file = File.open(tmp_path / "rows", values.nbytes)
+    yield MappedRows(file, values.dtype, LONG, "auto"), values
+    file.close()
+
+
+def ways(monkeypatch):
+    """Names of what copies rows from now on."""
+    found = []
+
+    class Spy:
+        def __getattr__(self, name):
+            def call(*given):
+                found.append(name)
+                return getattr(kernel, name)(*given)
+
+            return call
+
+    kernel = readers._copies
+    monkeypatch.setattr(readers, "_copies", Spy())
+    return found
+
+
+def lacking(pages, monkeypatch, missing):
+    monkeypatch.setattr(pages, "_resident", lambda rows, count: not missing)
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_many_long_rows_are_copied_or_read_where_pages_were_missing(
+    long_rows, rng, monkeypatch, missing
+):
+    rows, values = long_rows
+    found = ways(monkeypatch)
+    lacking(rows.pages, monkeypatch, missing)
+    pairs = rng.integers(2 * MANY, size=(MANY, 2))
+    for wanted in (np.arange(MANY) + 7, pairs[:, 0]):
+        rows.pages.prefetch(wanted)
+        out = np.empty((MANY, *LONG), np.uint8)
+        assert rows.take(wanted, out) is out
+        assert (out == values[wanted]).all()
+    assert found == 2 * (["read_rows"] if missing else ["copy_rows"])
+
+
+def test_rows_are_copied_again_when_all_are_there(long_rows, monkeypatch):
+    rows, _ = long_rows
+    found, wanted = ways(monkeypatch), np.arange(MANY)
+    out = np.empty((MANY, *LONG), np.uint8)
+    lacking(rows.pages, monkeypatch, missing=True)
+    rows.pages.prefetch(wanted)
+    lacking(rows.pages, monkeypatch, missing=False)
+    for _ in range(COLD_CALLS + 1):
+        rows.take(wanted, out)
+        rows.pages.prefetch(wanted)
+    rows.take(wanted, out)
+    assert found == COLD_CALLS * ["read_rows"] + 2 * ["copy_rows"]
+
+
+def test_few_rows_and_small_ones_are_taken_as_they_are(long_rows, monkeypatch):
+    rows, values = long_rows
+    found, few = ways(monkeypatch), np.arange(MANY - 2)
+    lacking(rows.pages, monkeypatch, missing=True)
+    rows.pages.prefetch(few)
+    out = np.empty((len(few), *LONG), np.uint8)
+    assert (rows.take(few, out) == values[few]).all()
+    small = MappedRows(rows._file, np.dtype(np.uint8), (2800,), "auto")
+    every = np.arange(3 * MANY)
+    lacking(small.pages, monkeypatch, missing=True)
+    small.pages.prefetch(every)
+    out = np.empty((len(every), 2800), np.uint8)
+    assert (small.take(every, out) == values.reshape(-1, 2800)[every]).all()
+    assert found == []
+
+
+@pytest.mark.parametrize("make", [MappedRows, ReadRows])
+def test_what_is_in_the_way_of_a_read_is_told(long_rows, monkeypatch, make):
+    file, values = long_rows[0]._file, long_rows[1]
+    rows = make(file, values.dtype, LONG, "auto")
+    lacking(rows.pages, monkeypatch, missing=True)
+    wanted, out = np.arange(MANY, 2 * MANY), np.empty((MANY, *LONG), np.uint8)
+    rows.pages.prefetch(wanted)
+    os.truncate(file.path, values.nbytes - 100)
+    with pytest.raises(CorruptError, match=r"rows ends at byte .* cut while open"):
+        rows.take(wanted, out)
+    file.close()
+    with pytest.raises(FailedError, match="it was closed meanwhile"):
+        rows.take(wanted, out)

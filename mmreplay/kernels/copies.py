@@ -1,0 +1,89 @@
+"""Long rows, copied out of a mapping or read from its file: the twin of ``_copies.c``.
+
+Functions take contiguous arrays; C reads and writes their bytes, past the caches where
+it copies, and lets other threads run meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int64]
+Array = NDArray[np.generic]
+
+
+def copy_rows(array: Array, stride: int, rows: Ids, out: Array, /) -> None:
+    """Copy rows of an array.
+
+    Args:
+        array: Of any dtype.
+        stride: Bytes a row.
+        rows: int64 ``[N]``.
+        out: Room for N rows, written.
+
+    Raises:
+        ValueError: There are no such rows, or the room is another.
+    """
+    _check("copy_rows", array.nbytes, stride, rows, out)
+    whole = array.nbytes // stride * stride
+    table = array.reshape(-1).view(np.uint8)[:whole].reshape(-1, stride)
+    out.reshape(-1).view(np.uint8)[:] = table[rows].reshape(-1)
+
+
+def read_rows(fd: int, stride: int, rows: Ids, out: Array, /) -> bool:
+    """Read rows of a file, in the order in which they lie there.
+
+    Args:
+        fd: Which may be closed meanwhile.
+        stride: Bytes a row.
+        rows: int64 ``[N]``; those that follow each other are read by one call.
+        out: Room for N rows, written as far as they could be read.
+
+    Returns:
+        Whether all were; what was in the way the next read tells.
+
+    Raises:
+        ValueError: There can be no such rows, or the room is another.
+    """
+    _check("read_rows", np.iinfo(np.int64).max, stride, rows, out)
+    room = out.reshape(-1).view(np.uint8).data
+    breaks = np.flatnonzero(np.diff(rows) != 1) + 1
+    edges = [0, *breaks.tolist(), len(rows)] if len(rows) else [0]
+    firsts = rows[edges[:-1]].tolist()
+    stretches = sorted(zip(firsts, edges[:-1], edges[1:], strict=True))
+    try:
+        own = os.dup(fd)
+    except OSError:
+        return False
+    try:
+        return all(
+            _read(own, room[first * stride : stop * stride], row * stride)
+            for row, first, stop in stretches
+        )
+    finally:
+        os.close(own)
+
+
+def _read(fd: int, room: memoryview, offset: int) -> bool:
+    done = 0
+    while done < len(room):
+        try:
+            got = os.preadv(fd, [room[done:]], offset + done)
+        except OSError:
+            return False
+        if got == 0:
+            return False
+        done += got
+    return True
+
+
+def _check(name: str, nbytes: int, stride: int, rows: Ids, out: Array) -> None:
+    if stride < 1:
+        raise ValueError(f"{name}: expected rows of a byte at least")
+    there = nbytes // stride
+    fits = out.nbytes == len(rows) * stride
+    if not fits or (len(rows) and not 0 <= rows.min() <= rows.max() < there):
+        raise ValueError(f"{name}: expected rows that there are, and room for all")

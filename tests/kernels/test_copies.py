@@ -1,0 +1,171 @@
+"""Long rows are copied and read alike in C, by numpy, and as indexing has them."""
+
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mmreplay import kernels
+from mmreplay.kernels import copies as twin
+
+C = kernels.choose("copies", "").module
+KERNELS = [twin] if C is twin else [twin, C]
+STRIDES = [1, 15, 16, 63, 64, 65, 700, 4096, 28224]
+ROWS, NBYTES = 40, 4096
+MARK = 0xEE
+
+
+def table_of(count, stride):
+    return np.random.default_rng(0).integers(0, 256, (count, stride), np.uint8)
+
+
+def guarded(nbytes, skip):
+    """Bytes, and room among them that begins anywhere."""
+    whole = np.full(nbytes + 64, MARK, np.uint8)
+    return whole, whole[skip : skip + nbytes]
+
+
+def beside(whole, room, skip):
+    return np.concatenate([whole[:skip], whole[skip + len(room) :]])
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory):
+    """A descriptor of a file of rows, and the rows."""
+    path, table = tmp_path_factory.mktemp("copies") / "rows", table_of(ROWS, NBYTES)
+    table.tofile(path)
+    fd = os.open(path, os.O_RDONLY)
+    yield fd, table
+    os.close(fd)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@given(
+    st.sampled_from(STRIDES),
+    st.lists(st.integers(0, 8), max_size=12),
+    st.integers(0, 33),
+    st.integers(0, 20),
+)
+def test_rows_are_copied_and_nothing_beside_them(kernel, stride, rows, skip, rest):
+    table, wanted = table_of(9, stride), np.array(rows, np.int64)
+    # What is left over at the end of the array is no row.
+    rest = np.zeros(min(rest, stride - 1), np.uint8)
+    source = np.concatenate([table.reshape(-1), rest])
+    whole, out = guarded(len(rows) * stride, skip)
+    kernel.copy_rows(source, stride, wanted, out)
+    assert out.tobytes() == table[wanted].tobytes()
+    assert (beside(whole, out, skip) == MARK).all()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("dtype", ["<f4", "<i2", "V8", "?"])
+def test_rows_of_any_dtype_are_copied(kernel, dtype):
+    source = table_of(6, 64) % 2
+    typed = source.view(dtype)
+    out = np.empty((3, typed.shape[1]), dtype)
+    kernel.copy_rows(typed, 64, np.array([5, 0, 5]), out)
+    assert out.tobytes() == source[[5, 0, 5]].tobytes()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@given(
+    st.lists(st.tuples(st.integers(0, ROWS - 1), st.integers(1, 9)), max_size=9),
+    st.integers(0, 33),
+)
+def test_rows_are_read_in_whatever_order_they_are_asked_for(
+    kernel, opened, stretches, skip
+):
+    fd, table = opened
+    rows = [row for first, n in stretches for row in range(first, first + n)]
+    wanted = np.minimum(np.array(rows, np.int64), ROWS - 1)
+    whole, out = guarded(len(wanted) * NBYTES, skip)
+    assert kernel.read_rows(fd, NBYTES, wanted, out) is True
+    assert out.tobytes() == table[wanted].tobytes()
+    assert (beside(whole, out, skip) == MARK).all()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_rows_that_a_file_has_not_are_told(kernel, opened):
+    fd, table = opened
+    out = np.zeros((3, NBYTES), np.uint8)
+    assert kernel.read_rows(fd, NBYTES, np.array([ROWS, 1, 0]), out) is False
+    # What lies before the end is there by then.
+    assert (out[1:] == table[[1, 0]]).all()
+    longer = np.zeros((1, 3 * NBYTES), np.uint8)
+    last = np.array([ROWS // 3])
+    assert kernel.read_rows(fd, 3 * NBYTES, last, longer) is False
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_what_is_no_open_file_is_told(kernel, tmp_path):
+    out = np.empty((1, 8), np.uint8)
+    assert kernel.read_rows(-1, 8, np.array([0]), out) is False
+    folder = os.open(tmp_path, os.O_RDONLY)
+    assert kernel.read_rows(folder, 8, np.array([0]), out) is False
+    os.close(folder)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_no_descriptor_is_left_open(kernel, opened):
+    def free():
+        fd = os.dup(opened[0])
+        os.close(fd)
+        return fd
+
+    before = free()
+    for rows in ([0], [ROWS], []):
+        out = np.empty((len(rows), NBYTES), np.uint8)
+        kernel.read_rows(opened[0], NBYTES, np.array(rows, np.int64), out)
+    assert free() == before
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("rows", [[-1], [9], [1 << 62], [0, 0, -(1 << 63)]])
+def test_rows_that_are_none_are_refused(kernel, rows):
+    source = np.zeros((9, 16), np.uint8)
+    out = np.full((len(rows), 16), MARK, np.uint8)
+    with pytest.raises(ValueError, match="copy_rows: expected rows that there are"):
+        kernel.copy_rows(source, 16, np.array(rows), out)
+    if min(rows) < 0 or max(rows) > 9:
+        with pytest.raises(ValueError, match="read_rows: expected rows that there"):
+            kernel.read_rows(0, 16, np.array(rows), out)
+    assert (out == MARK).all()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(
+    ("stride", "room", "told"),
+    [
+        (0, 32, "expected rows of a byte at least"),
+        (-8, 32, "expected rows of a byte at least"),
+        (16, 31, "expected rows that there are, and room for all"),
+        (16, 33, "expected rows that there are, and room for all"),
+        (16, 48, "expected rows that there are, and room for all"),
+    ],
+)
+def test_room_for_more_or_less_is_refused(kernel, stride, room, told):
+    rows, out = np.array([0, 1]), np.empty(room, np.uint8)
+    with pytest.raises(ValueError, match=f"copy_rows: {told}"):
+        kernel.copy_rows(np.zeros(64, np.uint8), stride, rows, out)
+    with pytest.raises(ValueError, match=f"read_rows: {told}"):
+        kernel.read_rows(0, stride, rows, out)
+
+
+@pytest.mark.skipif(C is twin, reason="the kernels in C are not built")
+@pytest.mark.parametrize(
+    ("rows", "out"),
+    [
+        (np.zeros(2, np.int64), bytes(32)),
+        (np.zeros(4, np.int64)[::2], np.empty(32, np.uint8)),
+        (np.zeros(2, np.int64), np.empty(64, np.uint8)[::2]),
+        (np.zeros(2, np.int32), np.empty(32, np.uint8)),
+        ("01", np.empty(32, np.uint8)),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused_by_c(rows, out):
+    with pytest.raises((ValueError, TypeError, BufferError)):
+        C.copy_rows(np.zeros(64, np.uint8), 16, rows, out)
+    with pytest.raises((ValueError, TypeError, BufferError)):
+        C.read_rows(0, 16, rows, out)
