@@ -27,6 +27,7 @@ def kernel(name: str) -> Extension:
             *sorted(glob(f"mmreplay/kernels/{name}_*.h")),
         ],
         extra_compile_args=FLAGS,
+        extra_link_args=["-pthread"],
         py_limited_api=STABLE,
         optional=True,
     )

@@ -98,8 +98,7 @@ class StepReader:
             return self._with_next(env_ids, positions, heads, index)
         rows = np.empty(len(positions), np.int64)
         ends = self._place(env_ids, positions, heads, index, rows)
-        self._store.prefetch(rows, self._paths)
-        found = self._store.gather(rows, self._paths)
+        found = self._fetch(rows, self._paths)
         return self._serve(found, ends, env_ids, positions, heads, index)
 
     def _at_hand(
@@ -135,28 +134,27 @@ class StepReader:
     def _with_next(
         self, env_ids: Ids, positions: Ids, heads: Ids, index: EpisodeIndex
     ) -> Fields:
-        store = self._store
         pairs = np.empty((len(positions), 2), np.int64)
         ends = self._place(env_ids, positions, heads, index, pairs)
         rows = pairs[:, 0]
         found: Fields = {}
         if self._single:
-            store.prefetch(rows, self._single)
-            found = store.gather(rows, self._single)
+            found = self._fetch(rows, self._single)
         if self._apart:
-            following = pairs[:, 1]
-            store.prefetch(following, self._apart)
-            nexts = store.gather(following, self._apart)
+            nexts = self._fetch(pairs[:, 1], self._apart)
             found |= {self.next_paths[path]: nexts[path] for path in self._apart}
         if self._packed:
             # The row after lies beside the row: both are read in one go.
             rows = pairs.reshape(-1) if self._pairs else rows
-            store.prefetch(rows, self._packed)
-            packed = store.gather(rows, self._packed)
+            packed = self._fetch(rows, self._packed)
             for path, array in packed.items():
                 found[path] = array[::2] if self._pairs else array
             found |= {name: packed[path][1::2] for path, name in self._pairs.items()}
         return self._serve(found, ends, env_ids, positions, heads, index)
+
+    def _fetch(self, rows: Ids, paths: tuple[str, ...]) -> Fields:
+        self._store.prefetch(rows, paths, now=True)
+        return self._store.gather(rows, paths)
 
     def _serve(
         self,
@@ -195,8 +193,7 @@ class StepReader:
     ) -> Fields:
         """Copy stored fields of rows, nothing derived but the two ends."""
         rows = self._ring.rows(env_ids, positions)
-        self._store.prefetch(rows, paths)
-        found = self._store.gather(rows, paths)
+        found = self._fetch(rows, paths)
         for path in paths:
             kind = self._served.get(path)
             if kind is not None:

@@ -5,6 +5,8 @@
 #include <Python.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -97,6 +99,9 @@ copy_rows(PyObject *module, PyObject *args)
 
 /* ---- read_rows --------------------------------------------------------------- */
 
+/* Of a longer range Linux reads what a device takes in one request, and no more. */
+enum { ASKED_NBYTES = 128 << 10 };
+
 /* Rows that follow each other in the file and in the room. */
 typedef struct {
     int64_t row;
@@ -136,17 +141,58 @@ read_stretch(int fd, char *to, size_t nbytes, int64_t offset)
     return 0;
 }
 
+typedef struct {
+    int fd;
+    Py_ssize_t count, stride;
+    const Stretch *stretches;
+} Asking;
+
+/* Asks the disk for everything, in the order in which it is read. To ask takes a core
+ * half of the time that the disk needs, and to copy most of the rest. */
+static void *
+ask_for_all(void *given)
+{
+    const Asking *asking = given;
+    for (Py_ssize_t i = 0; i < asking->count; i++) {
+        int64_t offset = asking->stretches[i].row * asking->stride;
+        int64_t stop = offset + asking->stretches[i].count * asking->stride;
+        for (; offset < stop; offset += ASKED_NBYTES) {
+            int64_t nbytes = stop - offset < ASKED_NBYTES ? stop - offset : ASKED_NBYTES;
+            posix_fadvise(asking->fd, (off_t)offset, (off_t)nbytes, POSIX_FADV_WILLNEED);
+        }
+    }
+    return NULL;
+}
+
+/* Has another thread ask, or does it first where there is none to be had. */
 static int
-read_all(int fd, const Wanted *wanted, Stretch *stretches)
+begin_asking(Asking *asking, pthread_t *thread)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int begun = pthread_create(thread, NULL, ask_for_all, asking) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (!begun)
+        ask_for_all(asking);
+    return begun;
+}
+
+static int
+read_all(int fd, const Wanted *wanted, Stretch *stretches, int ask)
 {
     Py_ssize_t some = stretches_of(wanted, stretches), stride = wanted->stride;
-    for (Py_ssize_t i = 0; i < some; i++) {
+    Asking asking = {fd, some, stride, stretches};
+    pthread_t thread;
+    int done = 1, begun = ask && begin_asking(&asking, &thread);
+    for (Py_ssize_t i = 0; done && i < some; i++) {
         const Stretch *each = &stretches[i];
-        if (read_stretch(fd, wanted->out + each->place * stride,
-                         (size_t)(each->count * stride), each->row * stride) < 0)
-            return 0;
+        done = read_stretch(fd, wanted->out + each->place * stride,
+                            (size_t)(each->count * stride), each->row * stride) == 0;
     }
-    return 1;
+    if (begun)
+        pthread_join(thread, NULL);
+    return done;
 }
 
 static PyObject *
@@ -156,9 +202,9 @@ read_rows(PyObject *module, PyObject *args)
     Held held = {.name = "read_rows"};
     Py_ssize_t stride;
     Wanted wanted;
-    int fd, done = 0;
+    int fd, ask, done = 0;
     (void)module;
-    if (!PyArg_ParseTuple(args, "inOO:read_rows", &fd, &stride, &rows, &out))
+    if (!PyArg_ParseTuple(args, "inOOp:read_rows", &fd, &stride, &rows, &out, &ask))
         return NULL;
     if (stride < 1)
         return refuse(&held, "expected rows of a byte at least");
@@ -170,7 +216,7 @@ read_rows(PyObject *module, PyObject *args)
     int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
     if (stretches != NULL && own >= 0) {
         Py_BEGIN_ALLOW_THREADS
-        done = read_all(own, &wanted, stretches);
+        done = read_all(own, &wanted, stretches, ask);
         Py_END_ALLOW_THREADS
     }
     if (own >= 0)

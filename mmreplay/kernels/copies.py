@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 Ids = NDArray[np.int64]
 Array = NDArray[np.generic]
 
+ASKED_NBYTES = 128 << 10
+
 
 def copy_rows(array: Array, stride: int, rows: Ids, out: Array, /) -> None:
     """Copy rows of an array.
@@ -33,7 +35,7 @@ def copy_rows(array: Array, stride: int, rows: Ids, out: Array, /) -> None:
     out.reshape(-1).view(np.uint8)[:] = table[rows].reshape(-1)
 
 
-def read_rows(fd: int, stride: int, rows: Ids, out: Array, /) -> bool:
+def read_rows(fd: int, stride: int, rows: Ids, out: Array, ask: bool, /) -> bool:
     """Read rows of a file, in the order in which they lie there.
 
     Args:
@@ -41,6 +43,8 @@ def read_rows(fd: int, stride: int, rows: Ids, out: Array, /) -> bool:
         stride: Bytes a row.
         rows: int64 ``[N]``; those that follow each other are read by one call.
         out: Room for N rows, written as far as they could be read.
+        ask: The disk is to be asked for all of them at once; C does so in a thread,
+            beside what it reads.
 
     Returns:
         Whether all were; what was in the way the next read tells.
@@ -59,6 +63,9 @@ def read_rows(fd: int, stride: int, rows: Ids, out: Array, /) -> bool:
     except OSError:
         return False
     try:
+        for row, first, stop in stretches if ask else ():
+            for at in range(row * stride, (row + stop - first) * stride, ASKED_NBYTES):
+                os.posix_fadvise(own, at, ASKED_NBYTES, os.POSIX_FADV_WILLNEED)
         return all(
             _read(own, room[first * stride : stop * stride], row * stride)
             for row, first, stop in stretches

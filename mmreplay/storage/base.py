@@ -152,8 +152,15 @@ class Store(Protocol):
             Per path ``[B, *shape]``; small fields are views of one packed array.
         """
 
-    def prefetch(self, rows: NDArray[np.int64], paths: Sequence[str]) -> int:
+    def prefetch(
+        self, rows: NDArray[np.int64], paths: Sequence[str], now: bool = False
+    ) -> int:
         """Ask the disk for rows ahead of a gather where pages are missing.
+
+        Args:
+            rows: int64 ``[B]``.
+            paths: Of the fields.
+            now: The gather comes next, and asks for what it has asked for itself.
 
         Returns:
             Bytes asked for; 0 where all seem to be in memory.

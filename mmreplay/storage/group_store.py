@@ -77,7 +77,7 @@ class GroupStore:
         slots, env_ids = np.divmod(rows, self.ring.num_envs)
         return [env_ids, slots]
 
-    def prefetch(self, rows: Ids, paths: Sequence[str]) -> int:
+    def prefetch(self, rows: Ids, paths: Sequence[str], now: bool = False) -> int:
         """Ask for nothing: chunks are fetched side by side when they are read."""
         return 0
 

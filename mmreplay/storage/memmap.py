@@ -302,7 +302,9 @@ class MemmapStore:
                 found[path] = packed[path]
         return found
 
-    def prefetch(self, rows: NDArray[np.int64], paths: Sequence[str]) -> int:
+    def prefetch(
+        self, rows: NDArray[np.int64], paths: Sequence[str], now: bool = False
+    ) -> int:
         """Ask the disk for missing rows; see `Store.prefetch`."""
         key = tuple(paths)
         if (pages := self._pages_of.get(key)) is None:
@@ -312,7 +314,7 @@ class MemmapStore:
                 if path not in self._placement.served
             }
             pages = self._pages_of[key] = [self._pages[name] for name in sorted(names)]
-        return sum([each.prefetch(rows) for each in pages])
+        return sum([each.prefetch(rows, now) for each in pages])
 
     @property
     def all_flags(self) -> NDArray[np.uint8]:

@@ -82,7 +82,9 @@ class MemoryStore:
             if path in self._arrays
         }
 
-    def prefetch(self, rows: NDArray[np.int64], paths: Sequence[str]) -> int:
+    def prefetch(
+        self, rows: NDArray[np.int64], paths: Sequence[str], now: bool = False
+    ) -> int:
         """Do nothing: the rows are in memory."""
         return 0
 

@@ -27,6 +27,8 @@ many are seldom among those looked at, and each is waited for alone."""
 WARM_CALLS = 16
 """Batches of small rows between two looks while the pages were found there."""
 SMALL_ROW_NBYTES = 4096
+LONG_NBYTES = 1 << 20
+"""Batches of large rows from here on are read where pages are missing."""
 PART_NBYTES = 1 << 19
 """Of small rows that are copied at once: each part is looked at, every time."""
 
@@ -65,24 +67,33 @@ class Pages:
             self._address = np.frombuffer(mapping, np.uint8).ctypes.data
         self._vector = ctypes.create_string_buffer(1)
         self._warm_calls = self._cold_calls = 0
+        self._cold = False
 
-    def prefetch(self, rows: NDArray[np.int64]) -> int:
+    def prefetch(self, rows: NDArray[np.int64], now: bool = False) -> int:
         """Start reading the rows' pages, if any of a sample is missing.
+
+        Args:
+            rows: int64 ``[N]``.
+            now: They are taken next, so that nobody is asked who would be then.
 
         Returns:
             Bytes asked for.
         """
-        if not self._wanted(rows):
+        if not self._wanted(rows) or (now and self.reads(len(rows))):
             return 0
         ranges = self._ranges(rows)
         for offset, nbytes in ranges:
             self._file.will_need(offset, nbytes)
         return sum([nbytes for _, nbytes in ranges])
 
-    @property
-    def cold(self) -> bool:
-        """Whether pages were missing when they were last looked at."""
-        return self._cold_calls > 0
+    def reads(self, count: int) -> bool:
+        """Whether a batch of count rows is read, pages having been missing lately.
+
+        To look at a page through a mapping that was just read from the disk takes
+        longer than to copy it; and who reads asks for pages meanwhile.
+        """
+        long = self._row_nbytes >= SMALL_ROW_NBYTES
+        return self._cold and long and count * self._row_nbytes >= LONG_NBYTES
 
     def warm(self) -> bool:
         """Whether a batch may go without `prefetch` this time."""
@@ -115,8 +126,9 @@ class Pages:
             self._cold_calls -= 1
             return True
         if not self._resident(rows, max(SAMPLED_ROWS, parts)):
-            self._cold_calls = COLD_CALLS
+            self._cold_calls, self._cold = COLD_CALLS, True
             return True
+        self._cold = False
         # A look costs a microsecond a row: nothing beside large rows, as much as the
         # gather itself beside small ones.
         if small:

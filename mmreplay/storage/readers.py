@@ -15,18 +15,15 @@ from mmreplay import kernels
 from mmreplay.errors import system_failure
 from mmreplay.files import File
 from mmreplay.ring import runs
-from mmreplay.storage.pages import Pages
+from mmreplay.storage.pages import SMALL_ROW_NBYTES, Pages
 from mmreplay.storage.policy import Advise
 
 Array = NDArray[np.generic]
 _copies = kernels.load("copies")
 
-LONG_ROW_NBYTES = 4096
-"""Rows of a page and more are read where pages were missing: to look at a page that
-was just read through a mapping takes longer than to copy it."""
-LONG_NBYTES = 1 << 20
-"""Batches of so much of them are copied past the caches, which they would not stay in:
-a fifth faster, and what looks at the batch next loses nothing by it."""
+PAST_NBYTES = 1 << 20
+"""Batches of large rows from here on are copied past the caches, which they would not
+stay in: a fifth faster, and who looks at the batch next loses nothing by it."""
 PIECE_NBYTES = 1 << 20
 """Read at once of rows that lie together. Between two reads who adds or draws has the
 lock of Python, for 5 ms each time."""
@@ -86,12 +83,12 @@ class MappedRows:
 
     def take(self, rows: NDArray[np.int64], out: Array) -> Array:
         """See `RowReader.take`."""
-        if out.nbytes >= LONG_NBYTES and self._nbytes >= LONG_ROW_NBYTES:
-            if self.pages.cold:
-                _read_rows(self._file, self._nbytes, rows, out)
-            else:
-                wanted = np.ascontiguousarray(rows)
-                _copies.copy_rows(self.array, self._nbytes, wanted, out)
+        if self.pages.reads(len(rows)):
+            _read_rows(self._file, self._nbytes, rows, out, ask=True)
+            return out
+        if out.nbytes >= PAST_NBYTES and self._nbytes >= SMALL_ROW_NBYTES:
+            wanted = np.ascontiguousarray(rows)
+            _copies.copy_rows(self.array, self._nbytes, wanted, out)
             return out
         # Without clip, take goes through a buffer; rows are in range.
         return self.array.take(rows, 0, out, "clip")
@@ -127,7 +124,8 @@ class ReadRows:
 
     def take(self, rows: NDArray[np.int64], out: Array) -> Array:
         """See `RowReader.take`."""
-        _read_rows(self._file, self._nbytes, rows, out)
+        ask = self.pages.reads(len(rows))
+        _read_rows(self._file, self._nbytes, rows, out, ask=ask)
         return out
 
     def pieces(self, row: int, step: int, count: int) -> Iterator[bytes | memoryview]:
@@ -135,9 +133,11 @@ class ReadRows:
         return _read(self._file, self._nbytes, row, step, count)
 
 
-def _read_rows(file: File, nbytes: int, rows: NDArray[np.int64], out: Array) -> None:
+def _read_rows(
+    file: File, nbytes: int, rows: NDArray[np.int64], out: Array, *, ask: bool
+) -> None:
     """Read rows in the order of the file, others' Python running meanwhile."""
-    if _copies.read_rows(file.fd, nbytes, np.ascontiguousarray(rows), out):
+    if _copies.read_rows(file.fd, nbytes, np.ascontiguousarray(rows), out, ask):
         return
     # Once more, one by one: this says what is in the way.
     room = out.reshape(-1).view(np.uint8).data

@@ -218,14 +218,16 @@ class ZarrStore:
         oldest = np.maximum(tails, heads - self.ring.capacity)
         self.sealing.settle_last(oldest, heads, seal=seal)
 
-    def prefetch(self, rows: NDArray[np.int64], paths: Sequence[str]) -> int:
+    def prefetch(
+        self, rows: NDArray[np.int64], paths: Sequence[str], now: bool = False
+    ) -> int:
         """Ask the disk for missing rows; see `Store.prefetch`."""
         places, within = np.divmod(rows, self._place_rows)
         numbers = self._places.take(places)
         sealed = (numbers & 1) == 1
         asked = 0
         if not sealed.all():
-            asked = self._tail.prefetch(rows[~sealed], paths)
+            asked = self._tail.prefetch(rows[~sealed], paths, now)
         if not sealed.any():
             return asked
         for path in paths:

@@ -103,7 +103,7 @@ class Spy:
         gather = MemmapStore.gather
 
         def told(of):
-            def note(store, rows, paths):
+            def note(store, rows, paths, now=False):
                 for path in paths:
                     for each in store.packed if path in store.packed else (path,):
                         of.setdefault(each, set()).update(rows.tolist())

@@ -1,6 +1,9 @@
 """Long rows are copied and read alike in C, by numpy, and as indexing has them."""
 
 import os
+import subprocess
+import sys
+import threading
 
 import numpy as np
 import pytest
@@ -73,37 +76,39 @@ def test_rows_of_any_dtype_are_copied(kernel, dtype):
 @given(
     st.lists(st.tuples(st.integers(0, ROWS - 1), st.integers(1, 9)), max_size=9),
     st.integers(0, 33),
+    st.booleans(),
 )
 def test_rows_are_read_in_whatever_order_they_are_asked_for(
-    kernel, opened, stretches, skip
+    kernel, opened, stretches, skip, ask
 ):
     fd, table = opened
     rows = [row for first, n in stretches for row in range(first, first + n)]
     wanted = np.minimum(np.array(rows, np.int64), ROWS - 1)
     whole, out = guarded(len(wanted) * NBYTES, skip)
-    assert kernel.read_rows(fd, NBYTES, wanted, out) is True
+    assert kernel.read_rows(fd, NBYTES, wanted, out, ask) is True
     assert out.tobytes() == table[wanted].tobytes()
     assert (beside(whole, out, skip) == MARK).all()
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_rows_that_a_file_has_not_are_told(kernel, opened):
+@pytest.mark.parametrize("ask", [False, True])
+def test_rows_that_a_file_has_not_are_told(kernel, opened, ask):
     fd, table = opened
     out = np.zeros((3, NBYTES), np.uint8)
-    assert kernel.read_rows(fd, NBYTES, np.array([ROWS, 1, 0]), out) is False
+    assert kernel.read_rows(fd, NBYTES, np.array([ROWS, 1, 0]), out, ask) is False
     # What lies before the end is there by then.
     assert (out[1:] == table[[1, 0]]).all()
     longer = np.zeros((1, 3 * NBYTES), np.uint8)
     last = np.array([ROWS // 3])
-    assert kernel.read_rows(fd, 3 * NBYTES, last, longer) is False
+    assert kernel.read_rows(fd, 3 * NBYTES, last, longer, ask) is False
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_what_is_no_open_file_is_told(kernel, tmp_path):
     out = np.empty((1, 8), np.uint8)
-    assert kernel.read_rows(-1, 8, np.array([0]), out) is False
+    assert kernel.read_rows(-1, 8, np.array([0]), out, True) is False
     folder = os.open(tmp_path, os.O_RDONLY)
-    assert kernel.read_rows(folder, 8, np.array([0]), out) is False
+    assert kernel.read_rows(folder, 8, np.array([0]), out, True) is False
     os.close(folder)
 
 
@@ -117,7 +122,7 @@ def test_no_descriptor_is_left_open(kernel, opened):
     before = free()
     for rows in ([0], [ROWS], []):
         out = np.empty((len(rows), NBYTES), np.uint8)
-        kernel.read_rows(opened[0], NBYTES, np.array(rows, np.int64), out)
+        kernel.read_rows(opened[0], NBYTES, np.array(rows, np.int64), out, True)
     assert free() == before
 
 
@@ -130,7 +135,7 @@ def test_rows_that_are_none_are_refused(kernel, rows):
         kernel.copy_rows(source, 16, np.array(rows), out)
     if min(rows) < 0 or max(rows) > 9:
         with pytest.raises(ValueError, match="read_rows: expected rows that there"):
-            kernel.read_rows(0, 16, np.array(rows), out)
+            kernel.read_rows(0, 16, np.array(rows), out, False)
     assert (out == MARK).all()
 
 
@@ -150,7 +155,7 @@ def test_room_for_more_or_less_is_refused(kernel, stride, room, told):
     with pytest.raises(ValueError, match=f"copy_rows: {told}"):
         kernel.copy_rows(np.zeros(64, np.uint8), stride, rows, out)
     with pytest.raises(ValueError, match=f"read_rows: {told}"):
-        kernel.read_rows(0, stride, rows, out)
+        kernel.read_rows(0, stride, rows, out, False)
 
 
 @pytest.mark.skipif(C is twin, reason="the kernels in C are not built")
@@ -168,4 +173,59 @@ def test_arrays_that_do_not_fit_are_refused_by_c(rows, out):
     with pytest.raises((ValueError, TypeError, BufferError)):
         C.copy_rows(np.zeros(64, np.uint8), 16, rows, out)
     with pytest.raises((ValueError, TypeError, BufferError)):
-        C.read_rows(0, 16, rows, out)
+        C.read_rows(0, 16, rows, out, True)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_what_is_asked_for_comes_into_memory(kernel, tmp_path):
+    table, path = table_of(300, 8192), tmp_path / "rows"
+    table.tofile(path)
+    fd = os.open(path, os.O_RDWR)
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    wanted = np.random.default_rng(0).permutation(300)[:200]
+    out = np.empty((200, 8192), np.uint8)
+    before = threading.active_count()
+    assert kernel.read_rows(fd, 8192, wanted, out, True)
+    assert (out == table[wanted]).all()
+    tasks = len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self") else 0
+    assert threading.active_count() == before
+    assert kernel.read_rows(fd, 8192, wanted[::-1].copy(), out, True)
+    if tasks:
+        # The thread that asks is over when the call is.
+        assert len(os.listdir("/proc/self/task")) == tasks
+    os.close(fd)
+
+
+STARVED = """
+import os, resource, sys, threading
+import numpy as np
+from mmreplay import kernels
+
+read_rows = kernels.choose("copies", "c").module.read_rows
+fd, rows = os.open(sys.argv[1], os.O_RDONLY), np.arange(40)
+out = np.empty((40, 4096), np.uint8)
+threading.stack_size(8 << 20)
+thread = threading.Thread(target=int)
+with open("/proc/self/statm") as file:
+    used = int(file.read().split()[0]) * 4096
+resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 20), -1))
+try:
+    thread.start()
+except RuntimeError:
+    print("no thread")
+print(read_rows(fd, 4096, rows, out, True))
+resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+print(out.sum())
+"""
+
+
+@pytest.mark.skipif(C is twin, reason="the kernels in C are not built")
+def test_rows_are_read_where_the_system_has_no_thread_left(tmp_path):
+    table = table_of(ROWS, NBYTES)
+    table.tofile(tmp_path / "rows")
+    told = subprocess.run(
+        [sys.executable, "-c", STARVED, str(tmp_path / "rows")],
+        capture_output=True, text=True, check=True,
+    ).stdout.split("\n")  # fmt: skip
+    assert told[:3] == ["no thread", "True", str(table.sum())]

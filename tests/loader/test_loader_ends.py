@@ -96,7 +96,7 @@ def test_an_empty_buffer_is_an_error_until_there_are_steps(tmp_path):
 
 
 def test_what_the_disk_refuses_is_raised_with_its_type(buffer, monkeypatch):
-    def refuse(self, rows, paths):
+    def refuse(self, rows, paths, now=False):
         raise FailedError("the disk is gone")
 
     with mr.ReplayLoader(buffer, 8) as loader:

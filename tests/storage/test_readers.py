@@ -13,9 +13,9 @@ from mmreplay.ring import Ring
 from mmreplay.storage import policy as module
 from mmreplay.storage import readers
 from mmreplay.storage.memmap import MemmapStore
-from mmreplay.storage.pages import COLD_CALLS
+from mmreplay.storage.pages import COLD_CALLS, LONG_NBYTES
 from mmreplay.storage.policy import ReadPolicy
-from mmreplay.storage.readers import LONG_NBYTES, PIECE_NBYTES, MappedRows, ReadRows
+from mmreplay.storage.readers import PIECE_NBYTES, MappedRows, ReadRows
 from tests.contracts.store import KEPT, SCHEMA, StoreContract
 
 PREAD = ReadPolicy("pread")
@@ -126,14 +126,15 @@ def long_rows(tmp_path, rng):
     file.close()
 
 
-def ways(monkeypatch):
+def ways(monkeypatch, asked=None):
     """Names of what copies rows from now on."""
-    found = []
+    found, asked = [], [] if asked is None else asked
 
     class Spy:
         def __getattr__(self, name):
             def call(*given):
                 found.append(name)
+                asked.append(given[-1])
                 return getattr(kernel, name)(*given)
 
             return call
@@ -174,7 +175,7 @@ def test_rows_are_copied_again_when_all_are_there(long_rows, monkeypatch):
         rows.take(wanted, out)
         rows.pages.prefetch(wanted)
     rows.take(wanted, out)
-    assert found == COLD_CALLS * ["read_rows"] + 2 * ["copy_rows"]
+    assert found == (COLD_CALLS + 1) * ["read_rows"] + ["copy_rows"]
 
 
 def test_few_rows_and_small_ones_are_taken_as_they_are(long_rows, monkeypatch):
@@ -206,3 +207,37 @@ def test_what_is_in_the_way_of_a_read_is_told(long_rows, monkeypatch, make):
     file.close()
     with pytest.raises(FailedError, match="it was closed meanwhile"):
         rows.take(wanted, out)
+
+
+@pytest.mark.parametrize("make", [MappedRows, ReadRows])
+def test_the_disk_is_asked_once_by_who_reads_next(long_rows, monkeypatch, make):
+    file, values = long_rows[0]._file, long_rows[1]
+    rows, asked, ranges = make(file, values.dtype, LONG, "auto"), [], []
+    monkeypatch.setattr(File, "will_need", lambda self, *range_: ranges.append(range_))
+    ways(monkeypatch, asked)
+    lacking(rows.pages, monkeypatch, missing=True)
+    wanted, out = np.arange(MANY), np.empty((MANY, *LONG), np.uint8)
+    # Who draws ahead has the disk asked now; who takes them next does so then.
+    assert rows.pages.prefetch(wanted) > 0
+    assert ranges
+    ranges.clear()
+    assert rows.pages.prefetch(wanted, now=True) == 0
+    rows.take(wanted, out)
+    assert (ranges, asked) == ([], [True])
+    few = wanted[:5]
+    assert rows.pages.prefetch(few, now=True) > 0
+    assert (rows.take(few, out[:5]) == values[:5]).all()
+    assert ranges
+
+
+@pytest.mark.parametrize("advise", ["always", "never", "kernel"])
+def test_who_is_not_to_look_maps(long_rows, monkeypatch, advise):
+    file, values = long_rows[0]._file, long_rows[1]
+    rows, found = MappedRows(file, values.dtype, LONG, advise), ways(monkeypatch)
+    ranges = []
+    monkeypatch.setattr(File, "will_need", lambda self, *range_: ranges.append(range_))
+    wanted, out = np.arange(MANY), np.empty((MANY, *LONG), np.uint8)
+    asked = rows.pages.prefetch(wanted, now=True)
+    assert (rows.take(wanted, out) == values[:MANY]).all()
+    assert found == ["copy_rows"]
+    assert (asked > 0) == bool(ranges) == (advise == "always")

@@ -37,7 +37,9 @@ class TestZarrStore(StoreContract):
         expected = store.checksum(0, 0)
         asked = []
         prefetch = store.prefetch
-        store.prefetch = lambda rows, paths: asked.append((rows, list(paths)))
+        store.prefetch = lambda rows, paths, now=False: asked.append(
+            (rows, list(paths))
+        )
         assert store.checksum(0, 0) == expected
         ((rows, paths),) = asked
         (row, step, count), *_ = ring.stretch(0, 0, size)
