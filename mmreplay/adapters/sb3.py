@@ -216,20 +216,22 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         ring, steps = self._ring, self._steps
         if ring is None:
             ring = self._ready()
-        heads = ring.published
-        # If not, another face has added meanwhile, and its step is the ring's last.
-        follows = heads is self._heads or bool((heads == self._heads).all())
-        plain = follows and steps.plain(obs, next_obs, action, reward, done)
+        plain = steps.plain(obs, next_obs, action, reward, done)
         if plain:
-            added = ring.add_as_is(plain)
-            if added is None and steps.exact(plain):
-                # A reward that the ring looks at, such as one too large for it.
-                ring.add(plain)
-                added = self._heads + 1
+            added = ring.add_as_is(plain, self._heads)
             if added is not None:
                 steps.follow()
                 self._heads = added
                 return
+        heads = ring.published
+        # If not, another face has added meanwhile, and its step is the ring's last.
+        follows = heads is self._heads or bool((heads == self._heads).all())
+        if plain and follows and steps.exact(plain):
+            # A reward that the ring looks at, such as one too large for it.
+            ring.add(plain)
+            steps.follow()
+            self._heads = ring.published
+            return
         now, then = steps.observed(obs), steps.observed(next_obs)
         ended = fitted("done", np.asarray(done, bool), (self.n_envs,))
         timeouts = np.zeros(self.n_envs, bool)

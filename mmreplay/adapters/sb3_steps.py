@@ -98,7 +98,8 @@ class Steps:
             "truncated": False,
             "action": action,
         }
-        known, led_to = not self._over[0] and self._led_to, {}
+        over = self._over is not self._none_over and self._over[0]
+        known, led_to = None if over else self._led_to, {}
         for key, path, name, following in self._plain:
             now, then = (obs, next_obs) if key is None else (obs[key], next_obs[key])
             if not type(now) is type(then) is ARRAY:

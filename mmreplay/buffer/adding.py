@@ -52,7 +52,9 @@ class Adding(OpenBuffer):
             ids = None if env_ids is None else writer.intake.env_ids(env_ids)
             writer.add(given, final_observation, ids)
 
-    def add_as_is(self, data: Mapping[str, object]) -> Heads | None:
+    def add_as_is(
+        self, data: Mapping[str, object], published: Heads | None = None
+    ) -> Heads | None:
         """Add one step of each environment, if no value is to be cast or shaped.
 
         For who makes steps of other libraries' and knows a longer way for all others,
@@ -60,6 +62,7 @@ class Adding(OpenBuffer):
 
         Args:
             data: By path, with no mapping in it.
+            published: What `published` is to be, if the step follows what is there.
 
         Returns:
             int64 ``[E]``, `published` from now on; None for a step that is not in.
@@ -71,7 +74,13 @@ class Adding(OpenBuffer):
         if self.limit is not None:
             self._await_insert()
         with self._turn:
-            return self._writer().add_plain(data)
+            parts = self._parts
+            writer = parts.writer
+            if writer is None or parts.closed:
+                writer = self._writer()
+            if published is not None and parts.ledger.heads is not published:
+                return None
+            return writer.add_plain(data)
 
     @property
     def published(self) -> Heads:

@@ -106,6 +106,20 @@ class Marker:
         if last is self._none or (not ends and not (last & (END | FINAL)).any()):
             self._calm = last
 
+    def calm(self) -> bool:
+        """Whether a step that ends nowhere has no flags, in any environment."""
+        if self.pending is not self._none:
+            return False
+        if self.before is self._none:
+            return True
+        if self._num_envs == 1:
+            return not self.before.item() & (END | FINAL)
+        return self.before is self._calm
+
+    def note_calm(self) -> None:
+        """Take in that such a step was published."""
+        self.before = self._calm = self._none
+
     def wide(self, columns: Columns, ends: int) -> NDArray[np.uint8]:
         """Flags of one step of all environments, uint8 ``[E]``; nobody may change them.
 

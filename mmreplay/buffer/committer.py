@@ -49,8 +49,8 @@ class Committer:
         self.touched = False
         self._stop = False
         self._thread: threading.Thread | None = None
-        self._failure: str | None = None
-        self._owed = False
+        self.failure: str | None = None
+        self.owed = False
 
     @property
     def committed(self) -> Array:
@@ -64,8 +64,9 @@ class Committer:
             FailedError: A sync failed before, or the commit fails again.
             FullError: No space is left.
         """
-        self._refuse()
-        if self._owed:
+        if self.failure is not None:
+            self._refuse()
+        if self.owed:
             self._make_up()
 
     def _make_up(self) -> None:
@@ -81,9 +82,9 @@ class Committer:
             ) from error
 
     def _refuse(self) -> None:
-        if self._failure is not None:
+        if self.failure is not None:
             raise FailedError(
-                f"an earlier sync failed ({self._failure}), expected none; what was "
+                f"an earlier sync failed ({self.failure}), expected none; what was "
                 "acknowledged since the last commit may be lost, and the next opening "
                 "cuts it: close the buffer, check the disk, and open it again"
             )
@@ -140,7 +141,7 @@ class Committer:
                 raise
             with self._slot_lock:
                 self._ledger.commit(heads, tails, flags)
-            self._owed = False
+            self.owed = False
             if aside is not None:
                 raise AsideError(
                     f"{aside}; every row added so far is committed, and sealing is "
@@ -234,13 +235,13 @@ class Committer:
                 self._await(min(left, threading.TIMEOUT_MAX))
                 self._turn(due)
             except Exception:
-                if self._failure is not None:
+                if self.failure is not None:
                     # The next call of the user's raises and says why.
                     return
                 # Memory or space that was short may be there by the next turn. What
                 # was due is made up by a call of the user's, which raises where it
                 # cannot: no commit is left out in silence.
-                self._owed = self._owed or time.monotonic() >= due
+                self.owed = self.owed or time.monotonic() >= due
             if time.monotonic() >= due:
                 due = time.monotonic() + every_s
 
@@ -269,7 +270,7 @@ class Committer:
 
     def poison(self, why: str) -> None:
         """Refuse all later work."""
-        self._failure = why
+        self.failure = why
 
 
 def _begin(

@@ -109,7 +109,7 @@ class Generations:
         with self._turn:
             closed, store = self._parts.closed, self._parts.store
             if self._parts.writer is not None and not closed:
-                self._parts.writer.check_owner()
+                self._parts.writer.owner.check()
             self._parts.seals = seal
             self._give_back()
             if isinstance(store, ZarrStore) and not closed:

@@ -396,5 +396,5 @@ class OpenBuffer(Generations):
         Raises:
             FormatError: A value is no JSON.
         """
-        self._writer().check_owner()
+        self._writer().owner.check()
         write_statistics(self.path, statistics)

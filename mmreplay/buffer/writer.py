@@ -19,6 +19,7 @@ from mmreplay.errors import SchemaError
 from mmreplay.ring import Run, runs
 from mmreplay.schema import Schema
 from mmreplay.storage.base import Store
+from mmreplay.storage.lane import lane_of
 from mmreplay.storage.ledger import Book, refuse_overflow
 
 Array = NDArray[np.int64]
@@ -32,17 +33,15 @@ class Writer:
 
     All or nothing: everything is validated, then written, then published by moving the
     heads; an exception before that leaves nothing visible. Threads: adds take turns.
+
+    Attributes:
+        owner: The process that opened the buffer.
     """
 
     def __init__(
-        self,
-        store: Store,
-        book: Book,
-        committer: Committer | None,
-        schema: Schema,
-        autoreset: str,
-        row_nbytes: int,
-    ) -> None:
+        self, store: Store, book: Book, committer: Committer | None,
+        schema: Schema, autoreset: str, row_nbytes: int,
+    ) -> None:  # fmt: skip
         self._store, self._book, self._committer = store, book, committer
         self._ring = ring = store.ring
         self._final_follows = autoreset == "next_step"
@@ -50,7 +49,7 @@ class Writer:
             schema, self._ring.num_envs, final_follows=self._final_follows
         )
         self.intake = Intake(schema, self._ring.num_envs)
-        self._fields, self._owner = schema.fields, Owner()
+        self._fields, self.owner = schema.fields, Owner()
         self.hold: Hold | None = None
         self._add_lock = threading.Lock()
         self._ahead = max(2, ALLOCATE_AHEAD_NBYTES // max(1, row_nbytes))
@@ -58,6 +57,7 @@ class Writer:
         self._straight = not self._wide or ring.layout == "time_major"
         self._one = np.ones(ring.num_envs, np.int64)
         self._bases = [env * ring.slots for env in range(ring.num_envs)]
+        self._lane = lane_of(store, book)
         self._know(book.heads, book.limits, book.tails)
 
     def adopt(self, heads: Array, tails: Array) -> None:
@@ -119,19 +119,16 @@ class Writer:
             ForkedError: This process is not the one that opened the buffer.
             FailedError: A sync failed before.
         """
-        if self._owner.forks != forks.count:
-            self._owner.check()
-        if self._committer is not None:
-            self._committer.check()
-
-    def check_owner(self) -> None:
-        """Refuse a forked child; see `check`."""
-        self._owner.check()
+        if self.owner.forks != forks.count:
+            self.owner.check()
+        committer = self._committer
+        if committer is not None and (committer.failure is not None or committer.owed):
+            committer.check()
 
     def add_plain(self, given: Mapping[str, object]) -> Array | None:
         """Write one step that needs no conversion; None leaves it to `add`.
 
-        In as few calls as can be, which are what a step costs, as in `_add_lockstep`.
+        In as few calls as can be, which are what a step costs.
 
         Returns:
             int64 ``[E]``, the heads that it made: see `Book`.
@@ -139,8 +136,14 @@ class Writer:
         self.check()
         with self._add_lock:
             self._catch_up()
-            head, store, marker = self._lockstep, self._store, self._marker
-            ends = store.wide(given) if self._wide else store.step(given)
+            head, marker, lane = self._lockstep, self._marker, self._lane
+            short = lane and 0 <= head < self._early and marker.calm()
+            if lane and short and (heads := lane.add(given, head)) is not None:
+                marker.note_calm()
+                self._lockstep = head + 1
+                self._heads = heads
+                return heads
+            ends = self._store.wide(given) if self._wide else self._store.step(given)
             if ends < 0 or head < 0:
                 return None
             if head >= self._room:
@@ -148,10 +151,10 @@ class Writer:
             laid: Columns = given  # type: ignore[assignment]  # arrays where the store looks for them
             if self._wide:
                 flags = marker.wide(laid, ends)
-                store.write_wide(self._places(head), laid, flags)
+                self._store.write_wide(self._places(head), laid, flags)
             else:
                 alone = marker.one(ends)
-                store.write_step(head % self._slots, laid, alone)
+                self._store.write_step(head % self._slots, laid, alone)
             heads = self._heads + self._one
             self._book.publish(heads, self._limits, self._tails)
             # Noted only now: an add that raised before must leave no trace. The heads
@@ -164,6 +167,8 @@ class Writer:
             self._heads = heads
             if head >= self._early:
                 self._look_ahead()
+            elif lane:
+                lane.lease(head + 1)
             return heads
 
     def _places(self, head: int) -> list[Run]:
@@ -359,7 +364,8 @@ class Writer:
     def _make_room(self, heads: Array) -> None:
         """Raise the limits to take in heads, before a byte below them is written."""
         refuse_overflow(heads, self._ring.slots)
-        target, free = self._targets(heads)
+        known = self._heads, self._limits, heads, self._ahead, self._store.grain
+        target, free = targets(self._ring, self._committer, *known)
         if self._committer is not None and not free:
             target = np.maximum(self._limits, self._committer.given_up(heads, target))
         if self.hold is not None:
@@ -370,10 +376,6 @@ class Writer:
         # Readers must know before the first of these rows is overwritten.
         self._book.publish(self._heads, target, self._tails)
         self._know(self._heads, target, self._tails)
-
-    def _targets(self, heads: Array) -> tuple[Array, bool]:
-        known = self._heads, self._limits, heads, self._ahead, self._store.grain
-        return targets(self._ring, self._committer, *known)
 
     def clear(self, env_ids: NDArray[np.int64] | None) -> None:
         """Give up every row of some environments; positions go on."""

@@ -89,6 +89,17 @@ put_column(Slot *self, Py_ssize_t which, PyObject *array)
     return 0;
 }
 
+/* Puts the number and the checksum to columns that are there. */
+static void
+seal(Slot *self, uint64_t number)
+{
+    unsigned char *bytes = self->view.buf;
+    memcpy(bytes + self->sequence, &number, 8);
+    uint32_t crc = fold(0xFFFFFFFFu, bytes, (size_t)self->filled);
+    crc = ~over_zeros(self->zeros, crc);
+    memcpy(bytes + self->view.len - 4, &crc, 4);
+}
+
 static PyObject *
 Slot_publish(Slot *self, PyObject *args)
 {
@@ -100,14 +111,8 @@ Slot_publish(Slot *self, PyObject *args)
     for (int which = 0; which < 3; which++)
         if (put_column(self, which, arrays[which]) < 0)
             return NULL;
-    unsigned char *bytes = self->view.buf;
-    uint64_t sequence = number;
-    memcpy(bytes + self->sequence, &sequence, 8);
-    uint32_t crc = fold(0xFFFFFFFFu, bytes, (size_t)self->filled);
-    crc = ~over_zeros(self->zeros, crc);
-    memcpy(bytes + self->view.len - 4, &crc, 4);
-    Py_INCREF(self->data);
-    return self->data;
+    seal(self, number);
+    return Py_NewRef(self->data);
 }
 
 static PyObject *

@@ -1,20 +1,23 @@
 """Rows of bytes, packed, marked and published: the numpy twin of ``_rows.c``.
 
 A *record* is one row of small fields; a *slot* one publication of heads, limits and
-tails with its checksum. Functions take contiguous arrays; C writes into their bytes.
+tails with its checksum (slot.py); a *lane* stores and publishes by one call (lane.py).
+Functions take contiguous arrays; C writes into their bytes.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
-import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.kernels import crc
+from mmreplay.kernels.lane import Lane as Lane
+from mmreplay.kernels.lane import LaneKernel
+from mmreplay.kernels.slot import Slot as Slot
+from mmreplay.kernels.slot import SlotKernel
 
 START, TERMINATED, TRUNCATED, FINAL = 1, 2, 4, 8
 END = TERMINATED | TRUNCATED
@@ -96,21 +99,6 @@ class PackerKernel(Protocol):
         """
 
 
-class SlotKernel(Protocol):
-    """Encodes publications.
-
-    Attributes:
-        data: The last publication's bytes; they change with the next.
-    """
-
-    data: bytearray
-
-    def publish(
-        self, number: int, heads: Array, limits: Array, tails: Array, /
-    ) -> bytearray:
-        """Put the values and their checksum into `data`, and return it."""
-
-
 class RowsKernel(Protocol):
     """What both twins offer."""
 
@@ -124,6 +112,9 @@ class RowsKernel(Protocol):
         self, template: bytes, sequence: int, columns: int, num_envs: int, /
     ) -> SlotKernel:
         """Make a slot from a record's bytes; see `Slot`."""
+
+    def Lane(self, packer: PackerKernel, slot: SlotKernel, /) -> LaneKernel:
+        """Make what stores steps and publishes them; see `Lane`."""
 
     def mark(
         self, out: Bytes, before: Bytes, terminated: NDArray[np.bool_] | None,
@@ -192,51 +183,6 @@ def _bound(flags: Bytes, before: Bytes, final_follows: bool) -> None:
     flags |= final[:-1] * np.uint8(START)
 
 
-class Slot:
-    """Encodes publications of some environments; see `SlotKernel`."""
-
-    def __init__(
-        self, template: bytes, sequence: int, columns: int, num_envs: int, /
-    ) -> None:
-        """Begin with one record.
-
-        Args:
-            template: A record's bytes, zeros between its body and its checksum.
-            sequence: Where its number stands.
-            columns: Where its body begins: four columns of int64 ``[E]``.
-            num_envs: Environments.
-
-        Raises:
-            ValueError: The parts do not fit each other.
-        """
-        end = columns + 32 * num_envs
-        fits = num_envs >= 1 and 0 <= sequence <= columns - 8
-        if not fits or end > len(template) - 4 or any(template[end:-4]):
-            raise ValueError(
-                f"Slot: expected a record of {num_envs} environments with zeros up to "
-                "its checksum"
-            )
-        self.data = bytearray(template)
-        self._sequence = sequence
-        body = np.frombuffer(self.data, "<i8", 4 * num_envs, columns)
-        self._columns = body.reshape(4, num_envs)
-
-    def publish(
-        self, number: int, heads: Array, limits: Array, tails: Array, /
-    ) -> bytearray:
-        """See `SlotKernel.publish`."""
-        for column, values in zip(self._columns, (heads, limits, tails), strict=False):
-            if values.shape != column.shape:
-                raise ValueError(
-                    f"Slot: got {values.nbytes} bytes, expected int64 [{len(column)}]"
-                )
-            column[...] = values
-        struct.pack_into("<Q", self.data, self._sequence, number)
-        crc = google_crc32c.value(bytes(memoryview(self.data)[:-4]))
-        struct.pack_into("<I", self.data, len(self.data) - 4, crc)
-        return self.data
-
-
 class Packer:
     """Packs plain steps; see `PackerKernel`."""
 
@@ -266,7 +212,7 @@ class Packer:
         self.record = bytearray(nbytes)
         together = 0 < num_envs * nbytes <= most
         self.rows = bytearray(num_envs * nbytes if together else 0)
-        self._members, self._num_envs = members, num_envs
+        self._members, self.num_envs = members, num_envs
         self._array, self._double = array, double
         self._views: list[NDArray[Any] | None] = []
         self._wide: list[NDArray[Any] | None] = []
@@ -287,7 +233,7 @@ class Packer:
 
     def step(self, given: Mapping[str, object], /) -> int:
         """See `PackerKernel.step`."""
-        if self._num_envs > 1 or not self._exact(given):
+        if self.num_envs > 1 or not self._exact(given):
             return -1
         marks = 0
         for member, view in zip(self._members, self._views, strict=True):
@@ -322,7 +268,7 @@ class Packer:
             value = cast("NDArray[Any]", given[member[0]])
             if type(value) is not self._array or value.dtype != member[1]:
                 return -1
-            if value.shape != (self._num_envs, *member[5]):
+            if value.shape != (self.num_envs, *member[5]):
                 return -1
             if view is not None:
                 view[...] = value
@@ -340,7 +286,7 @@ class Packer:
         lead = array.shape[: array.ndim - len(shape)]
         whole = len(lead) in (1, 2) and array.shape == (*lead, *shape)
         envs = lead[1] if len(lead) == 2 else 1
-        if not whole or envs != self._num_envs or not array.flags.c_contiguous:
+        if not whole or envs != self.num_envs or not array.flags.c_contiguous:
             return 0
         return lead[0] if array.dtype == member[1] else 0
 

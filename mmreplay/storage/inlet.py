@@ -51,29 +51,36 @@ if _mincore is not None:
 
 
 class Inlet:
-    """A way into one file, beside `File.pwrite`."""
+    """A way into one file, beside `File.pwrite`.
+
+    Attributes:
+        file: Where it leads.
+        mapping: Of the file, once something was to be stored.
+        near: The first byte that steps may be stored into without a look.
+        far: The byte after the last one.
+        until: When that ends, as `monotonic` tells it.
+    """
 
     def __init__(self, file: File) -> None:
         """Make one, whose stretches go to a file."""
         kind = file_system(file.path.parent)
-        self._file = file
+        self.file = file
         self._open = file.writable and kind in KEEPS_PAGES and _mincore is not None
         self._stays = self._open and kind in KEEPS_SPACE
         # Above, this opening wrote nothing yet.
         self._reached = 0
-        self._mapping: mmap.mmap | None = None
+        self.mapping: mmap.mmap | None = None
         self._address = 0
         self._warm_calls = 0
         self._seen = bytearray()
         self._vector: ctypes.Array[ctypes.c_char] | None = None
-        # Bytes that steps may be stored into until then.
-        self._near = self._far = 0
-        self._until = 0.0
+        self.near = self.far = 0
+        self.until = 0.0
         self._rests = self._jumps = 0
 
     def only_write(self) -> None:
-        """Store no step from now on: others may give the file's space back."""
-        self._stays, self._far = False, 0
+        """Store no step, from the first one on: others may give its space back."""
+        self._stays = False
 
     def put(self, data: Data, offset: int, nbytes: int) -> None:
         """Store one step's bytes, or write them.
@@ -84,11 +91,11 @@ class Inlet:
             nbytes: How many they are.
         """
         stop = offset + nbytes
-        near = self._near <= offset and stop <= self._far and monotonic() < self._until
-        if (near or self._approach(offset, stop)) and self._file.fd >= 0:
-            files.disk.store(self._file.fd, self._mapping, offset, data)  # type: ignore[arg-type]  # made by then
+        near = self.near <= offset and stop <= self.far and monotonic() < self.until
+        if (near or self._approach(offset, stop)) and self.file.fd >= 0:
+            files.disk.store(self.file.fd, self.mapping, offset, data)  # type: ignore[arg-type]  # made by then
             return
-        self._file.pwrite(data, offset)
+        self.file.pwrite(data, offset)
         self._reached = max(self._reached, stop)
 
     def put_pieces(self, data: memoryview, offset: int) -> None:
@@ -96,7 +103,7 @@ class Inlet:
         if len(data) <= SHORT_NBYTES:
             self.put(data, offset, len(data))
             return
-        self._file.pwrite_pieces(data, offset)
+        self.file.pwrite_pieces(data, offset)
         self._reached = max(self._reached, offset + len(data))
 
     def _approach(self, first: int, stop: int) -> bool:
@@ -108,13 +115,13 @@ class Inlet:
             return False
         first &= PAGE_MASK
         now = monotonic()
-        jumps = now < self._until and not self._near <= first <= self._far
+        jumps = now < self.until and not self.near <= first <= self.far
         self._jumps = self._jumps + 1 if jumps else 0
         if self._jumps > JUMPS:
             self._rests, self._jumps = RESTS, 0
             return False
         nbytes = min(first + NEAR_NBYTES, self._reached) - first
-        if (self._mapping or self._map()) is None:
+        if (self.mapping or self._map()) is None:
             return False
         try:
             ready = self._there(first, nbytes)
@@ -126,8 +133,8 @@ class Inlet:
         if not ready:
             self._rests = RESTS
             return False
-        self._near, self._far = first, first + nbytes
-        self._until = now + NEAR_S
+        self.near, self.far = first, first + nbytes
+        self.until = now + NEAR_S
         return True
 
     def fill(
@@ -143,7 +150,7 @@ class Inlet:
         """
         if nbytes < LEAST_NBYTES or offset >= self._reached or not self._open:
             return False
-        mapping = self._mapping or self._map()
+        mapping = self.mapping or self._map()
         if mapping is None:
             return False
         first = offset & PAGE_MASK
@@ -154,7 +161,7 @@ class Inlet:
         except OSError:
             # `write` says why, in an error of the file's.
             return False
-        files.disk.fill(self._file.fd, mapping, offset, nbytes, pack, given)
+        files.disk.fill(self.file.fd, mapping, offset, nbytes, pack, given)
         self._reached = max(self._reached, offset + nbytes)
         return True
 
@@ -171,14 +178,14 @@ class Inlet:
     def write(self, data: memoryview, offset: int) -> None:
         """Write bytes, whose pages may be new."""
         if offset < self._reached:
-            self._file.pwrite(data, offset)
+            self.file.pwrite(data, offset)
         else:
-            self._file.pwrite_pieces(data, offset)
+            self.file.pwrite_pieces(data, offset)
         self._reached = max(self._reached, offset + len(data))
 
     def _map(self) -> mmap.mmap | None:
         try:
-            mapping = self._mapping = self._file.map_to_fill()
+            mapping = self.mapping = self.file.map_to_fill()
         except FailedError:
             # No address space is left for it: the file is written as others are.
             self._open = self._stays = False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import mmap
 import struct
 import time
 from collections.abc import Callable
@@ -95,7 +96,12 @@ class CommitWriter:
         limits: int64 ``[E]``, published.
         tails: int64 ``[E]``, published.
         published: heads and tails of one moment.
+        slot: What makes publications.
+        size: Bytes of one.
+        numbers: What numbers those to come.
+        next_live: Where the next one goes: one of `commit.LIVE_SLOTS`.
         committed: The last durable record.
+        closed: Nothing is published any more.
     """
 
     heads: Array
@@ -121,16 +127,16 @@ class CommitWriter:
         self._identity = identity
         self._epoch = live.epoch
         # One count for both kinds of slot; next() is atomic between threads.
-        self._numbers = itertools.count(1 + max(live.sequence, durable.sequence))
+        self.numbers = itertools.count(1 + max(live.sequence, durable.sequence))
         self._next_durable = slot
-        self._next_live = commit.LIVE_SLOTS[0]
-        self._size = commit.slot_nbytes(live.num_envs)
-        self._slot = rows.Slot(
+        self.next_live = commit.LIVE_SLOTS[0]
+        self.size = commit.slot_nbytes(live.num_envs)
+        self.slot = rows.Slot(
             live.encode(), commit.SEQUENCE_OFFSET, commit.HEADER_NBYTES, live.num_envs
         )
         self._show(live.heads, live.limits, live.tails)
         self.cuts, self.cut_epoch = live.cuts, live.cut_epoch
-        self.committed = durable
+        self.committed, self.closed = durable, False
 
     def refresh(self) -> bool:
         """Tell that nothing changed: only we write."""
@@ -144,18 +150,23 @@ class CommitWriter:
             limits: int64 ``[E]``, at least heads.
             tails: int64 ``[E]``; rows below are given up.
         """
-        data = self._slot.publish(next(self._numbers), heads, limits, tails)
+        data = self.slot.publish(next(self.numbers), heads, limits, tails)
         # Two slots strictly in turn (durable records take numbers too), so that one
         # holds the last publication whole while the other is being stored.
         try:
-            self._file.store(data, self._size * self._next_live)
-            self._next_live = BOTH_LIVE - self._next_live
+            self._file.store(data, self.size * self.next_live)
+            self.next_live = BOTH_LIVE - self.next_live
             self._show(heads, limits, tails)
         except BaseException:
-            self._recall()
+            self.recall()
             raise
 
-    def _recall(self) -> None:
+    @property
+    def mapping(self) -> mmap.mmap | None:
+        """Of the file, for what stores by itself; None once it is closed."""
+        return self._file.mapping
+
+    def recall(self) -> None:
         """Look up what was published last, after a call that was interrupted.
 
         Ctrl-C may come right after the store: a row that readers may have seen
@@ -163,13 +174,13 @@ class CommitWriter:
         """
         records = []
         for slot in commit.LIVE_SLOTS:
-            data = self._file.pread(self._size, self._size * slot)
+            data = self._file.pread(self.size, self.size * slot)
             record = commit.decode(data, self._identity.uuid, len(self.heads))
             if record is not None:
                 records.append((record.sequence, slot, record))
         if records:
             _, slot, record = max(records, key=lambda found: found[0])
-            self._next_live = BOTH_LIVE - slot
+            self.next_live = BOTH_LIVE - slot
             self._show(record.heads, record.limits, record.tails)
 
     def _show(self, heads: Array, limits: Array, tails: Array) -> None:
@@ -215,23 +226,24 @@ class CommitWriter:
     def _put_durable(self, record: Record) -> Record:
         record = replace(
             record,
-            sequence=next(self._numbers),
+            sequence=next(self.numbers),
             epoch=self._epoch,
             boot_id=self._identity.boot_id,
             time_ns=min(time.time_ns(), LATEST_NS),
         )
-        self._file.pwrite(record.encode(), self._size * self._next_durable)
+        self._file.pwrite(record.encode(), self.size * self._next_durable)
         return record
 
     def mark_moved(self) -> None:
         """Tell live readers to open again; the last thing before close."""
-        data = self._slot.data
+        data = self.slot.data
         flags = struct.unpack_from("<I", data, 8)[0] | commit.MOVED
         struct.pack_into("<I", data, 8, flags)
         self.publish(self.heads, self.limits, self.tails)
 
     def close(self) -> None:
         """Give the file back."""
+        self.closed = True
         self._file.close()
 
 

@@ -64,7 +64,7 @@ class MemmapStore:
         record = placement.record
         self.packed = frozenset(() if record is None else record.names or ())
         self.grain = 1
-        self._placement = placement
+        self.placement = placement
         self._files = files
         self._recycler = Recycler()
         self.space = Space(ring, {n: f for n, f in files.items() if n != SUMS})
@@ -72,12 +72,13 @@ class MemmapStore:
         self._sums = BlockSums(ring, files[SUMS])
         self._data_files = [f for name, f in files.items() if name != SUMS]
         self._records_file = files.get(RECORDS)
-        self._packer = packing.packer(schema, placement, ring.num_envs)
-        self._record = self._packer.record
-        self._rows = memoryview(self._packer.rows)
+        self.packer = packing.packer(schema, placement, ring.num_envs)
+        self._record = self.packer.record
+        self._rows = memoryview(self.packer.rows)
         file = self._records_file
         self._inlet = None if file is None else Inlet(file)
         self._flags_inlet = Inlet(self._flags_file)
+        self.inlets = self._inlet, self._flags_inlet
         self._advise = policy.advise
         self.maps = policy.maps(self._flags_file.path.parent)
         self._open_rows()
@@ -98,16 +99,16 @@ class MemmapStore:
         )
         if self._records_file is not None:
             # Padding between fields is never written, and must read as zeros.
-            room = max(1, STAGE_NBYTES // self._placement.stride)
-            self._stage = np.zeros((room, self._placement.stride), np.uint8)
+            room = max(1, STAGE_NBYTES // self.placement.stride)
+            self._stage = np.zeros((room, self.placement.stride), np.uint8)
             self._staged = self._stage.reshape(-1).data
-            self._single = np.zeros(1, self._placement.record)
-            raw = np.dtype((np.void, self._placement.stride))
+            self._single = np.zeros(1, self.placement.record)
+            raw = np.dtype((np.void, self.placement.stride))
             self._records = self._rows_of(RECORDS, raw, ())
-            self.records = records_of(self.ring, self._records, self._placement)
+            self.records = records_of(self.ring, self._records, self.placement)
         self._large: list[Large] = []
         self._edges: dict[str, Edges] = {}
-        for path, name in self._placement.large.items():
+        for path, name in self.placement.large.items():
             field = self.schema.fields[path]
             reader = self._rows_of(name, field.numpy, field.shape)
             file = self._files[name]
@@ -195,7 +196,7 @@ class MemmapStore:
         self, inlet: Inlet, runs: Sequence[Run], columns: Columns
     ) -> None:
         """Pack rows where they belong, or in pieces that a cache holds, and write."""
-        stride, packer, stage = self._placement.stride, self._packer, self._stage
+        stride, packer, stage = self.placement.stride, self.packer, self._stage
         staged, room = self._staged, len(stage)
         begin, end = runs[0][1], runs[-1][2]
         short = (end - begin) * stride < len(runs) * LEAST_NBYTES
@@ -223,7 +224,7 @@ class MemmapStore:
             for path in self._single.dtype.names or ():
                 self._single[path] = columns[path]
             data = self._single.view(np.uint8).data
-            stride = self._placement.stride
+            stride = self.placement.stride
             self._inlet.put(data, row * stride, stride)
         self._flags_inlet.put(flags.data, row, 1)
 
@@ -234,24 +235,24 @@ class MemmapStore:
 
     def step(self, given: Mapping[str, object]) -> int:
         """Take one step that needs no conversion; see `Store.step`."""
-        return self._packer.step(given)
+        return self.packer.step(given)
 
     def block(self, given: Mapping[str, object]) -> int:
         """Count the steps of a block that needs no conversion; see `Store.block`."""
         if self.ring.num_envs > 1 and self.ring.layout == "env_major":
             return -1
-        return self._packer.block(given)
+        return self.packer.block(given)
 
     def wide(self, given: Mapping[str, object]) -> int:
         """Take one step of all environments; see `Store.wide`."""
-        return self._packer.wide(given)
+        return self.packer.wide(given)
 
     def write_step(self, row: int, given: Columns, flags: int) -> None:
         """Write the step taken; see `Store.write_step`."""
         for large in self._large:
             self._put_one(large, given[large[0]], row)
         if self._inlet is not None:
-            stride = self._placement.stride
+            stride = self.placement.stride
             self._inlet.put(self._record, row * stride, stride)
         self._flags_inlet.put(ONE_BYTE[flags], row, 1)
 
@@ -259,7 +260,7 @@ class MemmapStore:
         self, runs: Sequence[Run], given: Columns, flags: NDArray[np.uint8]
     ) -> None:
         """Write the step taken; see `Store.write_wide`."""
-        stride, inlet = self._placement.stride, self._inlet
+        stride, inlet = self.placement.stride, self._inlet
         if inlet is not None and not len(self._rows):
             self.write(runs, given, flags)
             return
@@ -295,9 +296,9 @@ class MemmapStore:
             if large is not None:
                 out = self._recycler.empty((len(rows), *large.shape), large.dtype)
                 found[path] = large.take(rows, out)
-            elif path not in self._placement.served:
+            elif path not in self.placement.served:
                 if packed is None:
-                    given = (self._records, self._placement, self._recycler)
+                    given = (self._records, self.placement, self._recycler)
                     packed = gathered(*given, rows, paths)
                 found[path] = packed[path]
         return found
@@ -309,9 +310,9 @@ class MemmapStore:
         key = tuple(paths)
         if (pages := self._pages_of.get(key)) is None:
             names = {
-                self._placement.large.get(path, RECORDS)
+                self.placement.large.get(path, RECORDS)
                 for path in paths
-                if path not in self._placement.served
+                if path not in self.placement.served
             }
             pages = self._pages_of[key] = [self._pages[name] for name in sorted(names)]
         return sum([each.prefetch(rows, now) for each in pages])
@@ -333,7 +334,7 @@ class MemmapStore:
         self, path: str, rows: NDArray[np.int64], values: NDArray[np.generic]
     ) -> None:
         """Overwrite a mutable field's values; see `Store.set`."""
-        file = self._files[self._placement.large[path]]
+        file = self._files[self.placement.large[path]]
         nbytes = self.schema.fields[path].nbytes
         for row, first, stop in runs(rows):
             data = np.ascontiguousarray(values[first:stop])

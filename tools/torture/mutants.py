@@ -16,6 +16,7 @@ import numpy as np
 
 from mmreplay import recovery
 from mmreplay.buffer.committer import Committer
+from mmreplay.buffer.room import targets
 from mmreplay.buffer.view import LiveView
 from mmreplay.buffer.writer import Writer
 from mmreplay.format import commit
@@ -69,7 +70,8 @@ def _nothing(*_: object, **__: object) -> None:
 
 
 def _room_untold(self: Writer, heads: Array) -> None:
-    target, _ = self._targets(heads)
+    known = self._heads, self._limits, heads, self._ahead, self._store.grain
+    target, _ = targets(self._ring, self._committer, *known)
     self._know(self._heads, np.maximum(target, self._limits), self._tails)
 
 
@@ -121,7 +123,7 @@ def _give_up_with_live_heads(self: CommitWriter, limits: Array) -> None:
 def _publish_by_number(
     self: CommitWriter, heads: Array, limits: Array, tails: Array
 ) -> None:
-    self._next_live = commit.LIVE_SLOTS[self.committed.sequence & 1]
+    self.next_live = commit.LIVE_SLOTS[self.committed.sequence & 1]
     _publish(self, heads, limits, tails)
 
 
@@ -138,7 +140,7 @@ def _commit_newest(
 def _sync_immutable(self: MemmapStore) -> None:
     fields = self.schema.fields
     mutable = {
-        name for path, name in self._placement.large.items() if fields[path].mutable
+        name for path, name in self.placement.large.items() if fields[path].mutable
     }
     for name, file in self._files.items():
         if name != SUMS and name not in mutable:

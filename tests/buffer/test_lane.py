@@ -1,0 +1,305 @@
+"""Steps stored and published by one call leave the files of all others."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay import mounts
+from mmreplay.errors import FailedError, ForkedError
+from mmreplay.storage import lane as module
+from mmreplay.storage.lane import Lane
+from mmreplay.verify import verify_buffer
+from tools.torture.disks import WatchedDisk, using
+
+FIELDS = {
+    "observation": mr.Field((5,), "float32"),
+    "reward": mr.Field((), "float32"),
+    "terminated": mr.Field((), "bool"),
+    "truncated": mr.Field((), "bool"),
+}
+RINGS = [(1, "env_major"), (3, "time_major")]
+SLOTS = 512
+
+
+@pytest.fixture(autouse=True)
+def stores(tmp_path):
+    """Whether steps are stored where the test's files are."""
+    kind = mounts.file_system(tmp_path)
+    if kind not in mounts.KEEPS_SPACE:
+        pytest.skip(f"{kind} is written, never stored into")
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """Positions that went by the lane."""
+    found, add = [], Lane.add
+
+    def note(self, given, head):
+        heads = add(self, given, head)
+        if heads is not None:
+            found.append(head)
+        return heads
+
+    monkeypatch.setattr(Lane, "add", note)
+    return found
+
+
+def make(path, num_envs=1, layout="env_major", **options):
+    return mr.ReplayBuffer.create(
+        path, mr.Schema(FIELDS), SLOTS, num_envs=num_envs, layout=layout,
+        **({"commit_every": None} | options),
+    )  # fmt: skip
+
+
+def step_of(number, num_envs=1, ends=(False, False)):
+    lead = (num_envs,) if num_envs > 1 else ()
+    envs = np.arange(num_envs) if num_envs > 1 else 0
+    value = np.asarray(number * 10 + envs, np.float32)
+    return {
+        "observation": np.repeat(value[..., None], 5, -1),
+        "reward": value,
+        "terminated": np.full(lead, ends[0]),
+        "truncated": np.full(lead, ends[1]),
+    }
+
+
+def files_of(folder):
+    """Files of rows; of COMMIT's slots those of who reads, but for their numbers."""
+    found = {}
+    for file in sorted(folder.glob("data-*/*")):
+        if file.is_file() and file.name != "COMMIT":
+            found[file.name] = file.read_bytes()
+    return found
+
+
+def state_of(buffer):
+    return [buffer.heads.tolist(), buffer.span.first.tolist(), buffer.sizes.tolist()]
+
+
+@pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
+@pytest.mark.parametrize(("num_envs", "layout"), RINGS)
+def test_the_lane_leaves_what_other_ways_leave(
+    tmp_path, taken, num_envs, layout, autoreset
+):
+    """Over laps, with ends, odd steps, cuts, clears and commits between."""
+    found, shares = [], []
+    for way in ("lane", "watched"):
+        rng, path = np.random.default_rng(5), tmp_path / way
+        taken.clear()
+        with using(WatchedDisk()) if way == "watched" else using(module.files.disk):
+            buffer = make(path, num_envs, layout, autoreset=autoreset)
+            for number in range(8 * SLOTS):
+                ends = rng.random(2) < 0.03
+                step = step_of(number, num_envs, ends.tolist())
+                chance = rng.random()
+                if chance < 0.02:
+                    buffer.cut()
+                elif chance < 0.03:
+                    buffer.clear()
+                elif chance < 0.05:
+                    buffer.commit()
+                elif chance < 0.1:
+                    step["reward"] = np.asarray(step["reward"], np.float64)
+                if rng.random() < 0.1:
+                    buffer.extend({path: a[None] for path, a in step.items()})
+                else:
+                    buffer.add(step)
+            found.append([files_of(path), state_of(buffer)])
+            buffer.close()
+        shares.append(len(taken) / (8 * SLOTS))
+        assert verify_buffer(path).ok
+    assert found[0] == found[1]
+    assert shares[0] > 0.4
+    assert shares[1] == 0
+
+
+def test_no_step_goes_by_it_in_a_first_lap(tmp_path, taken):
+    with make(tmp_path / "b") as buffer:
+        for number in range(buffer.slots):
+            buffer.add(step_of(number))
+        assert taken == []
+        for number in range(SLOTS):
+            buffer.add(step_of(number))
+        assert len(taken) > SLOTS // 2
+
+
+@pytest.mark.parametrize("field", ["large", "mutable"])
+def test_none_goes_by_it_that_has_fields_in_files_of_their_own(tmp_path, taken, field):
+    own = {
+        "large": mr.Field((2000,), "float32"),
+        "mutable": mr.Field((), "float32", mutable=True),
+    }
+    schema = mr.Schema(FIELDS | {field: own[field]})
+    with mr.ReplayBuffer.create(tmp_path / "b", schema, SLOTS) as buffer:
+        more = {field: np.zeros(own[field].shape, np.float32)}
+        for number in range(3 * SLOTS):
+            buffer.add(step_of(number) | more)
+    assert taken == []
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize(("num_envs", "layout"), RINGS)
+def test_ctrl_c_in_a_step_loses_none_and_doubles_none(
+    tmp_path, taken, monkeypatch, num_envs, layout, after
+):
+    with make(tmp_path / "b", num_envs, layout) as buffer:
+        for number in range(2 * SLOTS):
+            buffer.add(step_of(number, num_envs))
+        lane = buffer._parts.writer._lane
+        add, rng = lane._add, np.random.default_rng(0)
+
+        def struck(*given):
+            if after:
+                add(*given)
+            raise KeyboardInterrupt
+
+        number = 2 * SLOTS
+        for _ in range(40):
+            lane._add = struck if (hit := rng.random() < 0.3) else add
+            try:
+                buffer.add(step_of(number, num_envs))
+            except KeyboardInterrupt:
+                number += after
+                assert int(buffer.heads[0]) == number
+            else:
+                assert not hit or int(buffer.heads[0]) == number + 1
+                number += 1
+            assert buffer.heads.tolist() == [number] * num_envs
+        lane._add = add
+        rewards = buffer.gather_all()["reward"].reshape(-1)
+        first = buffer.span.first.tolist()[0]
+        expected = [
+            float(10 * n + e) for e in range(num_envs) for n in range(first, number)
+        ]
+        assert sorted(rewards.tolist()) == sorted(expected)
+    assert verify_buffer(tmp_path / "b").ok
+
+
+def test_a_buffer_that_is_closed_takes_no_step(tmp_path, taken):
+    buffer = make(tmp_path / "b")
+    for number in range(2 * SLOTS):
+        buffer.add(step_of(number))
+    assert taken
+    writer = buffer._parts.writer
+    buffer.close()
+    held = (tmp_path / "b" / "data-000001" / "records.bin").read_bytes()
+    with pytest.raises(FailedError, match="closed"):
+        buffer.add(step_of(7))
+    assert writer._lane.add(step_of(7), 2 * SLOTS) is None
+    assert (tmp_path / "b" / "data-000001" / "records.bin").read_bytes() == held
+
+
+def test_a_forked_child_takes_no_step(tmp_path, taken):
+    with make(tmp_path / "b") as buffer:
+        for number in range(2 * SLOTS):
+            buffer.add(step_of(number))
+        assert taken
+        child = os.fork()
+        if child == 0:
+            try:
+                buffer.add(step_of(1))
+            except ForkedError:
+                os._exit(7)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert int(buffer.heads[0]) == 2 * SLOTS
+
+
+def test_a_disk_that_is_put_in_place_later_sees_every_store(tmp_path, taken):
+    with make(tmp_path / "b") as buffer:
+        for number in range(2 * SLOTS):
+            buffer.add(step_of(number))
+        taken.clear()
+        disk = WatchedDisk()
+        with using(disk):
+            for number in range(10):
+                buffer.add(step_of(number))
+        assert taken == []
+        assert disk.calls["store"] + disk.calls["pwrite"] >= 30
+        buffer.add(step_of(3))
+        assert len(taken) == 1
+
+
+def test_heads_handed_out_stay_as_they_were(tmp_path, taken):
+    with make(tmp_path / "b", 3, "time_major") as buffer:
+        held = []
+        for number in range(4 * SLOTS):
+            buffer.add(step_of(number, 3))
+            held.append(buffer.published)
+        assert [each.tolist() for each in held] == [
+            [n + 1] * 3 for n in range(4 * SLOTS)
+        ]
+        assert len({id(each) for each in held}) == len(held)
+    assert taken
+
+
+def test_who_reads_beside_finds_every_row_whole(tmp_path, taken):
+    torn, stop = [], threading.Event()
+    with make(tmp_path / "b", commit_every=0.01) as buffer:
+        for number in range(2 * SLOTS):
+            buffer.add(step_of(number))
+        reader = mr.ReplayBuffer.open(tmp_path / "b", "r")
+
+        def look():
+            while not stop.is_set():
+                batch = reader.sample(16)
+                same = batch["observation"] == batch["reward"][:, None]
+                wanted = (batch.positions % 100_000) * 10
+                if not same.all() or (batch["reward"] != wanted).any():
+                    torn.append(batch)
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        for number in range(2 * SLOTS, 20_000):
+            buffer.add(step_of(number))
+        stop.set()
+        thread.join()
+        reader.close()
+    assert torn == []
+    assert len(taken) > 5000
+
+
+CHILD = """
+import sys
+import numpy as np
+import mmreplay as mr
+from tests.buffer.test_lane import make, step_of
+
+buffer = make(sys.argv[1], commit_every=0.02)
+for number in range(1 << 40):
+    buffer.add(step_of(number % 99_999))
+    if number % 64 == 0 or number > 200:
+        print(number, flush=True)
+"""
+
+
+@pytest.mark.parametrize("lines", [60, 333, 2500])
+def test_kill_9_loses_no_step_that_was_acknowledged(tmp_path, lines):
+    """Of a writer whose steps go by the lane: they are published when it returns."""
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(tmp_path / "b")],
+        stdout=subprocess.PIPE, text=True, cwd=root,
+    ) as child:  # fmt: skip
+        for _ in range(lines):
+            last = int(child.stdout.readline())
+        child.send_signal(signal.SIGKILL)
+        rest = child.stdout.read().split("\n")
+    whole = [int(each) for each in rest[:-1]]
+    last = max([last, *whole])
+    with mr.ReplayBuffer.open(tmp_path / "b", "r+", commit_every=None) as buffer:
+        head = int(buffer.heads[0])
+        assert head > last
+        batch = buffer.gather_all()
+        wanted = (batch.positions % 99_999).astype(np.float32) * 10
+        assert (batch["reward"] == wanted).all()
+        assert (batch["observation"] == wanted[:, None]).all()
+        buffer.add(step_of(1))
+    assert verify_buffer(tmp_path / "b").ok

@@ -1,0 +1,212 @@
+"""A step stored and published by one call leaves the bytes of three stores."""
+
+import mmap
+from time import monotonic
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay.format import commit
+from mmreplay.storage import packing
+from mmreplay.storage.placement import place
+from tests.kernels.test_rows import record
+
+FIELDS = {
+    "observation": mr.Field((5,), "float32"),
+    "odd": mr.Field((3,), "int8"),
+    "terminated": mr.Field((), "bool"),
+    "truncated": mr.Field((), "bool"),
+}
+SCHEMA = mr.Schema(FIELDS)
+STRIDE = place(SCHEMA).stride
+ROWS = 40
+ENVS = [1, 3]
+
+
+class Bench:
+    """A lane, its files in memory, and what it is held against."""
+
+    def __init__(self, rows, num_envs, monkeypatch, rng):
+        monkeypatch.setattr(packing, "rows", rows)
+        self.num_envs, self.rows = num_envs, rows
+        self.first = record(num_envs, rng)
+        self.slot = self.new_slot()
+        self.packer = packing.packer(SCHEMA, place(SCHEMA), num_envs)
+        self.lane = rows.Lane(self.packer, self.slot)
+        size = commit.slot_nbytes(num_envs)
+        self.size = size
+        self.records = self.mapped(ROWS * STRIDE + 9)
+        self.flags = self.mapped(ROWS)
+        self.commit = self.mapped(4 * size)
+        self.limits, self.tails = self.first.limits, self.first.tails
+
+    def mapped(self, nbytes):
+        found = mmap.mmap(-1, nbytes)
+        found[:] = b"\xee" * nbytes
+        return found
+
+    def new_slot(self):
+        return self.rows.Slot(self.first.encode(), 16, 128, self.num_envs)
+
+    def lease(self, low=0, high=ROWS, until=1e18, **changes):
+        given = {
+            name: getattr(self, name)
+            for name in ("records", "flags", "commit", "limits", "tails")
+        }
+        given |= changes
+        self.lane.lease(*given.values(), low, high, until)
+
+    def step(self, rng, **changes):
+        lead = (self.num_envs,) if self.num_envs > 1 else ()
+        found = {
+            path: rng.integers(-99, 99, (*lead, *f.shape)).astype(f.numpy)
+            for path, f in FIELDS.items()
+        }
+        none = np.zeros(lead, bool)
+        return found | {"terminated": none, "truncated": none} | changes
+
+    def add(self, step, row, place=0, number=7, heads=None):
+        heads = np.arange(self.num_envs) + 50 if heads is None else heads
+        return self.lane.add(step, row, place, number, heads)
+
+    def untouched(self):
+        every = bytes(self.records) + bytes(self.flags) + bytes(self.commit)
+        return set(every) == {0xEE}
+
+
+@pytest.fixture(params=ENVS)
+def bench(request, rows, monkeypatch, rng):
+    return Bench(rows, request.param, monkeypatch, rng)
+
+
+def test_it_stores_what_the_packer_and_the_slot_make(bench, rng):
+    bench.lease()
+    envs, size = bench.num_envs, bench.size
+    packer = packing.packer(SCHEMA, place(SCHEMA), envs)
+    expected = bytearray(bench.records), bytearray(bench.flags), bytearray(bench.commit)
+    other = bench.new_slot()
+    for number in range(1, 30):
+        row = int(rng.integers(ROWS // envs)) * envs
+        step, where = bench.step(rng), size * (number % 4)
+        heads = rng.integers(1 << 40, size=envs)
+        assert bench.add(step, row, where, number, heads) is True
+        marks = packer.wide(step) if envs > 1 else packer.step(step)
+        assert marks == 0
+        packed = packer.rows if envs > 1 else packer.record
+        expected[0][row * STRIDE : row * STRIDE + len(packed)] = packed
+        expected[1][row : row + envs] = bytes(envs)
+        told = other.publish(number, heads, bench.limits, bench.tails)
+        expected[2][where : where + size] = told
+        found = bytes(bench.records), bytes(bench.flags), bytes(bench.commit)
+        assert found == tuple(map(bytes, expected))
+
+
+@pytest.mark.parametrize("name", ["terminated", "truncated"])
+def test_a_step_that_ends_somewhere_is_left(bench, rng, name):
+    bench.lease()
+    ends = np.zeros(bench.num_envs, bool)
+    ends[-1] = True
+    step = bench.step(rng, **{name: ends if bench.num_envs > 1 else ends[0]})
+    assert bench.add(step, 0) is False
+    assert bench.untouched()
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"observation": [1.0] * 5},
+        {"odd": np.zeros(3, np.int16)},
+        {"odd": np.zeros((7, 3), np.int8)},
+        {"more": 1.0},
+        {"odd": None},
+    ],
+)
+def test_a_step_that_needs_a_look_is_left(bench, rng, odd):
+    bench.lease()
+    assert bench.add(bench.step(rng, **odd), 0) is False
+    assert bench.add({}, 0) is False
+    assert bench.untouched()
+
+
+def test_rows_and_times_that_are_not_leased_are_left(bench, rng):
+    step, envs = bench.step(rng), bench.num_envs
+    assert bench.add(step, 0) is False
+    bench.lease(low=9, high=9 + 2 * envs)
+    for row in (0, 8, 9 + envs + 1, ROWS, -1, 1 << 60):
+        assert bench.add(step, row) is False
+    bench.lease(until=monotonic() - 0.001)
+    assert bench.add(step, 0) is False
+    bench.lease()
+    bench.lane.revoke()
+    assert bench.add(step, 0) is False
+    assert bench.untouched()
+    bench.lease(low=9, high=9 + 2 * envs, until=monotonic() + 1000)
+    assert bench.add(step, 9)
+    assert bench.add(step, 9 + envs)
+
+
+@pytest.mark.parametrize("place_", [-1, 1 << 60])
+def test_a_place_outside_is_refused(bench, rng, place_):
+    bench.lease()
+    for where in (place_, 3 * bench.size + 1):
+        with pytest.raises(ValueError, match="add: expected a place for a publicat"):
+            bench.add(bench.step(rng), 0, where)
+    assert bench.untouched()
+
+
+def test_heads_of_other_environments_are_refused(bench, rng):
+    bench.lease()
+    with pytest.raises(ValueError, match=r"Slot: got \d+ bytes, expected int64"):
+        bench.add(bench.step(rng), 0, heads=np.zeros(bench.num_envs + 1, np.int64))
+    assert bench.untouched()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"low": -1},
+        {"low": 9, "high": 8},
+        {"high": ROWS + 1},
+        {"limits": np.zeros(9, np.int64)},
+        {"tails": np.zeros(0, np.int64)},
+        {"flags": bytearray(ROWS - 1)},
+        {"records": bytearray(ROWS * STRIDE - 1)},
+    ],
+)
+def test_a_lease_beyond_what_is_there_is_refused(bench, rng, changes):
+    bench.lease()
+    with pytest.raises(ValueError, match="lease: expected rows of the files"):
+        bench.lease(**changes)
+    # And what was leased before is no more.
+    assert bench.add(bench.step(rng), 0) is False
+    assert bench.untouched()
+
+
+def test_mappings_are_let_go(rows, monkeypatch, rng):
+    bench = Bench(rows, 1, monkeypatch, rng)
+    bench.lease()
+    assert bench.add(bench.step(rng), 3)
+    bench.lane.revoke()
+    bench.records.close()
+    bench.records = bench.mapped(ROWS * STRIDE)
+    bench.lease()
+    bench.lane = None
+    for each in (bench.records, bench.flags, bench.commit):
+        each.close()
+
+
+def test_a_lane_is_of_a_packer_and_a_slot_of_as_many_environments(monkeypatch, rng):
+    rows = packing.rows
+    if not hasattr(rows, "__file__") or rows.__name__.endswith("kernels.rows"):
+        pytest.skip("the kernels in C are not built here")
+    one, three = (Bench(rows, n, monkeypatch, rng) for n in ENVS)
+    with pytest.raises(
+        ValueError, match="got a packer of 1 environments and a slot of 3"
+    ):
+        rows.Lane(one.packer, three.slot)
+    for given in ((one.slot, one.packer), (one.packer, None), (object(), one.slot)):
+        with pytest.raises(TypeError, match="expected a Packer and a Slot"):
+            rows.Lane(*given)
+    with pytest.raises(TypeError, match="add: got 1 arguments, expected 5"):
+        one.lane.add({})
