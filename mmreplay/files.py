@@ -59,8 +59,7 @@ class File:
     )  # fmt: skip
 
     def __init__(self, path: Path, fd: int, nbytes: int, writable: bool) -> None:
-        self.path = path
-        self.fd = fd
+        self.path, self.fd = path, fd
         self.nbytes = nbytes
         self.writable = writable
         self.unsynced = False
@@ -251,7 +250,8 @@ class File:
                 size = min(AHEAD_NBYTES, offset + nbytes - first)
                 os.posix_fadvise(self.fd, first, size, os.POSIX_FADV_WILLNEED)
         except OSError as error:
-            raise system_failure("read ahead in", self.path, error) from error
+            if error.errno != errno.EBADF:  # which is for who reads the range to tell
+                raise system_failure("read ahead in", self.path, error) from error
 
     def sync(self) -> None:
         """Wait until what was written is on the device; never retried on failure.

@@ -217,20 +217,16 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         if ring is None:
             ring = self._ready()
         plain = steps.plain(obs, next_obs, action, reward, done)
-        if plain:
-            added = ring.add_as_is(plain, self._heads)
-            if added is not None:
-                steps.follow()
-                self._heads = added
-                return
-        heads = ring.published
-        # If not, another face has added meanwhile, and its step is the ring's last.
-        follows = heads is self._heads or bool((heads == self._heads).all())
-        if plain and follows and steps.exact(plain):
-            # A reward that the ring looks at, such as one too large for it.
-            ring.add(plain)
+        added = ring.add_as_is(plain, self._heads) if plain else None
+        if added is None:
+            heads = ring.published
+            # If not, another face has added meanwhile, and its step is the ring's last.
+            follows = bool((heads == self._heads).all())
+            if plain and follows:
+                added = self._added(ring, plain, heads)
+        if added is not None:
             steps.follow()
-            self._heads = ring.published
+            self._heads = added
             return
         now, then = steps.observed(obs), steps.observed(next_obs)
         ended = fitted("done", np.asarray(done, bool), (self.n_envs,))
@@ -247,7 +243,21 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         else:
             ring.add(step, final_observation=final)
         steps.lead_to(then, ended)
-        self._heads = ring.published
+        # Not what is published by now, which may be another face's.
+        self._heads = heads + 1 if final is None else heads + 1 + ended
+
+    def _added(
+        self, ring: Ring, plain: dict[str, Any], heads: NDArray[np.int64]
+    ) -> NDArray[np.int64] | None:
+        """Add a step behind heads that are others than those of our last, and equal.
+
+        Or one with a reward that the ring looks at, such as one too large for it.
+        """
+        added = None if heads is self._heads else ring.add_as_is(plain, heads)
+        if added is None and self._steps.exact(plain):
+            ring.add(plain)
+            added = heads + 1
+        return added
 
     def sample(self, batch_size: int, env: Any = None) -> Any:
         """Draw a batch.

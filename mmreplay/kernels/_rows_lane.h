@@ -203,7 +203,8 @@ Lane_add(Lane *self, PyObject *const *args, Py_ssize_t given)
         return NULL;
     long ends = PyLong_AsLong(marks);
     Py_DECREF(marks);
-    if (ends || !self->leased)
+    if (ends || !self->leased || row < self->low ||
+        row > self->high - packer->num_envs)
         Py_RETURN_FALSE;
     if (put_column(slot, 0, args[4]) < 0)
         return NULL;

@@ -49,6 +49,7 @@ class Lane:
         self._book, self._inlets = book, inlets
         self._kernel = rows.Lane(store.packer, book.slot)
         self._add = self._kernel.add
+        book.lane = self._kernel
         self._stride = len(store.packer.record)
         self._envs, self._slots = store.ring.num_envs, store.ring.slots
         self._limits = self._tails = NOTHING
@@ -90,7 +91,7 @@ class Lane:
 
     def _after(self, head: int) -> Array:
         """The heads after a position, with those to come: many at once take as long."""
-        every = np.arange(head + 1, head + 1 + COMING)
+        every = np.arange(head + 1, head + 1 + COMING, dtype=np.int64)
         self._coming = list(every.repeat(self._envs).reshape(COMING, -1))
         self._first = head
         return self._coming[0]

@@ -37,6 +37,7 @@ BOTH_LIVE = sum(commit.LIVE_SLOTS)
 Array = NDArray[np.int64]
 
 if TYPE_CHECKING:
+    from mmreplay.kernels.lane import LaneKernel
     from mmreplay.kernels.rows import RowsKernel
 
 rows: RowsKernel = cast("RowsKernel", kernels.load("rows"))
@@ -102,6 +103,7 @@ class CommitWriter:
         next_live: Where the next one goes: one of `commit.LIVE_SLOTS`.
         committed: The last durable record.
         closed: Nothing is published any more.
+        lane: What publishes steps that it stores itself, if anything does.
     """
 
     heads: Array
@@ -137,6 +139,7 @@ class CommitWriter:
         self._show(live.heads, live.limits, live.tails)
         self.cuts, self.cut_epoch = live.cuts, live.cut_epoch
         self.committed, self.closed = durable, False
+        self.lane: LaneKernel | None = None
 
     def refresh(self) -> bool:
         """Tell that nothing changed: only we write."""
@@ -244,6 +247,8 @@ class CommitWriter:
     def close(self) -> None:
         """Give the file back."""
         self.closed = True
+        if self.lane is not None:
+            self.lane.revoke()
         self._file.close()
 
 

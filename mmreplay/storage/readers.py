@@ -84,8 +84,12 @@ class MappedRows:
     def take(self, rows: NDArray[np.int64], out: Array) -> Array:
         """See `RowReader.take`."""
         if self.pages.reads(len(rows)):
-            _read_rows(self._file, self._nbytes, rows, out, ask=True)
-            return out
+            if _read_rows(self._file, self._nbytes, rows, out, ask=True):
+                return out
+            # A mapping outlives its file, which another thread closed; all else is to
+            # be told.
+            if self._file.fd >= 0:
+                return _read_each(self._file, self._nbytes, rows, out)
         if out.nbytes >= PAST_NBYTES and self._nbytes >= SMALL_ROW_NBYTES:
             wanted = np.ascontiguousarray(rows)
             _copies.copy_rows(self.array, self._nbytes, wanted, out)
@@ -125,8 +129,9 @@ class ReadRows:
     def take(self, rows: NDArray[np.int64], out: Array) -> Array:
         """See `RowReader.take`."""
         ask = self.pages.reads(len(rows))
-        _read_rows(self._file, self._nbytes, rows, out, ask=ask)
-        return out
+        if _read_rows(self._file, self._nbytes, rows, out, ask=ask):
+            return out
+        return _read_each(self._file, self._nbytes, rows, out)
 
     def pieces(self, row: int, step: int, count: int) -> Iterator[bytes | memoryview]:
         """See `RowReader.pieces`."""
@@ -135,14 +140,32 @@ class ReadRows:
 
 def _read_rows(
     file: File, nbytes: int, rows: NDArray[np.int64], out: Array, *, ask: bool
-) -> None:
-    """Read rows in the order of the file, others' Python running meanwhile."""
-    if _copies.read_rows(file.fd, nbytes, np.ascontiguousarray(rows), out, ask):
-        return
-    # Once more, one by one: this says what is in the way.
+) -> bool:
+    """Read rows in the order of the file, others' Python running meanwhile.
+
+    Returns:
+        Whether all were read; `_read_each` tells why not.
+    """
+    fd = file.fd
+    done: bool = _copies.read_rows(fd, nbytes, np.ascontiguousarray(rows), out, ask)
+    # A number that another thread gave back may be another file's by now.
+    return done and file.fd == fd
+
+
+def _read_each(file: File, nbytes: int, rows: NDArray[np.int64], out: Array) -> Array:
+    """Read rows one run after the other, where they were not all to be had at once.
+
+    Raises:
+        CorruptError: The file ends before.
+        FailedError: The device refuses, or another thread closed the file.
+    """
     room = out.reshape(-1).view(np.uint8).data
-    for row, first, stop in runs(rows):
+    each = runs(rows) if len(rows) else []
+    for row, first, stop in each:
+        file.will_need(row * nbytes, (stop - first) * nbytes)
+    for row, first, stop in each:
         file.pread_into(room[first * nbytes : stop * nbytes], row * nbytes)
+    return out
 
 
 def _read(

@@ -131,6 +131,7 @@ def gathered(
         and rows.ndim == 1
         and rows[-1] - rows[0] == count - 1
         and (rows[1:] > rows[:-1]).all()
+        and not reader.pages.reads(count)
     ):
         return _columns(reader, record, recycler, int(rows[0]), count, paths)
     raw = recycler.empty(rows.shape, reader.dtype)

@@ -12,8 +12,8 @@ def each_route(monkeypatch, taken):
     for way in ("short", "long"):
         taken[way] = 0
 
-        def add_as_is(self, data, way=way):
-            found = short(self, data) if way == "short" else None
+        def add_as_is(self, data, published=None, way=way):
+            found = short(self, data, published) if way == "short" else None
             taken[way] += found is not None
             return found
 

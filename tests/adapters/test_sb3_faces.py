@@ -52,6 +52,36 @@ def test_faces_that_take_turns_make_no_transition_up(tmp_path, rng, once, envs):
     first.close()
 
 
+@pytest.mark.parametrize("how", ["nan", "end"])
+def test_a_step_that_comes_right_behind_ours_is_not_taken_for_it(
+    tmp_path, monkeypatch, how
+):
+    """By another thread's face, before we look at what is there."""
+    first = adapter.ReplayBuffer(80, LINE, LINE, "cpu", 1, True, path=tmp_path / "ring")
+    for number in range(3):
+        give(first, number)
+    other = pickle.loads(pickle.dumps(first))
+    give(other, 500)
+    give(first, 3)
+    ring, add = first.ring, first.ring.add
+
+    def beaten(*given, **named):
+        add(*given, **named)
+        monkeypatch.undo()
+        give(other, 777)
+
+    monkeypatch.setattr(ring, "add", beaten)
+    now = np.full((1, 1), 4, np.float32)
+    reward = np.array([np.nan if how == "nan" else 0], np.float32)
+    done = np.array([how == "end"])
+    first.add(now, now + 1, np.zeros((1, 1), np.float32), reward, done, [{}])
+    give(first, 5 if how == "nan" else 50)
+    give(first, 6 if how == "nan" else 51)
+    samples = first.sample(300)
+    steps = samples.next_observations - samples.observations
+    assert set(steps.flatten().tolist()) == {1}
+
+
 def test_the_folder_says_whose_it_is(tmp_path):
     buffer = adapter.ReplayBuffer(50, LINE, LINE, "cpu", path=tmp_path / "ring")
     give(buffer, 0)

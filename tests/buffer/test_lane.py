@@ -196,6 +196,17 @@ def test_a_buffer_that_is_closed_takes_no_step(tmp_path, taken):
     assert (tmp_path / "b" / "data-000001" / "records.bin").read_bytes() == held
 
 
+def test_a_closed_buffer_that_is_still_held_keeps_no_commit_open(tmp_path, taken):
+    buffer = make(tmp_path / "b")
+    for number in range(2 * SLOTS):
+        buffer.add(step_of(number))
+    assert taken
+    # Both mappings of it have gone, that of the lane and its file's own.
+    buffer.close()
+    maps = Path("/proc/self/maps").read_text().split("\n")
+    assert not [line for line in maps if str(tmp_path) in line and "COMMIT" in line]
+
+
 def test_a_forked_child_takes_no_step(tmp_path, taken):
     with make(tmp_path / "b") as buffer:
         for number in range(2 * SLOTS):

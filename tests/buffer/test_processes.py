@@ -332,8 +332,11 @@ def test_a_reader_outlives_a_rebuild_that_was_killed_at_the_switch(tmp_path):
         child = os.fork()
         if child == 0:
             # The owner's pid is checked; here the child stands for the owner.
-            twin.buffer._parts.writer._owner = Owner()
-            twin.buffer.resize(9)
+            try:
+                twin.buffer._parts.writer.owner = Owner()
+                twin.buffer.resize(9)
+            finally:
+                os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
         parts = twin.buffer._parts
         twin.buffer._finalizer.detach()

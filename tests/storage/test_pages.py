@@ -172,8 +172,9 @@ def test_a_file_that_another_thread_closed_is_for_the_gather_to_tell(file):
     pages = Pages(file, ROW)
     file.close()
     assert pages.prefetch(np.arange(9)) == 0
+    Pages(file, ROW, "always").prefetch(np.arange(9))
     with pytest.raises(FailedError, match="it was closed meanwhile"):
-        Pages(file, ROW, "always").prefetch(np.arange(9))
+        file.pread(4, 0)
 
 
 @pytest.mark.skipif(not hasattr(os, "RWF_NOWAIT"), reason="the system has none")

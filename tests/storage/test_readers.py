@@ -204,9 +204,49 @@ def test_what_is_in_the_way_of_a_read_is_told(long_rows, monkeypatch, make):
     os.truncate(file.path, values.nbytes - 100)
     with pytest.raises(CorruptError, match=r"rows ends at byte .* cut while open"):
         rows.take(wanted, out)
+
+
+def test_a_file_that_is_closed_is_told_where_it_is_read(long_rows, monkeypatch):
+    file, values = long_rows[0]._file, long_rows[1]
+    rows = ReadRows(file, values.dtype, LONG, "auto")
+    lacking(rows.pages, monkeypatch, missing=True)
+    wanted, out = np.arange(MANY), np.empty((MANY, *LONG), np.uint8)
+    rows.pages.prefetch(wanted)
     file.close()
     with pytest.raises(FailedError, match="it was closed meanwhile"):
         rows.take(wanted, out)
+    assert rows.take(wanted[:0], out[:0]) is not None
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_mapping_outlives_the_file_that_was_closed(
+    long_rows, monkeypatch, tmp_path, when
+):
+    """Or whose number was given to another one while it was read."""
+    rows, values = long_rows
+    lacking(rows.pages, monkeypatch, missing=True)
+    wanted, out = np.arange(MANY), np.empty((MANY, *LONG), np.uint8)
+    rows.pages.prefetch(wanted, now=True)
+    fd, kernel = rows._file.fd, readers._copies
+
+    class Closing:
+        def read_rows(self, *given):
+            rows._file.close()
+            (tmp_path / "other").write_bytes(bytes(values.nbytes))
+            other = os.open(tmp_path / "other", os.O_RDONLY)
+            assert other == fd
+            told = kernel.read_rows(*given)
+            os.close(other)
+            return told
+
+        def copy_rows(self, *given):
+            return kernel.copy_rows(*given)
+
+    if when == "before":
+        rows._file.close()
+    else:
+        monkeypatch.setattr(readers, "_copies", Closing())
+    assert (rows.take(wanted, out) == values[wanted]).all()
 
 
 @pytest.mark.parametrize("make", [MappedRows, ReadRows])
@@ -241,3 +281,29 @@ def test_who_is_not_to_look_maps(long_rows, monkeypatch, advise):
     assert (rows.take(wanted, out) == values[:MANY]).all()
     assert found == ["copy_rows"]
     assert (asked > 0) == bool(ranges) == (advise == "always")
+
+
+def test_records_of_a_page_and_more_are_read_where_pages_were_missing(
+    tmp_path, monkeypatch, rng
+):
+    """Of a scan, which else copies each field apart out of the mapping."""
+    fields = {f"f{k}": mr.Field((900,), "float32") for k in range(2)}
+    schema, count = mr.Schema(fields), 1100
+    columns = {path: rng.random((count, 900), np.float32) for path in fields}
+    with mr.ReplayBuffer.create(tmp_path / "b", schema, count) as buffer:
+        buffer.extend(columns)
+        store = buffer._parts.store
+        assert store.placement.stride >= 4096
+        asked = []
+        found = ways(monkeypatch, asked)
+        rows = np.arange(count)
+        for missing in (True, False):
+            found.clear()
+            pages = store._records.pages
+            lacking(pages, monkeypatch, missing)
+            pages._cold_calls = 0
+            store.prefetch(rows, list(fields), now=True)
+            got = store.gather(rows, list(fields))
+            assert all((got[path] == columns[path]).all() for path in fields)
+            assert found == (["read_rows"] if missing else [])
+        assert asked == [True]
