@@ -254,7 +254,8 @@ def make_place(path: Path, otherwise: str = "choose another, or remove it") -> N
 
 def _refuse_no_folder(place: Path) -> None:
     """Refuse a place where no folder can be made."""
-    if os.path.isdir(place) or not os.path.lexists(place):
+    # In this order: another process may make it meanwhile.
+    if not os.path.lexists(place) or os.path.isdir(place):
         return
     if os.path.exists(place):
         raise FormatError(

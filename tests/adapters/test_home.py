@@ -2,6 +2,7 @@
 
 import gc
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import torch
 from mmreplay import Field, NStep, Schema
 from mmreplay.adapters import places, skrl, tmrl, velora
 from mmreplay.adapters.home import Home
+from mmreplay.buffer import lifecycle
 from mmreplay.errors import FormatError, SchemaError
 from mmreplay.storage.lock import WriterLock
 
@@ -294,3 +296,17 @@ def test_adapters_pickle_as_a_path_and_go_on_drawing(tmp_path, make):
     again = pickle.loads(data)
     assert (len(again), draw(again)) == (length, drawn)
     again.home.close()
+
+
+def test_a_place_that_another_process_makes_meanwhile_is_taken(tmp_path, monkeypatch):
+    place, isdir = tmp_path / "names" / "any-0", os.path.isdir
+
+    def late(path):
+        told = isdir(path)
+        place.mkdir(parents=True, exist_ok=True)
+        return told
+
+    monkeypatch.setattr(os.path, "isdir", late)
+    lifecycle.make_place(place)
+    monkeypatch.undo()
+    assert place.is_dir()
