@@ -74,6 +74,7 @@ class Adding(OpenBuffer):
         if self.limit is not None:
             self._await_insert()
         with self._turn:
+            # As `_writer` does, whose call a step would notice.
             parts = self._parts
             writer = parts.writer
             if writer is None or parts.closed:

@@ -64,8 +64,7 @@ class Committer:
             FailedError: A sync failed before, or the commit fails again.
             FullError: No space is left.
         """
-        if self.failure is not None:
-            self._refuse()
+        self._refuse()
         if self.owed:
             self._make_up()
 

@@ -160,7 +160,7 @@ class Store(Protocol):
         Args:
             rows: int64 ``[B]``.
             paths: Of the fields.
-            now: The gather comes next, and asks for what it has asked for itself.
+            now: The gather comes next; what it reads it asks for then.
 
         Returns:
             Bytes asked for; 0 where all seem to be in memory.

@@ -84,7 +84,7 @@ class Lane:
             book.next_live = BOTH_LIVE - live
             book.heads, book.published = heads, (heads, book.tails)
         except BaseException:
-            # As of every publication: see there.
+            # All of this is what `CommitWriter.publish` does, around one call.
             book.recall()
             raise
         return heads

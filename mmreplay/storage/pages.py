@@ -74,7 +74,7 @@ class Pages:
 
         Args:
             rows: int64 ``[N]``.
-            now: They are taken next, so that nobody is asked who would be then.
+            now: They are taken next: what `reads` them asks the disk itself.
 
         Returns:
             Bytes asked for.

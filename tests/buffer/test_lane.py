@@ -71,7 +71,7 @@ def step_of(number, num_envs=1, ends=(False, False)):
 
 
 def files_of(folder):
-    """Files of rows; of COMMIT's slots those of who reads, but for their numbers."""
+    """All but COMMIT, which has times and numbers in it."""
     found = {}
     for file in sorted(folder.glob("data-*/*")):
         if file.is_file() and file.name != "COMMIT":
