@@ -18,13 +18,14 @@ from mmreplay.adapters.home import Home, Kept, StrPath
 from mmreplay.adapters.memory_cursor import Cursor, cursor_of
 from mmreplay.adapters.memory_files import Format, check_format
 from mmreplay.adapters.tensors import (
-    Shape,
     Tensor,
+    Way,
     found_roles,
+    looked,
     space_shape,
     space_size,
 )
-from mmreplay.adapters.values import check_counts, seed_of_draws
+from mmreplay.adapters.values import LOOKS, check_counts, seed_of_draws
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import SchemaError
 from mmreplay.format import metadata
@@ -102,7 +103,7 @@ class Rows(Kept):
         self.sampling_indexes: torch.Tensor | None = None
         self._declared: dict[str, Tensor] = {}
         self._kept: dict[str, bool] = {}
-        self._plain: list[tuple[str, str, Shape, Shape | None]] | None = None
+        self._plain: list[Way] | None = None
         self._mutable = frozenset(mutable)
         self._seed = seed_of_draws() if seed is None else seed
         self._cursor = Cursor(self.num_envs)
@@ -320,28 +321,24 @@ class Rows(Kept):
         if ring is None or cursor.env_index or len(tensors) != len(self._declared):
             return False
         if self._plain is None:
-            every = self._declared.items()
-            self._plain = [(name, *each.plain(self.num_envs)) for name, each in every]
-        columns: Columns = {}
-        try:
-            for name, path, given, stored in self._plain:
-                array = tensors[name].numpy()
-                if stored is not None and array.shape != given:
-                    return False
-                columns[path] = array if stored is None else array.reshape(stored)
-        except (KeyError, AttributeError, TypeError, RuntimeError):
-            # A tensor on a device, with a gradient or without a numpy dtype; or none.
-            return False
-        try:
-            if ring.add_as_is(columns) is None:
-                return False  # another shape or dtype
-            full = cursor.moved(self.num_envs, ring)
-        except BaseException:
-            cursor.sure = False  # an interrupt: rows may be in that were not counted
-            raise
-        if full and self.export:
-            self._export()
-        return True
+            every = self._declared.values()
+            self._plain = [each.plain(self.num_envs) for each in every]
+        for look in LOOKS:
+            columns = looked(self._plain, look, tensors)
+            if columns is None:
+                continue
+            try:
+                if ring.add_as_is(columns) is None:
+                    continue  # another shape or dtype, or an end in a capsule
+                full = cursor.moved(self.num_envs, ring)
+            except BaseException:
+                # An interrupt: rows may be in that were not counted.
+                cursor.sure = False
+                raise
+            if full and self.export:
+                self._export()
+            return True
+        return False
 
     def _columns(
         self, given: Mapping[str, torch.Tensor], names: list[str]

@@ -19,7 +19,7 @@ from mmreplay.adapters.pytorchrl_data import (
     stretches,
 )
 from mmreplay.adapters.pytorchrl_rows import RowStorage
-from mmreplay.adapters.values import check_counts, seed_of_draws
+from mmreplay.adapters.values import LOOKS, check_counts, seed_of_draws
 from mmreplay.buffer.replay_buffer import ReplayBuffer as Ring
 from mmreplay.errors import SchemaError
 from mmreplay.samplers.base import Sampler
@@ -152,9 +152,10 @@ class RingStorage(RowStorage):
         self._settle()
         ring = self._ring
         if ring is not None and not self._slices:
-            plain = self._plain(sample)
-            if plain is not None and ring.add_as_is(plain) is not None:
-                return
+            for look in LOOKS:
+                plain = self._plain(sample, look)
+                if plain is not None and ring.add_as_is(plain) is not None:
+                    return
         columns = self._columns(sample)
         if self._ring is None:
             self._make({path: value[None] for path, value in columns.items()})

@@ -22,7 +22,7 @@ from mmreplay.adapters.pytorchrl_data import (
     shapes_of,
     zeros_like,
 )
-from mmreplay.adapters.values import array_of
+from mmreplay.adapters.values import LOOK_ERRORS, Look, array_of
 from mmreplay.buffer.replay_buffer import ReplayBuffer as Ring
 from mmreplay.errors import SchemaError
 from mmreplay.nesting import unflatten
@@ -110,22 +110,26 @@ class RowStorage(Hooks, Kept):
             found[ENDED] = ends[..., 0] != 0
         return found
 
-    def _plain(self, sample: Mapping[str, Any]) -> Columns | None:
+    def _plain(self, sample: Mapping[str, Any], look: Look) -> dict[str, object] | None:
         """A transition as it mostly comes, which the ring is asked to take as it is.
 
+        Args:
+            sample: The transition.
+            look: See `LOOKS`.
+
         Returns:
-            Arrays by path; None where a value is not a plain tensor on the CPU.
+            What it takes by path; None where a value is not a plain tensor.
         """
         if self._plan is None:
             self._plan = self._planned()
-        found: Columns = {}
+        found: dict[str, object] = {}
         try:
             for path in self._plan:
-                found[path] = sample[path].numpy()
+                found[path] = look(sample[path])
             if DONE2 in found:
-                ends = found[DONE2]
+                ends = sample[DONE2].numpy()
                 found[ENDED] = ends.reshape(ends.shape[:-1]) != 0
-        except (KeyError, AttributeError, TypeError, ValueError, RuntimeError):
+        except (*LOOK_ERRORS, ValueError):
             return None
         return found or None
 

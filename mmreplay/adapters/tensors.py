@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +11,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from mmreplay.adapters.values import LOOK_ERRORS, Look, capsule_of
 from mmreplay.errors import SchemaError
 from mmreplay.schema import Field
 from mmreplay.schema.roles import ROLES
 
 Shape = tuple[int, ...]
+Way = tuple[str, str, Shape | None, Shape]
+"""How a tensor goes in: its name; its path; the shape of its samples where that is not
+what is stored, at which the ring looks, or None; and what is stored."""
 ENDS = ("terminated", "truncated")
 UNDER = "tensor/"
 """Where a tensor is stored whose name is that of a role it does not play."""
@@ -90,21 +94,17 @@ class Tensor:
             value = value.to("cpu", self.dtype)
         if self.dtype is torch.bfloat16:
             value = value.contiguous().view(torch.uint16)
-        array: NDArray[Any] = value.detach().numpy()
+        array: NDArray[Any] = value.numpy(force=True)
         shape = (len(array), *self.field.shape)
         return array if array.shape == shape else array.reshape(shape)
 
-    def plain(self, count: int) -> tuple[str, Shape, Shape | None]:
-        """What so many samples look like that are stored as they come.
-
-        Returns:
-            The field's path, the shape of their array, and the shape in which it is
-            stored, None for the same.
-        """
+    def plain(self, count: int) -> Way:
+        """How so many samples go in that are stored as they come; see `looked`."""
+        stored = (count, *self.field.shape)
         if self.dtype is torch.bfloat16:
-            return self.path, (-1,), ()  # a shape of none: it has no array
-        stored = None if self.field.shape == self.shape else (count, *self.field.shape)
-        return self.path, (count, *self.shape), stored
+            return self.name, self.path, (-1,), stored  # of no shape: it has no array
+        given = (count, *self.shape)
+        return self.name, self.path, None if given == stored else given, stored
 
     def seen(self, array: NDArray[Any]) -> torch.Tensor:
         """Stored values ``[*lead, *shape]`` as they lie, without a copy."""
@@ -119,6 +119,34 @@ class Tensor:
         if array.ndim == len(self.shape) + 1 and array.shape[1:] == self.shape:
             return value
         return value.reshape(-1, *self.shape)
+
+
+def looked(
+    ways: Sequence[Way], look: Look, tensors: Mapping[str, torch.Tensor]
+) -> dict[str, object] | None:
+    """Samples as a ring takes them as they are.
+
+    Args:
+        ways: Of all tensors.
+        look: One of `LOOKS`.
+        tensors: Samples by name.
+
+    Returns:
+        By path; None where one is not to be had so, or is another shape.
+    """
+    found: dict[str, object] = {}
+    try:
+        for name, path, given, stored in ways:
+            value = tensors[name]
+            if given is not None:
+                if value.shape != given:
+                    return None
+                if look is not capsule_of:
+                    value = value.reshape(stored)
+            found[path] = look(value)
+    except LOOK_ERRORS:
+        return None
+    return found
 
 
 def space_size(size: Any) -> int:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]  # public
 
 from mmreplay.errors import SchemaError
+
+Look = Callable[[torch.Tensor], object]
 
 _seeded: Counter[int] = Counter()
 
@@ -46,6 +49,21 @@ def array_of(value: object) -> NDArray[Any]:
     return (value if value.is_cpu else value.cpu()).numpy()
 
 
+def capsule_of(value: torch.Tensor) -> object:
+    """What a ring takes a tensor's values from, where it takes them as they are.
+
+    A DLPack capsule: an array costs four times as much, and a step has many.
+
+    Raises:
+        TypeError: It is no tensor, or what it holds is not its values.
+        RuntimeError: It has no memory of its own.
+        BufferError: It is nowhere.
+    """
+    if type(value) is not torch.Tensor or value.is_neg():
+        raise TypeError(f"got {type(value).__name__}, expected a plain tensor")
+    return to_dlpack(value)
+
+
 def rows_of(name: str, value: object, shape: tuple[int, ...]) -> NDArray[np.float32]:
     """Values as float32 of a shape.
 
@@ -74,30 +92,45 @@ def rows_of(name: str, value: object, shape: tuple[int, ...]) -> NDArray[np.floa
     return array.reshape(shape).astype(np.float32, copy=False)
 
 
+def array_as_is(value: torch.Tensor) -> object:
+    """The same as an array, of whatever torch makes one of without a copy.
+
+    Raises:
+        TypeError: It is on a device.
+        RuntimeError: It has a gradient.
+    """
+    return value.numpy()
+
+
+LOOKS: tuple[Look, ...] = (capsule_of, array_as_is)
+"""Ways to hand a tensor to a ring as it is, the shortest first, which does not take all
+that the other does."""
+LOOK_ERRORS = (KeyError, AttributeError, TypeError, RuntimeError, BufferError)
+"""What says that there is none: it is on a device, has a gradient or no dtype of
+numpy's; or it is no tensor."""
+
+
 def plain_rows(
     shapes: Mapping[str, tuple[int, ...]], given: tuple[object, ...]
-) -> dict[str, NDArray[np.float32]] | None:
+) -> dict[str, object] | None:
     """One row of float32 fields as it mostly comes, in few calls.
 
     Args:
         shapes: Of the fields, by name.
-        given: A value of each: float32 tensors on the CPU, of the shape or with one
-            axis of 1 before it; a float or bool where there is one number.
+        given: A value of each: tensors; a float or bool where there is one number.
 
     Returns:
-        Arrays by name, or None where a value is something else: see `rows_of`.
+        What a ring is asked to take as it is, by name, or None where a value is
+        something else: see `rows_of`.
     """
-    row: dict[str, NDArray[np.float32]] = {}
+    row: dict[str, object] = {}
     for (name, shape), value in zip(shapes.items(), given, strict=True):
-        if type(value) is torch.Tensor:
-            if value.dtype is not torch.float32 or not value.is_cpu:
-                return None
-            if value.requires_grad or value.shape not in (shape, (1, *shape)):
-                return None
-            row[name] = value.numpy()
-        elif type(value) in (float, bool) and shape == (1,):
+        if type(value) in (float, bool) and shape == (1,):
             row[name] = np.array((value,), np.float32)
-        else:
+            continue
+        try:
+            row[name] = capsule_of(value)  # type: ignore[arg-type]  # or it says so
+        except LOOK_ERRORS:
             return None
     return row
 

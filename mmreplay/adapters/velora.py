@@ -192,10 +192,10 @@ class BufferBase(Kept):
         """
         given = (state, action, reward, next_state, done, hidden)
         row = plain_rows(self._shapes, given)
-        if row is None:
-            rows = zip(self._shapes.items(), given, strict=True)
-            row = {name: rows_of(name, v, shape) for (name, shape), v in rows}
-        self._ring.add(row)
+        if row is not None and self._ring.add_as_is(row) is not None:
+            return
+        rows = zip(self._shapes.items(), given, strict=True)
+        self._ring.add({name: rows_of(name, v, shape) for (name, shape), v in rows})
 
     def add_multi(
         self,

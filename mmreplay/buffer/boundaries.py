@@ -49,6 +49,7 @@ class Marker:
         self._terminated = schema.role("terminated")
         self._truncated = schema.role("truncated")
         ends = {self._terminated, self._truncated} - {None}
+        self._endless = {path: np.zeros(num_envs, bool) for path in ends if path}
         self._bools = all(schema.fields[path].dtype == "bool" for path in ends if path)
         self.before = np.full(num_envs, FINAL, np.uint8)
         self._none = self.pending = np.zeros(num_envs, np.uint8)
@@ -124,12 +125,13 @@ class Marker:
         """Flags of one step of all environments, uint8 ``[E]``; nobody may change them.
 
         Args:
-            columns: Per path ``[E, *shape]``.
+            columns: Per path ``[E, *shape]``, looked at where the step may end.
             ends: TERMINATED and TRUNCATED, as the step may say somewhere.
         """
         if not ends and self.before is self._calm and self.pending is self._none:
             return self._none
-        flags: NDArray[np.uint8] = self.plain(columns, 1)[0]
+        told = columns if ends else self._endless
+        flags: NDArray[np.uint8] = self.plain(told, 1)[0]
         return flags
 
     def step(self, columns: Columns) -> NDArray[np.uint8]:

@@ -45,6 +45,8 @@ read_member(Packer *self, Member *member, PyObject *item)
         PyErr_Format(PyExc_ValueError, "Packer: %R takes no scalars", path);
         return -1;
     }
+    if (code_of(dtype, &member->code) < 0)
+        return -1;
     member->kind = kind_length ? *kind : 0;
     Py_INCREF(path);
     Py_INCREF(dtype);

@@ -6,6 +6,7 @@ typedef struct {
     Py_ssize_t ndim, itemsize, nbytes, offset;
     long mark;
     char kind;
+    uint8_t code;
 } Member;
 
 typedef struct {
@@ -19,6 +20,8 @@ typedef struct {
 } Packer;
 
 enum { TAKEN = 0, ODD = 1, FAILED = -1 };
+
+#include "_rows_exchange.h"
 
 /* Puts a value's bytes in their place: into the record, or among the marks. */
 static int
@@ -125,12 +128,28 @@ take_int(Packer *self, const Member *member, PyObject *value, long *marks)
     return put(self, member, &number, marks);
 }
 
+/* Long values are not packed here: who writes them looks for arrays. */
+static int
+take_exchanged(Packer *self, const Member *member, const Exchanged *value, long *marks)
+{
+    Seen seen;
+    if (member->offset < 0 && !member->mark)
+        return ODD;
+    if (see(value, member, &seen) != TAKEN ||
+        !in_order(&seen, member->itemsize) || !same_shape(member, &seen.view))
+        return ODD;
+    return put(self, member, seen.view.buf, marks);
+}
+
 static int
 take(Packer *self, const Member *member, PyObject *value, long *marks)
 {
     PyObject *type = (PyObject *)Py_TYPE(value);
     if (type == self->array_type)
         return take_array(self, member, value, marks);
+    const Exchanged *given = exchanged(value);
+    if (given)
+        return take_exchanged(self, member, given, marks);
     if (type == member->scalar)
         return take_own(self, member, value, marks);
     switch (member->kind) {

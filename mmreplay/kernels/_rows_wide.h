@@ -48,10 +48,30 @@ put_each(Packer *self, const Member *member, const char *from, Py_ssize_t apart,
             *marks |= member->mark;
 }
 
+/* Where the ends are, or long values, is looked up in arrays later. */
+static int
+take_each_exchanged(Packer *self, const Member *member, const Exchanged *value,
+                    long *marks)
+{
+    Seen seen;
+    Py_ssize_t apart;
+    long ends = 0;
+    if (!self->together || (member->offset < 0 && !member->mark) ||
+        see(value, member, &seen) != TAKEN ||
+        laid(self, member, &seen.view, &apart) != TAKEN)
+        return ODD;
+    put_each(self, member, seen.view.buf, apart, &ends);
+    *marks |= ends;
+    return ends ? ODD : TAKEN;
+}
+
 static int
 take_each(Packer *self, const Member *member, PyObject *value, long *marks)
 {
     Py_buffer view;
+    const Exchanged *given = exchanged(value);
+    if (given)
+        return take_each_exchanged(self, member, given, marks);
     if ((PyObject *)Py_TYPE(value) != self->array_type)
         return ODD;
     int same = same_dtype(self, member, value);

@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.kernels import crc
+from mmreplay.kernels import crc, exchange
 from mmreplay.kernels.lane import Lane as Lane
 from mmreplay.kernels.lane import LaneKernel
 from mmreplay.kernels.slot import Slot as Slot
@@ -68,7 +68,8 @@ class PackerKernel(Protocol):
     def wide(self, given: Mapping[str, object], /) -> int:
         """Take one step of all environments, if every value is plain.
 
-        Plain is as in `block`, of ``[E, *shape]`` and of any strides.
+        Plain is as in `block`, of ``[E, *shape]`` and of any strides. DLPack capsules
+        are as in `step`, where `rows` is not empty and no end of theirs is true.
 
         Returns:
             As `step` does, the bits of the fields that may be true somewhere.
@@ -237,10 +238,12 @@ class Packer:
             return -1
         marks = 0
         for member, view in zip(self._members, self._views, strict=True):
-            path = member[0]
-            if not self._plain(given[path], member):
+            value: Any = given[member[0]]
+            seen = exchange.shown(value, bool(member[-1] and not member[5]))
+            if seen is not None:
+                value = None if view is None and not member[-1] else seen
+            if not self._plain(value, member):
                 return -1
-            value: Any = given[path]
             if view is not None:
                 shaped = view[None] if np.ndim(value) > view.ndim else view
                 shaped[...] = value
@@ -266,6 +269,12 @@ class Packer:
         marks = 0
         for member, view in zip(self._members, self._wide, strict=True):
             value = cast("NDArray[Any]", given[member[0]])
+            seen = exchange.shown(value, bool(member[-1] and not member[5]))
+            if seen is not None:
+                value = seen
+                known = len(self.rows) and (view is not None or member[-1])
+                if not known or not value[:1].flags.c_contiguous:
+                    return -1
             if type(value) is not self._array or value.dtype != member[1]:
                 return -1
             if value.shape != (self.num_envs, *member[5]):
@@ -274,6 +283,8 @@ class Packer:
                 view[...] = value
             # Only of single bytes is the truth looked for.
             if member[-1] and (value[0].nbytes != 1 or value.view(np.uint8).any()):
+                if seen is not None:
+                    return -1
                 marks |= member[-1]
         return marks
 

@@ -34,8 +34,11 @@ LEAST_NBYTES = 16 << 10
 # found there.
 WARM_CALLS = 8
 PAGE_MASK = ~(mmap.PAGESIZE - 1)
-# Asked for at once, for single steps to come, and how long they may be stored into.
+# Asked for at once, for so many single steps to come, within these bounds, and how long
+# they may be stored into.
+NEAR_STEPS = 192
 NEAR_NBYTES = 64 << 10
+FAR_NBYTES = 256 << 10
 NEAR_S = 1.0
 # Longer steps are copied for most of their time, either way.
 SHORT_NBYTES = 4 << 10
@@ -91,12 +94,16 @@ class Inlet:
             nbytes: How many they are.
         """
         stop = offset + nbytes
-        near = self.near <= offset and stop <= self.far and monotonic() < self.until
-        if (near or self._approach(offset, stop)) and self.file.fd >= 0:
+        if self.ready(offset, stop) and self.file.fd >= 0:
             files.disk.store(self.file.fd, self.mapping, offset, data)  # type: ignore[arg-type]  # made by then
             return
         self.file.pwrite(data, offset)
         self._reached = max(self._reached, stop)
+
+    def ready(self, offset: int, stop: int) -> bool:
+        """Have pages ready for one step, and steps to come, if they may be stored."""
+        near = self.near <= offset and stop <= self.far and monotonic() < self.until
+        return near or self._approach(offset, stop)
 
     def put_pieces(self, data: memoryview, offset: int) -> None:
         """The same of long rows, whose pages are taken to be new."""
@@ -113,6 +120,8 @@ class Inlet:
         if self._rests:
             self._rests -= 1
             return False
+        nbytes = min(max(NEAR_STEPS * (stop - first), NEAR_NBYTES), FAR_NBYTES)
+        far = min(first + nbytes, self._reached)
         first &= PAGE_MASK
         now = monotonic()
         jumps = now < self.until and not self.near <= first <= self.far
@@ -120,7 +129,7 @@ class Inlet:
         if self._jumps > JUMPS:
             self._rests, self._jumps = RESTS, 0
             return False
-        nbytes = min(first + NEAR_NBYTES, self._reached) - first
+        nbytes = far - first
         if (self.mapping or self._map()) is None:
             return False
         try:
@@ -133,7 +142,7 @@ class Inlet:
         if not ready:
             self._rests = RESTS
             return False
-        self.near, self.far = first, first + nbytes
+        self.near, self.far = first, far
         self.until = now + NEAR_S
         return True
 

@@ -79,7 +79,10 @@ class Lane:
         heads = self._coming[at] if 0 <= at < COMING else self._after(head)
         row, place = head % self._slots * self._envs, book.size * live
         try:
-            if not self._add(given, row, place, next(book.numbers), heads):
+            added = self._add(given, row, place, next(book.numbers), heads)
+            if not added and self._goes_on(row, head):
+                added = self._add(given, row, place, next(book.numbers), heads)
+            if not added:
                 return None
             book.next_live = BOTH_LIVE - live
             book.heads, book.published = heads, (heads, book.tails)
@@ -96,10 +99,21 @@ class Lane:
         self._first = head
         return self._coming[0]
 
+    def _goes_on(self, row: int, head: int) -> bool:
+        """Lease the rows behind those that were leased, once they are used up."""
+        if not row <= self._high < row + self._envs:
+            return False
+        (records, flags), stop = self._inlets, row + self._envs
+        ready = flags.ready(row, stop)
+        if not records.ready(row * self._stride, stop * self._stride) or not ready:
+            return False
+        self.lease(head)
+        return self._allows(row)
+
     def _allows(self, row: int) -> bool:
         book = self._book
         good = self._limits is book.limits and self._tails is book.tails
-        return good and self._low <= row < self._high
+        return good and self._low <= row <= self._high - self._envs
 
     def lease(self, head: int) -> None:
         """Take the rows from a position on whose pages are ready, if any are."""
@@ -109,7 +123,7 @@ class Lane:
             return
         low = max(-(-records.near // self._stride), flags.near)
         high = min(records.far // self._stride, flags.far)
-        if not low <= row < high or book.closed:
+        if not low <= row <= high - self._envs or book.closed:
             return
         # What says that the lease is good comes last: Ctrl-C may come in between.
         self._limits, self._until = NOTHING, 0.0

@@ -12,9 +12,12 @@ import pytest
 
 import mmreplay as mr
 from mmreplay import mounts
+from mmreplay.disk import Disk
 from mmreplay.errors import FailedError, ForkedError
+from mmreplay.storage import inlet
 from mmreplay.storage import lane as module
 from mmreplay.storage.lane import Lane
+from mmreplay.storage.ledger import CommitWriter
 from mmreplay.verify import verify_buffer
 from tools.torture.disks import WatchedDisk, using
 
@@ -236,6 +239,48 @@ def test_a_disk_that_is_put_in_place_later_sees_every_store(tmp_path, taken):
         assert disk.calls["store"] + disk.calls["pwrite"] >= 30
         buffer.add(step_of(3))
         assert len(taken) == 1
+
+
+@pytest.mark.parametrize(("num_envs", "layout"), RINGS)
+def test_it_goes_on_from_one_stretch_to_the_next(
+    tmp_path, taken, monkeypatch, num_envs, layout
+):
+    """Only where limits are raised, or a lap begins, is a step left to other ways."""
+    slots = 16 * SLOTS
+    monkeypatch.setattr(inlet, "NEAR_NBYTES", 4096)
+    monkeypatch.setattr(inlet, "NEAR_STEPS", 1)
+    asked, raised = [], []
+    populate, give_up = Disk.populate, CommitWriter.give_up
+
+    def note(self, address, nbytes):
+        asked.append(nbytes)
+        populate(self, address, nbytes)
+
+    def raise_(self, limits):
+        raised.append(limits)
+        give_up(self, limits)
+
+    schema = mr.Schema(FIELDS)
+    with mr.ReplayBuffer.create(
+        tmp_path / "b", schema, slots, num_envs=num_envs, layout=layout,
+    ) as buffer:  # fmt: skip
+        for number in range(2 * slots):
+            buffer.add(step_of(number, num_envs))
+        taken.clear()
+        monkeypatch.setattr(Disk, "populate", note)
+        monkeypatch.setattr(CommitWriter, "give_up", raise_)
+        for number in range(3 * slots):
+            buffer.add(step_of(number, num_envs))
+        left = set(range(2 * slots, 5 * slots)) - set(taken)
+        # Two each time, and one a lap.
+        assert len(left) <= 2 * len(raised) + 3
+        assert len(asked) > 100
+        for env in range(num_envs):
+            positions = np.arange(4 * slots, 5 * slots)
+            found = buffer.get_field("reward", env, positions)
+            expected = np.arange(2 * slots, 3 * slots) * 10 + env
+            assert found.tolist() == expected.tolist()
+    assert verify_buffer(tmp_path / "b").ok
 
 
 def test_heads_handed_out_stay_as_they_were(tmp_path, taken):

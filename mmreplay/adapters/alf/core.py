@@ -26,7 +26,7 @@ from mmreplay.adapters.alf.episodes import (
     last_rows,
 )
 from mmreplay.adapters.alf.errors import RefusedError, UnknownError, refusing
-from mmreplay.adapters.alf.nests import Columns
+from mmreplay.adapters.alf.nests import Columns, Given
 from mmreplay.adapters.alf.sharing import hung_up, serves
 from mmreplay.adapters.home import Home
 from mmreplay.batch import Batch
@@ -179,7 +179,7 @@ class Core:
             self._turn.notify_all()
         return True
 
-    def enqueue_plain(self, columns: Columns) -> bool:
+    def enqueue_plain(self, columns: Given) -> bool:
         """Add one row of each, in mid-episode; False leaves it to `enqueue`."""
         with self._turn:
             whole = self._log.plain(columns, self.buffer.published)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.adapters.alf.errors import RefusedError
-from mmreplay.adapters.alf.nests import Columns, path_of
+from mmreplay.adapters.alf.nests import Columns, Given, path_of
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.schema import Field
 
@@ -204,11 +204,11 @@ class Log:
         self._heads = self._heads.copy()
         self._heads[late] = buffer.heads[late]
 
-    def plain(self, columns: Mapping[str, NDArray[Any]], heads: Ids) -> Columns | None:
+    def plain(self, columns: Mapping[str, object], heads: Ids) -> Given | None:
         """A row of every environment with what is stored beside it, in few calls.
 
         Args:
-            columns: Leaves of the row.
+            columns: Leaves of the row, an array the one that tells of episodes.
             heads: int64 ``[E]``, what the ring published last.
 
         Returns:
@@ -223,7 +223,7 @@ class Log:
         path = self.names.step_type
         if path is None:
             return dict(columns)
-        types = columns[path]
+        types: NDArray[Any] = columns[path]  # type: ignore[assignment]  # as asked for
         if types.tobytes() != self._middle:
             # The ring looks at the shape later, when these bytes are remembered: those
             # of one MID in int64 are those of MID and FIRST in int32.

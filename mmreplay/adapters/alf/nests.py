@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from mmreplay.adapters.alf.errors import MissingError, UnfitError
+from mmreplay.adapters.values import LOOK_ERRORS, Look
 from mmreplay.schema import Field
 
 STEM = "step"
@@ -97,6 +98,7 @@ def flatten(spec: Any, nest: Any, path: str = STEM) -> Columns:
 
 Outline = tuple[type, tuple[Any, ...], tuple[Any, ...]]
 """Of a nest: its type, the keys of its parts, and of each its outline, or its path."""
+Given = dict[str, object]
 
 
 def outlined(spec: Any, path: str = STEM) -> Outline | str:
@@ -108,14 +110,16 @@ def outlined(spec: Any, path: str = STEM) -> Outline | str:
     return type(spec), tuple(parts), tuple(inner)
 
 
-def plain(outline: Outline | str, nest: Any, found: Columns) -> bool:
+def plain(
+    outline: Outline | str, nest: Any, found: Given, looks: Mapping[str, Look]
+) -> bool:
     """Put the leaves of a nest into a dict, as it mostly comes, in few calls.
 
     Args:
         outline: Of the spec.
-        nest: Of the very types of the spec, its leaves tensors of numpy's dtypes on
-            the CPU.
-        found: Arrays by path, written.
+        nest: Of the very types of the spec, its leaves tensors.
+        found: What a ring takes as it is, by path, written.
+        looks: Of each path, one of `LOOKS`.
 
     Returns:
         Whether it is so; where not, see `flatten`.
@@ -132,10 +136,10 @@ def plain(outline: Outline | str, nest: Any, found: Columns) -> bool:
             if isinstance(part, str):
                 if type(value) is not torch.Tensor:
                     return False
-                found[part] = value.numpy()
-            elif not plain(part, value, found):
+                found[part] = looks[part](value)
+            elif not plain(part, value, found, looks):
                 return False
-    except (KeyError, TypeError, RuntimeError):
+    except LOOK_ERRORS:
         return False
     return True
 
@@ -143,10 +147,9 @@ def plain(outline: Outline | str, nest: Any, found: Columns) -> bool:
 def array(leaf: Any) -> NDArray[Any]:
     """A tensor, of any device, as an array; of bfloat16 its bits."""
     if isinstance(leaf, torch.Tensor):
-        leaf = leaf.detach().cpu()
         if leaf.dtype == torch.bfloat16:
             leaf = leaf.view(torch.uint16)
-        found: NDArray[Any] = leaf.numpy()
+        found: NDArray[Any] = leaf.numpy(force=True)
         return found
     return np.asarray(leaf)
 

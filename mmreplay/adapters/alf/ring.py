@@ -15,10 +15,10 @@ from mmreplay.adapters.alf.core import Core, Plan
 from mmreplay.adapters.alf.drawing import Law
 from mmreplay.adapters.alf.episodes import Names, ReturnRule
 from mmreplay.adapters.alf.errors import RefusedError, refusing
-from mmreplay.adapters.alf.nests import Columns, array, fields_of, flatten, pack
+from mmreplay.adapters.alf.nests import array, fields_of, flatten, pack
 from mmreplay.adapters.alf.sharing import Remote, Server, serve
 from mmreplay.adapters.home import Home, StrPath
-from mmreplay.adapters.values import seed_of_draws
+from mmreplay.adapters.values import LOOKS, array_as_is, seed_of_draws
 
 Ids = NDArray[np.int64]
 
@@ -102,6 +102,9 @@ class RingBuffer:
         self._remote: Remote | None = None
         self._server: Server | None = None
         self._pid, self._outline = os.getpid(), nests.outlined(data_spec)
+        # What tells of episodes is looked at here.
+        told = {path: array_as_is for path in (names.step_type,) if path}
+        self._looks = [dict.fromkeys(fields, look) | told for look in LOOKS]
         if allow_multiprocess:
             self._server = serve(self, self._own)
             self._remote = Remote(self._server.address)
@@ -158,12 +161,12 @@ class RingBuffer:
         """
         self._may_wait(blocking)
         own = None if self._own is not self._core else self._own
-        found: Columns = {}
-        whole = env_ids is None and not blocking and own is not None
-        if whole and nests.plain(self._outline, batch, found):
-            assert own is not None
-            if own.enqueue_plain(found):
-                return True
+        if env_ids is None and not blocking and own is not None:
+            for looks in self._looks:
+                found: nests.Given = {}
+                plain = nests.plain(self._outline, batch, found, looks)
+                if plain and own.enqueue_plain(found):
+                    return True
         ids = None if env_ids is None else array(env_ids)
         return self._core.enqueue(flatten(self._spec, batch), ids, blocking)
 

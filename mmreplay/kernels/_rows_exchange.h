@@ -1,0 +1,87 @@
+/* Values that come as DLPack capsules, of whichever library makes them: looked at
+ * without a call to it. https://dmlc.github.io/dlpack has the layout, version 0. */
+
+enum { ON_CPU = 1, MOST_AXES = 16 };
+enum { DL_INT = 0, DL_UINT = 1, DL_FLOAT = 2, DL_BOOL = 6, DL_NONE = 255 };
+
+typedef struct {
+    void *data;
+    int32_t device, device_id, ndim;
+    uint8_t code, bits;
+    uint16_t lanes;
+    int64_t *shape, *strides;
+    uint64_t offset;
+} Exchanged;
+
+typedef struct {
+    Py_buffer view;
+    Py_ssize_t shape[MOST_AXES], strides[MOST_AXES];
+} Seen;
+
+static const Exchanged *
+exchanged(PyObject *value)
+{
+    if (!PyCapsule_CheckExact(value) || !PyCapsule_IsValid(value, "dltensor"))
+        return NULL;
+    return PyCapsule_GetPointer(value, "dltensor");
+}
+
+/* The code of a field's dtype. */
+static int
+code_of(PyObject *dtype, uint8_t *code)
+{
+    PyObject *kind = PyObject_GetAttrString(dtype, "kind");
+    const char *name = kind ? PyUnicode_AsUTF8AndSize(kind, NULL) : NULL;
+    *code = DL_NONE;
+    if (name)
+        switch (*name) {
+        case 'b': *code = DL_BOOL; break;
+        case 'i': *code = DL_INT; break;
+        case 'u': *code = DL_UINT; break;
+        case 'f': *code = DL_FLOAT; break;
+        }
+    Py_XDECREF(kind);
+    return name ? 0 : -1;
+}
+
+/* Shows a capsule's values as an array's, with strides, in bytes; ends that come as
+ * [n, 1] as [n]. ODD where they are elsewhere, of another dtype, or nowhere. */
+static int
+see(const Exchanged *given, const Member *member, Seen *seen)
+{
+    Py_ssize_t ndim = given->ndim, nbytes = member->itemsize;
+    if (given->device != ON_CPU || given->lanes != 1 || given->code != member->code ||
+        given->bits != 8 * member->itemsize || given->data == NULL)
+        return ODD;
+    if (ndim == 2 && member->mark && !member->ndim && given->shape[1] == 1)
+        ndim--;
+    if (ndim > member->ndim + 1 || ndim > MOST_AXES)
+        return ODD;
+    for (Py_ssize_t i = ndim; i > 0; i--) {
+        seen->shape[i - 1] = (Py_ssize_t)given->shape[i - 1];
+        seen->strides[i - 1] =
+            given->strides ? (Py_ssize_t)given->strides[i - 1] * member->itemsize
+                           : nbytes;
+        nbytes *= seen->shape[i - 1];
+    }
+    seen->view = (Py_buffer){
+        .buf = (char *)given->data + given->offset,
+        .len = nbytes,
+        .ndim = (int)ndim,
+        .shape = seen->shape,
+        .strides = seen->strides,
+    };
+    return TAKEN;
+}
+
+/* Whether they lie one after the other. */
+static int
+in_order(const Seen *seen, Py_ssize_t itemsize)
+{
+    for (Py_ssize_t i = seen->view.ndim, nbytes = itemsize; i > 0; i--) {
+        if (seen->shape[i - 1] != 1 && seen->strides[i - 1] != nbytes)
+            return 0;
+        nbytes *= seen->shape[i - 1];
+    }
+    return 1;
+}

@@ -1,0 +1,224 @@
+"""Values in DLPack capsules are taken as the arrays of the same values are, or left."""
+
+import ctypes
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.dlpack import to_dlpack
+
+import mmreplay as mr
+from mmreplay.schema.dtypes import DTYPES
+from mmreplay.storage import packing
+from mmreplay.storage.placement import place
+
+NAMED = {dtype: f"of_{dtype}" for dtype in DTYPES if dtype != "bfloat16"}
+FIELDS = {
+    **{name: mr.Field((2, 3), dtype) for dtype, name in NAMED.items()},
+    "alone": mr.Field((), "float32"),
+    "terminated": mr.Field((), "bool"),
+    "truncated": mr.Field((), "bool"),
+}
+SCHEMA = mr.Schema(FIELDS)
+ELSEWHERE = {
+    "large": mr.Field((600,), "float64"),
+    "mutable": mr.Field((2,), "float32", mutable=True),
+}
+ENVS = [1, 3]
+
+
+class Tensor(ctypes.Structure):
+    """A DLManagedTensor: https://dmlc.github.io/dlpack/latest/c_api.html."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p), ("device", ctypes.c_int32 * 2),
+        ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16), ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)), ("offset", ctypes.c_uint64),
+        ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p),
+    )  # fmt: skip
+
+
+DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: None)
+new_capsule = ctypes.pythonapi.PyCapsule_New
+new_capsule.restype = ctypes.py_object
+new_capsule.argtypes = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
+KEPT = []
+
+
+def capsule(array, name=b"dltensor", **changes):
+    """A capsule of a contiguous float32 array's values, and what is said of them."""
+    shape = (ctypes.c_int64 * array.ndim)(*array.shape)
+    told = {
+        "data": array.ctypes.data, "device": (1, 0), "ndim": array.ndim, "code": 2,
+        "bits": 32, "lanes": 1, "shape": shape,
+        "deleter": ctypes.cast(DELETER, ctypes.c_void_p).value,
+    }  # fmt: skip
+    told |= changes
+    told["device"] = (ctypes.c_int32 * 2)(*told["device"])
+    made = Tensor(**told)
+    KEPT.append((array, shape, made))
+    return new_capsule(ctypes.addressof(made), name, None)
+
+
+@pytest.fixture(params=ENVS)
+def envs(request):
+    return request.param
+
+
+@pytest.fixture
+def take(rows, monkeypatch, envs):
+    """What takes a step of some fields, and its record."""
+    monkeypatch.setattr(packing, "rows", rows)
+
+    def taker(schema=SCHEMA):
+        packer = packing.packer(schema, place(schema), envs)
+        one = packer.step if envs == 1 else packer.wide
+        return one, lambda: bytes(packer.record if envs == 1 else packer.rows)
+
+    return taker
+
+
+def step_of(rng, envs):
+    lead = (envs,) if envs > 1 else ()
+    found = {
+        path: np.frombuffer(rng.bytes(envs * f.nbytes), f.numpy)
+        .reshape((*lead, *f.shape))
+        .copy()
+        for path, f in FIELDS.items()
+    }
+    found["of_bool"] = found["of_bool"].view(np.uint8) % 2 == 1
+    none = np.zeros(lead, bool)
+    return found | {"terminated": none, "truncated": none}
+
+
+def by_numpy(array):
+    return array.__dlpack__()
+
+
+def by_torch(array):
+    return to_dlpack(torch.from_numpy(array))
+
+
+@pytest.mark.parametrize("exchange", [by_numpy, by_torch])
+def test_they_are_taken_with_every_bit(take, rng, envs, exchange):
+    (one, packed), (other, expected) = take(), take()
+    for _ in range(10):
+        step = step_of(rng, envs)
+        given = {path: exchange(array) for path, array in step.items()}
+        if envs == 1:  # where an axis of the environments may be there
+            given["alone"] = exchange(step["alone"][None])
+        assert one(given) == other(step) == 0
+        assert packed() == expected()
+
+
+@pytest.mark.parametrize("path", NAMED.values())
+def test_they_are_taken_among_arrays(take, rng, envs, path):
+    (one, packed), (other, expected) = take(), take()
+    step = step_of(rng, envs)
+    assert one(step | {path: by_torch(step[path])}) == other(step) == 0
+    assert packed() == expected()
+
+
+def test_values_that_lie_apart_are_taken(take, rng, envs):
+    """Such as columns of a tensor that holds more."""
+    (one, packed), (other, expected) = take(), take()
+    step = step_of(rng, envs)
+    wide = torch.from_numpy(rng.random((envs, 4, 3), np.float32))
+    part = wide[:, 1:3] if envs > 1 else wide[0, 1:3]
+    found = one(step | {"of_float32": to_dlpack(part)})
+    assert found == other(step | {"of_float32": part.numpy()}) == 0
+    assert packed() == expected()
+
+
+def test_what_has_no_strides_lies_in_order(take, rng, envs):
+    (one, packed), (other, expected) = take(), take()
+    step = step_of(rng, envs)
+    values = rng.random(step["of_float32"].shape, np.float32)
+    assert one(step | {"of_float32": capsule(values)}) == 0
+    assert other(step | {"of_float32": values}) == 0
+    assert packed() == expected()
+
+
+def test_values_begin_behind_an_offset(take, rng, envs):
+    (one, packed), (other, expected) = take(), take()
+    step = step_of(rng, envs)
+    shape = step["of_float32"].shape
+    more = rng.random((2, *shape), np.float32)
+    made = capsule(more[0], data=more.ctypes.data, offset=more[0].nbytes)
+    assert one(step | {"of_float32": made}) == 0
+    assert other(step | {"of_float32": more[1]}) == 0
+    assert packed() == expected()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": b"another"},
+        {"name": b"dltensor_versioned_"},
+        {"device": (2, 0)},
+        {"data": None},
+        {"code": 0},
+        {"code": 4},
+        {"bits": 64},
+        {"lanes": 2},
+    ],
+    ids=str,
+)
+def test_what_is_not_there_as_it_is_stored_is_left(take, rng, envs, changes):
+    one, _ = take()
+    step = step_of(rng, envs)
+    values = rng.random((*step["of_float32"].shape[:-2], 2, 3), np.float32)
+    assert one(step | {"of_float32": capsule(values)}) == 0
+    assert one(step | {"of_float32": capsule(values, **changes)}) == -1
+
+
+@pytest.mark.parametrize("path", ["of_float32", "alone"])
+@pytest.mark.parametrize("shape", [(3, 2), (6,), (2, 2), (1, 1), (2, 3, 1), (4,), (0,)])
+def test_other_shapes_are_left(take, rng, envs, path, shape):
+    one, _ = take()
+    lead = (envs,) if envs > 1 else ()
+    for more in (lead, (envs + 1,), (1, *lead, 1)):
+        values = np.zeros((*more, *shape), np.float32)
+        assert one(step_of(rng, envs) | {path: by_torch(values)}) == -1
+
+
+def test_values_out_of_order_are_left(take, rng, envs):
+    one, _ = take()
+    values = torch.zeros(*step_of(rng, envs)["of_float32"].shape[:-2], 3, 2)
+    assert one(step_of(rng, envs) | {"of_float32": to_dlpack(values.mT)}) == -1
+
+
+@pytest.mark.parametrize("path", ELSEWHERE)
+def test_fields_in_files_of_their_own_are_left(take, rng, envs, path):
+    field = ELSEWHERE[path]
+    one, _ = take(mr.Schema(FIELDS | {path: field}))
+    step = step_of(rng, envs)
+    lead = (envs,) if envs > 1 else ()
+    step[path] = np.zeros((*lead, *field.shape), field.numpy)
+    assert one(step) == 0
+    assert one(step | {path: by_torch(step[path])}) == -1
+
+
+@pytest.mark.parametrize(("path", "mark"), [("terminated", 2), ("truncated", 4)])
+@pytest.mark.parametrize("alone", [False, True])
+def test_ends_are_told_of_one_environment_and_left_of_more(
+    take, rng, envs, path, mark, alone
+):
+    one, _ = take()
+    step = step_of(rng, envs)
+    ends = step[path].reshape((envs,)).copy()
+    shaped = (envs, 1) if alone else (envs,)
+    assert one(step | {path: by_torch(ends.reshape(shaped))}) == 0
+    ends[-1] = True
+    expected = mark if envs == 1 else -1
+    assert one(step | {path: by_torch(ends.reshape(shaped))}) == expected
+
+
+def test_a_capsule_that_was_used_up_is_left(take, rng, envs):
+    one, _ = take()
+    step = step_of(rng, envs)
+    values = torch.from_numpy(step["of_float32"])
+    used = to_dlpack(values)
+    torch.utils.dlpack.from_dlpack(used)
+    assert one(step | {"of_float32": used}) == -1
