@@ -22,6 +22,10 @@ ENV_MAJOR_NUM_ENVS = 32
 MAX_RESERVE = 4096
 # Small rows come fast: the reserve lasts a few of the device's syncs all the same.
 RESERVE_NBYTES = 8 << 20
+# So do those of a small ring: a sixteenth of 1,024 rows is written within one sync.
+SMALL_CAPACITY = 1024
+SMALL_RESERVE = 512
+SMALL_NBYTES = 1 << 20
 MAX_BLOCK_ROWS = 1024
 
 Run = tuple[int, int, int]
@@ -92,10 +96,13 @@ class Ring:
             layout = "env_major" if small else "time_major"
         sixteenth = max(1, capacity // 16)
         # Two at least: a step and its final row are published together.
-        most = max(MAX_RESERVE, RESERVE_NBYTES // max(1, row_nbytes * num_envs))
-        if not row_nbytes:
-            most = MAX_RESERVE
-        reserve = max(2, min(most, sixteenth))
+        step_nbytes = row_nbytes * num_envs
+        most, least = MAX_RESERVE, sixteenth
+        if step_nbytes:
+            most = max(most, RESERVE_NBYTES // step_nbytes)
+        if step_nbytes and capacity >= SMALL_CAPACITY:
+            least = max(least, min(SMALL_RESERVE, SMALL_NBYTES // step_nbytes))
+        reserve = max(2, min(most, least))
         block_rows = 1 << (min(MAX_BLOCK_ROWS, sixteenth).bit_length() - 1)
         blocks = -(-(capacity + reserve + block_rows) // block_rows)
         return cls(capacity, num_envs, layout, reserve, block_rows, blocks * block_rows)

@@ -84,6 +84,18 @@ def test_sizes_are_as_the_format_says(capacity, num_envs):
     assert ring.layout == ("env_major" if num_envs <= 32 else "time_major")
 
 
+@given(st.integers(1, 10**7), st.integers(1, 300), st.integers(1, 10**6))
+def test_the_reserve_suits_what_rows_take(capacity, num_envs, row_nbytes):
+    ring, step = Ring.sized(capacity, num_envs, None, row_nbytes), row_nbytes * num_envs
+    most = max(4096, (8 << 20) // step)
+    least = min(512, (1 << 20) // step) if capacity >= 1024 else 2
+    assert ring.reserve == max(2, least, min(most, capacity // 16))
+    # What a small ring has more of is little.
+    more = (ring.reserve - max(2, capacity // 16)) * step
+    assert more <= 1 << 20
+    assert ring.slots >= capacity + ring.reserve + ring.block_rows
+
+
 @pytest.mark.parametrize("capacity", [1, 2, 15, 16, 17, 31, 33, 64, 100, 160])
 def test_no_block_with_a_living_row_is_ever_overwritten(capacity):
     """All heads of three laps, each with all limits that the protocol allows."""
