@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,10 @@ LARGER = 16
 """Times as many steps in the batches that are tried beside those asked for."""
 BLOCK_NBYTES = 1 << 20
 DROPPED_NBYTES = 64 * BLOCK_NBYTES
+PATIENCE = 10
+"""Times that pages are dropped once more, a little later, in all."""
+WAIT_S = 0.02
+"""How much later."""
 STAYS = 0.1
 """Share of rows that are still in memory from which on nothing was dropped."""
 WHOLE = 0.95
@@ -188,19 +192,28 @@ def _dropper(buffer: ReplayBuffer) -> Callable[[Drawn], float]:
     pages = [Pages(f, size, "always") for f, size in zip(files, sizes, strict=True)]
     most = pages[int(np.argmax(sizes))]
 
+    patience = PATIENCE
+
     def drop(drawn: Drawn) -> float:
+        nonlocal patience
         draw = drawn.draw
         for offset in (0, 1):
             rows = ring.rows(draw.env_ids, draw.positions + offset)
             for each in pages:
                 each.drop(rows)
         stays = stay(rows, 0)
-        if stays > STAYS:
+        tries = 0
+        while stays > STAYS and patience > 0:
             # Of a file that was written or scanned a moment ago, pages hang together
-            # in pieces of up to some MiB, which go as a whole or not at all.
+            # in pieces of up to some MiB, which go as a whole or not at all; and not
+            # while a busy system still has them on their way.
+            if tries:
+                patience -= 1
+                sleep(WAIT_S)
             for file in files:
                 os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            stays = stay(rows, 1)
+            tries += 1
+            stays = stay(rows, tries)
         return stays
 
     def stay(rows: NDArray[np.int64], first: int) -> float:
