@@ -22,10 +22,11 @@ ENV_MAJOR_NUM_ENVS = 32
 MAX_RESERVE = 4096
 # Small rows come fast: the reserve lasts a few of the device's syncs all the same.
 RESERVE_NBYTES = 8 << 20
-# So do those of a small ring: a sixteenth of 1,024 rows is written within one sync.
-SMALL_CAPACITY = 1024
-SMALL_RESERVE = 512
-SMALL_NBYTES = 1 << 20
+# And so does that of a few thousand rows, a sixteenth of which is written within one
+# sync. With fewer rows than these, most of the disk's would be beyond the capacity.
+LEAST_CAPACITY = 1024
+LEAST_RESERVE = 512
+LEAST_NBYTES = 1 << 20
 MAX_BLOCK_ROWS = 1024
 
 Run = tuple[int, int, int]
@@ -100,8 +101,8 @@ class Ring:
         most, least = MAX_RESERVE, sixteenth
         if step_nbytes:
             most = max(most, RESERVE_NBYTES // step_nbytes)
-        if step_nbytes and capacity >= SMALL_CAPACITY:
-            least = max(least, min(SMALL_RESERVE, SMALL_NBYTES // step_nbytes))
+        if step_nbytes and capacity >= LEAST_CAPACITY:
+            least = max(least, min(LEAST_RESERVE, LEAST_NBYTES // step_nbytes))
         reserve = max(2, min(most, least))
         block_rows = 1 << (min(MAX_BLOCK_ROWS, sixteenth).bit_length() - 1)
         blocks = -(-(capacity + reserve + block_rows) // block_rows)

@@ -93,7 +93,7 @@ class Tensor:
         if value.dtype is not self.dtype or not value.is_cpu:
             value = value.to("cpu", self.dtype)
         if self.dtype is torch.bfloat16:
-            value = value.contiguous().view(torch.uint16)
+            value = value.resolve_neg().contiguous().view(torch.uint16)
         array: NDArray[Any] = value.numpy(force=True)
         shape = (len(array), *self.field.shape)
         return array if array.shape == shape else array.reshape(shape)
@@ -104,7 +104,9 @@ class Tensor:
         if self.dtype is torch.bfloat16:
             return self.name, self.path, (-1,), stored  # of no shape: it has no array
         given = (count, *self.shape)
-        return self.name, self.path, None if given == stored else given, stored
+        # Of an end the ring also takes ``[n, 1]``.
+        same = given == stored and self.path not in ENDS
+        return self.name, self.path, None if same else given, stored
 
     def seen(self, array: NDArray[Any]) -> torch.Tensor:
         """Stored values ``[*lead, *shape]`` as they lie, without a copy."""

@@ -41,12 +41,9 @@ def array_of(value: object) -> NDArray[Any]:
     """
     if not isinstance(value, torch.Tensor):
         return np.asarray(value)
-    # Calls on tensors cost a microsecond each: none is made that is not needed.
-    if value.requires_grad:
-        value = value.detach()
     if value.dtype is torch.bfloat16:
         value = value.float()  # numpy has none; each of its values is one of these
-    return (value if value.is_cpu else value.cpu()).numpy()
+    return value.numpy(force=True)
 
 
 def capsule_of(value: torch.Tensor) -> object:
@@ -56,8 +53,8 @@ def capsule_of(value: torch.Tensor) -> object:
 
     Raises:
         TypeError: It is no tensor, or what it holds is not its values.
-        RuntimeError: It has no memory of its own.
-        BufferError: It is nowhere.
+        RuntimeError: It does not lie in memory as an array does, or in none of its own.
+        BufferError: Likewise; or DLPack has no such dtype.
     """
     if type(value) is not torch.Tensor or value.is_neg():
         raise TypeError(f"got {type(value).__name__}, expected a plain tensor")

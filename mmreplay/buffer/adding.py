@@ -61,7 +61,8 @@ class Adding(OpenBuffer):
         which tells what is wrong with a step.
 
         Args:
-            data: By path, with no mapping in it.
+            data: By path, with no mapping in it: arrays, numbers, or DLPack capsules of
+                arrays' values; see `PackerKernel.step`.
             published: What `published` is to be, if the step follows what is there.
 
         Returns:

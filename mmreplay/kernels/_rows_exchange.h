@@ -45,28 +45,34 @@ code_of(PyObject *dtype, uint8_t *code)
 }
 
 /* Shows a capsule's values as an array's, with strides, in bytes; ends that come as
- * [n, 1] as [n]. ODD where they are elsewhere, of another dtype, or nowhere. */
+ * [n, 1] as [n]. ODD where they are elsewhere, of another dtype or of other axes than
+ * the field's, behind one of any length; or nowhere. */
 static int
 see(const Exchanged *given, const Member *member, Seen *seen)
 {
-    Py_ssize_t ndim = given->ndim, nbytes = member->itemsize;
+    Py_ssize_t ndim = given->ndim, lead;
     if (given->device != ON_CPU || given->lanes != 1 || given->code != member->code ||
         given->bits != 8 * member->itemsize || given->data == NULL)
         return ODD;
     if (ndim == 2 && member->mark && !member->ndim && given->shape[1] == 1)
         ndim--;
-    if (ndim > member->ndim + 1 || ndim > MOST_AXES)
+    lead = ndim - member->ndim;
+    if (lead < 0 || lead > 1 || ndim > MOST_AXES)
         return ODD;
+    for (Py_ssize_t i = 0; i < member->ndim; i++)
+        if (given->shape[lead + i] != member->shape[i])
+            return ODD;
+    size_t itemsize = (size_t)member->itemsize, nbytes = itemsize;
     for (Py_ssize_t i = ndim; i > 0; i--) {
+        /* Of an axis of 1 torch says any stride: it may not be a number of bytes. */
+        size_t stride = given->strides ? (size_t)given->strides[i - 1] * itemsize : nbytes;
         seen->shape[i - 1] = (Py_ssize_t)given->shape[i - 1];
-        seen->strides[i - 1] =
-            given->strides ? (Py_ssize_t)given->strides[i - 1] * member->itemsize
-                           : nbytes;
-        nbytes *= seen->shape[i - 1];
+        seen->strides[i - 1] = (Py_ssize_t)stride;
+        nbytes *= (size_t)given->shape[i - 1];
     }
     seen->view = (Py_buffer){
         .buf = (char *)given->data + given->offset,
-        .len = nbytes,
+        .len = (Py_ssize_t)nbytes,
         .ndim = (int)ndim,
         .shape = seen->shape,
         .strides = seen->strides,
@@ -74,14 +80,15 @@ see(const Exchanged *given, const Member *member, Seen *seen)
     return TAKEN;
 }
 
-/* Whether they lie one after the other. */
+/* Whether the field's own axes lie one behind the other. */
 static int
-in_order(const Seen *seen, Py_ssize_t itemsize)
+in_order(const Seen *seen, const Member *member)
 {
-    for (Py_ssize_t i = seen->view.ndim, nbytes = itemsize; i > 0; i--) {
-        if (seen->shape[i - 1] != 1 && seen->strides[i - 1] != nbytes)
+    Py_ssize_t nbytes = member->itemsize, lead = seen->view.ndim - member->ndim;
+    for (Py_ssize_t i = member->ndim; i > 0; i--) {
+        if (member->shape[i - 1] != 1 && seen->strides[lead + i - 1] != nbytes)
             return 0;
-        nbytes *= seen->shape[i - 1];
+        nbytes *= member->shape[i - 1];
     }
     return 1;
 }

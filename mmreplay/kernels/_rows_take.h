@@ -15,8 +15,9 @@ typedef struct {
     Py_ssize_t count, num_envs, gaps;
     PyObject *record, *rows, *array_type, *double_type, *dtype_name;
     Py_buffer view, rows_view;
-    /* Rows of a step of all environments are packed by the look at it. */
-    int together;
+    /* Rows of a step of all environments are packed by the look at it; and some ends
+     * of that step came in capsules. */
+    int together, hidden;
 } Packer;
 
 enum { TAKEN = 0, ODD = 1, FAILED = -1 };
@@ -135,8 +136,8 @@ take_exchanged(Packer *self, const Member *member, const Exchanged *value, long 
     Seen seen;
     if (member->offset < 0 && !member->mark)
         return ODD;
-    if (see(value, member, &seen) != TAKEN ||
-        !in_order(&seen, member->itemsize) || !same_shape(member, &seen.view))
+    if (see(value, member, &seen) != TAKEN || !in_order(&seen, member) ||
+        !same_shape(member, &seen.view))
         return ODD;
     return put(self, member, seen.view.buf, marks);
 }

@@ -48,21 +48,20 @@ put_each(Packer *self, const Member *member, const char *from, Py_ssize_t apart,
             *marks |= member->mark;
 }
 
-/* Where the ends are, or long values, is looked up in arrays later. */
+/* Long values are not packed here: who writes them looks for arrays. */
 static int
 take_each_exchanged(Packer *self, const Member *member, const Exchanged *value,
                     long *marks)
 {
     Seen seen;
     Py_ssize_t apart;
-    long ends = 0;
     if (!self->together || (member->offset < 0 && !member->mark) ||
         see(value, member, &seen) != TAKEN ||
         laid(self, member, &seen.view, &apart) != TAKEN)
         return ODD;
-    put_each(self, member, seen.view.buf, apart, &ends);
-    *marks |= ends;
-    return ends ? ODD : TAKEN;
+    put_each(self, member, seen.view.buf, apart, marks);
+    self->hidden |= member->mark != 0;
+    return TAKEN;
 }
 
 static int
@@ -104,5 +103,11 @@ take_each(Packer *self, const Member *member, PyObject *value, long *marks)
 static PyObject *
 Packer_wide(Packer *self, PyObject *given)
 {
-    return take_all(self, given, take_each);
+    self->hidden = 0;
+    PyObject *told = take_all(self, given, take_each);
+    if (told == NULL || !self->hidden || PyLong_AsLong(told) <= 0)
+        return told;
+    /* Where the ends are is looked up in arrays. */
+    Py_DECREF(told);
+    return PyLong_FromLong(-1);
 }

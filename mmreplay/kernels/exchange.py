@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 NAME = b"dltensor"
+MOST_AXES = 16
+"""More are left to who makes arrays of them."""
 _valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_IsValid", ctypes.pythonapi)
 )
@@ -49,6 +51,8 @@ def shown(value: object, alone: bool) -> NDArray[Any] | None:
     try:
         array: NDArray[Any] = np.from_dlpack(_Holder(value))  # type: ignore[arg-type]  # a capsule
     except (BufferError, RuntimeError, TypeError, ValueError):
+        return None
+    if array.ndim > MOST_AXES:
         return None
     lone = alone and array.ndim == 2 and array.shape[1] == 1
     return array[:, 0] if lone else array

@@ -48,7 +48,10 @@ class PackerKernel(Protocol):
 
         Plain is a dict of exactly the fields: arrays of the dtype, C-contiguous, of
         the field's shape or with one axis of 1 before it; the field's own numpy
-        scalars; finite floats and ints within the field's range; bools.
+        scalars; finite floats and ints within the field's range; bools. Or a DLPack
+        capsule (``"dltensor"``) of what such an array holds, on the CPU, for a field of
+        the record or an end; of an end also with one axis of 1 behind it. A capsule
+        may be used up by it.
 
         Returns:
             The bits of the fields that are true, or -1: the step is not plain, and
@@ -266,12 +269,13 @@ class Packer:
         """See `PackerKernel.wide`."""
         if not self._exact(given):
             return -1
-        marks = 0
+        marks = hidden = 0
         for member, view in zip(self._members, self._wide, strict=True):
             value = cast("NDArray[Any]", given[member[0]])
             seen = exchange.shown(value, bool(member[-1] and not member[5]))
             if seen is not None:
                 value = seen
+                hidden |= member[-1]
                 known = len(self.rows) and (view is not None or member[-1])
                 if not known or not value[:1].flags.c_contiguous:
                     return -1
@@ -283,10 +287,9 @@ class Packer:
                 view[...] = value
             # Only of single bytes is the truth looked for.
             if member[-1] and (value[0].nbytes != 1 or value.view(np.uint8).any()):
-                if seen is not None:
-                    return -1
                 marks |= member[-1]
-        return marks
+        # Where the ends are is looked up in arrays.
+        return -1 if marks and hidden else marks
 
     def _steps(self, value: Any, member: Member) -> int:
         """Steps of an array, 0 where it must be looked at."""

@@ -9,6 +9,7 @@ import torch
 
 from mmreplay.adapters import alf, pytorchrl, skrl, velora
 from mmreplay.adapters.alf.errors import RefusedError, UnfitError
+from mmreplay.buffer.adding import Adding
 from mmreplay.errors import SchemaError
 from mmreplay.kernels import rows as twin
 from mmreplay.storage import lane, ledger, packing
@@ -194,10 +195,32 @@ def test_the_routes_leave_the_same_files_and_words(tmp_path, monkeypatch, face, 
         left.append((files_of(tmp_path / way), told))
     assert len(left[0][0]) >= 3
     assert left[0] == left[1]
-    # An only environment of alf's, and bfloat16, always go the longer way.
+    # An only environment of alf's, bfloat16, and tensors of velora's with two axes too
+    # many always go the longer way.
     some = {Alf: envs != 1, Skrl: envs != 2, Velora: envs != 3}.get(face, True)
     assert taken == {"short": taken["short"], "long": 0}
     assert (taken["short"] > STEPS // 2) == some
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_tensors_go_in_as_capsules(tmp_path, monkeypatch, face):
+    """Most steps do: those that end somewhere go in as arrays."""
+    taken, short = [], Adding.add_as_is
+
+    def add_as_is(self, data, published=None):
+        found = short(self, data, published)
+        if found is not None:
+            taken.append("PyCapsule" in {type(each).__name__ for each in data.values()})
+        return found
+
+    monkeypatch.setattr(Adding, "add_as_is", add_as_is)
+    rng, envs = np.random.default_rng(3), 1 if face is Velora else 3
+    memory = face(tmp_path / "ring", envs)
+    for _ in range(STEPS):
+        memory.add(memory.step(rng))
+    memory.close()
+    assert sum(taken) > STEPS // 2
+    assert all(taken) == (face is not Skrl)
 
 
 def test_a_refused_step_of_alf_leaves_nothing_that_hides_a_beginning(tmp_path):
@@ -232,9 +255,10 @@ def test_a_sample_with_and_without_its_axis_goes_in_by_either_route(tmp_path):
 def odd_tensors():
     """Tensors whose values are not what lies at their address, or which have none."""
     values = torch.arange(6.0).reshape(2, 3) + 1
-    negated = torch.complex(values, values).conj().imag
+    negated = torch._neg_view(values)
     assert negated.is_neg()
     yield negated, -values
+    yield torch.complex(values, values).conj().imag, -values
     yield torch.nn.Parameter(values), values
     yield values.clone().requires_grad_(), values
     yield values.T.contiguous().T, values
@@ -276,3 +300,16 @@ def test_frames_go_the_short_way_as_arrays(tmp_path, monkeypatch, envs):
     assert left[0] == left[1]
     assert taken == {"short": taken["short"], "long": 0}
     assert taken["short"] > 60
+
+
+@pytest.mark.parametrize("envs", [1, 2])
+def test_ends_without_axes_take_no_axis(tmp_path, envs):
+    memory = skrl.Memory(8, envs, "cpu", path=tmp_path / "ring")
+    memory.create_tensor("observations", 3)
+    memory.create_tensor("terminated", [], torch.bool, keep_dimensions=True)
+    now, none = torch.zeros(envs, 3), torch.zeros(envs, dtype=torch.bool)
+    for _ in range(20):
+        memory.add_samples(observations=now, terminated=none)
+        with pytest.raises(SchemaError, match="'terminated': got shape"):
+            memory.add_samples(observations=now, terminated=none[:, None])
+    memory.home.close()

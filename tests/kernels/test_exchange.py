@@ -155,7 +155,7 @@ def test_values_begin_behind_an_offset(take, rng, envs):
     "changes",
     [
         {"name": b"another"},
-        {"name": b"dltensor_versioned_"},
+        {"name": b"dltensor_versioned"},
         {"device": (2, 0)},
         {"data": None},
         {"code": 0},
@@ -222,3 +222,46 @@ def test_a_capsule_that_was_used_up_is_left(take, rng, envs):
     used = to_dlpack(values)
     torch.utils.dlpack.from_dlpack(used)
     assert one(step | {"of_float32": used}) == -1
+
+
+def test_steps_too_long_to_be_packed_by_the_look_are_left(take, rng, envs):
+    """A ring packs them from arrays."""
+    many = {f"f{number}": mr.Field((200,), "float32") for number in range(24)}
+    schema = mr.Schema({"alone": FIELDS["alone"]} | many)
+    assert not place(schema).large
+    one, packed = take(schema)
+    assert (len(packed()) > 0) == (envs == 1)
+    lead = (envs,) if envs > 1 else ()
+    step = {p: np.zeros((*lead, *f.shape), f.numpy) for p, f in schema.fields.items()}
+    assert one(step) == 0
+    expected = 0 if envs == 1 else -1
+    assert one({path: by_torch(array) for path, array in step.items()}) == expected
+    assert one(step | {"alone": by_torch(step["alone"])}) == expected
+
+
+def test_ends_in_a_capsule_beside_ends_in_an_array_are_left(take, rng, envs):
+    one, _ = take()
+    step = step_of(rng, envs)
+    step["terminated"] = step["terminated"] | True
+    given = step | {"truncated": by_torch(step["truncated"].reshape(envs))}
+    assert one(given) == (2 if envs == 1 else -1)
+
+
+@pytest.mark.parametrize(("axes", "expected"), [(15, 0), (16, -1), (31, -1)])
+def test_axes_without_number_are_left(take, envs, axes, expected):
+    field = mr.Field((1,) * axes, "float32")
+    one, _ = take(mr.Schema({"x": field}))
+    values = np.zeros((envs, *field.shape), np.float32)
+    assert one({"x": by_torch(values)}) == expected
+
+
+@pytest.mark.parametrize("stride", [1 << 61, 1 << 62, -(1 << 62)])
+def test_a_stride_that_is_no_number_of_bytes_does_no_harm(take, rng, envs, stride):
+    schema = mr.Schema({"x": mr.Field((1, 3), "float32")})
+    (one, packed), (other, expected) = take(schema), take(schema)
+    shape = (envs, 1, 3) if envs > 1 else (1, 3)
+    values = rng.random(shape, np.float32)
+    strides = (ctypes.c_int64 * len(shape))(*(3, stride, 1)[-len(shape) :])
+    KEPT.append(strides)
+    assert one({"x": capsule(values, strides=strides)}) == other({"x": values}) == 0
+    assert packed() == expected()

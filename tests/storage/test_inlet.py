@@ -282,6 +282,32 @@ def test_a_step_beside_what_was_asked_for_is_asked_for_itself(tmp_path, stores, 
     file.close()
 
 
+@pytest.mark.parametrize(
+    ("step_nbytes", "expected"),
+    [(8, 64 << 10), (168, 64 << 10), (1024, 192 << 10), (4096, 256 << 10)],
+)
+def test_long_steps_are_asked_for_further_ahead(
+    tmp_path, stores, step_nbytes, expected
+):
+    asked = []
+
+    class Asked(WatchedDisk):
+        def populate(self, address, nbytes):
+            asked.append(nbytes)
+            super().populate(address, nbytes)
+
+    file = File.create(tmp_path / "a", 1 << 20)
+    way = Inlet(file)
+    way.write(memoryview(bytes(file.nbytes)), 0)
+    with using(Asked()):
+        way.put(bytes(step_nbytes), 0, step_nbytes)
+        # Near the end of what was written there is less.
+        way.put(bytes(step_nbytes), file.nbytes - step_nbytes, step_nbytes)
+    assert asked == [expected, mmap.PAGESIZE]
+    assert way.far == file.nbytes
+    file.close()
+
+
 def test_steps_far_from_each_other_are_written(tmp_path, stores, monkeypatch):
     """Such as those of environments in turns whose heads are apart."""
     asked = []

@@ -148,7 +148,7 @@ def array(leaf: Any) -> NDArray[Any]:
     """A tensor, of any device, as an array; of bfloat16 its bits."""
     if isinstance(leaf, torch.Tensor):
         if leaf.dtype == torch.bfloat16:
-            leaf = leaf.view(torch.uint16)
+            leaf = leaf.resolve_neg().view(torch.uint16)
         found: NDArray[Any] = leaf.numpy(force=True)
         return found
     return np.asarray(leaf)
