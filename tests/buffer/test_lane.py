@@ -249,6 +249,7 @@ def test_it_goes_on_from_one_stretch_to_the_next(
     slots = 16 * SLOTS
     monkeypatch.setattr(inlet, "NEAR_NBYTES", 4096)
     monkeypatch.setattr(inlet, "NEAR_STEPS", 1)
+    monkeypatch.setattr(inlet, "NEAR_S", 1e9)
     asked, raised = [], []
     populate, give_up = Disk.populate, CommitWriter.give_up
 
