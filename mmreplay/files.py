@@ -349,8 +349,7 @@ def sync_folder(path: Path) -> None:
 def sync_entry(path: Path) -> None:
     """Make an entry of a folder durable, where that may be opened to be synced.
 
-    Others' folders may let us pass and not look: there it is up to the file system
-    when an entry reaches the device.
+    Where it may not, it is up to the file system when it reaches the device.
     """
     if os.access(path.parent, os.R_OK):
         sync_folder(path.parent)
@@ -363,8 +362,9 @@ def names(folder: Path) -> list[str]:
 
 
 def make_folder(path: Path, *, exist_ok: bool = False) -> None:
-    """Make one folder, and make its entry durable, also where it is there already."""
-    with _told("make folder", path):
+    """Make one folder, or let others, and make its entry durable in any case."""
+    others = (FileExistsError,) if exist_ok and not path.is_file() else ()
+    with _told("make folder", path), suppress(*others):
         if not (exist_ok and path.is_dir()):
             disk.mkdir(path)
     sync_entry(path)

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from mmreplay import Field, NStep, Schema
+from mmreplay import Field, NStep, Schema, files
 from mmreplay.adapters import places, skrl, tmrl, velora
 from mmreplay.adapters.home import Home
 from mmreplay.buffer import lifecycle
-from mmreplay.errors import FormatError, SchemaError
+from mmreplay.disk import Disk
+from mmreplay.errors import FailedError, FormatError, SchemaError
 from mmreplay.storage.lock import WriterLock
 
 SCHEMA = Schema({"observation": Field((2,), "float32"), "reward": Field((), "float32")})
@@ -121,6 +122,27 @@ def test_processes_under_one_folder_get_places_of_their_own(tmp_path):
         assert each.communicate(timeout=60) == ("", "")
     (again, _) = process(MAKING + "make()", MMREPLAY_DIR=str(tmp_path)).communicate()
     assert again == "any-0\n"
+
+
+def test_a_folder_that_is_made_at_the_same_moment_is_taken(tmp_path, monkeypatch):
+    """Whichever of the folders on the way another process makes just before we do."""
+    mkdir, made = Disk.mkdir, []
+
+    def late(self, path):
+        mkdir(self, path)
+        made.append(path.name)
+        mkdir(self, path)  # as if the first one were another process's
+
+    monkeypatch.setattr(Disk, "mkdir", late)
+    path = tmp_path / "a" / "b" / "c"
+    lifecycle.make_place(path)
+    assert made == ["a", "b", "c"]
+    assert path.is_dir()
+    (tmp_path / "file").touch()
+    with pytest.raises(FailedError, match="File exists"):
+        files.make_folder(tmp_path / "file", exist_ok=True)
+    with pytest.raises(FailedError, match="File exists"):
+        files.make_folder(tmp_path / "new")
 
 
 def test_a_worker_that_ends_takes_its_temporary_folder_along(tmp_path):
