@@ -363,7 +363,7 @@ def names(folder: Path) -> list[str]:
 
 def make_folder(path: Path, *, exist_ok: bool = False) -> None:
     """Make one folder, or let others, and make its entry durable in any case."""
-    others = (FileExistsError,) if exist_ok and not path.is_file() else ()
+    others = (FileExistsError,) if exist_ok and not os.path.isfile(path) else ()
     with _told("make folder", path), suppress(*others):
         if not (exist_ok and path.is_dir()):
             disk.mkdir(path)
