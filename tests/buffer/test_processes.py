@@ -197,10 +197,14 @@ def test_a_killed_writer_leaves_the_lock_and_every_row(ring, children):
 def fork_and_wait(path, pipe):
     """A writer whose forked child outlives it, as a DataLoader's worker may."""
     buffer = mr.ReplayBuffer.open(path, "r+", commit_every=None)
+    reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
+        os.write(writing, b"x")
         signal.pause()
         os._exit(0)
+    # Until the child runs, it holds the copy of the lock that it closes first.
+    os.read(reading, 1)
     buffer.add(step(5))
     pipe.send(child)
     signal.pause()
