@@ -109,6 +109,19 @@ def test_a_removed_file_may_come_back(work, tmp_path):
     assert seen == {None, b"old"}
 
 
+def test_what_came_before_a_synced_rename_does_not_come_after_it(work, tmp_path):
+    (work / "made").mkdir()
+    with using(SimulatedDisk(work)) as disk:
+        created(work).close()
+        disk.unlink(work / "a")
+        files.File.create(work / "made" / "b", 7).sync()
+        disk.rename(work / "made" / "b", work / "a")
+        # The one that it came from, as another thread may at this moment.
+        files.sync_folder(work / "made")
+        files.sync_folder(work)
+        assert all(i == {"a": bytes(7)} for i in images(disk, tmp_path / "image"))
+
+
 def test_a_folder_takes_what_is_in_it_along(work, tmp_path):
     with using(SimulatedDisk(work)) as disk:
         disk.mkdir(work / "folder")

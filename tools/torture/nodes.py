@@ -120,6 +120,24 @@ class Change:
             else:
                 entries[name] = node
 
+    def settle(self) -> None:
+        """Make it durable, and first what was done to its entries before it.
+
+        It may be of two folders, of which one is synced: what is older in the other
+        would come after it, and undo it.
+        """
+        for at, name, _ in self.entries:
+            for other in at.changes[: at.changes.index(self)]:
+                if other in at.changes and other.is_of(at, name):
+                    other.settle()
+        for folder in {id(at): at for at, _, _ in self.entries}.values():
+            self.apply(folder, folder.durable)
+            folder.changes.remove(self)
+
+    def is_of(self, folder: FolderNode, name: str) -> bool:
+        """Whether it changes an entry."""
+        return any(at is folder and own == name for at, own, _ in self.entries)
+
 
 def _luck(
     at: slice,

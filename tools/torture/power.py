@@ -184,10 +184,8 @@ class SimulatedDisk(WatchedDisk):
             self.watch("sync_folder")
             folder = self._fds[fd]
             assert isinstance(folder, FolderNode)
-            for change in list(folder.changes):
-                for other in {id(at): at for at, _, _ in change.entries}.values():
-                    change.apply(other, other.durable)
-                    other.changes.remove(change)
+            while folder.changes:
+                folder.changes[0].settle()
 
     def rename(self, source: Path, target: Path) -> None:
         """Rename, and owe it."""
