@@ -6,6 +6,7 @@ and ``mmreplay info`` does not wait for torch.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -158,7 +159,9 @@ __all__ = sorted(_HOMES)  # one list, not two
 def __getattr__(name: str) -> object:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'mmreplay' has no attribute {name!r}")
+    told = f"module 'mmreplay' has no attribute {name!r}"
+    # With both, Python asks whether a name like it was meant.
+    raise AttributeError(told, name=name, obj=sys.modules[__name__])
 
 
 def __dir__() -> list[str]:

@@ -67,7 +67,9 @@ class Batch:
             """
             drawn = self._drawn if name in DRAWN else None
             if drawn is None:
-                raise AttributeError(f"Batch has no attribute {name!r}")
+                raise AttributeError(
+                    f"Batch has no attribute {name!r}; a field is batch[{name!r}]"
+                )
             import torch
 
             column = torch.from_numpy(drawn[name])

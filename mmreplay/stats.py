@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.episodes import Episodes
+from mmreplay.episodes import BREAK, CUT, END, Episodes
 from mmreplay.errors import StaleError
 from mmreplay.schema import Field
 
@@ -40,6 +40,8 @@ class EpisodeTable:
             reward field.
         headless: bool ``[N]``, the first steps have left the ring.
         running: bool ``[N]``, no end was seen yet.
+        broken: bool ``[N]``, broken off: no end was seen, and what follows was said
+            not to go on with it (``on_resume="break"``).
     """
 
     env_ids: Array
@@ -49,6 +51,7 @@ class EpisodeTable:
     returns: Floats
     headless: NDArray[np.bool_]
     running: NDArray[np.bool_]
+    broken: NDArray[np.bool_]
 
     def __len__(self) -> int:
         """Episodes."""
@@ -56,8 +59,8 @@ class EpisodeTable:
 
     @property
     def whole(self) -> NDArray[np.bool_]:
-        """Bool ``[N]``, neither headless nor running: return and length are exact."""
-        return ~(self.headless | self.running)
+        """Bool ``[N]``, from their first steps to their ends: returns are exact."""
+        return ~(self.headless | self.running | self.broken)
 
     def pick(self, which: NDArray[np.generic]) -> EpisodeTable:
         """Return some of the episodes.
@@ -226,7 +229,7 @@ def episode_table(
             environment only, and leave out the others.
     """
     index = buffer.episodes
-    parts = [_columns(index.episodes(e)) for e in range(buffer.num_envs)]
+    parts = [_columns(buffer, index.episodes(e)) for e in range(buffer.num_envs)]
     joined = [np.concatenate(column) for column in zip(*parts, strict=True)]
     table = EpisodeTable(*joined)
     if newest is not None:
@@ -237,12 +240,25 @@ def episode_table(
     return _with_returns(buffer, reward, table, progress)
 
 
-def _columns(found: Episodes) -> tuple[NDArray[np.generic], ...]:
+def _columns(buffer: ReplayBuffer, found: Episodes) -> tuple[NDArray[np.generic], ...]:
     count = len(found.begin)
     return (
         np.full(count, found.env_id, np.int64), found.begin, found.end, found.lengths,
         np.full(count, np.nan), found.headless, found.running,
+        _broken(buffer, found),
     )  # fmt: skip
+
+
+def _broken(buffer: ReplayBuffer, found: Episodes) -> NDArray[np.bool_]:
+    """Which episodes end because another begins, and not by a step that says so."""
+    flags, broken = buffer.reading.view.flags, np.zeros(len(found.begin), bool)
+    which = np.flatnonzero(~found.running)
+    env_ids, end = np.full(len(which), found.env_id), found.end[which]
+    endless = (flags(env_ids, end - 1) & END) == 0
+    # A row follows those: a final one, or the first of another episode.
+    after = flags(env_ids[endless], end[endless])
+    broken[which[endless]] = (after & (BREAK | CUT)) == BREAK
+    return broken
 
 
 def _elements(field: Field | None) -> int:

@@ -113,7 +113,9 @@ def test_what_is_copied_has_tensors_for_columns(batch, change):
 
 def test_a_name_that_is_none_is_told(batch):
     for each in (batch, batch.torch()):
-        with pytest.raises(AttributeError, match="Batch has no attribute 'rewards'"):
+        with pytest.raises(
+            AttributeError, match=r"no attribute 'rewards'; .*\['rewards'\]"
+        ):
             _ = each.rewards
 
 

@@ -55,6 +55,14 @@ def test_a_buffer_and_a_schema_are_had_without_torch_or_gymnasium():
     assert not HEAVY & loaded
 
 
+def test_a_name_that_was_meant_is_told():
+    done = subprocess.run(
+        [sys.executable, "-c", "import mmreplay\nmmreplay.ReplyBuffer"],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert "Did you mean: 'ReplayBuffer'?" in done.stderr
+
+
 def test_the_adapters_as_such_load_nothing_and_need_no_library():
     assert not HEAVY & modules_after("import mmreplay.adapters")
 

@@ -26,21 +26,22 @@ def schema(reward="float32"):
     )
 
 
+def steps(rng, lead):
+    return {
+        "observation": {
+            "image": rng.integers(0, 256, (*lead, 4, 4), np.uint8),
+            "x": rng.normal(1e9, 1.0, (*lead, 3)),
+        },
+        "action": rng.integers(-3, 4, lead),
+        "half": rng.integers(0, 0x3F80, (*lead, 2)).astype(np.uint16),
+        "reward": rng.integers(-5, 6, lead).astype(np.float32),
+        "terminated": rng.random(lead) < 0.05,
+        "truncated": rng.random(lead) < 0.05,
+    }
+
+
 def fill(buffer, rng, count):
-    lead = (count, buffer.num_envs)
-    buffer.extend(
-        {
-            "observation": {
-                "image": rng.integers(0, 256, (*lead, 4, 4), np.uint8),
-                "x": rng.normal(1e9, 1.0, (*lead, 3)),
-            },
-            "action": rng.integers(-3, 4, lead),
-            "half": rng.integers(0, 0x3F80, (*lead, 2)).astype(np.uint16),
-            "reward": rng.integers(-5, 6, lead).astype(np.float32),
-            "terminated": rng.random(lead) < 0.05,
-            "truncated": rng.random(lead) < 0.05,
-        }
-    )
+    buffer.extend(steps(rng, (count, buffer.num_envs)))
 
 
 @pytest.fixture(params=["disabled", "next_step"])
@@ -113,6 +114,33 @@ def test_moments_of_nothing_are_no_numbers():
 def test_large_integers_keep_their_last_digit():
     found = moments_of(np.array([2**62 + 1, 5]))
     assert (found.min, found.max) == (5, 2**62 + 1)
+
+
+@pytest.mark.parametrize(
+    ("on_resume", "lengths", "broken", "whole"),
+    [
+        ("break", [2, 3, 2, 2], [1], [0, 2]),
+        ("truncate", [2, 3, 2, 2], [], [0, 1, 2]),
+        ("continue", [2, 5, 2], [], [0, 1]),
+    ],
+)
+def test_an_episode_that_was_broken_off_is_not_whole(
+    tmp_path, rng, on_resume, lengths, broken, whole
+):
+    path = tmp_path / "b"
+    ends = [[False, True, False, False, False], [False, True, False, False]]
+    with mr.ReplayBuffer.create(path, schema(), 50) as buffer:
+        step = steps(rng, (1,)) | {"terminated": [False], "truncated": [False]}
+        for end in ends[0]:
+            buffer.add(step | {"terminated": [end]})
+    with mr.ReplayBuffer.open(path, "r+", on_resume=on_resume) as buffer:
+        for end in ends[1]:
+            buffer.add(step | {"truncated": [end]})
+        table = episode_table(buffer)
+    assert table.lengths.tolist() == lengths
+    assert np.flatnonzero(table.broken).tolist() == broken
+    assert np.flatnonzero(table.whole).tolist() == whole
+    assert np.flatnonzero(table.running).tolist() == [len(lengths) - 1]
 
 
 def brute_force(buffer):

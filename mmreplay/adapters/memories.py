@@ -122,6 +122,11 @@ class Memory(Rows):
                 f"tensor {name!r}: got values for a memory without samples, expected "
                 "some; add samples first"
             )
+        if not known.field.mutable:
+            raise SchemaError(
+                f"tensor {name!r} is not mutable, expected one that is; name it when "
+                f"the memory is made, by mutable=[{name!r}, ...]"
+            )
         cells = self._cells(self.ring)
         shape = (self.memory_size, self.num_envs, *known.shape)
         whole = torch.as_tensor(tensor).detach().cpu().broadcast_to(shape)

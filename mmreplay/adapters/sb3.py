@@ -378,5 +378,10 @@ def _sampler(prioritized: bool | Mapping[str, Any], seed: int | None) -> Sampler
     seed = seed_of_draws() if seed is None else seed
     if prioritized is False:
         return UniformSampler(seed)
+    if prioritized is not True and not isinstance(prioritized, Mapping):
+        raise SchemaError(
+            f"prioritized: got {prioritized!r}, expected True, False or the arguments "
+            'of PrioritizedSampler; pass such as {"alpha": 0.6, "beta": 0.4}'
+        )
     options = {} if prioritized is True else dict(prioritized)
     return PrioritizedSampler(**{"seed": seed, **options})

@@ -34,7 +34,9 @@ def _facts(
     steps: int, moments: dict[str, Moments], episodes: EpisodeTable
 ) -> dict[str, Any]:
     whole = episodes.pick(episodes.whole)
-    names = ("env_ids", "begin", "lengths", "returns", "headless", "running")
+    names = (
+        "env_ids", "begin", "lengths", "returns", "headless", "running", "broken",
+    )  # fmt: skip
     return {
         "steps": steps,
         "fields": {p: {**asdict(m), "std": m.std} for p, m in moments.items()},
@@ -64,12 +66,14 @@ def _print(
         rows.append([what, *told, show.count(found.get("count", 0))])
     show.print_table(["", "min", "max", "mean", "std", "whole episodes"], rows)
     running, headless = int(episodes.running.sum()), int(episodes.headless.sum())
+    broken = int(episodes.broken.sum())
+    cut_short = f", {show.count(broken)} broken off" if broken else ""
     show.print_facts(
         name,
         [
             ("steps", show.count(steps)),
             ("episodes", f"{show.count(len(episodes))}, of them {show.count(running)} "
-                         f"running and {show.count(headless)} without their first "
-                         "steps, which the table above leaves out"),
+                         f"running{cut_short} and {show.count(headless)} without "
+                         "their first steps, which the table above leaves out"),
         ],
     )  # fmt: skip

@@ -169,7 +169,8 @@ class Prioritizing:
             raise SchemaError(
                 f"priorities: got shape {list(numbers.shape)} for "
                 f"{list(ids.shape)} env_ids and {list(places.shape)} positions, "
-                "expected one for each step drawn; pass the batch that they are of"
+                "expected one for each step drawn; pass each step's own, not their "
+                "mean, and the batch that they are of"
             )
         return ids, places, numbers
 

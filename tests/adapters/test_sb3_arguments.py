@@ -61,6 +61,12 @@ def test_axes_of_one_and_those_of_the_action_are_no_matter(tmp_path, buffer):
     one.close()
 
 
+@pytest.mark.parametrize("prioritized", ["yes", 1, [0.6]])
+def test_what_says_not_how_to_draw_is_refused(prioritized):
+    with pytest.raises(SchemaError, match=r"prioritized: got .* pass such as"):
+        adapter.ReplayBuffer(8, BOX, ACTION, prioritized=prioritized)
+
+
 @pytest.mark.parametrize(
     ("kind", "space", "message"),
     [

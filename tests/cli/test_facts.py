@@ -253,6 +253,17 @@ def test_stats_tells_fields_and_episodes(facts, cli, path):
     assert "whole episodes" in cli("stats", path)[1]
 
 
+def test_stats_leaves_out_what_a_writer_broke_off(facts, cli, path):
+    with mr.ReplayBuffer.open(path, "r+") as buffer:
+        fields = buffer.schema.fields.items()
+        buffer.add({name: np.zeros((2, *f.shape), f.numpy) for name, f in fields})
+    found = facts("stats", path)
+    assert found["returns"]["mean"] == 10
+    assert sum(found["episodes"]["broken"]) == sum(found["episodes"]["running"]) == 2
+    told = " ".join(cli("stats", path)[1].split())
+    assert "12, of them 2 running, 2 broken off and 0 without their first" in told
+
+
 def test_stats_of_an_empty_buffer_are_no_numbers(facts, tmp_path):
     schema = mr.Schema({"observation": mr.Field((), "int64")})
     mr.ReplayBuffer.create(tmp_path / "b", schema, 10).close()

@@ -88,6 +88,14 @@ class TestUpdates:
             update(buffer, [(0, 0), (0, 1)], [5.0, value])
         assert (column_of(buffer) == before).all()
 
+    def test_a_mean_of_all_is_refused(self, make):
+        twin, buffer = self.buffer(make)
+        twin.extend([["", ""]] * 3)
+        batch = buffer.sample(2)
+        message = r"got shape \[\] for \[2\] env_ids .* not their mean, and the batch"
+        with pytest.raises(SchemaError, match=message):
+            buffer.update_priorities(batch, np.float64(0.5))
+
     def test_half_floats_are_taken_and_their_infinities_are_not(self, make):
         twin, buffer = self.buffer(make)
         twin.extend([["", ""]] * 3)
