@@ -17,6 +17,7 @@ from mmreplay import files
 from mmreplay.adapters import places
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import FormatError, SchemaError
+from mmreplay.format import metadata
 from mmreplay.format.metadata import FILE_NAME, Autoreset
 from mmreplay.ring import Layout
 from mmreplay.samplers.base import Sampler
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 StrPath = str | os.PathLike[str]
 FOLDER = "MMREPLAY_DIR"
+MEMORIES = ("skrl", "rofunc", "memory")
+"""Systems of which one goes on with what another one made."""
 
 _open: weakref.WeakValueDictionary[Path, ReplayBuffer] = weakref.WeakValueDictionary()
 
@@ -67,7 +70,10 @@ class Home:
 
         Raises:
             FormatError: A buffer is there, and resume is False.
+            SchemaError: It is another adapter's.
         """
+        # A name that an agent gave may be a path.
+        system = system.replace("/", "%2F")
         self._system, self._resume, self._copies = system, resume, 0
         folder = os.environ.get(FOLDER)
         self.temporary = path is None and not folder
@@ -88,10 +94,31 @@ class Home:
             raise FormatError(
                 f"{self.path} already holds a buffer, expected a new path; {way}"
             )
+        if self.resumed:
+            self._refuse_others()
         if self.temporary:
             self._held: list[ReplayBuffer] = []
             # Of weakref's, processes that multiprocessing starts run none at exit.
             Finalize(self, _remove, (self.path, self._held), exitpriority=0)
+
+    @property
+    def _maker(self) -> str:
+        """Whose buffers these are."""
+        return self._system.partition("-")[0]
+
+    def _refuse_others(self) -> None:
+        """Refuse what another adapter made, before it is opened and perhaps resized."""
+        ours = MEMORIES if self._maker in MEMORIES else (self._maker,)
+        try:
+            maker = metadata.load(self.path).user.get("adapter")
+            if maker not in (None, *ours):
+                raise SchemaError(
+                    f"{self.path} holds a buffer of the adapter {maker!r}, expected "
+                    f"one of {', '.join(ours[:2])}; give another path"
+                )
+        except BaseException:
+            self._let_name_go()
+            raise
 
     def __repr__(self) -> str:
         """Say where the data is."""
@@ -148,7 +175,7 @@ class Home:
             sampler: What draws; a buffer that is open already keeps its own.
             transforms: What draws make of steps.
             on_resume: As in `ReplayBuffer.open`.
-            user: JSON kept with a new buffer.
+            user: JSON kept with a new buffer, beside whose it is.
 
         Raises:
             SchemaError: The buffer that is there has other fields, capacity or
@@ -160,7 +187,8 @@ class Home:
                 found = ReplayBuffer.create(
                     self.path, schema, capacity, num_envs,
                     layout=layout, autoreset=autoreset,
-                    sampler=sampler, transforms=transforms, user=user,
+                    sampler=sampler, transforms=transforms,
+                    user={"adapter": self._maker, **(user or {})},
                 )  # fmt: skip
                 self._keep(found)
         assert self.buffer is not None

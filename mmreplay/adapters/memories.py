@@ -189,7 +189,8 @@ class Memory(Rows):
                     f"[{total}], one of all cells; give the numbers of cells"
                 )
             cells = np.flatnonzero(cells)
-        elif cells.size == 0:
+        elif cells.size == 0 or cells.dtype.kind in "iu":
+            # Bounds may be more than a narrow integer holds.
             cells = cells.astype(np.int64)
         outside = (cells < -total) | (cells >= total)
         if self.ring is None or outside.any():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -101,6 +102,7 @@ def load(
 
     Raises:
         KeyError: A tensor is not in the file.
+        SchemaError: One is of another size there.
         SourceError: It is of another number of environments, or damaged.
     """
     source = Path(path).absolute()
@@ -133,6 +135,7 @@ def _names(described: Description, tensors: Tensors) -> dict[str, Tensor]:
 
     Raises:
         KeyError: One is not there.
+        SchemaError: One is of another size there.
     """
     found = {}
     for name, tensor in tensors.items():
@@ -140,6 +143,12 @@ def _names(described: Description, tensors: Tensors) -> dict[str, Tensor]:
         said = name if name in described.schema else tensor.path
         if said not in described.schema:
             raise KeyError(name)
+        got, size = (math.prod(t.shape) for t in (described.schema[said], tensor))
+        if got != size:
+            raise SchemaError(
+                f"tensor {name!r}: got {got} numbers a sample in the file, expected "
+                f"the {size} that it is declared with; declare it as it was saved"
+            )
         found[said] = tensor
     return found
 

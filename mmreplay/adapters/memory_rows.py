@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mmreplay.adapters.home import Home, Kept, StrPath
+from mmreplay.adapters.home import MEMORIES, Home, Kept, StrPath
 from mmreplay.adapters.memory_cursor import Cursor, cursor_of
 from mmreplay.adapters.memory_files import Format, check_format
 from mmreplay.adapters.tensors import (
@@ -28,14 +28,11 @@ from mmreplay.adapters.tensors import (
 from mmreplay.adapters.values import LOOKS, check_counts, seed_of_draws
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import SchemaError
-from mmreplay.format import metadata
 from mmreplay.samplers.base import Sampler
 from mmreplay.schema import Schema
 
 MUTABLE = ("values", "returns", "advantages")
 """What on-policy agents write back; see `Memory.set_tensor_by_name`."""
-KINDS = ("skrl", "rofunc", "memory")
-"""Systems whose memories are these: one goes on with what another one made."""
 
 Ids = NDArray[np.int64]
 Columns = dict[str, NDArray[Any]]
@@ -123,21 +120,10 @@ class Rows(Kept):
 
     def _opened(self, sampler: Sampler | None) -> ReplayBuffer | None:
         """The ring, if it is there, and its cursor."""
-        if self.home.resumed:
-            self._refuse_others()
         ring = self.home.reopen(sampler)
         if ring is not None:
             self._cursor = cursor_of(ring)
         return ring
-
-    def _refuse_others(self) -> None:
-        """Refuse a buffer that another adapter made, before it is opened."""
-        maker = metadata.load(self.home.path).user.get("adapter")
-        if maker not in (None, *KINDS):
-            raise SchemaError(
-                f"{self.home.path} holds a buffer of the adapter {maker!r}, expected "
-                f"one of {', '.join(KINDS[:2])}; give another path"
-            )
 
     def __getstate__(self) -> dict[str, Any]:
         """See `Kept`; the cursor is the ring's."""
@@ -236,6 +222,12 @@ class Rows(Kept):
             return False
         dtype = torch.get_default_dtype() if dtype is None else dtype
         tensor = Tensor.of(name, shape, dtype, name in self._mutable)
+        for other in self._declared.values():
+            if other.path == tensor.path:
+                raise SchemaError(
+                    f"tensor {name!r}: got the name that {other.name!r} is stored "
+                    "under, expected another one; choose it"
+                )
         if self.ring is not None:
             tensor = self._joined(self.ring, tensor)
         self._declared[name] = tensor
@@ -247,7 +239,7 @@ class Rows(Kept):
         """A tensor of a ring that is there: its field, or a new one of nothing."""
         path = tensor.path
         if path not in ring.schema:
-            if ring.metadata.user.get("adapter") not in KINDS:
+            if ring.metadata.user.get("adapter") not in MEMORIES:
                 raise SchemaError(
                     f"tensor {tensor.name!r}: got the buffer {self.home.path}, which "
                     "has no such field and was not made by a memory, expected one that "
@@ -273,7 +265,6 @@ class Rows(Kept):
             self.ring = self.home.ring(
                 Schema.from_flat(fields, roles), self.memory_size, self.num_envs,
                 layout="time_major", autoreset="same_step",
-                user={"adapter": self.system},
             )  # fmt: skip
             self._cursor = cursor_of(self.ring)
         return self.ring

@@ -157,7 +157,6 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
                 self._steps.schema, self.buffer_size, self.n_envs,
                 autoreset="same_step", sampler=self.sampler,
                 transforms=self._transforms, on_resume="truncate",
-                user={"adapter": "sb3"},
             )  # fmt: skip
             self.sampler = self._ring.sampler
             self._heads = np.full(self.n_envs, -1)  # its first step follows nobody's

@@ -184,10 +184,15 @@ class GenericTorchMemory(Kept, TorchMemory):
             if all(sample[0] is None for sample in samples):
                 self._held = samples
                 return
-            self._open(self._rows.describe(samples))
+            schema = self._rows.describe(samples)
+            columns = self._rows.columns(samples)
+            self._rows.check(columns)
+            self._open(schema)
+        elif samples:
+            columns = self._rows.columns(samples)
         assert self._ring is not None
         if samples:
-            self._ring.extend(self._rows.columns(samples))
+            self._ring.extend(columns)
         self._held = []
 
     def __len__(self) -> int:

@@ -24,9 +24,20 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 def parts_of(nest: Any) -> dict[str, Any] | None:
-    """Parts of a mapping, tuple or list by name or number; None of a leaf."""
+    """Parts of a mapping, tuple or list by name or number; None of a leaf.
+
+    Raises:
+        SchemaError: Keys of a mapping are written alike.
+    """
     if isinstance(nest, Mapping):
-        return {str(key): part for key, part in nest.items()}
+        parts = {str(key): part for key, part in nest.items()}
+        if len(parts) != len(nest):
+            raise SchemaError(
+                f"sample: got the keys {list(nest)}, of which some differ in nothing "
+                "but their types, expected keys that are written differently; rename "
+                "one"
+            )
+        return parts
     if isinstance(nest, tuple | list):
         return {str(number): part for number, part in enumerate(nest)}
     return None

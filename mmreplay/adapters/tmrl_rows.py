@@ -58,6 +58,7 @@ class Rows:
         self._obs: Any = None
         self._act: Any = None
         self._no_act: Any = None
+        self._fields: dict[str, Field] = {}
 
     @property
     def user(self) -> dict[str, Any]:
@@ -78,13 +79,26 @@ class Rows:
                 "with"
             )
         self._obs, self._act = told["obs"], told["act"]
+        self._fields = dict(ring.schema.fields)
         self._no_act = self._none(ring.schema)
 
     @property
-    def _images(self) -> str:
-        """Path of the images, below an observation's: its last leaf."""
+    def _images(self) -> str | None:
+        """Path of the images, below an observation's: its last leaf; None of none.
+
+        Raises:
+            SchemaError: The last part of an observation is empty.
+        """
+        asked = self._imgs_obs, self._imgs_scale, self._imgs_shape
+        if asked == (None, None, None):
+            return None
         path, made = "obs", self._obs
         while made is not None:
+            if not made["parts"]:
+                raise SchemaError(
+                    f"{path}: got nothing in the last part of an observation, expected "
+                    "the images there; put them last"
+                )
             key = list(made["parts"])[-1]
             path, made = f"{path}/{key}", made["parts"][key]
         return path
@@ -104,12 +118,16 @@ class Rows:
         act = next(sample[0] for sample in samples if sample[0] is not None)
         _, obs, reward, *_ = samples[0]
         self._obs, self._act = structure(obs), structure(act)
-        fields = {
-            f"{NOW}/{path}": Field(array.shape, array.dtype)
-            for stem, nest in (("obs", obs), ("act", act), ("reward", reward))
-            for path, leaf in leaves(nest, stem)
-            for array in (array_of(leaf),)
-        }
+        fields: dict[str, Field] = {}
+        for stem, nest in (("obs", obs), ("act", act), ("reward", reward)):
+            for path, leaf in leaves(nest, f"{NOW}/{stem}"):
+                if path in fields:
+                    raise SchemaError(
+                        f"{path}: got two leaves there, expected one; rename a key "
+                        "that has a slash in it"
+                    )
+                array = array_of(leaf)
+                fields[path] = Field(array.shape, array.dtype)
         told = fields[f"{NOW}/reward"]
         if told.numpy.kind in "biu":
             # A whole number says nothing of those to come.
@@ -120,6 +138,7 @@ class Rows:
             fields[f"{NOW}/crcs"] = Field((6,), "uint32")
             fields[f"{NOW}/crc_ts"] = Field((2,), "int64")
         schema = Schema.from_flat({**fields, "truncated": Field((), "bool")})
+        self._fields = dict(schema.fields)
         self._no_act = self._none(schema)
         return schema
 
@@ -152,7 +171,16 @@ class Rows:
         if self._crc_debug:
             found[f"{NOW}/crcs"] = np.stack([crcs_of(_told(i)) for i in infos])
             found[f"{NOW}/crc_ts"] = np.array([i["crc_sample_ts"] for i in infos])
-        return found
+        return {p: _fitted(array, self._fields[p]) for p, array in found.items()}
+
+    def check(self, columns: Columns) -> None:
+        """Refuse what a ring would refuse, before there is one.
+
+        Raises:
+            SchemaError: Values do not fit the first sample's dtypes or shapes.
+        """
+        for path, array in columns.items():
+            self._fields[path].convert(array, path, (len(array),))
 
     def _seen(self, fields: Arrays, top: str) -> tuple[Any, Any]:
         """Observation, histories included, and last action, ``[B, ...]``."""
@@ -161,12 +189,14 @@ class Rows:
             for path, array in fields.items()
             if path.startswith(f"{top}/")
         }
-        images = below[self._images]
-        if self._imgs_scale is not None:
-            images = images.astype(np.float32) / np.float32(self._imgs_scale)
-        if self._imgs_shape is not None:
-            images = images.reshape(len(images), *self._imgs_shape)
-        seen = built(self._obs, {**below, self._images: images}, "obs")
+        if (path := self._images) is not None:
+            images = below[path]
+            if self._imgs_scale is not None:
+                images = images.astype(np.float32) / np.float32(self._imgs_scale)
+            if self._imgs_shape is not None:
+                images = images.reshape(len(images), *self._imgs_shape)
+            below[path] = images
+        seen = built(self._obs, below, "obs")
         acts = built(self._act, below, "act")
         if not self._act_buf_len:
             return seen, acts
@@ -222,7 +252,25 @@ def _stacked(
             nest = empty
         for path, leaf in leaves(nest, f"{NOW}/{stem}"):
             columns.setdefault(path, []).append(array_of(leaf))
+    for path, column in columns.items():
+        shapes = sorted({array.shape for array in column})
+        if len(shapes) > 1:
+            raise SchemaError(
+                f"{path}: got the shapes {[list(s) for s in shapes]} in one append, "
+                "expected one; samples of one memory have one structure"
+            )
     return {path: np.stack(column) for path, column in columns.items()}
+
+
+def _fitted(array: NDArray[Any], field: Field) -> NDArray[Any]:
+    """An array in a field's dtype, where that holds every value of it."""
+    bits = field.dtype == "bfloat16"
+    if array.dtype == field.numpy or bits or array.dtype.kind not in "biuf":
+        return array
+    with np.errstate(all="ignore"):
+        cast = array.astype(field.numpy)
+    same = (cast == array) | ((cast != cast) & (array != array))
+    return cast if same.all() else array
 
 
 def _told(info: Any) -> Any:

@@ -36,6 +36,33 @@ def test_a_buffer_that_is_there_is_refused_without_resume(tmp_path):
         Home("any", tmp_path / "ring")
 
 
+SYSTEMS = ["skrl", "rofunc", "alf-own", "tmrl", "velora", "pytorchrl", "sb3"]
+
+
+@pytest.mark.parametrize("maker", SYSTEMS)
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_buffer_of_another_adapter_is_refused_and_left_as_it_is(
+    tmp_path, maker, system
+):
+    home = Home(maker, tmp_path / "ring")
+    filled(home)
+    home.close()
+    before = (tmp_path / "ring" / "metadata.json").read_bytes()
+    if maker == system or {maker, system} == {"skrl", "rofunc"}:
+        assert Home(system, tmp_path / "ring", resume=True).resumed
+    else:
+        with pytest.raises(SchemaError, match=f"of the adapter .*{maker[:3]}.* expec"):
+            Home(system, tmp_path / "ring", resume=True)
+    assert (tmp_path / "ring" / "metadata.json").read_bytes() == before
+
+
+def test_a_name_that_is_a_path_names_one_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("MMREPLAY_DIR", str(tmp_path))
+    home = Home("alf-../Agent/buffer")
+    assert home.path == tmp_path / "alf-..%2FAgent%2Fbuffer-0"
+    home.close()
+
+
 def test_a_buffer_that_is_there_goes_on_with_resume(tmp_path):
     home = Home("any", tmp_path / "ring", resume=True)
     assert not home.resumed

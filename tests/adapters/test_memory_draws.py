@@ -91,6 +91,16 @@ def test_mini_batches_lose_nothing(tmp_path):
     memory.home.close()
 
 
+def test_indexes_may_be_narrower_than_the_number_of_cells():
+    memory = skrl.Memory(400, device="cpu")
+    memory.create_tensor("a", 1)
+    memory.add_samples(a=torch.arange(400.0)[:, None])
+    for indexes in (np.array([1, -1], np.int8), torch.tensor([1, 255]).to(torch.uint8)):
+        (found,) = memory.sample_by_index(["a"], indexes)
+        assert found[0].flatten().tolist() == [1, 399 if indexes[1] < 0 else 255]
+    memory.home.close()
+
+
 def test_samples_are_had_by_any_kind_of_index(tmp_path):
     memory = declared(rofunc.Memory(6, 2, device="cpu", path=tmp_path / "ring"))
     for first in range(0, 8, 2):

@@ -117,6 +117,14 @@ def test_what_another_library_made_is_left_as_it_is(tmp_path):
     memory.home.close()
 
 
+def test_two_tensors_that_would_be_stored_under_one_name_are_refused():
+    memory = skrl.Memory(5, device="cpu")
+    memory.create_tensor("reward", 1)
+    with pytest.raises(SchemaError, match=r"'tensor/reward': got the name .*'reward'"):
+        memory.create_tensor("tensor/reward", 1)
+    memory.home.close()
+
+
 def test_skrl_and_rofunc_go_on_with_each_others_memories(tmp_path):
     memory = skrl.Memory(5, device="cpu", path=tmp_path / "ring")
     memory.create_tensor("a", 1)

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from mmreplay.adapters import rofunc, skrl
+from mmreplay.errors import SchemaError
 
 NAMES = ("observation", "reward", "terminated")
 
@@ -20,6 +21,27 @@ def saved(memory, folder, suffix):
     memory.save(str(folder), suffix)
     (file,) = (folder / "memories").glob(f"*.{suffix}")
     return file
+
+
+@pytest.mark.parametrize("suffix", ["pt", "npz", "csv"])
+@pytest.mark.parametrize(("name", "size"), [("a", 2), ("b", 2), ("b", 8), ("b", 3)])
+def test_a_tensor_of_another_size_is_not_read_as_fewer_or_more(
+    tmp_path, suffix, name, size
+):
+    memory = skrl.Memory(4, 2, device="cpu")
+    memory.create_tensor("a", 1)
+    memory.create_tensor("b", 4)
+    for number in range(4):
+        memory.add_samples(a=torch.full((2, 1), number), b=torch.full((2, 4), number))
+    file = saved(memory, tmp_path, suffix)
+    other = skrl.Memory(4, 2, device="cpu")
+    other.create_tensor(name, size)
+    other.add_samples(**{name: torch.ones(2, size)})
+    with pytest.raises(SchemaError, match=rf"tensor '{name}': got . numbers .* {size}"):
+        other.load(str(file))
+    assert other.get_tensor_by_name(name)[0].eq(1).all()
+    memory.home.close()
+    other.home.close()
 
 
 @pytest.mark.parametrize("suffix", ["pt", "npz", "csv"])

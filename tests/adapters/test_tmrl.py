@@ -255,6 +255,64 @@ def test_rewards_are_floats_whatever_comes_first(make, first):
     assert rewards == [0.5, 0.25, 2, 0.75]
 
 
+def plain(obs, act=0.0, reward=0.0):
+    return (np.float32([act]), obs, reward, False, False, {})
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (
+            plain((np.ones(3, "f4"),)),
+            r"observation/obs/0: got the shapes \[\[2\], \[3\]",
+        ),
+        (plain([np.ones(2, "f4")]), "samples of one memory have one structure"),
+        (plain((np.array(["a", "b"]),)), "observation/obs/0"),
+    ],
+)
+def test_a_first_append_that_is_refused_leaves_nothing(make, bad, message):
+    memory = make(name="ring")
+    with pytest.raises(SchemaError, match=message):
+        memory.append(Buffer([plain((np.ones(2, "f4"),)), bad]))
+    assert not memory.home.path.exists()
+    memory.append(Buffer([plain((np.ones(3, "f4"),), reward=2.0)] * 3))
+    assert memory[0][0][0].shape == (3,)
+
+
+def test_whole_numbers_are_cast_where_they_fit(make):
+    memory = make()
+    for given in ("u1", "i8", "f4"):
+        memory.append(Buffer([plain((np.array([3, 4], given),))] * 2))
+    assert {memory[i][3][0].dtype for i in range(len(memory))} == {np.dtype("u1")}
+    for other in (np.float32([3.5, 4]), np.array([300, 4])):
+        with pytest.raises(SchemaError, match="observation/obs/0"):
+            memory.append(Buffer([plain((other,))]))
+    assert len(memory) == 5
+
+
+@pytest.mark.parametrize("last", [(), {}, {"a": ()}])
+def test_an_observation_may_end_with_nothing_unless_images_are_there(make, last):
+    memory = make()
+    memory.append(Buffer([plain((np.float32([n]), last)) for n in range(4)]))
+    assert memory[1][0][1] == last
+    assert memory[1][0][0].tolist() == [1]
+    other = make(name="other", imgs_obs=2)
+    with pytest.raises(SchemaError, match="got nothing in the last part of an obs"):
+        other.append(Buffer([plain((np.float32([1]), last))]))
+
+
+@pytest.mark.parametrize(
+    ("obs", "message"),
+    [
+        ({0: np.ones(1), "0": np.ones(1)}, r"got the keys \[0, '0'\]"),
+        ({"a/b": np.ones(1), "a": {"b": np.ones(1)}}, "two leaves there, expected one"),
+    ],
+)
+def test_keys_that_are_written_alike_are_refused(make, obs, message):
+    with pytest.raises(SchemaError, match=message):
+        make().append(Buffer([plain(obs)]))
+
+
 def test_images_are_scaled_when_they_are_drawn(make):
     memory = make(imgs_obs=2, imgs_scale=256)
     pixels = np.arange(12, dtype=np.uint8).reshape(4, 3)

@@ -80,7 +80,7 @@ def read(
     length = 0
     for path, field in fields.items():
         name = "|".join(map(unquote, path.removeprefix(f"{STEM}/").split("/")))
-        column = array(_found(state, name))
+        column = array(_found(state, name), bits=field.dtype == "bfloat16")
         length = length or (column.shape[1] if column.ndim > 1 else 0)
         columns[path] = _shaped(column, (num_envs, length, *field.shape), name)
     if (sizes < 0).any() or (sizes > np.minimum(heads, length)).any():

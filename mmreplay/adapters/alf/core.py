@@ -84,7 +84,7 @@ class Core:
                 schema, plan.capacity, plan.num_envs,
                 sampler=None if self._drawing is None else self._drawing.of(1),
                 # A step is nearly always one of every environment: one write a file.
-                layout="time_major", on_resume="truncate", user={"adapter": "alf"},
+                layout="time_major", on_resume="truncate",
             )  # fmt: skip
         self._leaves = tuple(plan.fields)
         self._turn = threading.Condition(threading.RLock())

@@ -65,6 +65,12 @@ def fields_of(spec: Any) -> dict[str, Field]:
         dtype = leaf.dtype
         if isinstance(dtype, torch.dtype):
             dtype = str(dtype).removeprefix("torch.")
+        if path in found:
+            raise UnfitError(
+                f"data_spec: got two leaves at {path!r}, whose keys differ in nothing "
+                "but their types, expected keys that are written differently; rename "
+                "one"
+            )
         found[path] = Field(tuple(leaf.shape), dtype)
     if not found:
         raise UnfitError(
@@ -82,7 +88,7 @@ def flatten(spec: Any, nest: Any, path: str = STEM) -> Columns:
     """
     parts = children(spec)
     if parts is None:
-        return {path: array(nest)}
+        return {path: array(nest, bits=str(spec.dtype).endswith("bfloat16"))}
     theirs = children(nest)
     if theirs is None or theirs.keys() != parts.keys():
         got = type(nest).__name__ if theirs is None else list(theirs)
@@ -144,11 +150,18 @@ def plain(
     return True
 
 
-def array(leaf: Any) -> NDArray[Any]:
-    """A tensor, of any device, as an array; of bfloat16 its bits."""
+def array(leaf: Any, *, bits: bool = False) -> NDArray[Any]:
+    """A tensor, of any device, as an array.
+
+    Args:
+        leaf: The tensor, or what numpy makes an array of.
+        bits: It goes into a field of bfloat16, which stores the bits of one.
+    """
     if isinstance(leaf, torch.Tensor):
-        if leaf.dtype == torch.bfloat16:
+        if bits and leaf.dtype == torch.bfloat16:
             leaf = leaf.resolve_neg().view(torch.uint16)
+        elif leaf.dtype == torch.bfloat16 or (bits and leaf.dtype == torch.uint16):
+            leaf = leaf.float()
         found: NDArray[Any] = leaf.numpy(force=True)
         return found
     return np.asarray(leaf)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from mmreplay import sumtree
 from mmreplay.adapters.alf.errors import RefusedError
+from mmreplay.adapters.alf.nests import array
 from mmreplay.sumtree import Op, SumTree
 
 OPS: dict[Any, Op] = {
@@ -74,7 +75,7 @@ class SegmentTree:
         Raises:
             RefusedError: Shapes differ, an index is outside, a value negative or NaN.
         """
-        where, what = _numbers(indices), np.asarray(_numbers(values), np.float64)
+        where, what = array(indices), np.asarray(array(values), np.float64)
         if where.ndim != 1 or where.shape != what.shape:
             raise RefusedError(
                 f"tree: got indices {list(where.shape)} and values {list(what.shape)}, "
@@ -89,7 +90,7 @@ class SegmentTree:
         Raises:
             RefusedError: An index is outside.
         """
-        return self._given(self._said(self._tree.get, _numbers(indices)))
+        return self._given(self._said(self._tree.get, array(indices)))
 
     def summary(self) -> torch.Tensor:
         """Sum, greatest or least of all leaves, without axes."""
@@ -118,7 +119,7 @@ class SegmentTree:
         Raises:
             RefusedError: It is of another capacity, or a leaf cannot be.
         """
-        values = np.asarray(_numbers(state["_values"]), np.float64)
+        values = np.asarray(array(state["_values"]), np.float64)
         if values.shape != (2 * self._capacity,):
             raise RefusedError(
                 f"tree state: got {list(values.shape)} values, expected "
@@ -180,7 +181,7 @@ class SumSegmentTree(SegmentTree):
         Raises:
             ValueError: A threshold is negative, NaN or above the sum.
         """
-        wanted = np.asarray(_numbers(thresholds), np.float64)
+        wanted = np.asarray(array(thresholds), np.float64)
         total = self._tree.total
         # The sum as it was given back has been rounded, perhaps up.
         given = float(self.summary())
@@ -215,9 +216,3 @@ class MinSegmentTree(SegmentTree):
     ) -> None:
         """Make a tree; see `SegmentTree`."""
         super().__init__(capacity, torch.min, dtype, device, name)
-
-
-def _numbers(values: Any) -> NDArray[Any]:
-    if isinstance(values, torch.Tensor):
-        values = values.detach().cpu().numpy()
-    return np.asarray(values)

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from mmreplay.adapters.alf import ReplayBuffer
+from mmreplay.adapters.alf import DataBuffer, ReplayBuffer, SumSegmentTree
 from tests.adapters.alf.support import FIRST, MID, SPEC, rows
 
 ROWS = 10
+BF16 = torch.bfloat16
 
 
 def filled(**options):
@@ -16,6 +17,35 @@ def filled(**options):
     for number in range(ROWS):
         buffer.add_batch(rows([FIRST if number == 0 else MID], [1.0], [float(number)]))
     return buffer
+
+
+def test_bfloat16_is_taken_by_value_and_other_numbers_into_it():
+    ring = DataBuffer({"f": torch.zeros(2), "b": torch.zeros((), dtype=BF16)}, 5)
+    ring.add_batch({"f": torch.full((2, 2), 1.5, dtype=BF16), "b": torch.ones(2)})
+    three = torch.full((1,), 3, dtype=torch.uint16)
+    ring.add_batch({"f": -torch.full((1, 2), 2.5, dtype=BF16), "b": three})
+    found = ring.get_all()
+    assert found["f"].tolist() == [[1.5, 1.5], [1.5, 1.5], [-2.5, -2.5]]
+    assert found["b"].dtype == BF16
+    assert found["b"].tolist() == [1, 1, 3]
+    whole = DataBuffer(torch.zeros(1, dtype=torch.int64), 5)
+    with pytest.raises(ValueError, match="float32"):
+        whole.add_batch(torch.ones(2, 1, dtype=BF16))
+
+
+def test_priorities_and_environments_may_be_bfloat16():
+    buffer = filled(prioritized_sampling=True)
+    where = torch.zeros(1, dtype=BF16), torch.full((1,), 3, dtype=BF16)
+    buffer.update_priority(*where, torch.full((1,), 2.0, dtype=BF16))
+    assert float(buffer.initial_priority) == 2
+    tree = SumSegmentTree(4)
+    tree[torch.arange(2)] = torch.tensor([1.5, 2], dtype=BF16)
+    assert float(tree.summary()) == 3.5
+
+
+def test_keys_that_are_written_alike_are_refused():
+    with pytest.raises(ValueError, match=r"two leaves at 'step/1', .* rename one"):
+        DataBuffer({1: torch.zeros(2), "1": torch.zeros(2)}, 5)
 
 
 @pytest.mark.parametrize("replacement", [False, True])
