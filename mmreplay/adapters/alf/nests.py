@@ -150,6 +150,15 @@ def plain(
     return True
 
 
+def never(leaf: torch.Tensor) -> object:
+    """Where a tensor must not go in as it is; see `plain`.
+
+    Raises:
+        TypeError: Always.
+    """
+    raise TypeError(f"got {leaf.dtype}, expected it by way of numpy")
+
+
 def array(leaf: Any, *, bits: bool = False) -> NDArray[Any]:
     """A tensor, of any device, as an array.
 

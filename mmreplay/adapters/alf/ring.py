@@ -18,7 +18,7 @@ from mmreplay.adapters.alf.errors import RefusedError, refusing
 from mmreplay.adapters.alf.nests import array, fields_of, flatten, pack
 from mmreplay.adapters.alf.sharing import Remote, Server, serve
 from mmreplay.adapters.home import Home, StrPath
-from mmreplay.adapters.values import LOOKS, array_as_is, seed_of_draws
+from mmreplay.adapters.values import LOOKS, Look, array_as_is, seed_of_draws
 
 Ids = NDArray[np.int64]
 
@@ -103,7 +103,10 @@ class RingBuffer:
         self._server: Server | None = None
         self._pid, self._outline = os.getpid(), nests.outlined(data_spec)
         # What tells of episodes is looked at here.
-        told = {path: array_as_is for path in (names.step_type,) if path}
+        told: dict[str, Look] = {}
+        told |= {path: array_as_is for path in (names.step_type,) if path}
+        # A tensor of uint16 would be taken for the bits of one of bfloat16.
+        told |= {p: nests.never for p, f in fields.items() if f.dtype == "bfloat16"}
         self._looks = [dict.fromkeys(fields, look) | told for look in LOOKS]
         if allow_multiprocess:
             self._server = serve(self, self._own)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from mmreplay.adapters.alf import DataBuffer, ReplayBuffer, SumSegmentTree
-from tests.adapters.alf.support import FIRST, MID, SPEC, rows
+from mmreplay.adapters.alf import DataBuffer, ReplayBuffer, RingBuffer, SumSegmentTree
+from tests.adapters.alf.support import FIRST, MID, SPEC, Spec, rows
 
 ROWS = 10
 BF16 = torch.bfloat16
@@ -31,6 +31,14 @@ def test_bfloat16_is_taken_by_value_and_other_numbers_into_it():
     whole = DataBuffer(torch.zeros(1, dtype=torch.int64), 5)
     with pytest.raises(ValueError, match="float32"):
         whole.add_batch(torch.ones(2, 1, dtype=BF16))
+
+
+def test_numbers_are_no_bits_of_bfloat16():
+    ring = RingBuffer({"f": Spec(), "b": Spec((), BF16)}, 2, 5)
+    for _ in range(5):
+        three = torch.full((2,), 3, dtype=torch.uint16)
+        ring.enqueue({"f": torch.ones(2), "b": three})
+    assert ring.dequeue(n=5)["b"].tolist() == [[3] * 5] * 2
 
 
 def test_priorities_and_environments_may_be_bfloat16():
