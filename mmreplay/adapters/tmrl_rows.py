@@ -269,7 +269,10 @@ def _fitted(array: NDArray[Any], field: Field) -> NDArray[Any]:
         return array
     with np.errstate(all="ignore"):
         cast = array.astype(field.numpy)
-    same = (cast == array) | ((cast != cast) & (array != array))
+        again = cast.astype(array.dtype)
+    # Compared as floats, whole numbers from 2**53 on are equal to their neighbours.
+    same = (cast == array) & (again == array)
+    same |= (cast != cast) & (array != array)
     return cast if same.all() else array
 
 

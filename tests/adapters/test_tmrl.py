@@ -290,6 +290,18 @@ def test_whole_numbers_are_cast_where_they_fit(make):
     assert len(memory) == 5
 
 
+@pytest.mark.parametrize(
+    ("first", "other"),
+    [("f4", np.array([2**53 + 1])), ("u8", np.array([-1])), ("?", np.array([2]))],
+)
+def test_whole_numbers_that_a_cast_would_change_are_refused(make, first, other):
+    memory = make()
+    memory.append(Buffer([plain((np.zeros(1, first),))] * 2))
+    with pytest.raises(SchemaError, match="observation/obs/0"):
+        memory.append(Buffer([plain((other,))]))
+    assert len(memory) == 1
+
+
 @pytest.mark.parametrize("last", [(), {}, {"a": ()}])
 def test_an_observation_may_end_with_nothing_unless_images_are_there(make, last):
     memory = make()
