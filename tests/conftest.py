@@ -1,6 +1,7 @@
 """What every test may use, and the settings that make test runs repeatable."""
 
 import os
+import signal
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have buffers that name no engine be of the one asked for."""
+    """Have Ctrl-C heard, and buffers that name no engine be of the one asked for."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        # So a shell starts what it runs in the background; tests send it, children too.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     create: Any = mr.ReplayBuffer.create
     create.__func__.__kwdefaults__["engine"] = config.getoption("--engine")
 

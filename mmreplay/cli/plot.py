@@ -55,12 +55,12 @@ def plot(
     from mmreplay.buffer.replay_buffer import ReplayBuffer
     from mmreplay.stats import episode_table
 
-    figure_of = _figure_maker()
     with ReplayBuffer.open(path) as buffer:
         if len(buffer) == 0:
             raise EmptyError(
                 f"{path} holds no steps, expected some to draw; record some first"
             )
+        figure_of = _figure_maker()
         target = output or Path(f"{buffer.path.name if buffer.path else 'buffer'}.png")
         _check(target)
         with show.waiting("episodes") as progress:

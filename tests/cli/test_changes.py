@@ -223,7 +223,13 @@ def test_plot_of_a_buffer_without_rewards_or_ends(cli, tmp_path, png):
     assert cli("plot", tmp_path / "b", "-o", png)[0] == 0
 
 
-def test_plot_of_nothing_is_refused(cli, tmp_path, png):
+def test_plot_of_nothing_is_refused(cli, tmp_path, png, monkeypatch):
+    # Of all that is missing, this is told first: to install a library would not help.
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    code, _, err = cli("plot", tmp_path / "b", "-o", png)
+    assert code == 3
+    assert f"{tmp_path / 'b'}" in err
+    assert "matplotlib" not in err
     schema = mr.Schema({"observation": mr.Field((), "int64")})
     mr.ReplayBuffer.create(tmp_path / "b", schema, 10).close()
     code, _, err = cli("plot", tmp_path / "b", "-o", png)
