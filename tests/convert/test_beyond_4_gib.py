@@ -27,7 +27,7 @@ class Sparse(files.Disk):
             return len(data)
         return super().pwrite(fd, data, offset)
 
-    def allocate(self, fd, nbytes):
+    def allocate(self, fd, offset, nbytes):
         pass
 
     def datasync(self, fd):
