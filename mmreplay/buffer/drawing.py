@@ -133,11 +133,20 @@ class Drawing:
             moment = view.moment
             return Drawn(sampler.draw(view, count), count, moment, view)
 
-    def finish(self, sampler: Sampler, drawn: Drawn) -> Batch:
+    def finish(
+        self, sampler: Sampler, drawn: Drawn, skip: bool = False
+    ) -> Batch | None:
         """Copy the data of a draw, as whole as `sample` does.
 
         What was given up since is not copied at all: transforms know no such row.
+
+        Args:
+            sampler: What made the draw.
+            drawn: The draw.
+            skip: Where nothing is left of what is drawn once an epoch, draw nothing in
+                its place, which would be what comes next, and return None.
         """
+        once = draws_once(sampler)
         draw, moment = drawn.draw, drawn.moment
         now, gone = self._view.moment, None
         if now[0] is not moment[0] or now[1] is not moment[1]:
@@ -149,14 +158,18 @@ class Drawing:
             gone = fallen if gone is None else gone | fallen
         if gone is not None and gone.any():
             places, left = left_of(draw, ~gone)
-            if draws_once(sampler) and len(places):
+            if once and (skip or len(places)):
                 draw = left
             else:
                 fresh = self.ahead(sampler, drawn.count)
                 draw, moment = fresh.draw, fresh.moment
+        if not len(draw):
+            return None
         fields = self.fields(draw)
         stale = self._stale(draw, moment)
         if stale is not None:
+            if once and skip and not len(left_of(draw, ~stale)[0]):
+                return None
             draw, fields = self._redrawn(sampler, draw, fields, stale)
         return self.batch(draw, fields)
 

@@ -114,7 +114,7 @@ class ToCuda:
         self._device = torch.device("cuda", index)
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self.recycler = kind(room, MAX_SHAPES, NO_LIMIT, pinned)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._flying: deque[tuple[torch.cuda.Event, list[Array]]] = deque()
 
     def send(self, batch: Batch) -> tuple[Batch, torch.cuda.Event, list[torch.Tensor]]:

@@ -4,9 +4,8 @@ Draws are made one after another under one lock, each from what the buffer holds
 its priorities are at that moment; the disk is asked for their rows at once, and
 threads copy them in that order. The learner takes them in that order, too.
 
-Nothing here waits on a lock of Python's own: Ctrl-C inside one may leave it held.
-What is done is written down first and told afterwards, so that a call that was
-interrupted can be made again.
+The learner waits on no lock of Python's own: Ctrl-C inside one may leave it held. What
+is done is written down first and told afterwards: an interrupted call is made again.
 """
 
 from __future__ import annotations
@@ -20,45 +19,19 @@ from time import perf_counter
 from typing import Any
 
 from mmreplay.batch import Batch
-from mmreplay.loader.sources import Order, Source
+from mmreplay.errors import FailedError
+from mmreplay.loader.asking import Asking
+from mmreplay.loader.locks import held
+from mmreplay.loader.orders import Entry, Order, Source, raisable
+from mmreplay.loader.pace import Pace
 from mmreplay.samplers.base import State
 from mmreplay.storage.recycler import Recycler
 
-MAX_RESTS = 64
-"""Draws between two looks whether pages are missing, where none was for long."""
-QUICK_S = 100e-6
-"""A learner that is back sooner makes small batches itself: to have a thread make one
-and wait for it takes longer than the batch (tools/bench/bench_loader.py)."""
-SMALL_NBYTES = 1 << 20
-"""Larger ones pay for the way between threads: 256 rows of pixels came twice as fast
-from a thread, 4,096 rows of vectors, 680 KB, a fifth slower (the same script)."""
-HURRIED = 0.25
-"""A learner that is back within so much of the time that a gather takes is going to
-wait, and leaves its core to one thread more: at less than a half, two batches are done
-sooner than one after the other beside what the learner does."""
+POLL_S = 0.1
+"""Between looks of a thread that waits for the lock whether it is to stop: a signal's
+handler may have come over who holds it, and wait for that thread."""
 NOTHING = object()
 """In place of a batch that a thread is to make."""
-
-
-class Entry(Order):
-    """One batch on its way, or the error in its place.
-
-    Attributes:
-        nbytes: What it is read from.
-        asked: The disk was asked for it.
-        result: What the learner is to have.
-        error: Raised in the learner.
-        done: One of both is there.
-    """
-
-    __slots__ = ("asked", "done", "error", "nbytes", "result")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.nbytes = 0
-        self.asked = self.done = False
-        self.result: Any = None
-        self.error: BaseException | None = None
 
 
 class Prefetcher:
@@ -89,84 +62,110 @@ class Prefetcher:
             at_once: Threads that gather at a time, and while the learner waits that
                 came back at once.
         """
-        self._source = source
-        self._batch_size = batch_size
+        self._source, self._batch_size = source, batch_size
         self._prefetch = prefetch
-        self._read_ahead_nbytes = read_ahead_nbytes
-        self._recycler = recycler
-        self._send = send
-        self._turn = threading.Lock()
+        self._asking = Asking(source, read_ahead_nbytes)
+        self._recycler, self._send = recycler, send
+        self._turn = threading.RLock()
+        self._making: Order | None = None
+        self._pace, self._taking = Pace(), False
         self._entries: deque[Entry] = deque()
         self._pending: deque[Entry] = deque()
-        self._asked_nbytes = 0
-        self._rest = self._rests = 0
-        self._nbytes = 0
-        self._quick = False
-        self._handed_at = self._gather_s = 0.0
-        self._hurried = False
         self._at_once = at_once
         self._gathering = 0
-        self._drawing = False
+        self._drawing = self._told = False
         self._failed: Entry | None = None
-        self._told = False
-        self._stop = self._waits = False
-        self._idle = 0
+        self._idle, self._stop, self._waits, self._abandoned = 0, False, False, False
+        self._alive: set[int] = set()
         self._wake: SimpleQueue[None] = SimpleQueue()
         self._ready: SimpleQueue[None] = SimpleQueue()
 
     def begin(self) -> None:
-        """Draw from here on; what was drawn and not taken comes first."""
+        """Draw from here on; what was drawn and not taken comes first.
+
+        Raises:
+            FailedError: See `Source.begin`.
+        """
         with self._turn:
             if not self._drawing:
                 self._source.begin()
-                self._drawing = True
+                self._stop, self._drawing = False, True
         self._call()
+
+    def more(self) -> bool:
+        """Whether there is another batch, as far as can be told before it is drawn."""
+        with self._turn:
+            if self._entries or not self._drawing:
+                return len(self._entries) > 0
+            return self._source.more(self._batch_size)
 
     def take(self) -> Any:
         """Return the next batch, or None where the epoch is over.
 
         Raises:
             BaseException: What failed in a thread.
+            FailedError: Another call is under way.
         """
-        entries = self._entries
+        if self._taking:
+            raise FailedError(
+                "ReplayLoader: got next while another is under way, expected one at a "
+                "time; give each thread a loader over a buffer of its own"
+            )
+        # Nothing is called in between, so neither a thread nor Ctrl-C comes there.
+        self._taking = True
+        try:
+            return self._take()
+        finally:
+            self._taking = False
+
+    def _take(self) -> Any:
         if self._told:
             # Only now: the learner may have done something about it.
             self._failed, self._told = None, False
-        away_s = perf_counter() - self._handed_at
-        self._hurried = away_s < HURRIED * self._gather_s
         # While pages are missing, threads look further ahead than a learner does.
-        small = self._rest > 0 and self._nbytes < SMALL_NBYTES
-        self._quick = small and away_s < QUICK_S
-        if small and self._rests and not entries:
+        small = self._asking.small
+        self._pace.back(small)
+        if small and self._asking.rests and not self._entries:
             # None is ahead of one that was quick so far, or is faster than threads.
             found = self._make()
             if found is not NOTHING:
-                if not self._quick:
+                if not self._pace.quick:
                     self._call()
-                self._handed_at = perf_counter()
+                self._pace.leaves()
                 return found
-        while not (entries and entries[0].done):
-            if self._stop or not (entries or self._drawing):
+        while True:
+            entry = self._first()
+            self._pace.leaves()
+            if entry is None:
                 return None
-            if not (self._quick and self._help()):
-                self._await()
-        entry = entries[0]
-        self._told = self._failed is entry
-        entries.popleft()
-        if not self._quick:
-            self._call()
-        self._handed_at = perf_counter()
-        if entry.error is None:
+            if entry.error is not None:
+                break
             # A thread that waits still names the last entry that it made.
             result, entry.result = entry.result, None
-            return result
+            if result is not None:
+                return result
         # The error's traceback holds whoever called, and the loader: what is held here
         # would keep it and its threads alive when everybody else has dropped it.
         error, entry.error = entry.error, None
         try:
-            raise _raisable(error)
+            raise raisable(error)
         finally:
             del entry, error
+
+    def _first(self) -> Entry | None:
+        """Take the oldest out once it is done; None where none is to come."""
+        entries = self._entries
+        while not (entries and entries[0].done):
+            if self._stop or not (entries or self._drawing):
+                return None
+            if not (self._pace.quick and self._help()):
+                self._await()
+        entry = entries[0]
+        self._told = self._failed is entry
+        entries.popleft()
+        if not self._pace.quick:
+            self._call()
+        return entry
 
     def _make(self) -> Any:
         """Draw and make a batch here and now, none being under way.
@@ -180,16 +179,17 @@ class Prefetcher:
         order = Order()
         try:
             with self._turn, self._recycler:
+                self._making = order
                 if not self._drawing or self._entries or self._failed or self._stop:
                     return NOTHING
-                self._rests -= 1
+                self._asking.rests -= 1
                 batch = self._source.make(order, self._batch_size)
                 if batch is None:
                     self._drawing = False
                     return None
                 return self._send(batch)
         except StopIteration as error:
-            raise _raisable(error) from error
+            raise raisable(error) from error
         except Exception:
             raise
         except BaseException:
@@ -197,16 +197,18 @@ class Prefetcher:
             if order.state is not None:
                 self._source.load_state_dict(order.state)
             raise
+        finally:
+            self._making = None
 
     def _help(self) -> bool:
         """Make the batch to be taken next, if no thread has begun it."""
         with self._turn:
             if not self._entries and self._drawing and self._failed is None:
                 self._draw()
-                if self._rests:
-                    self._rests -= 1
+                if self._asking.rests:
+                    self._asking.rests -= 1
                 else:
-                    self._read_ahead()
+                    self._asking.ask(self._entries, self._pending)
             if not self._pending or self._pending[0] is not self._entries[0]:
                 return bool(self._entries) and self._entries[0].done
             entry = self._pending.popleft()
@@ -217,6 +219,9 @@ class Prefetcher:
             # Ctrl-C: it is made when the learner asks again.
             self._pending.appendleft(entry)
             raise
+        if entry.error is not None and not self._entries:
+            # By a signal's handler that closed the loader meanwhile.
+            raise raisable(entry.error)
         return True
 
     def _await(self) -> None:
@@ -243,9 +248,20 @@ class Prefetcher:
 
     def state(self) -> State:
         """The source's state before the draw of the batch to be taken next."""
+        if self._source.held():
+            # Nobody else draws meanwhile, and who began to may have the lock.
+            return self._before()
         with self._turn:
-            before = self._entries[0].state if self._entries else None
-            return self._source.state_dict() if before is None else before
+            return self._before()
+
+    def _before(self) -> State:
+        order = self._entries[0] if self._entries else self._making
+        before = order and order.state
+        return before or self._source.state_dict()
+
+    def entangled(self) -> bool:
+        """Whether this thread holds what the others may wait for."""
+        return held(self._turn) or self._source.held()
 
     def stop(self, num_threads: int) -> None:
         """Have every thread end after what it is doing, and the learner not wait."""
@@ -259,33 +275,58 @@ class Prefetcher:
         before = self._entries[0].state if self._entries else None
         if before is not None:
             self._source.load_state_dict(before)
+        self._source.end()
         self._entries.clear()
         self._pending.clear()
-        self._asked_nbytes = 0
         self._idle = self._gathering = 0
-        self._drawing = self._stop = self._told = False
+        self._drawing = self._told = self._abandoned = False
         self._failed = None
+
+    def abandon(self) -> None:
+        """Have the last thread `forget` when it ends."""
+        self._abandoned = True
+        if not self._alive:
+            self.forget()
 
     def run(self, ticket: list[None]) -> None:
         """What each thread does.
 
         Args:
-            ticket: One item, which the thread takes; without it, it ends at once.
+            ticket: One item, which it takes; without it, it ends at once.
         """
         try:
             ticket.pop()
         except IndexError:
             return
-        with self._recycler:
-            entry = None
-            while not self._stop:
-                entry = self._next(entry is not None)
-                if entry is not None:
-                    self._gather(entry)
-                elif not self._stop:
-                    self._wake.get()
-                    with self._turn:
-                        self._idle -= 1
+        self._alive.add(threading.get_ident())
+        try:
+            with self._recycler:
+                self._work()
+        finally:
+            self._alive.discard(threading.get_ident())
+            if self._abandoned and not self._alive:
+                with self._turn:
+                    self.forget()
+
+    def _work(self) -> None:
+        """Draw and gather until told to stop."""
+        entry = None
+        while not self._stop:
+            entry = self._next(entry is not None)
+            if entry is not None:
+                self._gather(entry)
+            elif not self._stop:
+                self._wake.get()
+                if self._enter():
+                    self._idle -= 1
+                    self._turn.release()
+
+    def _enter(self) -> bool:
+        """Take the lock, in a thread; False where it is to stop instead."""
+        while not self._turn.acquire(timeout=POLL_S):
+            if self._stop:
+                return False
+        return True
 
     def _next(self, gathered: bool) -> Entry | None:
         """Draw what may be drawn, and take the oldest that is to be gathered.
@@ -295,19 +336,21 @@ class Prefetcher:
         Args:
             gathered: This thread has done so with another.
         """
-        with self._turn:
+        if not self._enter():
+            return None
+        try:
             self._gathering -= gathered
             # Said before it is looked: who makes room meanwhile then calls.
             self._idle += 1
             while (
-                self._drawing and not self._quick and not self._stop
+                self._drawing and not self._pace.quick and not self._stop
                 and self._failed is None and len(self._entries) < self._prefetch
             ):  # fmt: skip
                 self._draw()
             # What is wrong here is wrong with the gather as well, which says so.
             with suppress(Exception):
-                self._read_ahead()
-            most = self._at_once[self._hurried]
+                self._asking.ask(self._entries, self._pending)
+            most = self._at_once[self._pace.hurried]
             if not self._pending or self._stop or self._gathering >= most:
                 return None
             entry = self._pending.popleft()
@@ -316,10 +359,12 @@ class Prefetcher:
             if self._pending and self._gathering < most:
                 self._call()
             return entry
+        finally:
+            self._turn.release()
 
     def _draw(self) -> None:
         """Draw one batch, under the lock."""
-        entry = Entry()
+        self._making = entry = Entry()
         try:
             if not self._source.draw(entry, self._batch_size):
                 self._drawing = False
@@ -335,24 +380,8 @@ class Prefetcher:
             self._failed = entry
             self._entries.append(entry)
             self._tell()
-
-    def _read_ahead(self) -> None:
-        """Ask the disk for the oldest that it was not asked for, within bounds."""
-        for entry in self._pending:
-            if entry.asked:
-                continue
-            entry.nbytes = self._nbytes = self._source.nbytes(entry)
-            asked = self._asked_nbytes + entry.nbytes
-            if self._asked_nbytes and asked > self._read_ahead_nbytes:
-                return
-            entry.asked, self._asked_nbytes = True, asked
-            if self._rests:
-                self._rests -= 1
-            elif self._source.ask(entry):
-                self._rest = 0
-            else:
-                # All is in memory: look less and less often, gathers look as well.
-                self._rests = self._rest = min(MAX_RESTS, 2 * self._rest + 1)
+        finally:
+            self._making = None
 
     def _gather(
         self, entry: Entry, caught: type[BaseException] = BaseException
@@ -360,22 +389,12 @@ class Prefetcher:
         """Copy a batch and say that it is done, or what was caught on the way."""
         began = perf_counter()
         try:
-            entry.result = self._send(self._source.finish(entry))
+            batch = self._source.finish(entry)
+            # Where nothing was left of it, the learner goes on with the next one.
+            entry.result = None if batch is None else self._send(batch)
         except caught as error:
             entry.error = error
-        if entry.asked:
-            with self._turn:
-                self._asked_nbytes -= entry.nbytes
         entry.parts = ()
-        self._gather_s = perf_counter() - began
+        self._pace.gather_s = perf_counter() - began
         entry.done = True
         self._tell()
-
-
-def _raisable(error: BaseException) -> BaseException:
-    """The error itself, unless it would end the learner's loop without a word."""
-    if not isinstance(error, StopIteration):
-        return error
-    changed = RuntimeError("a sampler or transform raised StopIteration")
-    changed.__cause__ = error
-    return changed

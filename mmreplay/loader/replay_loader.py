@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import suppress
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,9 +39,12 @@ if TYPE_CHECKING:
     from torch import device as Device
 
 READ_AHEAD_NBYTES = 64 << 20
+CLOSED_S = 60.0
+"""What the threads of a loader that is closed are waited for, at most."""
 DROPPED_S = 5.0
-"""What the threads of a loader that was dropped are waited for: who collects garbage
-may hold what they wait for."""
+"""The same of one that was dropped: a collector of garbage may hold what they want."""
+ENTANGLED_S = 0.5
+"""The same by who certainly does: a signal's handler in the middle of a draw."""
 
 
 class ReplayLoader:
@@ -67,6 +71,9 @@ class ReplayLoader:
     **Writers.** A buffer that is being written is followed. A batch of which steps
     were overwritten between draw and copy is drawn anew, or comes without them where
     the sampler draws each step once.
+
+    **Threads.** One at a time takes batches. Whoever else draws from the open buffer
+    meanwhile draws from the same sampler, and takes part of what it draws.
 
     **End.** Close it, or use ``with``; dropping it and the end of the program close
     it, too. That leaves the buffer's sampler where the learner is. What fails in a
@@ -133,7 +140,9 @@ class ReplayLoader:
 
         Under a limiter they start with the first batch that it allows.
         """
-        if not self._source.limits:
+        if self._source.limits:
+            self._begun = False
+        else:
             self._start()
         return self
 
@@ -146,8 +155,9 @@ class ReplayLoader:
             ForkedError: This process was forked from the one that made it.
         """
         limits = self._source.limits
-        for limit in limits:
-            limit.await_sample()
+        if limits and (not self._begun or self._work.more()):
+            for limit in limits:
+                limit.await_sample()
         if not self._begun:
             self._start()
         elif self._pid != os.getpid():
@@ -163,6 +173,7 @@ class ReplayLoader:
 
     def _start(self) -> None:
         self._check()
+        self._work.begin()
         while len(self._threads) < self._num_threads:
             ticket: list[None] = [None]
             thread = threading.Thread(
@@ -185,12 +196,15 @@ class ReplayLoader:
                     break
                 raise no_thread("that gathers batches", error) from error
             forks.started(self._work)
-        self._work.begin()
         self._begun = True
+        if self._closed:
+            # By another thread, which may have looked for these before they were there.
+            self._stop()
+            self._check()
 
-    def _stop(self) -> None:
+    def _stop(self) -> bool:
         self._begun = False
-        _end(self._work, self._threads, self._sender, self._pid, None)
+        return _end(self._work, self._threads, self._sender, self._pid, CLOSED_S)
 
     def _check(self) -> None:
         if self._pid != os.getpid():
@@ -241,6 +255,7 @@ class ReplayLoader:
 
         Raises:
             FormatError: It is no loader's, or its sampler's does not fit.
+            FailedError: A draw of this loader is under way in this thread.
         """
         check_kind(state, "ReplayLoader")
         if not isinstance(state.get("sampler"), dict):
@@ -249,7 +264,12 @@ class ReplayLoader:
                 "state_dict returned, unchanged"
             )
         self._check()
-        self._stop()
+        if self._work.entangled() or not self._stop():
+            raise FailedError(
+                "ReplayLoader: got a state to load while a batch is being made, "
+                "expected none under way; in a signal's handler, a sampler or a "
+                "transform note what is to be loaded, and load it between two batches"
+            )
         self._source.load_state_dict(state["sampler"])
 
     @property
@@ -281,21 +301,29 @@ def _end(
     threads: list[threading.Thread],
     sender: Sender,
     pid: int,
-    timeout_s: float | None = DROPPED_S,
-) -> None:
-    """End the threads, and leave the sampler where the learner is."""
+    timeout_s: float = DROPPED_S,
+) -> bool:
+    """End the threads, and leave the sampler where the learner is.
+
+    Returns:
+        Whether they have ended; if not, the last of them does the rest.
+    """
     if os.getpid() != pid:
-        return
+        return True
     work.stop(len(threads))
+    until = monotonic() + (ENTANGLED_S if work.entangled() else timeout_s)
     for thread in threads:
         # A collector of garbage may call from any thread, also from one of these.
         if thread is not threading.current_thread() and thread.ident is not None:
-            thread.join(timeout_s)
-    if not any(thread.is_alive() for thread in threads):
-        threads.clear()
-        work.forget()
-        sender.settle()
-        forks.stopped(work)
+            thread.join(max(0.0, until - monotonic()))
+    if any(thread.is_alive() for thread in threads):
+        work.abandon()
+        return False
+    threads.clear()
+    work.forget()
+    sender.settle()
+    forks.stopped(work)
+    return True
 
 
 def _over(whole: State, part: State) -> State:

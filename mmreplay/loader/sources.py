@@ -1,26 +1,25 @@
-"""What a loader draws from: one buffer, or several that `concat` put together.
-
-Draws are made now and copied later, in any thread.
-"""
+"""What a loader draws from: one buffer, or several that `concat` put together."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mmreplay.batch import Batch
-from mmreplay.buffer.drawing import Drawing, Drawn
 from mmreplay.buffer.limiting import Limit
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.buffer.view import ReplacedError
 from mmreplay.concatenation import Concat, joined
 from mmreplay.concatenation.batches import as_numpy
 from mmreplay.errors import FailedError, SchemaError
+from mmreplay.loader.locks import held
+from mmreplay.loader.orders import Order, Part, Source
 from mmreplay.samplers.base import State, View
 from mmreplay.samplers.epochs import EpochSampler, epochs_of
 from mmreplay.samplers.joined import state_of
@@ -35,91 +34,11 @@ NO_EPOCHS = (
 )
 
 
-@dataclass(slots=True)
-class Part:
-    """What was drawn from one buffer.
-
-    Attributes:
-        number: Which buffer.
-        fraction: Its share of all steps.
-        drawing: What it was drawn with.
-        drawn: The draw.
-    """
-
-    number: int
-    fraction: float
-    drawing: Drawing
-    drawn: Drawn
-
-    def __len__(self) -> int:
-        """Steps, or windows, drawn."""
-        return len(self.drawn.draw)
-
-
-class Order:
-    """A batch that was drawn and is to be copied.
-
-    Attributes:
-        state: That of the source before the draw; None where even that failed.
-        parts: What was drawn, of each buffer.
-    """
-
-    __slots__ = ("parts", "state")
-
-    def __init__(self) -> None:
-        self.state: State | None = None
-        self.parts: Sequence[Part] = ()
-
-
-class Source(Protocol):
-    """What is drawn from. One thread at a time draws; any may copy."""
-
-    def begin(self) -> None:
-        """Begin an iteration, which ends where the epoch does that is under way."""
-
-    def draw(self, order: Order, count: int) -> bool:
-        """Fill an order with the next draw.
-
-        The state from before it is there first: who is interrupted goes back to it.
-
-        Returns:
-            Whether the epoch had another batch; where not, nothing was drawn.
-        """
-
-    def make(self, order: Order, count: int) -> Batch | None:
-        """Draw and copy at once, as the two calls do; None where an epoch is over."""
-
-    def nbytes(self, order: Order) -> int:
-        """Bytes that it is copied from."""
-
-    def ask(self, order: Order) -> int:
-        """Ask the disk for its rows; return bytes asked for, 0 where all are there."""
-
-    def finish(self, order: Order) -> Batch:
-        """Copy the data of an order."""
-
-    def num_batches(self, count: int) -> int:
-        """Batches of a whole epoch.
-
-        Raises:
-            TypeError: There are no epochs.
-        """
-
-    def state_dict(self, priorities: bool = False) -> State:
-        """State of what draws now."""
-
-    def load_state_dict(self, state: State) -> None:
-        """Draw from a state on."""
-
-    def update_priorities(self, batch: Batch, values: ArrayLike) -> int:
-        """Give the steps of a batch new priorities; return how many were dropped."""
-
-    @property
-    def limits(self) -> Sequence[Limit]:
-        """What has to allow a batch, and is told of it."""
-
-    def count(self, batch: Batch, size: int) -> None:
-        """Tell limits of a batch."""
+SHARED = (
+    "ReplayLoader: got a buffer through whose epoch another loader goes by the same "
+    "{}, expected one at a time, or each would get a part of it; close the other one, "
+    "or open the buffer again with a sampler of its own"
+)
 
 
 class OneBuffer:
@@ -137,6 +56,25 @@ class OneBuffer:
         """See `Source.begin`."""
         epochs = epochs_of(self._sampler)
         self._epoch = None if epochs is None else epochs.epoch
+        if epochs is None:
+            return
+        if _by_epochs.setdefault(id(self._sampler), self) is not self:
+            raise FailedError(SHARED.format(type(self._sampler).__name__))
+
+    def end(self) -> None:
+        """See `Source.end`."""
+        if _by_epochs.get(id(self._sampler)) is self:
+            _by_epochs.pop(id(self._sampler), None)
+
+    def held(self) -> bool:
+        """See `Source.held`."""
+        return held(self._lock)
+
+    def more(self, count: int) -> bool:
+        """See `Source.more`."""
+        view = self._buffer.reading.view
+        with view.lock:
+            return self._epoch is None or not self._over(view, count)
 
     def draw(self, order: Order, count: int) -> bool:
         """See `Source.draw`."""
@@ -146,6 +84,7 @@ class OneBuffer:
             reading = self._buffer.reading
             with reading.view.lock:
                 if self._epoch is not None and self._over(reading.view, count):
+                    self.end()
                     return False
                 order.state = sampler.state_dict()
                 drawing = reading.drawing
@@ -159,11 +98,15 @@ class OneBuffer:
 
     def make(self, order: Order, count: int) -> Batch | None:
         """See `Source.make`."""
+        while self._epoch is not None:
+            # What comes of the next epoch is not to be drawn in place of what is lost.
+            if not self.draw(order, count):
+                return None
+            if (batch := self.finish(order)) is not None:
+                return batch
         while True:
             reading = self._buffer.reading
             with reading.view.lock:
-                if self._epoch is not None and self._over(reading.view, count):
-                    return None
                 order.state = self._sampler.state_dict()
             try:
                 return reading.drawing.sample(self._sampler, count, False)
@@ -202,16 +145,16 @@ class OneBuffer:
         """Ask the disk for the rows of a part."""
         return self._buffer.reading.ahead.ask(part.drawn.draw)
 
-    def finish(self, order: Order) -> Batch:
+    def finish(self, order: Order) -> Batch | None:
         """See `Source.finish`."""
-        return self.finish_part(order.parts[0])
+        return self.finish_part(order.parts[0], skip=True)
 
-    def finish_part(self, part: Part) -> Batch:
+    def finish_part(self, part: Part, skip: bool = False) -> Batch | None:
         """The data of a draw, also where the buffer is made anew meanwhile."""
         drawing = part.drawing
         while True:
             try:
-                return drawing.finish(self._sampler, part.drawn)
+                return drawing.finish(self._sampler, part.drawn, skip)
             except FailedError:
                 # Another thread followed a resize, and closed what this one read.
                 former, drawing = drawing, self._buffer.reading.drawing
@@ -253,6 +196,10 @@ class OneBuffer:
             limit.count(size)
 
 
+_by_epochs: WeakValueDictionary[int, OneBuffer] = WeakValueDictionary()
+"""Whose epochs are gone through now, by the sampler's id."""
+
+
 class SeveralBuffers:
     """Buffers that `concat` put together; see `Source`."""
 
@@ -269,6 +216,17 @@ class SeveralBuffers:
 
     def begin(self) -> None:
         """See `Source.begin`; there are no epochs."""
+
+    def end(self) -> None:
+        """See `Source.end`."""
+
+    def held(self) -> bool:
+        """See `Source.held`."""
+        return held(self._concat.lock) or any(one.held() for one in self._each)
+
+    def more(self, count: int) -> bool:
+        """See `Source.more`."""
+        return True
 
     def draw(self, order: Order, count: int) -> bool:
         """See `Source.draw`."""
@@ -294,11 +252,12 @@ class SeveralBuffers:
         """See `Source.ask`."""
         return sum(self._each[p.number].ask_part(p) for p in order.parts)
 
-    def finish(self, order: Order) -> Batch:
+    def finish(self, order: Order) -> Batch | None:
         """See `Source.finish`."""
         found = []
         for part in order.parts:
             batch = self._each[part.number].finish_part(part)
+            assert batch is not None
             batch.buffer_ids = np.full(len(batch), part.number)
             batch.probabilities = batch.probabilities * part.fraction
             found.append(batch)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,6 +21,11 @@ MAX_ARRAYS = 4
 """Arrays kept of each shape: one being filled, and a few with the learner."""
 MAX_SHAPES = 8
 MAX_NBYTES = 64 << 20
+SPARE = 2
+"""Times as much as ever was in use at a time is kept in all: shapes that never come
+again, as of whole episodes, would else add up."""
+LITTLE_NBYTES = 64 << 20
+"""What is kept in any case."""
 
 T = TypeVar("T")
 
@@ -61,8 +67,9 @@ _serving = _Serving()
 class Recycler:
     """Hands out uninitialised arrays of a few recurring shapes.
 
-    Holds at most MAX_SHAPES * MAX_ARRAYS arrays of at most 64 MiB. Any thread may
-    call: an array is out of its pool while it is looked at.
+    Holds at most MAX_SHAPES * MAX_ARRAYS arrays of at most 64 MiB, and where that is
+    more than 64 MiB, twice what was in use at a time. Any thread may call: an array is
+    out of its pool while it is looked at.
     """
 
     def __init__(
@@ -84,6 +91,7 @@ class Recycler:
         self._max_nbytes = max_nbytes
         self._make = make
         self._pools: dict[Hashable, list[NDArray[np.generic]]] = {}
+        self._kept_nbytes = self._most_used = 0
 
     def empty(
         self, shape: tuple[int, ...], dtype: np.dtype[np.generic]
@@ -112,7 +120,32 @@ class Recycler:
         fresh: NDArray[np.generic] = self._make(shape, dtype)
         if len(pool) < self._max_arrays and fresh.nbytes <= self._max_nbytes:
             pool.insert(0, fresh)
+            self._kept_nbytes += fresh.nbytes
+            if self._kept_nbytes > LITTLE_NBYTES:
+                self._let_go()
         return fresh
+
+    def _let_go(self) -> None:
+        """Keep no more than a few times what was in use, the latest shapes of it."""
+        used, unused = 0, []
+        for key, pool in list(self._pools.items()):
+            for at in range(len(pool)):
+                with suppress(IndexError):
+                    array, references = _next(pool, at)
+                    if references == UNSHARED:
+                        unused.append((key, array))
+                    else:
+                        used += array.nbytes
+        self._most_used = max(self._most_used, used)
+        kept = used + sum([array.nbytes for _, array in unused])
+        for key, array in unused:
+            if kept <= SPARE * self._most_used:
+                break
+            kept -= array.nbytes
+            left = [each for each in self._pools.pop(key, []) if each is not array]
+            if left:
+                self._pools.setdefault(key, left)
+        self._kept_nbytes = kept
 
     def __enter__(self) -> None:
         """Give this thread arrays whichever recycler it asks, until the exit.
@@ -128,6 +161,7 @@ class Recycler:
     def clear(self) -> None:
         """Keep nothing; what was handed out stays as it is."""
         self._pools.clear()
+        self._kept_nbytes = 0
 
     @property
     def nbytes(self) -> int:
@@ -137,5 +171,5 @@ class Recycler:
 
     def _new_pool(self, key: Hashable) -> list[NDArray[np.generic]]:
         if len(self._pools) >= self._max_shapes:
-            self._pools.clear()
+            self.clear()
         return self._pools.setdefault(key, [])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import mmreplay as mr
-from mmreplay.loader import prefetch
+from mmreplay.loader import asking, pace, prefetch
 from tests.loader.support import fill
 from tests.loader.test_loader import SAMPLERS, TRANSFORMS, endless, opened, same
 
@@ -39,7 +39,7 @@ def together(monkeypatch):
         with lock:
             gathering.remove(entry)
 
-    monkeypatch.setattr(prefetch, "SMALL_NBYTES", 0)
+    monkeypatch.setattr(asking, "SMALL_NBYTES", 0)
     monkeypatch.setattr(prefetch.Prefetcher, "_gather", slow)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     return counted
@@ -48,7 +48,7 @@ def together(monkeypatch):
 @pytest.fixture
 def hurry(monkeypatch):
     """Whoever comes back is in a hurry."""
-    monkeypatch.setattr(prefetch, "HURRIED", 1e9)
+    monkeypatch.setattr(pace, "HURRIED", 1e9)
 
 
 @pytest.mark.usefixtures("hurry")
@@ -122,7 +122,7 @@ def test_one_core_is_not_shared(path, monkeypatch, cores):
 @pytest.mark.parametrize("quick", [0.0, 60.0])
 def test_batches_can_be_learned_from_whoever_made_them(path, monkeypatch, quick):
     """Also those that a learner made that only looked at them."""
-    monkeypatch.setattr(prefetch, "QUICK_S", quick)
+    monkeypatch.setattr(pace, "QUICK_S", quick)
     with opened(path) as buffer, mr.ReplayLoader(buffer, 16) as loader:
         for _ in range(30):
             with torch.inference_mode():

@@ -127,7 +127,7 @@ def test_draws_are_made_so_far_ahead_and_no_further(path, prefetch):
             next(found)
             assert sampler.draws <= taken + prefetch
         # A learner that takes its time finds them all drawn.
-        loader._work._quick = False
+        loader._work._pace.quick = False
         loader._work._call()
         assert sampler.there.wait(20)
         assert sampler.draws == 3 + prefetch

@@ -348,9 +348,9 @@ def test_what_is_read_ahead_is_bounded(path, monkeypatch):
     asked, gate = [], threading.Event()
     finish = type(mr.ReplayBuffer.open(path).reading.drawing).finish
 
-    def slow(self, sampler, drawn):
+    def slow(self, sampler, drawn, skip):
         gate.wait(20)
-        return finish(self, sampler, drawn)
+        return finish(self, sampler, drawn, skip)
 
     with mr.ReplayBuffer.open(path) as buffer:
         reading = buffer.reading
@@ -369,11 +369,11 @@ def test_what_is_read_ahead_is_bounded(path, monkeypatch):
                 threading.Event().wait(0.001)
             with work._turn:
                 assert len(asked) == 3
-                assert work._asked_nbytes == 3 * nbytes
+                assert work._asking.under_way(work._entries) == 3 * nbytes
             gate.set()
             for _ in range(20):
                 next(found)
-                assert work._asked_nbytes <= 3 * nbytes
+                assert work._asking.under_way(work._entries) <= 3 * nbytes
             assert len(asked) >= 20
     assert np.all(np.array(asked) == 16)
 

@@ -1,10 +1,12 @@
 """Arrays come back only when the last view of them is gone."""
 
 import threading
+from collections import deque
 
 import numpy as np
 import pytest
 
+from mmreplay.storage import recycler as recycler_module
 from mmreplay.storage.recycler import MAX_ARRAYS, MAX_NBYTES, MAX_SHAPES, Recycler
 
 UINT8 = np.dtype(np.uint8)
@@ -53,6 +55,24 @@ def test_what_is_kept_is_bounded():
         for pool in recycler._pools.values()
         for array in pool
     )
+
+
+def test_shapes_that_never_come_again_do_not_add_up(monkeypatch, rng):
+    monkeypatch.setattr(recycler_module, "LITTLE_NBYTES", 1000)
+    recycler, most = Recycler(5, 256, 1 << 40), 0
+    held: deque[np.ndarray] = deque(maxlen=3)
+    for count in rng.integers(100, 2000, 400).tolist():
+        fresh = recycler.empty((count,), UINT8)
+        most = max(most, fresh.nbytes + sum(array.nbytes for array in held))
+        held.append(fresh)
+        assert recycler.nbytes <= max(1000, 2 * most)
+    # What is in use is kept, and what one shape needs is not let go of.
+    assert recycler.nbytes >= sum(array.nbytes for array in held)
+    addresses = set()
+    for _ in range(20):
+        held.append(recycler.empty((5000,), UINT8))
+        addresses.add(held[-1].ctypes.data)
+    assert len(addresses) <= 4
 
 
 def test_another_recycler_may_serve_a_thread():
