@@ -5,7 +5,8 @@ limit of its own (a cgroup, where one can be made; what the libraries take is ou
 it). Then they take turns: random batches of 256, and all the while 500 adds of one row
 a second over the oldest, 64 at a time. Printed are the rates of both, ours over each
 other side's turn by turn, and of ours what it took of the limit, what went to swap, and
-how the last quarter of turns compares with the first. Where no cgroup can be made, the
+how the last quarter of turns compares with the first. A loader draws while its process
+adds, which the others do one after the other. Where no cgroup can be made, the
 files' pages are dropped before each batch instead, and `enforced_by` says so.
 """
 
@@ -149,11 +150,11 @@ def told(
         "limit_mib": sizes.limit_mib,
         "ring_over_limit": sizes.times,
     }
-    for way in (OURS, LOADER):
-        theirs = {n: t for n, t in draws.items() if not n.startswith(OURS)}
-        found[f"draw_speedup_of_{way}"] = speedups({way: draws[way], **theirs}, way)
-    theirs = {n: t for n, t in adds.items() if n != LOADER}
-    found["add_speedup"] = speedups(theirs)
+    for what, times in (("draw", draws), ("add", adds)):
+        theirs = {n: t for n, t in times.items() if not n.startswith(OURS)}
+        for way in (OURS, LOADER):
+            over = speedups({way: times[way], **theirs}, way)
+            found[f"{what}_speedup_of_{way}"] = over
     found["draw_mb_per_s"] = _rates(draws, BATCH * ROW / 1e6)
     found["adds_per_s"] = _rates(adds, 1)
     found["memory"] = {

@@ -70,7 +70,10 @@ BEYOND = tuple(
                      f"memory {way} last_quarter_takes_times_the_first", 1.2),
             )
         ),
-        least(f"{words}, adds over np.memmap's", script, "add_speedup np_memmap", 1),
+        least(f"{words}, adds over np.memmap's", script,
+              f"add_speedup_of_{OURS} np_memmap", 1),
+        least(f"{words}, adds while a loader draws, over np.memmap's", script,
+              f"add_speedup_of_{LOADER} np_memmap", 1),
     )
 )  # fmt: skip
 

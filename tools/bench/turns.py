@@ -18,7 +18,9 @@ Times = dict[str, NDArray[np.float64]]
 OURS = "mmreplay"
 
 
-def race(sides: Mapping[str, Side], turns: int, calls: int = 1, warm: int = 1) -> Times:
+def race(
+    sides: Mapping[str, Side], turns: int, calls: int = 1, warm: int = 1, ahead: int = 0
+) -> Times:
     """Time each side once a turn, a burst of calls at a time.
 
     Args:
@@ -26,12 +28,15 @@ def race(sides: Mapping[str, Side], turns: int, calls: int = 1, warm: int = 1) -
         turns: Bursts of each side.
         calls: Calls in a burst; the time of one call is the burst's mean.
         warm: Bursts of each side before any is timed.
+        ahead: Calls before each burst, which take what a side made beforehand.
     """
     names = list(sides)
     times = {name: np.empty(turns) for name in names}
     for turn in range(-warm, turns):
         # Whoever goes second finds caches as the first one left them: swap.
         for name in names if turn % 2 else reversed(names):
+            for _ in range(ahead):
+                sides[name]()
             seconds = burst(sides[name], calls)
             if turn >= 0:
                 times[name][turn] = seconds
