@@ -94,7 +94,7 @@ class Drawing:
         if not whole or batch_size < 1:
             raise SchemaError(
                 f"batch_size: got {batch_size!r}, expected an integer of at least 1; "
-                "ask for a step"
+                "pass a number of steps, such as 256"
             )
         try:
             draw, fields, stale = self._draw(sampler, int(batch_size))

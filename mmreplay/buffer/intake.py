@@ -123,7 +123,9 @@ class Intake:
         lead: tuple[int, ...] = (count,)
         if self._num_envs == 1:
             given = shape_of(value, f"field {path!r}")
-            lead = () if len(given) == len(field.shape) else lead
+            # With an axis of environments, or without; any other is one too many.
+            alone = len(given) == len(field.shape) + 1 and given[0] == 1
+            lead = lead if alone else ()
         return field.convert(value, path, lead)
 
     def block(self, given: Mapping[str, object], count: int) -> tuple[Columns, int]:

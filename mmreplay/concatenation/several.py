@@ -215,7 +215,7 @@ class Concat:
         if not isinstance(batch_size, int | np.integer) or batch_size < 1:
             raise SchemaError(
                 f"batch_size: got {batch_size!r}, expected an integer of at least 1; "
-                "ask for a step"
+                "pass a number of steps, such as 256"
             )
         if self._shares is not None:
             counts = self._shares.split(int(batch_size))

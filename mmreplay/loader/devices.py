@@ -69,10 +69,15 @@ def sender_of(
         ) from error
     if found.type == "cpu":
         return ToCpu(room, kind)
-    if found.type != "cuda" or not torch.cuda.is_available():
+    if found.type != "cuda":
         raise SchemaError(
-            f"device: got {device!r}, expected 'cpu', or 'cuda' where torch finds a "
-            "GPU; take device='cpu' and move the batches with batch.to(device)"
+            f"device: got {device!r}, expected 'cpu' or 'cuda'; take device='cpu' and "
+            "move the batches with batch.to(device)"
+        )
+    if not torch.cuda.is_available():
+        raise SchemaError(
+            f"device: got {device!r}, expected 'cpu', as torch finds no GPU here; take "
+            "device='cpu', or install a GPU's driver and torch's CUDA build"
         )
     return ToCuda(found, room, kind)
 

@@ -257,7 +257,7 @@ class ReplayLoader:
             FormatError: It is no loader's, or its sampler's does not fit.
             FailedError: A draw of this loader is under way in this thread.
         """
-        check_kind(state, "ReplayLoader")
+        check_kind(state, "ReplayLoader", "loader")
         if not isinstance(state.get("sampler"), dict):
             raise FormatError(
                 "loader state: got no sampler's state in it, expected one; pass what "
@@ -356,6 +356,6 @@ def _count(name: str, number: object) -> int:
     whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
     if not whole or number < 1:  # type: ignore[operator]  # an integer by now
         raise SchemaError(
-            f"{name}: got {number!r}, expected an integer of at least 1; ask for one"
+            f"{name}: got {number!r}, expected an integer of at least 1; pass a number"
         )
     return int(number)  # type: ignore[call-overload,no-any-return]  # likewise

@@ -13,8 +13,13 @@ from mmreplay.samplers.base import State
 LIMIT = 1 << 63
 
 
-def check_kind(state: State, kind: str) -> None:
+def check_kind(state: State, kind: str, owner: str = "sampler") -> None:
     """Refuse what is no state, or another sampler's.
+
+    Args:
+        state: What was given.
+        kind: What it is to be.
+        owner: Whose, in the user's words.
 
     Raises:
         FormatError: It is not of this kind.
@@ -23,8 +28,8 @@ def check_kind(state: State, kind: str) -> None:
         return
     got = state.get("kind") if isinstance(state, Mapping) else type(state).__name__
     raise FormatError(
-        f"sampler state: got kind {got!r}, expected {kind!r}; load it into the "
-        "sampler that it was saved from"
+        f"{owner} state: got kind {got!r}, expected {kind!r}; load it into the {owner} "
+        "that it was saved from"
     )
 
 

@@ -169,6 +169,20 @@ ADDS = {
 }
 
 
+@pytest.mark.parametrize("got", [(84, 84, 1), (1, 84, 84, 1), (2, 84, 84)])
+def test_of_one_environment_an_axis_too_many_is_told_from_the_fields_own(got):
+    schema = mr.Schema({"pixels": mr.Field((84, 84), "uint8")})
+    with mr.ReplayBuffer.create(None, schema, 10, engine="memory") as buffer:
+        told = re.escape(
+            f"got uint8{list(got)}, expected uint8[84, 84]; pass the value"
+        )
+        with pytest.raises(SchemaError, match=told):
+            buffer.add(pixels=np.zeros(got, np.uint8))
+        for good in ((84, 84), (1, 84, 84)):
+            buffer.add(pixels=np.zeros(good, np.uint8))
+        assert len(buffer) == 2
+
+
 @pytest.mark.parametrize("name", ADDS)
 def test_a_bad_step_is_refused_and_leaves_no_trace(twin, name):
     options, parts = ADDS[name]

@@ -104,8 +104,13 @@ def test_an_array_over_a_tensor_keeps_it_alive():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_the_way_out_is_the_cpu():
-    with pytest.raises(SchemaError, match="where torch finds a GPU; take device='cpu'"):
+    with pytest.raises(SchemaError, match="finds no GPU here; take device='cpu'"):
         sender_of("cuda", 3)
+
+
+def test_to_another_kind_of_device_batches_are_moved():
+    with pytest.raises(SchemaError, match=r"got 'mps', .* move the batches"):
+        sender_of("mps", 3)
 
 
 def poison(loader):

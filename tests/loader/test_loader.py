@@ -210,6 +210,17 @@ def test_a_run_that_is_stopped_after_any_batch_goes_on_there(path, kind):
                 same(batch, one)
 
 
+@pytest.mark.parametrize("other", [{}, mr.UniformSampler(seed=0).state_dict()])
+def test_a_state_that_is_none_of_a_loader_is_refused_by_name(path, other):
+    with (
+        loading(path, 40, mr.UniformSampler(seed=0)) as (_, loader),
+        pytest.raises(
+            FormatError, match=r"loader state: got kind .* load it into the l"
+        ),
+    ):
+        loader.load_state_dict(other)
+
+
 def test_priorities_go_with_the_state_if_asked_for(path):
     sampler = mr.PrioritizedSampler(seed=0, name=None)
     inner = mr.SequenceSampler(3, mr.PrioritizedSampler(seed=0, name=None))

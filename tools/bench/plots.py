@@ -22,6 +22,7 @@ from tools.bench.turns import OURS
 
 RATES = "mb_per_s"
 TIMES = "median_us"
+COLOURS = [c for name in ("tab20", "tab20b") for c in plt.get_cmap(name).colors]  # type: ignore[attr-defined]  # of a list
 COUNTED = re.compile(r"(?:add|sample|vectors)_(\d+)")
 Line = tuple[str, dict[str, float], float | None]
 """A question, each side's figure, and what the machine's limit is, where known."""
@@ -87,7 +88,6 @@ def draw(
     sides = sorted({side for _, figures, _ in found for side in figures})
     # Ours first, in the same colour in every figure.
     sides.sort(key=lambda side: not side.startswith(OURS))
-    colours = plt.get_cmap("tab20")
     height = 1.2 + 0.16 * len(sides) / 3 + 0.24 * len(found)
     figure, axis = plt.subplots(figsize=(9, height), layout="constrained")
     for number, side in enumerate(sides):
@@ -95,7 +95,7 @@ def draw(
         ours = side.startswith(OURS)
         x, y = zip(*places, strict=True)
         axis.scatter(
-            x, y, s=34, label=words(side), color=colours(number % 20),
+            x, y, s=34, label=words(side), color=COLOURS[number % len(COLOURS)],
             marker="D" if ours else "o", zorder=3 if ours else 2,
         )  # fmt: skip
     least = [(us, -row) for row, (_, _, us) in enumerate(found) if us is not None]
