@@ -14,16 +14,10 @@ from pathlib import Path
 
 from mmreplay.errors import ReplayError
 from mmreplay.files import File
+from mmreplay.ram import available_nbytes
 
 SHARE = 4
 """Of the memory that is available files take one part of so many, or are left alone."""
-LIMITS = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    (
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-    ),
-)
 
 
 def warm(paths: Sequence[Path]) -> threading.Thread | None:
@@ -42,22 +36,6 @@ def warm(paths: Sequence[Path]) -> threading.Thread | None:
             thread.start()
             return thread
     return None
-
-
-def available_nbytes() -> int:
-    """Memory that this process may still take, page cache included; 0 if unknown."""
-    found = 0
-    with suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/meminfo").read_text("ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                found = int(line.split()[1]) << 10
-    for limit, used in LIMITS:
-        # What a group may take is "max" without a limit.
-        with suppress(OSError, ValueError):
-            left = int(Path(limit).read_text("ascii"))
-            left -= int(Path(used).read_text("ascii"))
-            found = min(found, max(0, left))
-    return found
 
 
 def _ask(paths: list[Path]) -> None:

@@ -70,22 +70,6 @@ def test_where_no_thread_is_left_nothing_is_asked_for(tmp_path, monkeypatch, ask
     assert asked == []
 
 
-@pytest.mark.parametrize(
-    ("limit", "used", "left"),
-    [("max", "7", None), ("1000", "400", 600), ("400", "1000", 0), ("what", "1", None)],
-)
-def test_a_groups_limit_counts(tmp_path, monkeypatch, limit, used, left):
-    places = tmp_path / "limit", tmp_path / "used"
-    for place, text in zip(places, (limit, used), strict=True):
-        place.write_text(text + "\n")
-    monkeypatch.setattr(warming, "LIMITS", ((str(places[0]), str(places[1])),))
-    found = warming.available_nbytes()
-    if left is None:
-        assert found > 1 << 20
-    else:
-        assert found == left
-
-
 def test_a_load_past_the_cache_has_its_large_files_asked_for(tmp_path, monkeypatch):
     given = []
     monkeypatch.setattr(rows_writer, "warm", given.append)

@@ -1,0 +1,22 @@
+"""How much memory there is, of the machine or of the group that has a limit."""
+
+import pytest
+
+from mmreplay import ram
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "left"),
+    [("max", "7", None), ("1000", "400", 600), ("400", "1000", 0), ("what", "1", None)],
+)
+def test_a_groups_limit_counts(tmp_path, monkeypatch, limit, used, left):
+    places = tmp_path / "limit", tmp_path / "used"
+    for place, text in zip(places, (limit, used), strict=True):
+        place.write_text(text + "\n")
+    monkeypatch.setattr(ram, "LIMITS", ((str(places[0]), str(places[1])),))
+    found = ram.available_nbytes()
+    if left is None:
+        assert 1 << 20 < found <= ram.whole_nbytes()
+    else:
+        assert found == left
+        assert ram.whole_nbytes() == int(limit)
