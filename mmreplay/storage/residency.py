@@ -14,9 +14,12 @@ import numpy as np
 
 from mmreplay.errors import system_failure
 from mmreplay.files import File
+from mmreplay.mounts import file_system
 
 CACHESTAT = 451
 """The system call of Linux 6.5, the same number on every machine."""
+STACKED = {"overlay"}
+"""File systems of which it tells nothing: pages are those of the file below."""
 PIECE_NBYTES = 1 << 30
 MAPPING = re.compile(r"[0-9a-f]+-[0-9a-f]+ .{4} [0-9a-f]+ \S+ \d+ +(\S.*)")
 VALUE = re.compile(r"(\w+): +(\d+) kB")
@@ -58,7 +61,7 @@ def measure(files: Sequence[File]) -> Memory:
     the files: some 10 ns each.
     """
     mapped, shared = _mapped({os.path.realpath(file.path) for file in files})
-    cached = [_cached(file) for file in files]
+    cached = [cached_nbytes(file, 0, file.nbytes) for file in files]
     known = [nbytes for nbytes in cached if nbytes is not None]
     total = sum(known) if len(known) == len(cached) else None
     return Memory(mapped, shared, _private(), total)
@@ -93,34 +96,49 @@ def _told_by(name: str) -> str:
         raise system_failure("read", path, error) from error
 
 
-def _cached(file: File) -> int | None:
-    """Bytes of a file in the page cache."""
+def cached_nbytes(file: File, first: int, stop: int) -> int | None:
+    """Bytes ``[first, stop)`` of a file that are in the page cache.
+
+    Args:
+        file: Whose.
+        first: A multiple of the page's size.
+        stop: At most the file's size.
+
+    Returns:
+        None where the system does not tell this user.
+    """
     answer = (ctypes.c_uint64 * 5)()
-    whole = (ctypes.c_uint64 * 2)(0, file.nbytes)
-    if _libc.syscall(CACHESTAT, file.fd, whole, answer, 0) == 0:
-        return min(int(answer[0]) * mmap.PAGESIZE, file.nbytes)
+    asked = (ctypes.c_uint64 * 2)(first, stop - first)
+    if (
+        stop > first
+        and file_system(file.path) not in STACKED
+        and _libc.syscall(CACHESTAT, file.fd, asked, answer, 0) == 0
+    ):
+        return min(int(answer[0]) * mmap.PAGESIZE, stop - first)
     status = os.fstat(file.fd)
     if status.st_uid != os.geteuid() and not os.access(file.path, os.W_OK):
         # mincore would say that all of it is there.
         return None
-    return _looked_at(file)
+    return _looked_at(file, first, stop)
 
 
-def _looked_at(file: File) -> int:
+def _looked_at(file: File, first: int, stop: int) -> int:
     """The same, by a look at every page."""
+    if stop == first:
+        return 0
     mapping = file.map_readonly()
     every = np.frombuffer(mapping, np.uint8)
     count = 0
-    for first in range(0, file.nbytes, PIECE_NBYTES):
-        nbytes = min(PIECE_NBYTES, file.nbytes - first)
+    for start in range(first, stop, PIECE_NBYTES):
+        nbytes = min(PIECE_NBYTES, stop - start)
         pages = np.zeros(-(-nbytes // mmap.PAGESIZE), np.uint8)
-        where = ctypes.c_void_p(every.ctypes.data + first)
+        where = ctypes.c_void_p(every.ctypes.data + start)
         into = ctypes.c_void_p(pages.ctypes.data)
         if _libc.mincore(where, ctypes.c_size_t(nbytes), into) == 0:
             count += int((pages & 1).sum())
     del every
     mapping.close()
-    return min(count * mmap.PAGESIZE, file.nbytes)
+    return min(count * mmap.PAGESIZE, stop - first)
 
 
 def _mib(nbytes: int) -> str:

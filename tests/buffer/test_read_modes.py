@@ -155,6 +155,11 @@ def test_pages_are_counted_one_by_one_where_the_system_has_no_sum(
     monkeypatch.setattr(residency, "PIECE_NBYTES", 8 * mmap.PAGESIZE)
     found = buffer.memory().page_cache
     assert abs(found - expected) <= 8 * mmap.PAGESIZE
+    # Or counts those of another file than the one below.
+    monkeypatch.setattr(residency, "file_system", lambda path: "overlay")
+    monkeypatch.setattr(residency._libc, "syscall", lambda *_: 0)
+    assert buffer.memory().page_cache == found
+    monkeypatch.setattr(residency._libc, "syscall", lambda *_: -1)
     # Of files that this user may not write, the system says that all is there.
     monkeypatch.setattr(os, "geteuid", lambda: -1)
     monkeypatch.setattr(os, "access", lambda path, mode: False)
