@@ -30,8 +30,9 @@ def bench(
     """Measure draws from memory and from the disk, and say what would be faster.
 
     Reads only. For figures of the disk it drops from the page cache the pages
-    of the rows that it has just drawn, and of the largest file those that it
-    reads through; where pages hang together, all of the buffer.
+    of the rows that it has just drawn, and of the files, the largest first,
+    those that it reads through; where pages hang together, all of the buffer.
+    Memory is as it was before.
     """
     from mmreplay.speed import measure_speed
 
