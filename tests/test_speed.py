@@ -31,7 +31,7 @@ def path(tmp_path_factory):
             "terminated": mr.Field((), "bool"),
         }
     )
-    with mr.ReplayBuffer.create(path, schema, 4000) as buffer:
+    with mr.ReplayBuffer.create(path, schema, 4000, engine="memmap") as buffer:
         buffer.extend(
             observation=np.zeros((4000, 64, 65), np.uint8),
             reward=np.zeros(4000, np.float32),
@@ -118,9 +118,9 @@ def test_of_memory_nothing_is_said_where_all_is_there_or_who_knows(cached):
 def test_pages_that_hang_together_are_dropped_together(tmp_path):
     schema = mr.Schema({"pixels": mr.Field((84, 84), "uint8")})
     rng = np.random.default_rng(0)
-    with mr.ReplayBuffer.create(tmp_path / "b", schema, 2000) as buffer:
+    with mr.ReplayBuffer.create(tmp_path / "b", schema, 2000, engine="memmap") as b:
         # In one go: on many file systems the page cache then holds pieces of MiB.
-        buffer.extend(pixels=rng.integers(0, 255, (2000, 84, 84), np.uint8))
+        b.extend(pixels=rng.integers(0, 255, (2000, 84, 84), np.uint8))
     found = measure_speed(tmp_path / "b", batch_size=32, seconds=0.02)
     if found.file_system in IN_MEMORY:
         pytest.skip(f"{found.file_system} lives in memory, or may")
