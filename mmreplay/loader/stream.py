@@ -8,7 +8,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
-import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from mmreplay.batch import Batch
@@ -16,13 +15,12 @@ from mmreplay.buffer.lifecycle import StrPath
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import SchemaError, StaleError
 from mmreplay.loader.dataset import MAX_TRIES, ReplayDataset
+from mmreplay.loader.iterations import Iterations
 from mmreplay.samplers.base import Sampler, State
 from mmreplay.samplers.epochs import epochs_of
 from mmreplay.samplers.joined import keeps_priorities
 from mmreplay.samplers.states import check_kind, integer
 from mmreplay.transforms.base import Transform
-
-MAX_WORKERS = 1024
 
 T = TypeVar("T")
 
@@ -37,10 +35,7 @@ class DealtStream(IterableDataset[Batch]):
         """Deal out what follows from a state of what draws."""
         self._state = state
         self._rank, self._num_ranks = rank, num_ranks
-        # By worker: the iteration that it begins next. Of all: one to be gone on with,
-        # and how much of it is done.
-        self._next = _shared(torch.zeros(MAX_WORKERS, dtype=torch.int64))
-        self._resumed = _shared(torch.tensor([-1, 0]))
+        self._iterations = Iterations()
 
     def _begin(self, state: State) -> None:
         """Draw from a state on, in this worker."""
@@ -59,10 +54,9 @@ class DealtStream(IterableDataset[Batch]):
         """
         info = get_worker_info()
         worker, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
-        epoch = int(self._next[worker])
-        self._next[worker] = epoch + 1
+        epoch = self._iterations.begin()
         self._begin(_of_epoch(self._state, epoch))
-        return self._batches(worker, num_workers, self._done(epoch))
+        return self._batches(worker, num_workers, self._iterations.done(epoch))
 
     def _batches(self, worker: int, num_workers: int, done: int) -> Iterator[Batch]:
         for step, gather in enumerate(self._gathered()):
@@ -71,11 +65,6 @@ class DealtStream(IterableDataset[Batch]):
                 continue
             if (number - done) % num_workers == worker:
                 yield gather()
-
-    def _done(self, epoch: int) -> int:
-        """Batches of an iteration that were taken in another run."""
-        resumed, done = self._resumed.tolist()
-        return int(done) if resumed == epoch else 0
 
     def _dealt(self, steps: int) -> int:
         """Of so many draws of all ranks, those of this one."""
@@ -94,7 +83,7 @@ class DealtStream(IterableDataset[Batch]):
             raise SchemaError(
                 f"epoch: got {epoch}, expected at least 0; count iterations from 0"
             )
-        self._next.fill_(epoch)
+        self._iterations.choose(epoch)
 
     def state_after(self, num_batches: int) -> State:
         """State after so many batches that the DataLoader gave in this iteration.
@@ -105,14 +94,14 @@ class DealtStream(IterableDataset[Batch]):
         Raises:
             SchemaError: It is below 1, or nothing was iterated over yet.
         """
-        epoch = int(self._next.max()) - 1
+        epoch = self._iterations.last
         if num_batches < 1 or epoch < 0:
             raise SchemaError(
                 f"num_batches: got {num_batches} in iteration {epoch}, expected at "
                 "least 1 in one that was begun; ask after a batch, and before the "
                 "first one keep the number of the iteration for set_epoch"
             )
-        done = num_batches + self._done(epoch)
+        done = num_batches + self._iterations.done(epoch)
         return {"kind": type(self).__name__, "epoch": epoch, "batches": done}
 
     def load_state_dict(self, state: State) -> None:
@@ -128,8 +117,7 @@ class DealtStream(IterableDataset[Batch]):
         """
         check_kind(state, type(self).__name__)
         epoch, done = integer(state, "epoch"), integer(state, "batches")
-        self.set_epoch(epoch)
-        self._resumed.copy_(torch.tensor([epoch, done]))
+        self._iterations.resume(epoch, done)
 
 
 class ReplayStream(DealtStream):
@@ -149,9 +137,9 @@ class ReplayStream(DealtStream):
     **Iterations.** A sampler that goes by epochs ends an iteration with its epoch;
     others go on for num_batches, or without end. The first iteration draws as the
     sampler does by itself, each later one by seeds that follow from the sampler's and
-    the iteration's number. The number is counted in shared memory, for persistent
-    workers, too; every DataLoader over one stream needs as many workers, or
-    `set_epoch` before it.
+    the iteration's number. It is counted in shared memory, an iteration being begun
+    when the first of its workers begins it, whatever DataLoader that is of. Two of
+    them at once need a batch from one before the other is begun.
 
     **Writers.** A buffer that is being written is followed by each worker at its own
     pace: the law of the sampler holds, not the same draws. Epochs over it are refused.
@@ -238,11 +226,6 @@ def gathered(gather: Callable[[T], Batch], draw: T, another: Callable[[], T]) ->
             return gather(draw)
         draw = another()
     return gather(draw)
-
-
-def _shared(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, in memory that workers see."""
-    return tensor.share_memory_()  # type: ignore[no-any-return,no-untyped-call]
 
 
 def check_dealt(who: str, sampler: Sampler, rank: int, num_ranks: int) -> None:
