@@ -10,7 +10,7 @@ from typing import Any
 from mmreplay.batch import Batch
 from mmreplay.concatenation import Concat
 from mmreplay.loader.several import ConcatDataset, ConcatDraws
-from mmreplay.loader.stream import DealtStream, check_dealt, gathered
+from mmreplay.loader.stream import DealtStream, check_dealt, check_seeded, gathered
 from mmreplay.samplers.base import State
 
 
@@ -47,14 +47,17 @@ class ConcatStream(DealtStream):
             batch_size: Steps a batch, of all buffers together, at least 1.
             num_batches: Batches of this rank an iteration; without end by default.
             rank: This process's, in ``[0, num_ranks)``.
-            num_ranks: Processes that share the draws, at least 1.
+            num_ranks: Processes that share the draws, at least 1. Several need one
+                seed of `concat` and of each sampler.
 
         Raises:
-            SchemaError: A sampler keeps priorities, or a number is not legal.
+            SchemaError: A sampler keeps priorities, a number is not legal, or there
+                are several ranks and no seed.
         """
         self._samplers = [buffer.sampler for buffer in concat.buffers]
         for sampler in self._samplers:
             check_dealt(type(self).__name__, sampler, rank, num_ranks)
+        check_seeded(concat, num_ranks)
         self._dataset = ConcatDataset(concat)
         self._shares = concat.shares
         self._concat: Concat | None = concat

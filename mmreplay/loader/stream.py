@@ -19,6 +19,7 @@ from mmreplay.loader.iterations import Iterations
 from mmreplay.samplers.base import Sampler, State
 from mmreplay.samplers.epochs import epochs_of
 from mmreplay.samplers.joined import keeps_priorities
+from mmreplay.samplers.random import unseeded
 from mmreplay.samplers.states import check_kind, integer
 from mmreplay.transforms.base import Transform
 
@@ -173,10 +174,12 @@ class ReplayStream(DealtStream):
                 batches that differ by one; where all need as many, let a
                 ``ShuffledSampler(rank=..., num_ranks=..., drop_last=True)`` share the
                 epoch out, and leave rank and num_ranks here.
-            num_ranks: Processes that share the draws, at least 1.
+            num_ranks: Processes that share the draws, at least 1. Several need one
+                seed.
 
         Raises:
-            SchemaError: The sampler keeps priorities, or a number is not legal.
+            SchemaError: The sampler keeps priorities, a number is not legal, or there
+                are several ranks and no seed.
             FormatError: There is no buffer at the path.
         """
         check_dealt(type(self).__name__, sampler, rank, num_ranks)
@@ -232,7 +235,8 @@ def check_dealt(who: str, sampler: Sampler, rank: int, num_ranks: int) -> None:
     """Refuse what cannot be dealt out to ranks and workers.
 
     Raises:
-        SchemaError: The sampler keeps priorities, or shares are shared out twice.
+        SchemaError: The sampler keeps priorities, shares are shared out twice, or each
+            rank would have a seed of its own.
     """
     if keeps_priorities(sampler):
         raise SchemaError(
@@ -251,6 +255,22 @@ def check_dealt(who: str, sampler: Sampler, rank: int, num_ranks: int) -> None:
             f"num_ranks: got {num_ranks} and a {type(sampler).__name__} that is one of "
             "several ranks itself, expected one of both; leave rank and num_ranks of "
             "the stream out"
+        )
+    check_seeded(sampler, max(num_ranks, getattr(sampler, "num_ranks", 1)))
+
+
+def check_seeded(drawing: object, num_ranks: int) -> None:
+    """Refuse what draws by a seed from the system, which each rank takes for itself.
+
+    Raises:
+        SchemaError: It does, and there are several ranks.
+    """
+    name = unseeded(drawing) if num_ranks > 1 else None
+    if name is not None:
+        raise SchemaError(
+            f"num_ranks: got {num_ranks} and a {name} without a seed, so that each "
+            "rank would draw by another one, expected one seed for all; pass the same "
+            "seed=... in each rank, or load the state of one into the others and itself"
         )
 
 

@@ -28,6 +28,7 @@ class StepGenerator:
 
     Attributes:
         seed: In ``[0, 2**63)``; drawn from the system where None was given.
+        given: Whether it was given, so that others can have the same.
     """
 
     def __init__(self, seed: int | None) -> None:
@@ -36,6 +37,7 @@ class StepGenerator:
         Raises:
             SchemaError: The seed is no integer in the range.
         """
+        self.given = seed is not None
         self.seed = secrets.randbits(63) if seed is None else _checked(seed)
         self._philox = np.random.Philox(key=self.seed)
         self._state = self._philox.state
@@ -105,6 +107,23 @@ class StepGenerator:
         """Return a number of one step, in ``[0, 2**64)``, for `Draw.key`."""
         # Weyl's sequence: steps in a row give keys far apart, whatever the seed.
         return (self.seed + (step + 1) * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+
+
+def unseeded(sampler: object) -> str | None:
+    """Name of a sampler, or of a part of it, whose seed was drawn from the system.
+
+    Looked for is its generator, as ``_random``, in the sampler, its ``_parts`` and the
+    one inside of windows, ``_inner.sampler``. A state that was loaded gives a seed.
+
+    Returns:
+        None where all seeds were given, as far as it is known.
+    """
+    random = getattr(sampler, "_random", None)
+    if isinstance(random, StepGenerator) and not random.given:
+        return type(sampler).__name__
+    inner = getattr(getattr(sampler, "_inner", None), "sampler", None)
+    parts = [*getattr(sampler, "_parts", ()), *([] if inner is None else [inner])]
+    return next(filter(None, map(unseeded, parts)), None)
 
 
 def _checked(seed: object) -> int:

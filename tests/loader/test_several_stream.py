@@ -104,6 +104,21 @@ def test_what_workers_cannot_share_is_refused(paths):
         len(mr.ConcatStream(opened(paths), 8))
 
 
+def test_ranks_with_seeds_of_their_own_are_refused(paths):
+    for seed, sampler, name in ((None, 0, "Concat"), (0, None, "UniformSampler")):
+        buffers = [
+            mr.ReplayBuffer.open(path, sampler=mr.UniformSampler(sampler))
+            for path in paths
+        ]
+        both = mr.concat(buffers, seed=seed)
+        told = rf"num_ranks: got 2 and a {name} without a seed, .*same seed=\.\.\."
+        with pytest.raises(SchemaError, match=told):
+            mr.ConcatStream(both, 8, rank=0, num_ranks=2)
+        mr.ConcatStream(both, 8)
+        both.load_state_dict(both.state_dict())
+        mr.ConcatStream(both, 8, rank=0, num_ranks=2)
+
+
 @pytest.mark.parametrize("laps", [1, 3])
 def test_a_draw_that_a_writer_lapped_is_made_anew(tmp_path, monkeypatch, laps):
     fill(tmp_path / "a")

@@ -188,6 +188,41 @@ def test_ranks_are_counted_once(path):
         assert sorted(found) == legal(buffer)
 
 
+@pytest.mark.parametrize(
+    ("sampler", "name"),
+    [
+        (mr.ShuffledSampler(), "ShuffledSampler"),
+        (mr.SequenceSampler(3, mr.UniformSampler()), "UniformSampler"),
+        (
+            mr.MixtureSampler(
+                [(mr.UniformSampler(0), 1), (mr.RecentSampler(9, 0.5), 1)]
+            ),
+            "MixtureSampler",
+        ),
+        (
+            mr.MixtureSampler(
+                [(mr.UniformSampler(0), 1), (mr.RecentSampler(9, 0.5), 1)], seed=0
+            ),
+            "RecentSampler",
+        ),
+    ],
+)
+def test_ranks_with_seeds_of_their_own_are_refused(path, sampler, name):
+    told = f"num_ranks: got 2 and a {name} without a seed, .* expected one seed for all"
+    with pytest.raises(SchemaError, match=rf"{told}; pass the same seed=\.\.\."):
+        mr.ReplayStream(path, sampler, 16, rank=0, num_ranks=2)
+    mr.ReplayStream(path, sampler, 16)
+    # One that goes on from a state has the seed of that one.
+    sampler.load_state_dict(sampler.state_dict())
+    mr.ReplayStream(path, sampler, 16, rank=0, num_ranks=2)
+
+
+def test_ranks_of_a_sampler_need_a_seed_as_those_of_a_stream(path):
+    sampler = mr.ShuffledSampler(rank=1, num_ranks=2)
+    with pytest.raises(SchemaError, match=r"got 2 and a ShuffledSampler without a"):
+        mr.ReplayStream(path, sampler, 16)
+
+
 def test_without_an_end_there_is_no_length(path):
     stream = mr.ReplayStream(path, mr.UniformSampler(0), 16)
     with pytest.raises(TypeError, match="no end"):
