@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from torch.utils.data import default_collate
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from mmreplay.batch import Batch
+from mmreplay.errors import SchemaError
 
 
 def collate(items: Batch | list[dict[str, Any]]) -> Any:
@@ -20,5 +23,19 @@ def collate(items: Batch | list[dict[str, Any]]) -> Any:
 
     Returns:
         The batch, or the nested dict with every tensor ``[B, *shape]``.
+
+    Raises:
+        SchemaError: It is a list of batches.
     """
     return items if isinstance(items, Batch) else default_collate(items)
+
+
+def _refuse(batches: Sequence[Batch], **_: object) -> NoReturn:
+    raise SchemaError(
+        f"collate: got a list of Batch, {len(batches)} of them, expected single steps, "
+        "for these are whole batches already; give the DataLoader batch_size=None"
+    )
+
+
+# torch would say which types it can stack, and not what to do.
+default_collate_fn_map[Batch] = _refuse

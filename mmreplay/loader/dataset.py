@@ -284,13 +284,14 @@ def _gone(view: LiveView, draw: Draw) -> NDArray[np.bool_]:
 
 
 def _ranks(indices: Sequence[int]) -> Ids:
-    ranks = None if any(isinstance(i, Draw) for i in indices) else np.asarray(indices)
+    drawn = any(isinstance(index, Draw) for index in indices)
+    ranks = None if drawn else np.asarray(indices)
     if (
         ranks is None
         or ranks.ndim != 1
         or (ranks.size and ranks.dtype.kind not in "iu")
     ):
-        kind = type(indices[0]).__name__
+        kind = "a list of Draws" if drawn else type(indices[0]).__name__
         raise SchemaError(
             f"index: got {kind}, expected an integer or a Draw; give draws as sampler "
             "with batch_size=None, or as batch_sampler with collate_fn=mr.collate"

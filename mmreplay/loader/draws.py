@@ -6,10 +6,9 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from mmreplay.errors import SchemaError
 from mmreplay.samplers.base import Draw, Sampler, State
+from mmreplay.samplers.checks import checked, whole
 from mmreplay.samplers.epochs import epochs_of
 
 if TYPE_CHECKING:
@@ -36,17 +35,9 @@ class Draws:
         num_batches: int | None,
     ) -> None:
         """Bind a sampler; see `ReplayDataset.draws`."""
-        for name, number in (("batch_size", batch_size), ("num_batches", num_batches)):
-            if number is None and name == "num_batches":
-                continue
-            whole = isinstance(number, int | np.integer) and number is not True
-            if not whole or not number or number < 1:
-                raise SchemaError(
-                    f"{name}: got {number!r}, expected an integer of at least 1; ask "
-                    "for a step"
-                )
+        check_counts(batch_size, num_batches)
         self._dataset = dataset
-        self._sampler = sampler
+        self._sampler = checked(sampler)
         self._batch_size = batch_size
         self._num_batches = num_batches
         self._states: deque[tuple[int, State]] = deque(maxlen=MAX_AHEAD)
@@ -121,3 +112,18 @@ class Draws:
                 "for a length; pass num_batches to dataset.draws"
             )
         return self._num_batches
+
+
+def check_counts(batch_size: object, num_batches: object) -> None:
+    """Refuse what are no numbers of steps and batches.
+
+    Args:
+        batch_size: To be an integer of at least 1.
+        num_batches: Likewise, or None for no end.
+
+    Raises:
+        SchemaError: One is not.
+    """
+    whole("batch_size", batch_size, 1, "ask for a step")
+    if num_batches is not None:
+        whole("num_batches", num_batches, 1, "ask for a batch")

@@ -15,7 +15,7 @@ from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.concatenation import Concat, ConcatDraw, joined
 from mmreplay.errors import SchemaError
 from mmreplay.loader.dataset import ReplayDataset
-from mmreplay.loader.draws import MAX_AHEAD
+from mmreplay.loader.draws import MAX_AHEAD, check_counts
 from mmreplay.samplers.base import State
 
 
@@ -37,7 +37,11 @@ class ConcatDataset(Dataset[Any]):
 
         Args:
             concat: What draws; buffers in RAM take num_workers=0.
+
+        Raises:
+            SchemaError: It is not what `concat` gave.
         """
+        check_several(concat)
         self._concat: Concat | None = concat
         self._datasets = [ReplayDataset(buffer) for buffer in concat.buffers]
 
@@ -57,7 +61,7 @@ class ConcatDataset(Dataset[Any]):
             num_batches: Draws an iteration; without end by default.
 
         Raises:
-            SchemaError: A number is below 1, or this is a worker's copy.
+            SchemaError: A number is not legal, or this is a worker's copy.
         """
         if self._concat is None:
             raise SchemaError(
@@ -97,6 +101,20 @@ class ConcatDataset(Dataset[Any]):
         return [dataset.buffer for dataset in self._datasets]
 
 
+def check_several(concat: object) -> None:
+    """Refuse what is not several buffers as one.
+
+    Raises:
+        SchemaError: It is not what `concat` gave.
+    """
+    if not isinstance(concat, Concat):
+        raise SchemaError(
+            f"concat: got {type(concat).__name__}, expected several buffers as one; "
+            "pass mr.concat([...], seed=...), or one buffer to ReplayDataset or "
+            "ReplayStream"
+        )
+
+
 class ConcatDraws:
     """Draws of several buffers, made in the main process, one a batch."""
 
@@ -104,11 +122,7 @@ class ConcatDraws:
         self, concat: Concat, batch_size: int, num_batches: int | None
     ) -> None:
         """Bind them; see `ConcatDataset.draws`."""
-        for name, number in (("batch_size", batch_size), ("num_batches", num_batches)):
-            if number is not None and number < 1:
-                raise SchemaError(
-                    f"{name}: got {number}, expected at least 1; ask for a step"
-                )
+        check_counts(batch_size, num_batches)
         self._concat = concat
         self._batch_size = batch_size
         self._num_batches = num_batches

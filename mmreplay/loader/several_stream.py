@@ -9,7 +9,8 @@ from typing import Any
 
 from mmreplay.batch import Batch
 from mmreplay.concatenation import Concat
-from mmreplay.loader.several import ConcatDataset, ConcatDraws
+from mmreplay.loader.draws import check_counts
+from mmreplay.loader.several import ConcatDataset, ConcatDraws, check_several
 from mmreplay.loader.stream import DealtStream, check_dealt, check_seeded, gathered
 from mmreplay.samplers.base import State
 
@@ -51,9 +52,11 @@ class ConcatStream(DealtStream):
                 seed of `concat` and of each sampler.
 
         Raises:
-            SchemaError: A sampler keeps priorities, a number is not legal, or there
-                are several ranks and no seed.
+            SchemaError: It is not what `concat` gave, a sampler keeps priorities, a
+                number is not legal, or there are several ranks and no seed.
         """
+        check_several(concat)
+        check_counts(batch_size, num_batches)
         self._samplers = [buffer.sampler for buffer in concat.buffers]
         for sampler in self._samplers:
             check_dealt(type(self).__name__, sampler, rank, num_ranks)
@@ -64,8 +67,6 @@ class ConcatStream(DealtStream):
         self._pid = os.getpid()
         self._batch_size = batch_size
         self._steps = None if num_batches is None else num_batches * num_ranks
-        # Refuses numbers that are not legal.
-        self._dataset.draws(batch_size, self._steps)
         super().__init__(concat.state_dict(), rank, num_ranks)
 
     def __getstate__(self) -> dict[str, Any]:

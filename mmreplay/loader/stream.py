@@ -15,8 +15,10 @@ from mmreplay.buffer.lifecycle import StrPath
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import SchemaError, StaleError
 from mmreplay.loader.dataset import MAX_TRIES, ReplayDataset
+from mmreplay.loader.draws import check_counts
 from mmreplay.loader.iterations import Iterations
 from mmreplay.samplers.base import Sampler, State
+from mmreplay.samplers.checks import checked, whole
 from mmreplay.samplers.epochs import epochs_of
 from mmreplay.samplers.joined import keeps_priorities
 from mmreplay.samplers.random import unseeded
@@ -78,13 +80,9 @@ class DealtStream(IterableDataset[Batch]):
             epoch: At least 0; iterations are counted from there on.
 
         Raises:
-            SchemaError: It is below 0.
+            SchemaError: It is no integer of at least 0.
         """
-        if epoch < 0:
-            raise SchemaError(
-                f"epoch: got {epoch}, expected at least 0; count iterations from 0"
-            )
-        self._iterations.choose(epoch)
+        self._iterations.choose(whole("epoch", epoch, 0, "count iterations from 0"))
 
     def state_after(self, num_batches: int) -> State:
         """State after so many batches that the DataLoader gave in this iteration.
@@ -93,14 +91,19 @@ class DealtStream(IterableDataset[Batch]):
             num_batches: At least 1; workers may have gathered more.
 
         Raises:
-            SchemaError: It is below 1, or nothing was iterated over yet.
+            SchemaError: It is no integer of at least 1, or nothing was iterated over
+                yet.
         """
+        way_out = (
+            "ask after a batch, and before the first one keep the number of the "
+            "iteration for set_epoch"
+        )
+        num_batches = whole("num_batches", num_batches, 1, way_out)
         epoch = self._iterations.last
-        if num_batches < 1 or epoch < 0:
+        if epoch < 0:
             raise SchemaError(
-                f"num_batches: got {num_batches} in iteration {epoch}, expected at "
-                "least 1 in one that was begun; ask after a batch, and before the "
-                "first one keep the number of the iteration for set_epoch"
+                f"num_batches: got {num_batches} in no iteration, expected one that "
+                f"was begun; {way_out}"
             )
         done = num_batches + self._iterations.done(epoch)
         return {"kind": type(self).__name__, "epoch": epoch, "batches": done}
@@ -178,10 +181,11 @@ class ReplayStream(DealtStream):
                 seed.
 
         Raises:
-            SchemaError: The sampler keeps priorities, a number is not legal, or there
-                are several ranks and no seed.
+            SchemaError: The sampler is none or keeps priorities, a number is not
+                legal, or there are several ranks and no seed.
             FormatError: There is no buffer at the path.
         """
+        check_counts(batch_size, num_batches)
         check_dealt(type(self).__name__, sampler, rank, num_ranks)
         self._dataset = ReplayDataset(source, transforms)
         steps = None if num_batches is None else num_batches * num_ranks
@@ -235,20 +239,21 @@ def check_dealt(who: str, sampler: Sampler, rank: int, num_ranks: int) -> None:
     """Refuse what cannot be dealt out to ranks and workers.
 
     Raises:
-        SchemaError: The sampler keeps priorities, shares are shared out twice, or each
-            rank would have a seed of its own.
+        SchemaError: The sampler is none or keeps priorities, the ranks are no numbers
+            of ranks, shares are shared out twice, or each rank would have a seed of
+            its own.
     """
-    if keeps_priorities(sampler):
+    if keeps_priorities(checked(sampler)):
         raise SchemaError(
             f"{who}: got {type(sampler).__name__}, which keeps priorities, and "
             "workers would each have their own, expected a sampler without; use "
             "ReplayDataset.draws, of several buffers ConcatDataset.draws, which draw "
             "in the main process, or a ReplayLoader"
         )
-    if num_ranks < 1 or not 0 <= rank < num_ranks:
+    way_out = "pass torch.distributed's rank and world size"
+    if whole("rank", rank, 0, way_out) >= whole("num_ranks", num_ranks, 1, way_out):
         raise SchemaError(
-            f"rank: got {rank} of {num_ranks}, expected it in [0, num_ranks) and "
-            "num_ranks of at least 1; pass torch.distributed's rank and world size"
+            f"rank: got {rank} of {num_ranks}, expected it in [0, num_ranks); {way_out}"
         )
     if num_ranks > 1 and getattr(sampler, "num_ranks", 1) > 1:
         raise SchemaError(

@@ -195,7 +195,7 @@ def test_an_index_is_an_integer_or_a_draw(path, index):
 
 def test_a_list_of_draws_names_the_way_out(path):
     dataset = mr.ReplayDataset(path)
-    with pytest.raises(SchemaError, match=r"got Draw, .*batch_size=None"):
+    with pytest.raises(SchemaError, match=r"got a list of Draws, .*batch_size=None"):
         dataset.__getitems__([draw_of([(0, 150)])])
 
 
@@ -357,3 +357,10 @@ def test_a_draw_keeps_other_threads_from_moving_the_view(path):
     sampler = Watched(dataset.buffer.view)
     assert len(list(dataset.draws(sampler, 8, num_batches=2))) == 2
     assert sampler.open == []
+
+
+@pytest.mark.parametrize("sampler", [mr.UniformSampler, None, 4])
+def test_draws_are_of_a_sampler(path, sampler):
+    told = "sampler: got .*, expected an object with draw, .*; make one, such as"
+    with pytest.raises(SchemaError, match=told):
+        mr.ReplayDataset(path).draws(sampler, 4)

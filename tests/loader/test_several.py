@@ -97,8 +97,21 @@ def test_what_makes_no_sense_is_refused(paths):
         sent.draws(4)
     with pytest.raises(SchemaError, match="index: got int, expected a draw; give"):
         dataset[0]
-    with pytest.raises(SchemaError, match="batch_size: got 0, expected at least 1"):
-        dataset.draws(0)
+    for number in (0, 2.5, None, True, "8"):
+        told = f"batch_size: got {number!r}, expected an integer of at least 1; ask"
+        with pytest.raises(SchemaError, match=told):
+            dataset.draws(number)
+    with pytest.raises(
+        SchemaError, match=r"num_batches: got 2\.5, expected an integer"
+    ):
+        dataset.draws(4, 2.5)
+    with pytest.raises(
+        SchemaError, match=r"concat: got list, .* several buffers as one"
+    ):
+        mr.ConcatDataset(list(opened(paths).buffers))
+    loader = DataLoader(dataset, sampler=dataset.draws(4))
+    with pytest.raises(SchemaError, match=r"index: got list, .* with batch_size=None"):
+        next(iter(loader))
     with pytest.raises(TypeError, match="draws: got no num_batches"):
         len(dataset.draws(4))
     with pytest.raises(SchemaError, match="source: got several buffers, expected one"):

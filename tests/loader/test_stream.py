@@ -102,8 +102,10 @@ def test_an_iteration_is_chosen_by_its_number(path):
     for number in (2, 0, 3):
         stream.set_epoch(number)
         assert [places(b) for b in loader_of(stream, 2, "fork")] == expected[number]
-    with pytest.raises(SchemaError, match="epoch: got -1, expected at least 0"):
-        stream.set_epoch(-1)
+    for epoch in (-1, "1", 1.7, True, None):
+        told = f"epoch: got {epoch!r}, expected an integer of at least 0; count"
+        with pytest.raises(SchemaError, match=told):
+            stream.set_epoch(epoch)
 
 
 @pytest.mark.parametrize("kind", ["uniform", "shuffled"])
@@ -150,10 +152,13 @@ def test_a_run_goes_on_whatever_the_workers(path, kind, before, after):
 
 def test_states_of_others_and_of_no_iteration_are_refused(path):
     stream = stream_of(path, "uniform")
-    for number in (0, 1):
-        told = f"num_batches: got {number} in iteration -1, expected"
+    for number in (0, "1", 1.0):
+        told = rf"num_batches: got {number!r}, expected an integer of .*; ask after a"
         with pytest.raises(SchemaError, match=told):
             stream.state_after(number)
+    told = r"num_batches: got 1 in no iteration, expected one .*; ask after a batch"
+    with pytest.raises(SchemaError, match=told):
+        stream.state_after(1)
     with pytest.raises(FormatError, match="expected 'ReplayStream'"):
         stream.load_state_dict({"kind": "UniformSampler"})
     with pytest.raises(FormatError, match="got batches -1"):
@@ -171,6 +176,48 @@ def test_states_of_others_and_of_no_iteration_are_refused(path):
 def test_prioritized_samplers_are_refused_with_the_way_out(path, sampler):
     with pytest.raises(SchemaError, match=r"keeps priorities, .* ReplayDataset.draws"):
         mr.ReplayStream(path, sampler, 16)
+
+
+@pytest.mark.parametrize("sampler", [mr.UniformSampler, None, 16])
+def test_what_is_no_sampler_is_refused(path, sampler):
+    told = "sampler: got .*, expected an object with draw, .*; make one, such as"
+    with pytest.raises(SchemaError, match=told):
+        mr.ReplayStream(path, sampler, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("rank", "0"),
+        ("rank", 1.0),
+        ("rank", -1),
+        ("num_ranks", "2"),
+        ("num_ranks", 0),
+        ("num_ranks", None),
+    ],
+)
+def test_ranks_are_whole_numbers(path, name, value):
+    told = rf"^{name}: got {value!r}, expected an integer .* pass torch\.distributed's"
+    with pytest.raises(SchemaError, match=told):
+        mr.ReplayStream(path, mr.UniformSampler(0), 8, **{name: value})
+
+
+@pytest.mark.parametrize("num_batches", ["3", 2.5, 0])
+def test_batches_are_counted_by_whole_numbers(path, num_batches):
+    told = rf"num_batches: got {num_batches!r}, expected an integer .*; ask for a"
+    with pytest.raises(SchemaError, match=told):
+        mr.ReplayStream(path, mr.UniformSampler(0), 8, num_batches, num_ranks=2)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("options", [{}, {"batch_size": 4}, {"collate_fn": mr.collate}])
+def test_batches_are_not_put_into_batches(path, workers, options):
+    loader = DataLoader(stream_of(path, "uniform"), num_workers=workers, **options)
+    told = (
+        r"got a list of Batch, [14] of them, expected single steps, .* batch_size=None"
+    )
+    with pytest.raises(SchemaError, match=told):
+        next(iter(loader))
 
 
 def test_ranks_are_counted_once(path):
