@@ -109,7 +109,8 @@ class Reading:
             raise SchemaError(
                 f"update_priorities: got the sampler {type(sampler).__name__}, which "
                 "keeps no priorities, expected one that does; open the buffer with "
-                "sampler=mmreplay.PrioritizedSampler(...)"
+                "sampler=mmreplay.PrioritizedSampler(...), or give those of a batch "
+                "that a dataset's draws made to draws.update_priorities"
             )
         mask = None if batch.mask is None else _array(batch.mask)
         env_ids, positions = _array(batch.env_ids), _array(batch.positions)

@@ -6,10 +6,15 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from numpy.typing import ArrayLike
+
+from mmreplay.batch import Batch
+from mmreplay.buffer.view import ReplacedError
 from mmreplay.errors import SchemaError
 from mmreplay.samplers.base import Draw, Sampler, State
 from mmreplay.samplers.checks import checked, whole
 from mmreplay.samplers.epochs import epochs_of
+from mmreplay.samplers.joined import keeps_priorities
 
 if TYPE_CHECKING:
     from mmreplay.loader.dataset import ReplayDataset
@@ -77,7 +82,7 @@ class Draws:
 
         A DataLoader with workers asks for draws ahead of the batches it hands over,
         and the sampler's own state is ahead with it. To resume after the batches
-        seen, load this one into the sampler.
+        seen, give this one to `load_state_dict`. It is without priorities.
 
         Args:
             num_batches: Batches taken from the DataLoader since it was iterated
@@ -95,6 +100,52 @@ class Draws:
             f"iteration, of which states {kept[:1]} to {kept[-1:]} are kept; ask "
             "while iterating"
         )
+
+    def load_state_dict(self, state: State) -> None:
+        """Let the sampler go on from a state, with the next iteration.
+
+        That one ends with the epoch, or after num_batches of its own.
+
+        Args:
+            state: What `state_after` returned, or the sampler's ``state_dict``.
+
+        Raises:
+            FormatError: It is another sampler's, or not a state at all.
+        """
+        with self._dataset.buffer.view.lock:
+            self._sampler.load_state_dict(state)
+        self._states.clear()
+
+    def update_priorities(self, batch: Batch, values: ArrayLike) -> int:
+        """Give the steps, or windows, of a batch new priorities.
+
+        They count for every draw made after it; loaders ask a few batches ahead.
+
+        Args:
+            batch: What the DataLoader gave, or the dataset.
+            values: As in `ReplayBuffer.update_priorities`.
+
+        Returns:
+            How many were dropped, because they have been overwritten since.
+
+        Raises:
+            SchemaError: The sampler keeps no priorities, or values do not fit.
+            StaleError: A position was never written.
+        """
+        sampler = self._sampler
+        if not keeps_priorities(sampler):
+            raise SchemaError(
+                f"update_priorities: got draws of a {type(sampler).__name__}, which "
+                "keeps no priorities, expected a sampler that does; make them by "
+                "dataset.draws(mmreplay.PrioritizedSampler(...), batch_size)"
+            )
+        while True:
+            reading = self._dataset.buffer.reading
+            try:
+                return reading.update_priorities(sampler, batch, values)
+            except ReplacedError:
+                # By a thread that resized the buffer meanwhile.
+                continue
 
     def __len__(self) -> int:
         """Batches an iteration; of epochs, those of a whole one.

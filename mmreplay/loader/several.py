@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from numpy.typing import ArrayLike
 from torch.utils.data import Dataset
 
 from mmreplay.batch import Batch
@@ -159,6 +160,23 @@ class ConcatDraws:
             f"num_batches: got {num_batches}, expected the batches taken in this "
             f"iteration, of which the last {MAX_AHEAD} are kept; ask while iterating"
         )
+
+    def load_state_dict(self, state: State) -> None:
+        """Let `Concat` go on from a state; see `Draws.load_state_dict`.
+
+        Raises:
+            FormatError: It is of other buffers' samplers, or not a state at all.
+        """
+        with self._concat.lock:
+            self._concat.load_state_dict(state)
+        self._states.clear()
+
+    def update_priorities(self, batch: Batch, values: ArrayLike) -> int:
+        """Give the steps of a batch new priorities; see `Concat.update_priorities`.
+
+        They count for every draw made after it; loaders ask a few batches ahead.
+        """
+        return self._concat.update_priorities(batch, values)
 
     def __len__(self) -> int:
         """Batches an iteration.
