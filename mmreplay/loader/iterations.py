@@ -73,7 +73,9 @@ class Iterations:
             *known, others, found = row.tolist()
             if known == [seed, turn] and abs(made - others) < info.num_workers:
                 return int(found)
-            row.copy_(torch.tensor([seed, turn, made, number]))
+            # Last what the others know it by: who finds that finds the rest.
+            row[2:] = torch.tensor([made, number])
+            row[:2] = torch.tensor([seed, turn])
         self._numbers[1] = number
         # Unless another one was chosen meanwhile.
         if int(self._numbers[0]) == number:

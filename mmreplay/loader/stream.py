@@ -119,7 +119,7 @@ class DealtStream(IterableDataset[Batch]):
         Raises:
             FormatError: It is no stream's state.
         """
-        check_kind(state, type(self).__name__)
+        check_kind(state, type(self).__name__, "stream")
         epoch, done = integer(state, "epoch"), integer(state, "batches")
         self._iterations.resume(epoch, done)
 
