@@ -61,7 +61,7 @@ def test_the_command_lines_of_the_readme_work_in_order(tmp_path, monkeypatch, ca
     monkeypatch.chdir(tmp_path)
     page = PAGES[0].read_text()
     lines = re.findall(r"^mmreplay .*$", page, re.M)
-    assert len(lines) == 10
+    assert len(lines) == 14
     for line in lines:
         code = run(typed(line))
         assert code == 0, f"{line}: {capsys.readouterr().err}"
