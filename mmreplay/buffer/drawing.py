@@ -146,7 +146,6 @@ class Drawing:
             skip: Where nothing is left of what is drawn once an epoch, draw nothing in
                 its place, which would be what comes next, and return None.
         """
-        once = draws_once(sampler)
         draw, moment = drawn.draw, drawn.moment
         now, gone = self._view.moment, None
         if now[0] is not moment[0] or now[1] is not moment[1]:
@@ -158,17 +157,19 @@ class Drawing:
             gone = fallen if gone is None else gone | fallen
         if gone is not None and gone.any():
             places, left = left_of(draw, ~gone)
-            if once and (skip or len(places)):
+            once = draws_once(sampler)
+            if once and skip and not len(places):
+                return None
+            if once and len(places):
                 draw = left
             else:
                 fresh = self.ahead(sampler, drawn.count)
                 draw, moment = fresh.draw, fresh.moment
-        if not len(draw):
-            return None
         fields = self.fields(draw)
         stale = self._stale(draw, moment)
         if stale is not None:
-            if once and skip and not len(left_of(draw, ~stale)[0]):
+            lost = skip and not len(left_of(draw, ~stale)[0])
+            if lost and draws_once(sampler):
                 return None
             draw, fields = self._redrawn(sampler, draw, fields, stale)
         return self.batch(draw, fields)

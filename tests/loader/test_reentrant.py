@@ -97,20 +97,18 @@ def test_a_signals_handler_is_given_the_state_of_the_next_batch(path):
 
             striking = threading.Thread(target=strike)
             striking.start()
-            until = time.monotonic() + 1.0
-            while time.monotonic() < until:
+            while len(seen) < 50:
                 next(loader)
                 taken += 1
             stopped.set()
             striking.join()
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert len(seen) > 20
     assert all(step in (count, count + 1) for step, count in seen), seen
 
 
 def test_it_may_be_closed_by_a_collector_in_one_of_its_threads(path, monkeypatch):
-    monkeypatch.setattr(replay_loader, "CLOSED_S", 5.0)
+    monkeypatch.setattr(replay_loader, "CLOSED_S", 3600.0)
     ended = []
 
     class Collecting(mr.UniformSampler):
@@ -128,9 +126,8 @@ def test_it_may_be_closed_by_a_collector_in_one_of_its_threads(path, monkeypatch
             iter(self.loader)
 
         def __del__(self):
-            start = time.monotonic()
             self.loader.close()
-            ended.append((threading.current_thread().name, time.monotonic() - start))
+            ended.append(threading.current_thread().name)
 
     begun = threading.Event()
     with mr.ReplayBuffer.open(path, sampler=Collecting(seed=0)) as buffer:
@@ -138,15 +135,13 @@ def test_it_may_be_closed_by_a_collector_in_one_of_its_threads(path, monkeypatch
         try:
             Learner()
             begun.set()
-            for _ in range(1000):
+            for _ in range(6000):
                 if ended and not _loading():
                     break
                 threading.Event().wait(0.01)
         finally:
             gc.enable()
-        [(name, took)] = ended
-        assert name == "mmreplay-load"
-        assert took < 5.0
+        assert ended == ["mmreplay-load"]
         assert not _loading()
         # The sampler is where the learner was: before everything.
         assert buffer.sampler.state_dict()["step"] == 0
