@@ -45,17 +45,15 @@ class Writer:
         self._store, self._book, self._committer = store, book, committer
         self._ring = ring = store.ring
         self._final_follows = autoreset == "next_step"
-        self._marker = Marker(
-            schema, self._ring.num_envs, final_follows=self._final_follows
-        )
-        self.intake = Intake(schema, self._ring.num_envs)
+        self._marker = Marker(schema, ring.num_envs, final_follows=self._final_follows)
+        self.intake = Intake(schema, ring.num_envs)
         self._fields, self.owner = schema.fields, Owner()
         self.hold: Hold | None = None
         self._add_lock = threading.Lock()
         self._ahead = max(2, ALLOCATE_AHEAD_NBYTES // max(1, row_nbytes))
         self._slots, self._wide = ring.slots, ring.num_envs > 1
         self._straight = not self._wide or ring.layout == "time_major"
-        self._one = np.ones(ring.num_envs, np.int64)
+        self._one, self._limits = np.ones((2, ring.num_envs), np.int64)
         self._bases = [env * ring.slots for env in range(ring.num_envs)]
         self._lane = lane_of(store, book)
         self._know(book.heads, book.limits, book.tails)
@@ -78,6 +76,8 @@ class Writer:
         What tells an interrupted call from a whole one, the arrays themselves, is
         set last, here and wherever they are set: see `_catch_up`.
         """
+        if limits is not self._limits:
+            self._store.give_up(limits)
         first = int(heads[0])
         self._lockstep = first if (heads == first).all() else -1
         self._room = int(limits.min())

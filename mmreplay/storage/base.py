@@ -139,6 +139,13 @@ class Store(Protocol):
             stop: int64 ``[E]``; at most a ring's slots after first.
         """
 
+    def give_up(self, limits: NDArray[np.int64]) -> None:
+        """Note that readers know which rows may be overwritten, at any time from now.
+
+        Args:
+            limits: int64 ``[E]``, published: those of positions below, of this lap.
+        """
+
     def gather(
         self, rows: NDArray[np.int64], paths: Sequence[str]
     ) -> dict[str, NDArray[np.generic]]:

@@ -148,6 +148,10 @@ class GroupStore:
         """Refuse."""
         self._refuse()
 
+    def give_up(self, limits: Ids) -> None:
+        """Refuse."""
+        self._refuse()
+
     def set(self, path: str, rows: Ids, values: NDArray[np.generic]) -> None:
         """Refuse."""
         self._refuse()

@@ -27,6 +27,7 @@ from mmreplay.disk import Data, Pack
 from mmreplay.errors import FailedError
 from mmreplay.files import File
 from mmreplay.mounts import KEEPS_PAGES, KEEPS_SPACE, file_system
+from mmreplay.storage.edges import Edges
 
 # Shorter ones take as long either way.
 LEAST_NBYTES = 16 << 10
@@ -64,10 +65,15 @@ class Inlet:
         until: When that ends, as `monotonic` tells it.
     """
 
-    def __init__(self, file: File) -> None:
-        """Make one, whose stretches go to a file."""
+    def __init__(self, file: File, edges: Edges | None = None) -> None:
+        """Make one, whose stretches go to a file.
+
+        Args:
+            file: The file.
+            edges: Of its rows; None where pages hold so many that few are read.
+        """
         kind = file_system(file.path.parent)
-        self.file = file
+        self.file, self._edges = file, edges
         self._open = file.writable and kind in KEEPS_PAGES and _mincore is not None
         self._stays = self._open and kind in KEEPS_SPACE
         # Above, this opening wrote nothing yet.
@@ -97,6 +103,8 @@ class Inlet:
         if self.ready(offset, stop) and self.file.fd >= 0:
             files.disk.store(self.file.fd, self.mapping, offset, data)  # type: ignore[arg-type]  # made by then
             return
+        if self._edges is not None:
+            self._edges.make(offset, stop)
         self.file.pwrite(data, offset)
         self._reached = max(self._reached, stop)
 
@@ -110,6 +118,8 @@ class Inlet:
         if len(data) <= SHORT_NBYTES:
             self.put(data, offset, len(data))
             return
+        if self._edges is not None:
+            self._edges.make(offset, offset + len(data))
         self.file.pwrite_pieces(data, offset)
         self._reached = max(self._reached, offset + len(data))
 
@@ -122,7 +132,7 @@ class Inlet:
             return False
         nbytes = min(max(NEAR_STEPS * (stop - first), NEAR_NBYTES), FAR_NBYTES)
         far = min(first + nbytes, self._reached)
-        first &= PAGE_MASK
+        row, first = first, first & PAGE_MASK
         now = monotonic()
         jumps = now < self.until and not self.near <= first <= self.far
         self._jumps = self._jumps + 1 if jumps else 0
@@ -134,6 +144,9 @@ class Inlet:
             return False
         try:
             ready = self._there(first, nbytes)
+            if not ready and self._edges is not None:
+                far = self._edges.clear(row, -(-row & PAGE_MASK), far)
+                ready = far >= stop and self._there(first, nbytes := far - first)
             if ready:
                 files.disk.populate(self._address + first, nbytes)
         except OSError:
@@ -186,6 +199,8 @@ class Inlet:
 
     def write(self, data: memoryview, offset: int) -> None:
         """Write bytes, whose pages may be new."""
+        if self._edges is not None:
+            self._edges.make(offset, offset + len(data))
         if offset < self._reached:
             self.file.pwrite(data, offset)
         else:

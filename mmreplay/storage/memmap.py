@@ -63,8 +63,7 @@ class MemmapStore:
         self.schema = schema
         record = placement.record
         self.packed = frozenset(() if record is None else record.names or ())
-        self.grain = 1
-        self.placement = placement
+        self.grain, self.placement = 1, placement
         self._files = files
         self._recycler = Recycler()
         self.space = Space(ring, {n: f for n, f in files.items() if n != SUMS})
@@ -73,15 +72,13 @@ class MemmapStore:
         self._data_files = [f for name, f in files.items() if name != SUMS]
         self._records_file = files.get(RECORDS)
         self.packer = packing.packer(schema, placement, ring.num_envs)
-        self._record = self.packer.record
-        self._rows = memoryview(self.packer.rows)
-        file = self._records_file
-        self._inlet = None if file is None else Inlet(file)
+        self._record, self._rows = self.packer.record, memoryview(self.packer.rows)
+        self._inlet: Inlet | None = None
         self._flags_inlet = Inlet(self._flags_file)
-        self.inlets = self._inlet, self._flags_inlet
         self._advise = policy.advise
         self.maps = policy.maps(self._flags_file.path.parent)
         self._open_rows()
+        self.inlets: tuple[Inlet | None, Inlet] = (self._inlet, self._flags_inlet)
         if ring.num_envs > 1 and ring.layout == "env_major":
             # Steps to come do not follow: other environments' rows lie between.
             self._flags_inlet.only_write()
@@ -91,6 +88,7 @@ class MemmapStore:
         """Make every file readable by rows."""
         self._mappings: list[mmap.mmap] = []
         self._pages: dict[str, Pages] = {}
+        self._edges: list[Edges] = []
         self._pages_of: dict[tuple[str, ...], list[Pages]] = {}
         if self.maps:
             self._mappings.append(self._flags_file.map_readonly())
@@ -106,15 +104,18 @@ class MemmapStore:
             raw = np.dtype((np.void, self.placement.stride))
             self._records = self._rows_of(RECORDS, raw, ())
             self.records = records_of(self.ring, self._records, self.placement)
+            self._inlet = self._way(RECORDS, self._records)
         self._large: list[Large] = []
-        self._edges: dict[str, Edges] = {}
         for path, name in self.placement.large.items():
             field = self.schema.fields[path]
             reader = self._rows_of(name, field.numpy, field.shape)
-            file = self._files[name]
-            self._large.append((path, Inlet(file), reader, field.nbytes))
-            self._edges[path] = Edges(file, field.nbytes, reader.pages)
+            self._large.append((path, self._way(name, reader), reader, field.nbytes))
         self._large_paths = {path: reader for path, _, reader, _ in self._large}
+
+    def _way(self, name: str, reader: RowReader) -> Inlet:
+        edges = Edges(self._files[name], reader.pages, self.ring)
+        self._edges.append(edges)
+        return Inlet(edges.file, edges)
 
     def _rows_of(
         self, name: str, dtype: np.dtype[np.generic], shape: tuple[int, ...]
@@ -186,7 +187,6 @@ class MemmapStore:
             for row, first, stop in runs:
                 data = np.ascontiguousarray(column[first:stop]).reshape(-1)
                 inlet.put_pieces(data.view(np.uint8).data, row * nbytes)
-                self._edges[path].written(row, stop - first)
 
     def _put_flags(self, runs: Sequence[Run], flags: NDArray[np.uint8]) -> None:
         for row, first, stop in runs:
@@ -229,9 +229,8 @@ class MemmapStore:
         self._flags_inlet.put(flags.data, row, 1)
 
     def _put_one(self, large: Large, value: NDArray[np.generic], row: int) -> None:
-        path, inlet, _, nbytes = large
+        _, inlet, _, nbytes = large
         inlet.put(value.reshape(-1).view(np.uint8).data, row * nbytes, nbytes)
-        self._edges[path].written(row, 1)
 
     def step(self, given: Mapping[str, object]) -> int:
         """Take one step that needs no conversion; see `Store.step`."""
@@ -274,16 +273,17 @@ class MemmapStore:
 
     def only_write(self) -> None:
         """Store no step through a mapping: the space of rows will be given back."""
-        for inlet in (self._inlet, *(each[1] for each in self._large)):
-            if inlet is not None:
-                inlet.only_write()
+        for inlet in filter(None, (self._inlet, *(each[1] for each in self._large))):
+            inlet.only_write()
 
     def allocate(self, first: NDArray[np.int64], stop: NDArray[np.int64]) -> None:
         """Reserve space for positions; see `Store.allocate`."""
-        if self._advise in ("auto", "always") and (stop > self.ring.slots).any():
-            for edges in self._edges.values():
-                edges.begin()
         self.space.reserve(first, stop)
+
+    def give_up(self, limits: NDArray[np.int64]) -> None:
+        """Let rows be overwritten; see `Store.give_up`."""
+        for edges in self._edges:
+            edges.free(limits)
 
     def gather(
         self, rows: NDArray[np.int64], paths: Sequence[str]
@@ -388,7 +388,7 @@ class MemmapStore:
         gone: Any = Gone(self._flags_file.path.parent)
         self._flags = self._records = self._large_paths = self._pages_of = gone
         self.records = gone
-        self._large, self._pages, self._edges = [], {}, {}
+        self._large, self._pages, self._edges = [], {}, []
         for mapping in self._mappings:
             # One that a thread is reading just now goes when it has done.
             with suppress(BufferError):

@@ -72,6 +72,9 @@ class MemoryStore:
     def allocate(self, first: NDArray[np.int64], stop: NDArray[np.int64]) -> None:
         """Do nothing: memory was promised when the arrays were made."""
 
+    def give_up(self, limits: NDArray[np.int64]) -> None:
+        """Do nothing: no page is read to be written."""
+
     def gather(
         self, rows: NDArray[np.int64], paths: Sequence[str]
     ) -> dict[str, NDArray[np.generic]]:

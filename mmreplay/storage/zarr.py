@@ -145,6 +145,10 @@ class ZarrStore:
         self.sealing.give_up(stop)
         self._tail.allocate(first, stop)
 
+    def give_up(self, limits: NDArray[np.int64]) -> None:
+        """Let rows be overwritten; see `Store.give_up`."""
+        self._tail.give_up(limits)
+
     def gather(
         self, rows: NDArray[np.int64], paths: Sequence[str]
     ) -> dict[str, NDArray[np.generic]]:

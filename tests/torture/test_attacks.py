@@ -2,9 +2,11 @@
 
 import pytest
 
+from mmreplay.storage.edges import Edges
 from tools.torture import kills, powerloss
 from tools.torture.mutants import MUTANTS
 from tools.torture.rows import GEOMETRIES, SHARDED
+from tools.torture.scarce import scarce
 
 
 @pytest.mark.crash
@@ -14,6 +16,22 @@ def test_no_power_cut_loses_or_invents_a_committed_row(geometry):
     assert report.findings == {}, report.examples
     assert report.seen["how power_cut"] > 20
     assert report.seen["how killed"] > 5
+
+
+@pytest.mark.crash
+def test_no_row_is_lost_where_pages_of_rows_to_come_are_cleared(monkeypatch):
+    cleared, clear = [], Edges.clear
+
+    def noted(self, row, first, stop):
+        until = clear(self, row, first, stop)
+        cleared.extend([first] * (until > first))
+        return until
+
+    monkeypatch.setattr(Edges, "clear", noted)
+    with scarce():
+        report = powerloss.attack(250, 14)
+    assert report.findings == {}, report.examples
+    assert len(cleared) > 100
 
 
 @pytest.mark.crash

@@ -6,7 +6,6 @@ the attacks are blind there, or that the rule is none.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,6 +20,7 @@ from mmreplay.buffer.view import LiveView
 from mmreplay.buffer.writer import Writer
 from mmreplay.format import commit
 from mmreplay.format.commit import Identity, Record
+from mmreplay.storage.edges import Edges
 from mmreplay.storage.ledger import CommitWriter
 from mmreplay.storage.memmap import MemmapStore
 from mmreplay.storage.placement import SUMS
@@ -29,8 +29,9 @@ from mmreplay.storage.zarr import ZarrStore
 from tools.torture import kills, powerloss
 from tools.torture.powerloss import Report
 from tools.torture.rows import GEOMETRIES, SHARDED, Array, Geometry
+from tools.torture.scarce import SCARCE
 
-Patch = tuple[object, str, Callable[..., Any]]
+Patch = tuple[object, str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +154,13 @@ def _drop_untold(self: Writer, env_ids: Array, firsts: Array) -> None:
     self._book.tails = self._tails = tails
 
 
+_free = Edges.free
+
+
+def _free_more(self: Edges, limits: Array) -> None:
+    _free(self, limits + 3)
+
+
 MUTANTS = (
     Mutant(
         "NoReserve",
@@ -232,6 +240,11 @@ MUTANTS = (
         "DequeueUntold",
         "publish what was dequeued",
         ((Writer, "drop", _drop_untold),),
+    ),
+    Mutant(
+        "ClearsMore",
+        "clear no page of rows that are not given up",
+        (*SCARCE, (Edges, "free", _free_more)),
     ),
     Mutant(
         "NoRecheck",
