@@ -114,6 +114,11 @@ class Ring:
         return self.slots * self.num_envs
 
     @property
+    def wide(self) -> int:
+        """Rows of a step that lie side by side: those of all environments, or one."""
+        return self.num_envs if self.layout == "time_major" else 1
+
+    @property
     def shape(self) -> tuple[int, int, bool]:
         """Slots, environments, and whether it is time-major, as kernels take it."""
         return self.slots, self.num_envs, self.layout == "time_major"
@@ -156,11 +161,10 @@ class Ring:
             ``(row, step, count)`` for each piece: count rows from row on, each
             step rows after the last one.
         """
-        step = 1 if self.layout == "env_major" else self.num_envs
         pieces = []
         while first < stop:
             count = min(stop - first, self.slots - first % self.slots)
-            pieces.append((self.row(env_id, first), step, count))
+            pieces.append((self.row(env_id, first), self.wide, count))
             first += count
         return pieces
 
@@ -171,7 +175,7 @@ class Ring:
         env-major, step by step when time-major.
         """
         found: list[Run] = []
-        wide = self.num_envs if self.layout == "time_major" else 1
+        wide = self.wide
         for env_id in range(self.num_envs // wide):
             item = env_id * count
             for row, _, part in self.stretch(env_id, first, first + count):

@@ -51,7 +51,7 @@ class ShardTaking(Taking):
         assert metadata.sharding is not None
         assert parts.path is not None
         ring = metadata.ring
-        wide = ring.num_envs if ring.layout == "time_major" else 1
+        wide = ring.wide
         self._steps = metadata.sharding.shard_rows
         self._place_rows = self._steps * wide
         self._count = ring.num_rows // self._place_rows

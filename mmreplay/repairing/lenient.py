@@ -155,8 +155,7 @@ def place_nbytes(metadata: Metadata) -> int:
     """Bytes of the file that says which rows of a compressed buffer are in shards."""
     ring, sharding = metadata.ring, metadata.sharding
     assert sharding is not None
-    wide = ring.num_envs if ring.layout == "time_major" else 1
-    return ring.num_rows // (sharding.shard_rows * wide) * DTYPE.itemsize
+    return ring.num_rows // (sharding.shard_rows * ring.wide) * DTYPE.itemsize
 
 
 def _open_places(folder: Path, metadata: Metadata, mapped: bool, rows: int) -> Places:

@@ -70,7 +70,8 @@ class Inlet:
 
         Args:
             file: The file.
-            edges: Of its rows; None where pages hold so many that few are read.
+            edges: Of its rows; None where pages hold so many that they are read, once
+                they were asked for.
         """
         kind = file_system(file.path.parent)
         self.file, self._edges = file, edges
@@ -139,16 +140,14 @@ class Inlet:
         if self._jumps > JUMPS:
             self._rests, self._jumps = RESTS, 0
             return False
-        nbytes = far - first
         if (self.mapping or self._map()) is None:
             return False
         try:
-            ready = self._there(first, nbytes)
-            if not ready and self._edges is not None:
-                far = self._edges.clear(row, -(-row & PAGE_MASK), far)
-                ready = far >= stop and self._there(first, nbytes := far - first)
+            if not self._there(first, far - first):
+                far = self._bring(row, stop, far)
+            ready = far >= stop
             if ready:
-                files.disk.populate(self._address + first, nbytes)
+                files.disk.populate(self._address + first, far - first)
         except OSError:
             # `pwrite` says why, in an error of the file's.
             ready = False
@@ -158,6 +157,17 @@ class Inlet:
         self.near, self.far = first, far
         self.until = now + NEAR_S
         return True
+
+    def _bring(self, row: int, stop: int, far: int) -> int:
+        """Have missing pages in memory, from a step on; return up to where they are."""
+        first, edges = row & PAGE_MASK, self._edges
+        if edges is None:
+            self.file.will_need(first, far - first)
+        elif stop - row >= edges.step_nbytes:
+            far = min(far, edges.clear(row, -(-row & PAGE_MASK), far))
+            if self._there(first, far - first):
+                return far
+        return first
 
     def fill(
         self, offset: int, nbytes: int, pack: Pack, given: tuple[object, ...]

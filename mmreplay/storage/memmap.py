@@ -86,6 +86,7 @@ class MemmapStore:
 
     def _open_rows(self) -> None:
         """Make every file readable by rows."""
+        ring, placement, stride = self.ring, self.placement, self.placement.stride
         self._mappings: list[mmap.mmap] = []
         self._pages: dict[str, Pages] = {}
         self._edges: list[Edges] = []
@@ -97,16 +98,15 @@ class MemmapStore:
         )
         if self._records_file is not None:
             # Padding between fields is never written, and must read as zeros.
-            room = max(1, STAGE_NBYTES // self.placement.stride)
-            self._stage = np.zeros((room, self.placement.stride), np.uint8)
+            room = max(1, STAGE_NBYTES // stride // ring.wide) * ring.wide
+            self._stage = np.zeros((room, stride), np.uint8)
             self._staged = self._stage.reshape(-1).data
-            self._single = np.zeros(1, self.placement.record)
-            raw = np.dtype((np.void, self.placement.stride))
-            self._records = self._rows_of(RECORDS, raw, ())
-            self.records = records_of(self.ring, self._records, self.placement)
+            self._single = np.zeros(1, placement.record)
+            self._records = self._rows_of(RECORDS, np.dtype((np.void, stride)), ())
+            self.records = records_of(ring, self._records, placement)
             self._inlet = self._way(RECORDS, self._records)
         self._large: list[Large] = []
-        for path, name in self.placement.large.items():
+        for path, name in placement.large.items():
             field = self.schema.fields[path]
             reader = self._rows_of(name, field.numpy, field.shape)
             self._large.append((path, self._way(name, reader), reader, field.nbytes))
@@ -169,19 +169,13 @@ class MemmapStore:
         if len(flags) == 1:
             self._write_one(runs[0][0], columns, flags)
             return
-        self.put(runs, columns, len(flags))
-        self._put_flags(runs, flags)
-
-    def put(self, runs: Sequence[Run], columns: Columns, count: int) -> None:
-        """Write count rows but for their flags, and large fields that are not given."""
-        self._put_large(runs, columns, count)
+        self._put_large(runs, columns, len(flags))
         if self._inlet is not None:
             self._write_records(self._inlet, runs, columns)
+        self._put_flags(runs, flags)
 
     def _put_large(self, runs: Sequence[Run], columns: Columns, count: int) -> None:
         for path, inlet, _, nbytes in self._large:
-            if path not in columns:
-                continue
             # A plain block comes step by step, its environments an axis of their own.
             column = columns[path].reshape(count, -1)
             for row, first, stop in runs:
@@ -373,6 +367,10 @@ class MemmapStore:
     def files(self) -> list[File]:
         """See `Store.files`."""
         return list(self._files.values())
+
+    def file(self, name: str) -> File:
+        """One of them, by its name in the folder."""
+        return self._files[name]
 
     def disk_nbytes(self) -> tuple[int, int]:
         """Return (apparent, allocated) bytes."""

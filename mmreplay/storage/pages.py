@@ -155,8 +155,23 @@ class Pages:
                 self._reads = False
             else:
                 return True
+        return bool(self._mapped(offset))
+
+    def lacks(self, offset: int) -> bool:
+        """Whether the page of a byte is known to be missing, to who writes the file.
+
+        Unlike `holds`, this begins no read where there is a mapping; and a file system
+        that cannot tell has no disk, or none that is asked a page at a time.
+        """
+        mapped = self._mapped(offset)
+        if mapped is not None:
+            return not mapped
+        return not self.holds(offset) and self._reads
+
+    def _mapped(self, offset: int) -> bool | None:
+        """What mincore says of the page of a byte; None where it says nothing."""
         if _mincore is None or self._address is None:
-            return False
+            return None
         page = offset // mmap.PAGESIZE * mmap.PAGESIZE
         _mincore(self._address + page, 1, self._vector)
         return bool(self._vector.raw[0] & 1)

@@ -27,7 +27,7 @@ from mmreplay.storage.memmap import MemmapStore
 from mmreplay.storage.places import Places
 from mmreplay.storage.sealer import Sealer
 from mmreplay.storage.shard_maker import ShardMaker
-from mmreplay.storage.tail import free
+from mmreplay.storage.tail import free, put_back
 
 Ids = NDArray[np.int64]
 Gather = Callable[[Ids, Sequence[str]], Columns]
@@ -68,7 +68,7 @@ class Sealing:
         assert sharding is not None
         self._folder, self._metadata = folder, metadata
         self._ring, self._steps = metadata.ring, sharding.shard_rows
-        self._wide = metadata.ring.num_envs if self._time_major else 1
+        self._wide = metadata.ring.wide
         self.place_rows = self._steps * self._wide
         self.places = places
         self._tail = tail
@@ -165,7 +165,7 @@ class Sealing:
         for first in range(0, size, UNPACK_ROWS):
             rows = np.arange(first, min(first + UNPACK_ROWS, size)) + place * size
             columns = gather(rows, paths)
-            self._tail.put([(int(rows[0]), 0, len(rows))], columns, len(rows))
+            put_back(self._tail, int(rows[0]), columns, len(rows))
         # What says where the rows are may reach the disk before anything else.
         self._tail.sync()
 

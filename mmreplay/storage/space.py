@@ -34,7 +34,7 @@ class Space:
     def reserve(self, first: Ids, stop: Ids) -> None:
         """Reserve space for positions; see `Store.allocate`."""
         ring, some = self._ring, np.flatnonzero(stop > first)
-        wide = 1 if ring.layout == "env_major" else ring.num_envs
+        wide = ring.wide
         if wide > 1:
             # One step's rows of all environments are one stretch of a file.
             some = some[np.unique(stop[some], return_index=True)[1]]

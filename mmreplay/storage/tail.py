@@ -7,7 +7,7 @@ import struct
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.storage.base import Store
+from mmreplay.storage.base import Columns, Store
 from mmreplay.storage.memmap import MemmapStore
 from mmreplay.storage.placement import RECORDS, place
 from mmreplay.sums import crc32c
@@ -24,6 +24,31 @@ def free(tail: MemmapStore, row: int, count: int) -> None:
     for name in tail.space.names:
         if name in names | {RECORDS}:
             tail.space.free(name, row, count)
+
+
+def put_back(tail: MemmapStore, row: int, columns: Columns, count: int) -> None:
+    """Write rows anew that were there before, but for flags and mutable fields.
+
+    Unlike `MemmapStore.write`, it is not said of the rows after them that they are to
+    come: those may be alive.
+
+    Args:
+        tail: Where they go.
+        row: The first one.
+        columns: Per path ``[count, *shape]``.
+        count: How many.
+    """
+    placement, schema = place(tail.schema), tail.schema
+    if placement.record is not None:
+        # Padding between fields is zeros.
+        packed = np.zeros((count, placement.stride), np.uint8)
+        tail.packer.pack(packed, columns, 0, count)
+        offset = row * placement.stride
+        tail.file(RECORDS).pwrite_pieces(packed.reshape(-1).data, offset)
+    for path, name in placement.large.items():
+        if not schema.fields[path].mutable:
+            data = np.ascontiguousarray(columns[path]).reshape(-1).view(np.uint8)
+            tail.file(name).pwrite_pieces(data.data, row * schema.fields[path].nbytes)
 
 
 def checksum(store: Store, position: int, rows: NDArray[np.int64]) -> int:

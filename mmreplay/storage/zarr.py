@@ -334,5 +334,4 @@ def _count(metadata: Metadata) -> int:
     """Places of a ring."""
     ring, sharding = metadata.ring, metadata.sharding
     assert sharding is not None
-    wide = ring.num_envs if ring.layout == "time_major" else 1
-    return ring.num_rows // (sharding.shard_rows * wide)
+    return ring.num_rows // (sharding.shard_rows * ring.wide)

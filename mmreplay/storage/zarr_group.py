@@ -99,7 +99,7 @@ def served(metadata: Metadata) -> dict[str, str]:
 
 
 def _array(path: str, field: Field, ring: Ring, sharding: Sharding) -> ShardedArray:
-    wide = ring.num_envs if ring.layout == "time_major" else 1
+    wide = ring.wide
     codec = codecs.codec_of(sharding, field.numpy.itemsize)
     return ShardedArray(
         path, path if path == FLAGS_NAME else folder_name(path), field.numpy,

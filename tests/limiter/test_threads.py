@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 from contextlib import ExitStack, contextmanager
 
 import pytest
@@ -177,7 +178,17 @@ def test_a_thread_that_ended_helps_nobody(tmp_path):
         assert len(ended) == 2
 
 
-def test_threads_that_all_wait_for_the_same_are_alone(tmp_path, asked):
+def test_threads_that_all_wait_for_the_same_are_alone(tmp_path, asked, monkeypatch):
+    # Whichever looks first is told: the other thread looks no more until it may go on.
+    me, sleep, goes_on = threading.current_thread(), time.sleep, threading.Event()
+
+    def rest(seconds):
+        if threading.current_thread() is me:
+            sleep(seconds)
+        else:
+            assert goes_on.wait(LONG_S)
+
+    monkeypatch.setattr(time, "sleep", rest)
     with create(tmp_path / "b", law(patience=0, timeout=LONG_S)) as buffer:
         add(buffer, 10)
         buffer.sample(1)
@@ -192,6 +203,7 @@ def test_threads_that_all_wait_for_the_same_are_alone(tmp_path, asked):
         assert until_starved(lambda: add(buffer), "it is alone") == 0
         for _ in range(8):
             buffer.sample(1)
+        goes_on.set()
         other.end()
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import mmap
+import os
 
 import numpy as np
 import pytest
@@ -13,10 +14,12 @@ from mmreplay.files import File
 from mmreplay.ring import Ring
 from mmreplay.storage import edges
 from mmreplay.storage.edges import LOOKS, STRETCH_NBYTES, Edges
-from mmreplay.storage.inlet import Inlet
+from mmreplay.storage.inlet import RESTS, Inlet
 from mmreplay.storage.pages import Pages
+from mmreplay.storage.sealing import Sealing
 from mmreplay.verify import verify_buffer
 from tools.torture.disks import FaultyDisk, WatchedDisk, using
+from tools.torture.powerloss import abandon
 from tools.torture.scarce import scarce
 
 PAGE = mmap.PAGESIZE
@@ -36,10 +39,10 @@ class Spy:
         assert 0 <= offset < offset + len(data) <= self.nbytes
         self.written.append((offset, offset + len(data)))
 
-    def holds(self, offset):
+    def lacks(self, offset):
         assert 0 <= offset < self.nbytes
         self.looks.append(offset)
-        return self.there
+        return not self.there
 
 
 def limits(*positions):
@@ -72,49 +75,90 @@ def test_every_page_that_a_write_ends_in_is_written_before():
     assert len(missed) < 2 * ring.slots // ring.reserve + 6
 
 
+class ZerosDisk(WatchedDisk):
+    """A disk that notes where zeros are written, whole pages of them.
+
+    What is written else is not all zeros.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.zeros = []
+
+    def pwrite(self, fd, data, offset):
+        if len(data) >= PAGE and not any(data):
+            assert len(data) % PAGE == offset % PAGE == 0
+            self.zeros.append(offset)
+        return super().pwrite(fd, data, offset)
+
+
+class Twin:
+    """A file written as a ring is, and what each position was written with."""
+
+    def __init__(self, path, ring, row_nbytes, rng):
+        self.ring, self.row_nbytes, self.rng = ring, row_nbytes, rng
+        self.file = File.create(path, ring.num_rows * row_nbytes)
+        self.edges = Edges(self.file, Spy(ring, row_nbytes), ring)
+        self.heads, self.limits = np.zeros((2, ring.num_envs), np.int64)
+        self.rows = [{} for _ in range(ring.num_envs)]
+
+    def turn(self, together):
+        """Write some steps, of all environments or of one."""
+        heads, ring, rng = self.heads, self.ring, self.rng
+        some, count = [int(rng.integers(ring.num_envs))], int(rng.integers(1, 6))
+        if together and (heads < heads.max()).any():
+            some, count = [int(heads.argmin())], int(heads.max() - heads.min())
+        elif together:
+            some = list(range(ring.num_envs))
+        needed = self.limits.copy()
+        needed[some] = heads[some] + count
+        if (needed > self.limits).any():
+            ahead = np.maximum(needed, heads + rng.integers(1, ring.reserve + 1))
+            self.limits = np.maximum(ahead, self.limits)
+            self.edges.free(self.limits)
+        for _ in range(count):
+            self.put(some)
+
+    def put(self, envs):
+        """One step of environments that follow each other in the file."""
+        row = self.ring.row(envs[0], int(self.heads[envs[0]]))
+        data = self.rng.bytes(len(envs) * self.row_nbytes)
+        offset = row * self.row_nbytes
+        self.edges.make(offset, offset + len(data))
+        if len(data) >= self.edges.step_nbytes and self.rng.random() < 0.3:
+            first = -(-offset // 32) * 32
+            self.edges.clear(offset, first, first + 32 * int(self.rng.integers(1, 9)))
+        os.pwrite(self.file.fd, data, offset)
+        for at, env in enumerate(envs):
+            piece = data[at * self.row_nbytes : (at + 1) * self.row_nbytes]
+            self.rows[env][int(self.heads[env])] = piece
+        self.heads[envs] += 1
+
+    def check(self):
+        held = self.file.pread(self.file.nbytes, 0)
+        for env, rows in enumerate(self.rows):
+            first = max(0, int(self.limits[env]) - self.ring.slots)
+            for position in range(first, int(self.heads[env])):
+                offset = self.ring.row(env, position) * self.row_nbytes
+                assert held[offset : offset + self.row_nbytes] == rows[position]
+
+
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("layout", ["env_major", "time_major"])
 @pytest.mark.parametrize(("num_envs", "row_nbytes"), [(1, 7), (3, 7), (1, 50), (4, 50)])
 def test_no_row_that_may_be_asked_for_changes(
-    tmp_path, monkeypatch, seed, num_envs, row_nbytes
+    tmp_path, monkeypatch, seed, layout, num_envs, row_nbytes
 ):
-    """Twin: per environment, what each position was written with."""
     monkeypatch.setattr(edges, "PAGE", 32)
     monkeypatch.setattr(edges, "STRETCH_NBYTES", 128)
-    rng = np.random.default_rng(seed)
-    ring = Ring.sized(200, num_envs, "env_major")
-    file = File.create(tmp_path / "rows", ring.num_rows * row_nbytes)
-    found = Edges(file, Spy(ring, row_nbytes), ring)
-    cleared, pwrite = [], file.pwrite
-    monkeypatch.setattr(
-        File, "pwrite", lambda self, *a: (cleared.append(a), pwrite(*a))
-    )
-    heads, given = np.zeros(num_envs, np.int64), np.zeros(num_envs, np.int64)
-    rows = [{} for _ in range(num_envs)]
-    for _ in range(1500):
-        env = int(rng.integers(num_envs))
-        if heads[env] == given[env]:
-            given[env] += rng.integers(1, ring.reserve + 1)
-            found.free(given)
-        count = int(rng.integers(1, given[env] - heads[env] + 1))
-        for row, _, part in ring.stretch(env, int(heads[env]), int(heads[env]) + count):
-            data = rng.bytes(part * row_nbytes)
-            offset = row * row_nbytes
-            found.make(offset, offset + len(data))
-            ahead = -(-offset // 32) * 32
-            if rng.random() < 0.3:
-                found.clear(offset, ahead, ahead + 32 * int(rng.integers(1, 9)))
-            pwrite(data, offset)
-            for at in range(part):
-                piece = data[at * row_nbytes : (at + 1) * row_nbytes]
-                rows[env][int(heads[env]) + at] = piece
-            heads[env] += part
-        held = file.pread(file.nbytes, 0)
-        for e in range(num_envs):
-            for position in range(max(0, given[e] - ring.slots), heads[e]):
-                offset = ring.row(e, position) * row_nbytes
-                assert held[offset : offset + row_nbytes] == rows[e][position]
-    assert len(cleared) > 100
-    file.close()
+    ring = Ring.sized(200, num_envs, layout)
+    twin = Twin(tmp_path / "rows", ring, row_nbytes, np.random.default_rng(seed))
+    with using(WatchedDisk()) as disk:
+        for number in range(1500):
+            twin.turn(together=layout == "time_major" and number // 100 % 3 < 2)
+            twin.check()
+    assert disk.calls["pwrite"] > 20
+    twin.file.close()
 
 
 @pytest.mark.parametrize("row_nbytes", [8, 168, 4095, ROW])
@@ -149,23 +193,60 @@ def test_pages_that_are_there_are_left_and_seldom_looked_at():
     assert 0 < len(spy.looks) <= LOOKS * (spy.nbytes // STRETCH_NBYTES + 2)
 
 
+def test_pages_are_looked_at_again_in_a_file_of_any_size():
+    ring = Ring.sized(100, 2, "env_major")
+    spy = Spy(ring, ROW)
+    found, row = Edges(spy, spy, ring), 0
+    found.free(limits(2 * ring.slots, 2 * ring.slots))
+    assert spy.nbytes < 2 * STRETCH_NBYTES
+    until = STRETCH_NBYTES // ROW + 2
+    for spy.there in (False, True, False, True):
+        for number in range(2 * until):
+            before, row = len(spy.written), (row + 1) % (ring.slots - 5)
+            found.make(row * ROW, (row + 1) * ROW)
+            if number > until:
+                assert (len(spy.written) == before) == spy.there
+    # Those of the other environment are looked at for itself.
+    spy.looks.clear()
+    found.make(ring.slots * ROW, (ring.slots + 1) * ROW)
+    assert len(spy.looks) == LOOKS
+    assert min(spy.looks) >= ring.slots * ROW
+
+
 @pytest.mark.parametrize(
     ("row_nbytes", "ring", "laps"),
     [
         pytest.param(2 * PAGE, Ring.sized(1000, 1), 2, id="whole pages"),
         pytest.param(ROW, Ring.sized(1000, 1), 1, id="first lap"),
-        pytest.param(ROW, Ring.sized(1000, 2, "time_major"), 2, id="step by step"),
     ],
 )
-def test_nothing_is_written_where_nothing_is_read_or_rows_to_come_are_not_known(
-    row_nbytes, ring, laps
-):
+def test_nothing_is_written_where_nothing_is_read(row_nbytes, ring, laps):
     spy = Spy(ring, row_nbytes)
     found = Edges(spy, spy, ring)
     found.free(np.full(ring.num_envs, laps * ring.slots))
     for row in range(ring.num_rows - 1):
         found.make(row * row_nbytes, (row + 1) * row_nbytes)
     assert spy.written == spy.looks == []
+
+
+def test_side_by_side_whole_steps_are_made_and_no_single_rows():
+    ring = Ring.sized(1000, 3, "time_major")
+    spy = Spy(ring, ROW)
+    found, step = Edges(spy, spy, ring), 3 * ROW
+    apart, level = limits(*[2 * ring.slots] * 2, 2 * ring.slots - 1), 2 * ring.slots
+    for told, expected in ((apart, 0), (np.full(3, level), ring.slots - 5)):
+        found.free(told)
+        for row in range(0, ring.num_rows, 3):
+            for one in range(row, row + 3):
+                found.make(one * ROW, (one + 1) * ROW)
+            assert len(spy.written) <= row // 3
+            found.make(row // 3 * step, (row // 3 + 1) * step)
+        assert len(spy.written) >= expected
+        assert (not expected) == (not spy.written)
+    spy.written.clear()
+    # As many rows, of two steps: the others of the second are not known.
+    found.make(ROW, 4 * ROW)
+    assert spy.written == []
 
 
 def filled(folder, schema, capacity, **row):
@@ -178,31 +259,40 @@ def filled(folder, schema, capacity, **row):
 
 @pytest.fixture
 def missing(monkeypatch):
-    monkeypatch.setattr(Pages, "holds", lambda self, offset: False)
+    monkeypatch.setattr(Pages, "lacks", lambda self, offset: True)
 
 
-def test_a_ring_writes_large_rows_whole_and_reads_nothing(tmp_path, missing):
-    schema = mr.Schema({"pixels": mr.Field((ROW,), "uint8")})
-    calls = []
-
-    class Told(WatchedDisk):
-        def pwrite(self, fd, data, offset):
-            calls.append((offset, bytes(data)))
-            return super().pwrite(fd, data, offset)
-
-    with filled(tmp_path / "b", schema, 1200, pixels=np.ones(ROW, np.uint8)) as buffer:
+@pytest.mark.parametrize("block", [1, 7])
+@pytest.mark.parametrize("row_nbytes", [ROW, 500])
+def test_a_ring_makes_every_page_that_it_writes_a_part_of(
+    tmp_path, missing, monkeypatch, row_nbytes, block
+):
+    # Stored, small rows would end within no page.
+    monkeypatch.setattr(Inlet, "_approach", lambda self, first, stop: False)
+    schema = mr.Schema({"bytes": mr.Field((row_nbytes,), "uint8")})
+    row = np.ones(row_nbytes, np.uint8)
+    with filled(tmp_path / "b", schema, 1200, bytes=row) as buffer:
         lap, first = buffer.slots, int(buffer.span.stop[0])
-        for value in range(500):
-            with using(Told()):
-                buffer.add(pixels=np.full(ROW, value % 251, np.uint8))
-        positions = np.arange(first, first + 500)
-        got = buffer.get_field("pixels", np.zeros(500, np.int64), positions)
-        assert (got == (np.arange(500) % 251)[:, None]).all()
-    zeros = [offset for offset, data in calls if data == bytes(PAGE)]
-    rows = range(first - lap + 1, first - lap + 501)
-    made = set(zeros) & {row * ROW // PAGE * PAGE for row in rows}
-    # None where a limit or the ring ends.
-    assert len(made) == len(zeros) > 490
+        values = np.arange(490) % 251 + 1
+        with using(ZerosDisk()) as disk:
+            for at in range(0, 490, block):
+                rows = np.repeat(values[at : at + block, None], row_nbytes, axis=1)
+                rows = rows.astype(np.uint8)
+                if block == 1:
+                    buffer.add(bytes=rows[0])
+                else:
+                    buffer.extend(bytes=rows)
+        positions = np.arange(first, first + 490)
+        got = buffer.get_field("bytes", np.zeros(490, np.int64), positions)
+        assert (got == values[:, None]).all()
+        stride = (row_nbytes + 7) // 8 * 8 if row_nbytes < PAGE else row_nbytes
+    heads = range(first - lap, first - lap + 491, block)
+    ends = {stop * stride // PAGE * PAGE for stop in heads[1:]}
+    begun = first % lap * stride // PAGE * PAGE
+    made = set(disk.zeros)
+    assert made <= ends
+    # But for what was made before, whole pages, and where a limit ends.
+    assert len(ends - made - {begun}) <= 6
     assert verify_buffer(tmp_path / "b").ok
 
 
@@ -223,20 +313,92 @@ def test_small_rows_are_stored_where_their_pages_were_missing(tmp_path, monkeypa
         if not asked:
             pytest.skip("the file system is written, never stored into")
         first = int(buffer.span.stop[0])
-        with using(WatchedDisk()) as disk:
-            for value in range(5000):
+        with using(ZerosDisk()) as disk:
+            for value in range(1, 5001):
                 buffer.add(obs=np.full(40, value, np.float32))
+        assert disk.zeros
         # Two stores of a step, of the record and its flags; three to publish it.
         assert disk.calls["pwrite"] < 700
         positions = np.arange(first, first + 5000)
         got = buffer.get_field("obs", np.zeros(5000, np.int64), positions)
-        assert (got == np.arange(5000)[:, None]).all()
+        assert (got == np.arange(1, 5001)[:, None]).all()
         tail = int(buffer.span.first[0])
         old = buffer.get_field(
             "obs", np.zeros(100, np.int64), np.arange(tail, tail + 100)
         )
         assert (old == 1).all()
     assert verify_buffer(tmp_path / "b").ok
+
+
+class Cleared:
+    """Edges that clear a number of bytes, whatever they are asked for."""
+
+    def __init__(self, nbytes, step_nbytes=100):
+        self.nbytes, self.step_nbytes, self.asked = nbytes, step_nbytes, []
+
+    def make(self, offset, stop):
+        pass
+
+    def clear(self, row, first, stop):
+        self.asked.append((row, first))
+        return first + self.nbytes
+
+
+@pytest.fixture
+def way(tmp_path, monkeypatch):
+    """A way into a file, of which a fifth page was begun, and what it looked at."""
+    file = File.create(tmp_path / "a", 1 << 20)
+    way, looked = Inlet(file), []
+    way.write(memoryview(bytes(5 * PAGE - 10)), 0)
+    monkeypatch.setattr(way, "_there", lambda *at: looked.append(at) or len(looked) > 1)
+    yield way, looked
+    file.close()
+
+
+@pytest.mark.parametrize("cleared", [0, PAGE, 9 * PAGE])
+def test_a_step_is_stored_only_into_pages_that_are_there(way, cleared):
+    """Of a step that begins in one page and ends in the next, both have to be."""
+    way, looked = way
+    way._edges = Cleared(cleared)
+    with using(WatchedDisk()) as disk:
+        way.put(bytes(100), PAGE - 50, 100)
+        if not looked:
+            pytest.skip("the file system is written, never stored into")
+    assert disk.calls["store"] == (cleared > 0)
+    assert way._edges.asked == [(PAGE - 50, PAGE)]
+    assert way.far == min(cleared + PAGE, 5 * PAGE - 10) * (cleared > 0)
+
+
+def test_a_step_whose_pages_are_gone_again_is_written(way, monkeypatch):
+    way, looked = way
+    way._edges = Cleared(PAGE)
+    monkeypatch.setattr(way, "_there", lambda *at: looked.append(at) or False)
+    with using(WatchedDisk()) as disk:
+        way.put(bytes(100), PAGE - 50, 100)
+    assert disk.calls["store"] == 0
+    assert not looked or looked[1] == (0, 2 * PAGE)
+
+
+def test_for_one_environment_of_a_step_nothing_is_cleared(way):
+    way, _ = way
+    way._edges = Cleared(PAGE, step_nbytes=200)
+    with using(WatchedDisk()) as disk:
+        way.put(bytes(100), PAGE - 50, 100)
+    assert way._edges.asked == []
+    assert disk.calls["store"] == 0
+
+
+def test_pages_of_many_rows_are_asked_for(way, monkeypatch):
+    way, looked = way
+    asked = []
+    monkeypatch.setattr(File, "will_need", lambda self, *at: asked.append(at))
+    with using(WatchedDisk()) as disk:
+        way.put(bytes(100), PAGE - 50, 100)
+        assert disk.calls["store"] == 0
+        assert asked == [looked[0]] * len(looked)
+        for number in range(1, 2 * RESTS):
+            way.put(bytes(100), PAGE - 50 + 100 * number, 100)
+    assert not looked or disk.calls["store"] > 0
 
 
 def test_a_disk_that_takes_no_page_refuses_the_row(tmp_path, missing):
@@ -285,3 +447,39 @@ def test_limits_of_an_interrupted_call_hold_for_what_is_written_next(
         assert (got == positions[:, None]).all()
     assert len(struck) > 50
     assert verify_buffer(tmp_path / "b").ok
+
+
+def test_rows_that_a_shard_gives_back_leave_those_after_them(
+    tmp_path, missing, monkeypatch
+):
+    """Those are in the tail, where a writer died before they were sealed."""
+    schema, seal = mr.Schema({"obs": mr.Field((6,), "float32")}), Sealing._seal
+
+    def values(first, stop):
+        return np.repeat(np.arange(first, stop, dtype=np.float32)[:, None], 6, axis=1)
+
+    def lagging(self, place):
+        if place != 3:
+            seal(self, place)
+
+    monkeypatch.setattr(Sealing, "_seal", lagging)
+    options = {"commit_every": None, "engine": "zarr"}
+    buffer = mr.ReplayBuffer.create(tmp_path / "b", schema, 930, **options)
+    buffer.extend(obs=values(0, 512))
+    buffer.commit()
+    abandon(buffer)
+    with mr.ReplayBuffer.open(tmp_path / "b", "r+", commit_every=None) as buffer:
+        # Of limits no further than they have to be, one lies within a place.
+        buffer.hold_rows(lambda heads, tails, needed, target: needed)
+        for position in range(512, 1440):
+            buffer.extend(obs=values(position, position + 1))
+            tail, head = int(buffer.span.first[0]), int(buffer.span.stop[0])
+            if head > 1380:
+                positions = np.arange(tail, head)
+                got = buffer.get_field(
+                    "obs", np.zeros(head - tail, np.int64), positions
+                )
+                assert (got == positions[:, None]).all()
+        buffer.commit()
+        assert verify_buffer(tmp_path / "b").ok
+        monkeypatch.setattr(Sealing, "_seal", seal)

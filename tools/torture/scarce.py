@@ -19,9 +19,9 @@ PAGE_NBYTES = 32
 _there = Inlet._there
 
 
-def _missing(self: Pages, offset: int) -> bool:
+def _lacks(self: Pages, offset: int) -> bool:
     """In one stretch of four all pages are there."""
-    return offset // edges.STRETCH_NBYTES % 4 == 0
+    return offset // edges.STRETCH_NBYTES % 4 > 0
 
 
 def _there_second(self: Inlet, first: int, nbytes: int) -> bool:
@@ -36,7 +36,7 @@ def _there_second(self: Inlet, first: int, nbytes: int) -> bool:
 SCARCE = (
     (edges, "PAGE", PAGE_NBYTES),
     (edges, "STRETCH_NBYTES", 4 * PAGE_NBYTES),
-    (Pages, "holds", _missing),
+    (Pages, "lacks", _lacks),
     (Inlet, "_there", _there_second),
 )
 
