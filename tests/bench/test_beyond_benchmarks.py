@@ -43,8 +43,10 @@ def test_cold_batches_are_measured_beside_every_peer(disk):
 
 
 @pytest.mark.slow
-def test_a_ring_larger_than_the_memory_is_measured(disk):
-    found = bench_beyond.measure(disk, BEYOND, ["np_memmap"])
+@pytest.mark.parametrize("row", [bench_beyond.SHAPE, (1008,)])
+def test_a_ring_larger_than_the_memory_is_measured(disk, row):
+    found = bench_beyond.measure(disk, replace(BEYOND, row=row), ["np_memmap"])
+    assert found["row_nbytes"] == np.prod(row)
     assert found["draw_speedup_of_mmreplay"]["np_memmap"] > 0
     assert set(found["adds_per_s"]) == {OURS, LOADER, "np_memmap"}
     if found["enforced_by"] != bench_beyond.DROPPED:
@@ -70,8 +72,8 @@ def test_a_full_ring_goes_on(tmp_path, name):
     side = disk_peers.make(name, tmp_path / name, shape)
     for first in range(0, 256, bench_beyond.ADDS):
         side.extend(bench_cold.block(first, bench_beyond.ADDS))
-    head, found = bench_beyond.turn(name, side, 256, 256, 0.0)
-    head, found = bench_beyond.turn(name, side, head, 256, 0.0)
+    head, found = bench_beyond.turn(name, side, 256, shape, 0.0)
+    head, found = bench_beyond.turn(name, side, head, shape, 0.0)
     side.close()
     assert head == 256 + 2 * bench_beyond.ADDS
     assert found["draw_s"] > 0

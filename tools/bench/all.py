@@ -36,7 +36,10 @@ from tools.bench import (
 )
 from tools.bench.turns import rounded
 
-OTHERWISE = {"bench_beyond_8": ("bench_beyond", "--times", "8")}
+OTHERWISE = {
+    "bench_beyond_8": ("bench_beyond", "--times", "8"),
+    "bench_beyond_small": ("bench_beyond", "--row-nbytes", "168"),
+}
 """Other ways to run a script: its name, and options."""
 _FILES = [path.stem for path in Path(__file__).parent.glob("bench_*.py")]
 SCRIPTS = tuple(sorted([*_FILES, *OTHERWISE]))
@@ -46,6 +49,7 @@ BESIDE: dict[str, Collection[str]] = {
     "bench_add": peers.MODULES,
     "bench_beyond": disk_peers.RINGS,
     "bench_beyond_8": disk_peers.RINGS,
+    "bench_beyond_small": disk_peers.RINGS,
     "bench_cold": disk_peers.MAKERS,
     "bench_convert": (),
     "bench_pixels": ("torchrl",),

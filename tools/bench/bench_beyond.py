@@ -1,13 +1,14 @@
 """What do draws and adds give when the ring is four times larger than the memory?
 
-Each side fills a ring of u8[84,84,4] (28 KB) in a process of its own, under a memory
-limit of its own (a cgroup, where one can be made; what the libraries take is outside of
-it). Then they take turns: random batches of 256, and all the while 500 adds of one row
-a second over the oldest, 64 at a time. Printed are the rates of both, ours over each
-other side's turn by turn, and of ours what it took of the limit, what went to swap, and
-how the last quarter of turns compares with the first. A loader draws while its process
-adds, which the others do one after the other. Where no cgroup can be made, the
-files' pages are dropped before each batch instead, and `enforced_by` says so.
+Each side fills a ring of u8[84,84,4] (28 KB; `--row-nbytes` takes small rows instead)
+in a process of its own, under a memory limit of its own (a cgroup, where one can be
+made; what the libraries take is outside of it). Then they take turns: random batches of
+256, and all the while 500 adds of one row a second over the oldest, 64 at a time.
+Printed are the rates of both, ours over each other side's turn by turn, and of ours
+what it took of the limit, what went to swap, and how the last quarter of turns compares
+with the first. A loader draws while its process adds, which the others do one after the
+other. Where no cgroup can be made, the files' pages are dropped before each batch
+instead, and `enforced_by` says so.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import numpy as np
 
 from tools.bench import cold, disk_peers
 from tools.bench.bench_memory import MIB, Group, limited
-from tools.bench.bench_pixels import ROW, SHAPE, block, check
+from tools.bench.bench_pixels import SHAPE, block, check
 from tools.bench.disk_peers import LOADER, RINGS, Pixels, Shape, Side
 from tools.bench.turns import OURS, Times, arguments, report, rounded, speedups
 
@@ -40,6 +41,8 @@ PACE = 500
 the disk takes, and be held against who hardly writes."""
 MOST = 4
 """Times 64 adds between two batches: what is not written yet counts for the limit."""
+FILL_NBYTES = 1 << 20
+"""Of small rows filled in at once."""
 DROPPED = "dropping pages"
 
 
@@ -52,17 +55,24 @@ class Sizes:
         times: How often it goes into a ring.
         turns: Of each side.
         seconds: Of a turn; it has one batch at least.
+        row: Shape of a row of bytes.
     """
 
     limit_mib: int = 512
     times: int = 4
     turns: int = 24
     seconds: float = 2.0
+    row: tuple[int, ...] = SHAPE
+
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of a row."""
+        return int(np.prod(self.row))
 
     @property
     def rows(self) -> int:
         """Of a ring, in whole blocks."""
-        return self.times * self.limit_mib * MIB // ROW // ADDS * ADDS
+        return self.times * self.limit_mib * MIB // self.row_nbytes // ADDS * ADDS
 
 
 QUICK = Sizes(limit_mib=64, turns=2, seconds=0.2)
@@ -79,6 +89,7 @@ class Contestant:
         command = [
             sys.executable, "-m", "tools.bench.bench_beyond", "--child", name,
             "--folder", str(folder), "--rows", str(sizes.rows), "--join", join,
+            "--row-nbytes", "0" if sizes.row == SHAPE else str(sizes.row_nbytes),
         ]  # fmt: skip
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -149,13 +160,14 @@ def told(
         "enforced_by": DROPPED if ours is None else str(ours.limit),
         "limit_mib": sizes.limit_mib,
         "ring_over_limit": sizes.times,
+        "row_nbytes": sizes.row_nbytes,
     }
     for what, times in (("draw", draws), ("add", adds)):
         theirs = {n: t for n, t in times.items() if not n.startswith(OURS)}
         for way in (OURS, LOADER):
             over = speedups({way: times[way], **theirs}, way)
             found[f"{what}_speedup_of_{way}"] = over
-    found["draw_mb_per_s"] = _rates(draws, BATCH * ROW / 1e6)
+    found["draw_mb_per_s"] = _rates(draws, BATCH * sizes.row_nbytes / 1e6)
     found["adds_per_s"] = _rates(adds, 1)
     found["memory"] = {
         name: _memory(turns[name], groups[name], sizes) for name in turns
@@ -186,31 +198,32 @@ def _memory(
     return found
 
 
-def child(name: str, folder: Path, rows: int, join: str) -> None:
+def child(name: str, folder: Path, shape: Shape, join: str) -> None:
     """Be one side: fill, then a turn for each line that comes."""
-    shape = Shape(SHAPE, rows, BATCH)
-    folder = folder / name
-    _warm(name, folder.with_name(f"{name}-small"))
+    folder, rows = folder / name, shape.rows
+    _warm(name, folder.with_name(f"{name}-small"), shape.row)
     if join:
         # Only now: what the libraries take is not what is compared.
         Path(join).write_text(str(os.getpid()), "ascii")
     side = disk_peers.make(name, folder, shape)
-    for first in range(0, rows, ADDS):
-        side.extend(block(first, ADDS))
+    room = max(1, FILL_NBYTES // int(np.prod(shape.row)) // ADDS) * ADDS
+    for first in range(0, rows, room):
+        begins = range(first, min(first + room, rows), ADDS)
+        side.extend(np.concatenate([block(each, ADDS, shape.row) for each in begins]))
     files = [] if join else [p for p in folder.rglob("*") if p.is_file()]
     report({"rows": rows})
     head = rows
     for line in sys.stdin:
-        head, found = turn(name, side, head, rows, float(line), files)
+        head, found = turn(name, side, head, shape, float(line), files)
         report(found)
     side.close()
 
 
-def _warm(name: str, folder: Path) -> None:
+def _warm(name: str, folder: Path, row: tuple[int, ...]) -> None:
     """Fill and draw from a small one, for which libraries load all that they need."""
-    side = disk_peers.make(name, folder, Shape(SHAPE, BATCH, BATCH))
+    side = disk_peers.make(name, folder, Shape(row, BATCH, BATCH))
     for first in range(0, BATCH, ADDS):
-        side.extend(block(first, ADDS))
+        side.extend(block(first, ADDS, row))
     side.draw()
     side.close()
 
@@ -219,7 +232,7 @@ def turn(
     name: str,
     side: Side,
     head: int,
-    capacity: int,
+    shape: Shape,
     seconds: float,
     files: Sequence[Path] = (),
 ) -> tuple[int, dict[str, Any]]:
@@ -237,12 +250,12 @@ def turn(
         got = side.draw()
         drawing += perf_counter() - start
         if not batches:
-            refuse_wrong(got, name, head, capacity)
+            refuse_wrong(got, name, head, shape.rows)
         batches += 1
         due = first + max(ADDS, int(PACE * (perf_counter() - begun)))
         due = min(due, head + MOST * ADDS)
         while head + ADDS <= due:
-            rows = block(head, ADDS)
+            rows = block(head, ADDS, shape.row)
             start = perf_counter()
             for row in rows:
                 side.add(row)
@@ -278,17 +291,20 @@ def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--limit-mib", type=int, help="of each side; default: 512")
     parser.add_argument("--times", type=int, default=4, help="a ring over its limit")
+    parser.add_argument("--row-nbytes", type=int, default=0, help="default: 28 KB")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--rows", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--join", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    row = (options.row_nbytes,) if options.row_nbytes else SHAPE
     if options.child:
         np.random.seed(0)  # noqa: NPY002  what cpprb draws with
-        child(options.child, Path(options.folder), options.rows, options.join)
+        shape = Shape(row, options.rows, BATCH)
+        child(options.child, Path(options.folder), shape, options.join)
         return 0
     base = QUICK if options.quick else Sizes()
     limit_mib = options.limit_mib or base.limit_mib
-    sizes = Sizes(limit_mib, options.times, base.turns, base.seconds)
+    sizes = Sizes(limit_mib, options.times, base.turns, base.seconds, row)
     names = disk_peers.installed(options.peers, RINGS)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         report(measure(Path(folder), sizes, names))
