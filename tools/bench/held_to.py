@@ -52,6 +52,7 @@ BEYOND = tuple(
     for script, words in (
         ("bench_beyond", "ring 4 times memory"),
         ("bench_beyond_8", "ring 8 times memory"),
+        ("bench_beyond_small", "rows of 168 bytes, ring 4 times memory"),
     )
     for target in (
         *(
