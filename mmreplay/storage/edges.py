@@ -6,7 +6,7 @@ memory it seldom is, and each such write waits for the disk. But the rest of the
 belongs to rows that are written next, over others that the ring has given up: nobody
 reads those again, nor would they be there after a power cut. So the page is written
 whole, as zeros, right before the row. Left to the kernel are the pages where a limit or
-the ring ends, and those before the first look.
+the ring ends, and all of environments side by side once their heads are apart.
 """
 
 from __future__ import annotations
