@@ -28,6 +28,7 @@ from mmreplay.errors import FailedError
 from mmreplay.files import File
 from mmreplay.mounts import KEEPS_PAGES, KEEPS_SPACE, file_system
 from mmreplay.storage.edges import Edges
+from mmreplay.storage.policy import Advise
 
 # Shorter ones take as long either way.
 LEAST_NBYTES = 16 << 10
@@ -65,16 +66,20 @@ class Inlet:
         until: When that ends, as `monotonic` tells it.
     """
 
-    def __init__(self, file: File, edges: Edges | None = None) -> None:
+    def __init__(
+        self, file: File, edges: Edges | None = None, advise: Advise = "auto"
+    ) -> None:
         """Make one, whose stretches go to a file.
 
         Args:
             file: The file.
             edges: Of its rows; None where pages hold so many that they are read, once
                 they were asked for.
+            advise: Whether the disk may be asked; see `ReadPolicy`.
         """
         kind = file_system(file.path.parent)
         self.file, self._edges = file, edges
+        self._asks = advise in ("auto", "always")
         self._open = file.writable and kind in KEEPS_PAGES and _mincore is not None
         self._stays = self._open and kind in KEEPS_SPACE
         # Above, this opening wrote nothing yet.
@@ -162,7 +167,8 @@ class Inlet:
         """Have missing pages in memory, from a step on; return up to where they are."""
         first, edges = row & PAGE_MASK, self._edges
         if edges is None:
-            self.file.will_need(first, far - first)
+            if self._asks:
+                self.file.will_need(first, far - first)
         elif stop - row >= edges.step_nbytes:
             far = min(far, edges.clear(row, -(-row & PAGE_MASK), far))
             if self._there(first, far - first):

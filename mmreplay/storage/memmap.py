@@ -74,7 +74,7 @@ class MemmapStore:
         self.packer = packing.packer(schema, placement, ring.num_envs)
         self._record, self._rows = self.packer.record, memoryview(self.packer.rows)
         self._inlet: Inlet | None = None
-        self._flags_inlet = Inlet(self._flags_file)
+        self._flags_inlet = Inlet(self._flags_file, advise=policy.advise)
         self._advise = policy.advise
         self.maps = policy.maps(self._flags_file.path.parent)
         self._open_rows()

@@ -168,12 +168,12 @@ def test_what_is_cleared_are_whole_pages_of_rows_given_up(row_nbytes):
     found = Edges(spy, spy, ring)
     stop = ring.slots * row_nbytes
     assert found.clear(row_nbytes, PAGE, 9 * PAGE) == PAGE, "no limit is known"
-    found.free(limits(2 * ring.slots, 2 * ring.slots - 5))
+    found.free(limits(2 * ring.slots + 5, 2 * ring.slots - 5))
     # The second environment's first row is not the first one's to come.
     for row in (0, ring.slots):
         assert found.clear(row * row_nbytes, PAGE, 9 * PAGE) == PAGE
     end = found.clear(stop - 3 * row_nbytes, stop // PAGE * PAGE - PAGE, stop + PAGE)
-    assert end <= stop
+    assert end == stop // PAGE * PAGE
     base = (ring.slots + 9) * row_nbytes
     first = -(-base // PAGE) * PAGE
     last = (2 * ring.slots - 5) * row_nbytes // PAGE * PAGE
@@ -399,6 +399,19 @@ def test_pages_of_many_rows_are_asked_for(way, monkeypatch):
         for number in range(1, 2 * RESTS):
             way.put(bytes(100), PAGE - 50 + 100 * number, 100)
     assert not looked or disk.calls["store"] > 0
+
+
+@pytest.mark.parametrize("advise", ["never", "kernel"])
+def test_who_wants_no_reading_ahead_has_none(tmp_path, missing, monkeypatch, advise):
+    schema = mr.Schema({"pixels": mr.Field((ROW,), "uint8")})
+    mr.ReplayBuffer.create(tmp_path / "b", schema, 100).close()
+    monkeypatch.setattr(Inlet, "_there", lambda self, first, nbytes: False)
+    asked = []
+    monkeypatch.setattr(File, "will_need", lambda *told: asked.append(told))
+    with mr.ReplayBuffer.open(tmp_path / "b", "r+", advise=advise) as buffer:
+        for _ in range(500):
+            buffer.add(pixels=np.zeros(ROW, np.uint8))
+    assert asked == []
 
 
 def test_a_disk_that_takes_no_page_refuses_the_row(tmp_path, missing):
