@@ -24,6 +24,20 @@ if TYPE_CHECKING:
     from mmreplay.convert.base import Report as Report
     from mmreplay.convert.export import export as export
     from mmreplay.convert.load import load as load
+    from mmreplay.errors import CorruptError as CorruptError
+    from mmreplay.errors import EmptyError as EmptyError
+    from mmreplay.errors import FailedError as FailedError
+    from mmreplay.errors import ForkedError as ForkedError
+    from mmreplay.errors import FormatError as FormatError
+    from mmreplay.errors import FullError as FullError
+    from mmreplay.errors import FullWarning as FullWarning
+    from mmreplay.errors import LockedError as LockedError
+    from mmreplay.errors import ReplayError as ReplayError
+    from mmreplay.errors import SchemaError as SchemaError
+    from mmreplay.errors import SourceError as SourceError
+    from mmreplay.errors import StaleError as StaleError
+    from mmreplay.errors import StarvedError as StarvedError
+    from mmreplay.errors import VersionError as VersionError
     from mmreplay.limiter import RateLimiter as RateLimiter
     from mmreplay.loader import ConcatDataset as ConcatDataset
     from mmreplay.loader import ConcatStream as ConcatStream
@@ -93,18 +107,26 @@ _HOMES = {
     "Concat": "mmreplay.concatenation",
     "ConcatDataset": "mmreplay.loader",
     "ConcatStream": "mmreplay.loader",
+    "CorruptError": "mmreplay.errors",
     "Cut": "mmreplay.repairing",
     "Delta": "mmreplay.transforms.delta",
     "DiscountedReturn": "mmreplay.transforms.returns",
     "DistinctSampler": "mmreplay.samplers.distinct",
     "Draw": "mmreplay.samplers.base",
+    "EmptyError": "mmreplay.errors",
     "EpisodeSampler": "mmreplay.samplers.episode",
     "EpisodeTable": "mmreplay.stats",
+    "FailedError": "mmreplay.errors",
     "Field": "mmreplay.schema",
     "Finding": "mmreplay.verify",
+    "ForkedError": "mmreplay.errors",
+    "FormatError": "mmreplay.errors",
     "FrameStack": "mmreplay.transforms.stack",
+    "FullError": "mmreplay.errors",
+    "FullWarning": "mmreplay.errors",
     "HER": "mmreplay.transforms.her",
     "LinearSchedule": "mmreplay.samplers.schedules",
+    "LockedError": "mmreplay.errors",
     "Memory": "mmreplay.storage.residency",
     "MixtureSampler": "mmreplay.samplers.mixture",
     "Moments": "mmreplay.stats",
@@ -121,20 +143,26 @@ _HOMES = {
     "Repaired": "mmreplay.repairing",
     "ReplayBuffer": "mmreplay.buffer.replay_buffer",
     "ReplayDataset": "mmreplay.loader",
+    "ReplayError": "mmreplay.errors",
     "ReplayLoader": "mmreplay.loader",
     "ReplayStream": "mmreplay.loader",
     "Report": "mmreplay.convert.base",
     "Schema": "mmreplay.schema",
+    "SchemaError": "mmreplay.errors",
     "SegmentTree": "mmreplay.sumtree",
     "SequenceSampler": "mmreplay.samplers.sequence",
     "ShrinkingSampler": "mmreplay.samplers.recent",
     "ShuffledSampler": "mmreplay.samplers.shuffled",
     "Snapshot": "mmreplay.buffer.snapshot",
+    "SourceError": "mmreplay.errors",
     "Span": "mmreplay.ring",
+    "StaleError": "mmreplay.errors",
+    "StarvedError": "mmreplay.errors",
     "StratifiedSampler": "mmreplay.samplers.stratified",
     "SumTree": "mmreplay.sumtree",
     "UniformSampler": "mmreplay.samplers.uniform",
     "VerifyReport": "mmreplay.verify",
+    "VersionError": "mmreplay.errors",
     "ZarrSource": "mmreplay.storage.zarr_source",
     "collate": "mmreplay.loader",
     "compact": "mmreplay.buffer.compacting",
@@ -159,6 +187,8 @@ __all__ = sorted(_HOMES)  # one list, not two
 def __getattr__(name: str) -> object:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
+    if name == "errors":
+        return import_module("mmreplay.errors")
     told = f"module 'mmreplay' has no attribute {name!r}"
     # With both, Python asks whether a name like it was meant.
     raise AttributeError(told, name=name, obj=sys.modules[__name__])

@@ -17,7 +17,7 @@ ReplayError
 Each is also the builtin that callers catch. A message says what, what was got,
 what was expected and the way out, in the user's names. Errors that are an
 `OSError` take the number of the error that caused them: ``FullError(message,
-errno_=errno.ENOSPC)``.
+errno_=errno.ENOSPC)``. `FullWarning` is the one warning.
 """
 
 from __future__ import annotations
@@ -76,6 +76,10 @@ class LockedError(_SystemError):
 
 class ForkedError(ReplayError, RuntimeError):
     """A writer was used in a process forked from the one that opened it."""
+
+
+class FullWarning(UserWarning):
+    """A ring is larger than its disk has room for; adds will meet a `FullError`."""
 
 
 class FullError(_SystemError):

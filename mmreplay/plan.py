@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -229,11 +227,3 @@ def _part(path: str, field: Field, placement: Placement, rows: int) -> FieldPlan
         return FieldPlan(path, kind, FLAGS, 0, 0)
     file = placement.large.get(path, RECORDS)
     return FieldPlan(path, kind, file, field.nbytes, rows * field.nbytes)
-
-
-def free_nbytes(path: str | os.PathLike[str]) -> int:
-    """Bytes free to this user on the disk that holds, or would hold, path."""
-    place_ = Path(os.path.abspath(path))
-    while not place_.exists():
-        place_ = place_.parent
-    return shutil.disk_usage(place_).free

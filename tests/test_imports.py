@@ -121,3 +121,16 @@ def test_every_public_method_has_a_docstring():
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no_such_name"):
         mmreplay.no_such_name  # noqa: B018
+
+
+def test_every_error_is_had_from_the_package():
+    errors = mmreplay.errors
+    for name, kind in vars(errors).items():
+        known = isinstance(kind, type) and issubclass(kind, Exception)
+        if known and not name.startswith("_"):
+            assert getattr(mmreplay, name) is kind
+    done = subprocess.run(
+        [sys.executable, "-c", "import mmreplay as mr\nprint(mr.errors.FullError)"],
+        capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert "FullError" in done.stdout

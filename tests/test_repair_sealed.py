@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ import pytest
 import mmreplay as mr
 from mmreplay.errors import FailedError, FormatError, LockedError
 from mmreplay.files import Disk
+from mmreplay.storage.shard_pages import ChunkPages
+from mmreplay.storage.shards import ShardReader
 from mmreplay.verify import verify_buffer
 from tests.buffer.test_snapshots import SCHEMA, extend
 from tests.test_repair import assert_repaired, contents, put
@@ -62,6 +65,34 @@ def test_a_whole_buffer_is_copied_as_it_is(damaged):
     with mr.ReplayBuffer.open(made.target) as buffer:
         assert buffer.metadata.engine == "zarr"
         assert list(buffer.zarr_path.rglob("c.*"))
+
+
+@pytest.mark.parametrize("read", [mr.repair, verify_buffer])
+def test_chunks_are_asked_for_each_time_before_they_are_read(
+    damaged, monkeypatch, read
+):
+    ahead, asked = Counter(), []
+
+    def noted(method, step):
+        def call(self, array, places, entries, within, *rest):
+            # Ends and flags, a byte a row, are read as they come.
+            if array.path == "large":
+                ahead.update(dict.fromkeys(zip(places, within, strict=True), step))
+                assert min(ahead.values()) >= 0
+            found = method(self, array, places, entries, within, *rest)
+            # Whoever made the copy looks at it as well.
+            if step == 1 and self._folder.is_relative_to(damaged):
+                asked.append(found)
+            return found
+
+        return call
+
+    monkeypatch.setattr(ChunkPages, "cached", lambda *_: False)
+    monkeypatch.setattr(ShardReader, "prefetch", noted(ShardReader.prefetch, 1))
+    monkeypatch.setattr(ShardReader, "take", noted(ShardReader.take, -1))
+    read(damaged)
+    assert len(ahead) >= len(ROWS)
+    assert sum(asked) > 0
 
 
 def test_only_the_block_with_a_flipped_byte_is_cut(damaged):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
+from enum import Enum
+from typing import cast
 
 import numpy as np
 
@@ -80,7 +82,7 @@ def describe(
     num_envs: int,
     engine: Engine,
     layout: Layout | None,
-    autoreset: Autoreset,
+    autoreset: Autoreset | Enum,
     user: Json | None,
     codec: Codec | None = None,
     level: int | None = None,
@@ -95,7 +97,9 @@ def describe(
     check_count("capacity", capacity, metadata_file.MAX_CAPACITY, ROWS_EACH)
     envs = "give the number of environments that each call of add has a step of"
     check_count("num_envs", num_envs, metadata_file.MAX_NUM_ENVS, envs)
-    _check_choices(engine, layout, autoreset)
+    # Gymnasium's own word, as of `env.metadata["autoreset_mode"]`.
+    named = autoreset.name.lower() if isinstance(autoreset, Enum) else autoreset
+    _check_choices(engine, layout, named)
     if user is not None and not isinstance(user, dict):
         raise SchemaError(
             f"user: got {type(user).__name__}, expected a dict of JSON values; put it "
@@ -128,7 +132,7 @@ def describe(
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         generation=1,
         engine=engine,
-        autoreset=autoreset,
+        autoreset=cast("Autoreset", named),
         ring=ring,
         schema=schema,
         user=user or {},

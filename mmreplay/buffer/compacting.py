@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from mmreplay import files, recovery
 from mmreplay.buffer import lifecycle, rebuild
+from mmreplay.buffer.filling import filled
 from mmreplay.buffer.reading import Reading
 from mmreplay.buffer.state import read_statistics, write_statistics
 from mmreplay.errors import SchemaError, StaleError
@@ -23,7 +24,6 @@ from mmreplay.ring import Ring
 from mmreplay.storage import zarr_group
 from mmreplay.storage.engines import create_store
 from mmreplay.storage.ledger import refuse_cut
-from mmreplay.storage.lock import WriterLock, refuse_network
 from mmreplay.storage.zarr import ZarrStore
 
 Progress = Callable[[int, int], None]
@@ -86,11 +86,7 @@ def compact(
         stack.callback(parts.close)
         lifecycle.refuse_inside(place, where)
         metadata = _described(parts.metadata, codec, level, chunk_crc32c)
-        lifecycle.make_place(place)
-        refuse_network(place, allow_network)
-        stack.callback(WriterLock(place).release)
-        recovery.clear_half(place)
-        recovery.mark_half(place)
+        stack.enter_context(filled(place, allow_network))
         rows = _fill(parts, place, metadata, progress)
         if (where / "statistics.json").exists():
             write_statistics(place, read_statistics(where))
@@ -141,11 +137,12 @@ def _fill(
     try:
         firsts = rebuild.copy(reading, store, None, progress)
         refuse_cut(parts.ledger)
+        rebuild.sum_blocks(store, firsts, span.stop)
+        store.sync_sums()
+        # Last: what this gives back nothing asks space for again.
         if isinstance(store, ZarrStore):
             store.settle(firsts, span.stop)
         store.sync()
-        rebuild.sum_blocks(store, firsts, span.stop)
-        store.sync_sums()
     finally:
         store.close()
         store.unmap()

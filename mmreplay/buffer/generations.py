@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.buffer import lifecycle, rebuild
+from mmreplay.buffer import lifecycle, rebuild, room
 from mmreplay.buffer.groups import GroupParts
 from mmreplay.buffer.reading import Reading, fold_of, listed
 from mmreplay.buffer.view import ReplacedError
@@ -188,8 +188,12 @@ class Generations:
         self, ring: Ring, schema: Schema, fill: dict[str, NDArray[np.generic]] | None
     ) -> None:
         parts, reading = self._parts, self._reading
+        metadata = parts.metadata.next_generation(ring, schema)
         # Refused before the switch, which nothing takes back.
-        fold_of(self.transforms, parts.metadata.next_generation(ring, schema))
+        fold_of(self.transforms, metadata)
+        if parts.path is not None:
+            there = room.ring_nbytes(parts.metadata, parts.ledger.heads)
+            room.warn_where_short(parts.path, metadata, there, 3)
         fresh = rebuild.swap(parts, reading, ring, schema, fill, self._commit_every)
         try:
             self._use(fresh, reading)

@@ -238,8 +238,7 @@ class OpenBuffer(Generations):
 
     def memory(self) -> Memory:
         """What the buffer's files and this process have in memory; see `Memory`."""
-        self._read()
-        return measure(self._parts.store.files)
+        return measure(self._read().paths)
 
     def take(self, env_ids: ArrayLike, positions: ArrayLike, *, key: int = 0) -> Batch:
         """Gather given steps as `sample` does, through the buffer's transforms.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,8 @@ from mmreplay.format.metadata import Metadata
 from mmreplay.ring import Span
 from mmreplay.samplers.base import Draw, Home, Sampler
 from mmreplay.schema.convert import array_of, on_host
+from mmreplay.storage.zarr import ZarrStore
+from mmreplay.storage.zarr_group import shards_in
 
 if TYPE_CHECKING:
     from mmreplay.transforms.base import Transform
@@ -64,6 +67,13 @@ class Reading:
     def files(self) -> list[File]:
         """Open files that hold the rows."""
         return self._store.files
+
+    @property
+    def paths(self) -> list[Path]:
+        """Of the same and, in a compressed buffer, of its shards."""
+        store = self._store
+        shards = shards_in(store.path) if isinstance(store, ZarrStore) else []
+        return [*(file.path for file in store.files), *shards]
 
     @property
     def span(self) -> Span:
@@ -111,6 +121,12 @@ class Reading:
                 "keeps no priorities, expected one that does; open the buffer with "
                 "sampler=mmreplay.PrioritizedSampler(...), or give those of a batch "
                 "that a dataset's draws made to draws.update_priorities"
+            )
+        if not isinstance(batch, Batch):
+            raise SchemaError(
+                f"update_priorities: got {type(batch).__name__}, expected the batch "
+                "that sample gave, which knows its steps; pass "
+                "update_priorities(batch, values)"
             )
         mask = None if batch.mask is None else _array(batch.mask)
         env_ids, positions = _array(batch.env_ids), _array(batch.positions)

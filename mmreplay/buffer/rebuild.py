@@ -14,16 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay import files, recovery
-from mmreplay.buffer import lifecycle
+from mmreplay.buffer import lifecycle, room
 from mmreplay.buffer.arguments import ROWS_EACH, check_count
 from mmreplay.buffer.lifecycle import Parts
 from mmreplay.buffer.reading import SCAN_ROWS, Reading
-from mmreplay.errors import SchemaError
+from mmreplay.errors import FullError, SchemaError
 from mmreplay.format import metadata as metadata_file
 from mmreplay.format.metadata import Metadata
 from mmreplay.ring import Ring, runs
 from mmreplay.schema import Field, Schema
 from mmreplay.schema.convert import shape_of
+from mmreplay.sizes import size
 from mmreplay.storage.base import CheckedStore, Store
 from mmreplay.storage.engines import create_store
 from mmreplay.storage.ledger import CommitWriter
@@ -114,11 +115,13 @@ def on_disk(
     try:
         files.make_folder(folder)
         _fill(reading, folder, metadata, fill)
-    except BaseException:
+    except BaseException as error:
         # What cannot be removed is left to the next opening; why it was half made is
         # what is told.
         with suppress(OSError):
             files.remove_tree(folder)
+        if isinstance(error, FullError):
+            raise _no_room(parts.path, metadata, reading, error) from error
         raise
     try:
         files.replace_bytes(parts.path / metadata_file.FILE_NAME, encoded)
@@ -132,6 +135,22 @@ def on_disk(
         raise
     # What is cut short from here on must not add to what is not in force.
     parts.committer.poison(f"the switch to {metadata.folder} was cut short")
+
+
+def _no_room(
+    path: Path, metadata: Metadata, reading: Reading, error: FullError
+) -> FullError:
+    """Say what was missing: both rings are on the disk until one of them is whole."""
+    lengths = np.minimum(reading.span.lengths, metadata.ring.capacity)
+    needed, free = room.ring_nbytes(metadata, lengths), room.free_nbytes(path)
+    # Of shards nobody knows it before they are made.
+    least = f"{size(needed)} free" if needed else "room"
+    return FullError(
+        f"{path}: no space left to copy the rows that stay before the others go, got "
+        f"{size(free)}, expected {least} on its disk; nothing was changed: free some "
+        "space, or keep fewer rows",
+        errno_=error.errno,
+    )
 
 
 def _fill(reading: Reading, folder: Path, metadata: Metadata, fill: Fill) -> None:

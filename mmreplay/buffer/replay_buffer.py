@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal
 
 from numpy.typing import ArrayLike
 
 from mmreplay.batch import Batch
-from mmreplay.buffer import arguments, groups, lifecycle, rebuild
+from mmreplay.buffer import arguments, groups, lifecycle, rebuild, room
 from mmreplay.buffer.adding import Adding
 from mmreplay.buffer.arguments import check_mode, check_sampler
 from mmreplay.buffer.limiting import Limiter
 from mmreplay.buffer.reading import fold_of
-from mmreplay.errors import SchemaError
+from mmreplay.errors import FullWarning, SchemaError
 from mmreplay.format.metadata import Autoreset, Engine
 from mmreplay.format.sharding import Codec
 from mmreplay.ring import Layout
@@ -68,7 +69,7 @@ class ReplayBuffer(Adding):
         codec: Codec | None = None,
         level: int | None = None,
         chunk_crc32c: bool = False,
-        autoreset: Autoreset = "disabled",
+        autoreset: Autoreset | Enum = "disabled",
         sampler: Sampler | None = None,
         transforms: Sequence[Transform] = (),
         limiter: Limiter | None = None,
@@ -78,7 +79,8 @@ class ReplayBuffer(Adding):
     ) -> ReplayBuffer:
         """Create a buffer and open it for writing.
 
-        Takes milliseconds and no disk space: files are sparse until written.
+        Takes milliseconds and no disk space: files are sparse until written. Where the
+        disk has no room for all of them, a `FullWarning` says so.
 
         Args:
             path: Folder to make; new or empty. None with ``engine="memory"``.
@@ -93,7 +95,8 @@ class ReplayBuffer(Adding):
             chunk_crc32c: Whether each chunk carries a checksum.
             autoreset: What the row after an episode's end is: ``"next_step"``
                 (Gymnasium's vector default): the final row; ``"same_step"`` or
-                ``"disabled"``: the first row of the next episode.
+                ``"disabled"``: the first row of the next episode. Or as a vector
+                environment says it, ``envs.metadata["autoreset_mode"]``.
             sampler: What `sample` draws with; `UniformSampler` by default.
             transforms: What `sample` and `take` make of stored steps, in order.
             limiter: How fast it is written and drawn from; `mmreplay.RateLimiter`.
@@ -124,9 +127,9 @@ class ReplayBuffer(Adding):
         if path is None:
             parts = lifecycle.create_memory(metadata)
             return cls(parts, sampler, None, transforms, limiter)
-        parts = lifecycle.create(
-            lifecycle.absolute(path), metadata, commit_every, allow_network
-        )
+        where = lifecycle.absolute(path)
+        room.warn_where_short(where, metadata, 0, 2)
+        parts = lifecycle.create(where, metadata, commit_every, allow_network)
         return cls(parts, sampler, commit_every, transforms, limiter)
 
     @classmethod
@@ -177,9 +180,17 @@ class ReplayBuffer(Adding):
         if mode == "r":
             parts = groups.open_reader(path, policy)
             return cls(parts, sampler, None, transforms, limiter)
+        where = groups.folder_of(path)
         parts = lifecycle.open_writer(
-            groups.folder_of(path), on_resume, commit_every, allow_network, policy
+            where, on_resume, commit_every, allow_network, policy
         )
+        there = room.ring_nbytes(parts.metadata, parts.ledger.heads)
+        try:
+            room.warn_where_short(where, parts.metadata, there, 2)
+        except FullWarning:
+            # An error, as its caller wants warnings to be.
+            parts.close()
+            raise
         return cls(parts, sampler, commit_every, transforms, limiter)
 
     def sample(self, batch_size: int, *, contiguous: bool = False) -> Batch:
@@ -251,6 +262,8 @@ class ReplayBuffer(Adding):
     def clear(self, env_ids: ArrayLike | None = None) -> None:
         """Give up every row of some environments; positions go on from where they are.
 
+        Their space on disk stays the ring's.
+
         Args:
             env_ids: int ``[N]``; all environments by default.
 
@@ -274,6 +287,9 @@ class ReplayBuffer(Adding):
 
     def resize(self, capacity: int) -> None:
         """Keep the newest steps in a ring of another capacity; safe to kill.
+
+        They are copied beside the ring, whose space is given back when the buffer is
+        next opened for writing: until then readers may still come from it.
 
         Args:
             capacity: Rows per environment, at least 1.

@@ -1,13 +1,22 @@
-"""How far ahead a writer asks for room."""
+"""How far ahead a writer asks for room, and whether its disk has enough."""
 
 from __future__ import annotations
+
+import os
+import shutil
+import warnings
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.buffer.committer import Committer
+from mmreplay.errors import FullWarning
+from mmreplay.format.metadata import Metadata
 from mmreplay.ring import Ring
+from mmreplay.sizes import size
 from mmreplay.storage.base import whole
+from mmreplay.storage.placement import place
 
 Array = NDArray[np.int64]
 
@@ -36,3 +45,59 @@ def targets(
         return np.maximum(first_lap, limits), True
     wide = np.maximum(heads + ring.reserve, needed)
     return np.maximum(whole(wide, grain), limits), False
+
+
+def ring_nbytes(metadata: Metadata, heads: Array | None = None) -> int:
+    """Bytes that a ring takes on disk.
+
+    Args:
+        metadata: Of the ring.
+        heads: int64 ``[E]``, what is written of it; all is by default.
+
+    Returns:
+        0 where nobody can know: in RAM, and in compressed shards.
+    """
+    if metadata.engine != "memmap":
+        return 0
+    ring = metadata.ring
+    nbytes = sum(place(metadata.schema).file_sizes(ring, metadata.schema).values())
+    if heads is None:
+        return nbytes
+    return nbytes * int(np.minimum(heads, ring.slots).sum()) // ring.num_rows
+
+
+def free_nbytes(path: str | os.PathLike[str]) -> int:
+    """Bytes free to this user on the disk that holds, or would hold, path."""
+    place_ = Path(os.path.abspath(path))
+    while not place_.exists():
+        place_ = place_.parent
+    return shutil.disk_usage(place_).free
+
+
+def warn_where_short(
+    path: Path, metadata: Metadata, there_nbytes: int, frames: int
+) -> None:
+    """Warn of a ring that its disk cannot hold, days before an add would find out.
+
+    Args:
+        path: The buffer's folder, whether or not it is there.
+        metadata: Of the ring to be filled.
+        there_nbytes: Of its rows, what takes space already.
+        frames: Calls from the user's own to this one.
+    """
+    whole_nbytes = ring_nbytes(metadata)
+    left = whole_nbytes - there_nbytes
+    try:
+        free = free_nbytes(path)
+    except OSError:
+        # A folder that may not be passed through, which is told by who goes there.
+        return
+    if left > free:
+        warnings.warn(
+            f"{path}: the ring takes {size(whole_nbytes)} when it is full, expected "
+            f"{size(left)} free on its disk for what is to come, got {size(free)}; "
+            "adds will raise FullError where that ends: make room, or choose a smaller "
+            "capacity (mmreplay plan says what one takes)",
+            FullWarning,
+            stacklevel=frames + 1,
+        )

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from mmreplay import files, recovery
 from mmreplay.buffer import lifecycle
+from mmreplay.buffer.filling import filled
 from mmreplay.buffer.lifecycle import Parts
 from mmreplay.buffer.state import FILE_NAME as STATISTICS
 from mmreplay.buffer.state import MAX_NBYTES as STATISTICS_NBYTES
@@ -26,7 +27,6 @@ from mmreplay.buffer.taking_shards import ShardTaking
 from mmreplay.errors import VersionError
 from mmreplay.format import metadata as metadata_file
 from mmreplay.storage.engines import create_store
-from mmreplay.storage.lock import WriterLock, refuse_network
 from mmreplay.storage.pause import Pause
 from mmreplay.storage.zarr import ZarrStore
 
@@ -85,10 +85,7 @@ def snapshot(
                 f"{source} uses the features {list(metadata.unknown_features)}, which "
                 "this mmreplay cannot copy; install a newer mmreplay"
             )
-        lifecycle.make_place(target)
-        refuse_network(target, allow_network)
-        stack.callback(WriterLock(target).release)
-        recovery.clear_half(target)
+        stack.enter_context(filled(target, allow_network))
         return _build(parts, source, target, progress)
 
 
@@ -98,7 +95,6 @@ def _build(
     """Fill the target's folder; metadata.json is the last file to appear in it."""
     metadata = parts.metadata
     folder = target / metadata.folder
-    recovery.mark_half(target)
     files.make_folder(folder)
     columns = Columns(source, target, metadata)
     store = create_store(folder, metadata)

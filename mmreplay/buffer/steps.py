@@ -84,7 +84,7 @@ class StepReader:
             env_ids: int64 ``[B]``.
             positions: int64 ``[B]``, alive and, where next observations are
                 derived, legal starts.
-            heads: int64 ``[E]``; rows below are written.
+            heads: int64 ``[E]``; rows below are written, and the index knows them.
             index: The episodes.
 
         Returns:

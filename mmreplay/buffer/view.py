@@ -119,9 +119,10 @@ class LiveView:
         span = self.span
         if span is not self._indexed:
             try:
-                self._index.update(span, self._store.flags_between, self.flags)
+                self._index.update(span, self._store.flags_between, self._new_flags)
             except BaseException:
                 # Ctrl-C in the middle: rows half taken in would be counted twice.
+                self._indexed = None
                 self._index = self._make_index()
                 raise
             self._indexed, self.num_illegal = span, self._index.num_illegal
@@ -254,7 +255,13 @@ class LiveView:
 
     def gather(self, env_ids: Ids, positions: Ids) -> Fields:
         """Copy steps with their next observations; see `StepReader.gather`."""
-        return self._steps.gather(env_ids, positions, self._ledger.heads, self._index)
+        index, known = self._index, self._indexed
+        if known is None:
+            # Drawn before this ring was put in another one's place.
+            with self.lock:
+                known, index = self._look(), self._index
+        # Rows that came since may be known to the ledger; of their flags nothing is.
+        return self._steps.gather(env_ids, positions, known.stop, index)
 
     def read(self, paths: tuple[str, ...], env_ids: Ids, positions: Ids) -> Fields:
         """Copy stored fields of rows, nothing derived but the two ends."""
@@ -272,6 +279,10 @@ class LiveView:
             positions >= self._ledger.limits[env_ids] - self._ring.slots
         )
         return whole
+
+    def _new_flags(self, env_ids: Ids, positions: Ids) -> NDArray[np.uint8]:
+        """Flags of rows that the index takes in, and gathers look at from here on."""
+        return self._store.flags(self._ring.rows(env_ids, positions), new=True)
 
     def flags(self, env_ids: Ids, positions: Ids) -> NDArray[np.uint8]:
         """Flags of rows, uint8 ``[B]``."""

@@ -58,7 +58,7 @@ Episodes = Annotated[
     str | None,
     typer.Option(
         "--episodes", metavar="A:B", show_default=False,
-        help="Only these whole episodes, counted environment by environment.",
+        help="Only these whole episodes, counted environment by environment; A is one.",
     ),
 ]  # fmt: skip
 Rows = Annotated[

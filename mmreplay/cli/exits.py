@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -68,7 +70,8 @@ def run(args: Sequence[str] | None = None) -> int:
     from mmreplay.cli.app import app
 
     try:
-        code = app(args=args, standalone_mode=False, prog_name="mmreplay")
+        with _warning_in_a_line():
+            code = app(args=args, standalone_mode=False, prog_name="mmreplay")
         sys.stdout.flush()
     except typer.Abort:
         say("nothing was changed")
@@ -87,6 +90,26 @@ def run(args: Sequence[str] | None = None) -> int:
     if code == INTERRUPTED:
         say("interrupted; what was written before is kept")
     return int(code or WELL)
+
+
+@contextmanager
+def _warning_in_a_line() -> Iterator[None]:
+    """Print our own warnings once, without the line of code that Python adds."""
+    said = set()
+    with warnings.catch_warnings():
+        others = warnings.showwarning
+
+        def show(
+            message: Any, category: type[Warning], *rest: Any, **more: Any
+        ) -> None:
+            if not issubclass(category, errors.FullWarning):
+                others(message, category, *rest, **more)
+            elif str(message) not in said:
+                said.add(str(message))
+                say(str(message))
+
+        warnings.showwarning = show
+        yield
 
 
 def _told(error: Exception) -> int:

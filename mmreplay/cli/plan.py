@@ -52,7 +52,8 @@ def plan(
     json: Json = False,
 ) -> None:  # fmt: skip
     """Say what a buffer would take on disk and in RAM; allocates nothing."""
-    from mmreplay.plan import free_nbytes, plan_buffer
+    from mmreplay.buffer.room import free_nbytes
+    from mmreplay.plan import plan_buffer
 
     schema, known_envs, known_capacity, known_layout = _known(source, fields)
     envs = num_envs or known_envs

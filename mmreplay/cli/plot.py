@@ -71,7 +71,10 @@ def plot(
     if json:
         show.print_json({"file": str(target), "episodes": len(table)})
     else:
-        show.print_line(f"{target}: {show.plural(len(table), 'episode')} drawn")
+        count = int(table.whole.sum())
+        left = len(table) - count
+        told = f"; {show.count(left)} cut or running left out" if left else ""
+        show.print_line(f"{target}: {show.plural(count, 'whole episode')} drawn{told}")
 
 
 def _check(target: Path) -> None:

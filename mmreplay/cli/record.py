@@ -22,7 +22,7 @@ from mmreplay.cli.options import (
     parse_integer,
     usage_error,
 )
-from mmreplay.errors import FailedError
+from mmreplay.errors import FailedError, FullError
 from mmreplay.format.sharding import CODECS
 
 RESUMES = ("break", "truncate", "continue")
@@ -119,12 +119,17 @@ def record(
     function = None if policy is None else load_policy(policy)
     from mmreplay.collect import record as play
 
-    found = play(
-        env, path, function, steps=steps, num_envs=num_envs, capacity=capacity,
-        seed=seed, on_resume=on_resume,  # type: ignore[arg-type]  # checked above
-        engine=engine, codec=codec,  # type: ignore[arg-type]  # likewise
-        level=level,
-    )  # fmt: skip
+    _tell_of_fewer(path, steps)
+    try:
+        found = play(
+            env, path, function, steps=steps, num_envs=num_envs, capacity=capacity,
+            seed=seed, on_resume=on_resume,  # type: ignore[arg-type]  # checked above
+            engine=engine, codec=codec,  # type: ignore[arg-type]  # likewise
+            level=level,
+        )  # fmt: skip
+    except FullError as error:
+        error.add_note(f"steps before are kept; mmreplay info {path} counts them")
+        raise
     if json:
         show.print_json({**asdict(found), "path": str(path)})
         return
@@ -138,6 +143,21 @@ def record(
         show.print_line(
             f"the ring came round and holds the newest {show.count(found.held)} of "
             "them; mmreplay resize makes room for more to come"
+        )
+
+
+def _tell_of_fewer(path: Path, steps: int) -> None:
+    """Say before hours of it that a ring which is there keeps fewer steps."""
+    from mmreplay.cli.exits import say
+    from mmreplay.format import metadata
+
+    if not (path / metadata.FILE_NAME).exists():
+        return
+    ring = metadata.load(path).ring
+    if steps > (held := ring.capacity * ring.num_envs):
+        say(
+            f"{path} holds {show.plural(held, 'row')}: the newest of these "
+            f"{show.plural(steps, 'step')} will stay; mmreplay resize makes room"
         )
 
 

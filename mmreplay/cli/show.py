@@ -17,20 +17,12 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from mmreplay.sizes import size as size
+
 if TYPE_CHECKING:
     from mmreplay.stats import Progress
 
 PIPED_WIDTH = 160
-UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
-
-
-def size(nbytes: float) -> str:
-    """Bytes with a unit: ``"1.50 GiB"``."""
-    step = 0
-    while abs(nbytes) >= 1024 and step < len(UNITS) - 1:
-        nbytes /= 1024
-        step += 1
-    return f"{nbytes:,.0f} B" if step == 0 else f"{nbytes:,.2f} {UNITS[step]}"
 
 
 def count(number: float) -> str:

@@ -78,10 +78,11 @@ take(PyObject *module, PyObject *const *args, Py_ssize_t given)
     Ring ring;
     Py_ssize_t nbytes, room, most;
     (void)module;
-    if (expect(held.name, given, 13) < 0 || read_ring(args + 6, &ring) < 0)
+    if (expect(held.name, given, 14) < 0 || read_ring(args + 6, &ring) < 0)
         return NULL;
     Py_ssize_t stride = PyLong_AsSsize_t(args[1]);
-    if (PyErr_Occurred() || !(t.records = hold(&held, args[0], 0, &nbytes, 1)) ||
+    int waits = PyErr_Occurred() ? -1 : PyObject_IsTrue(args[13]);
+    if (waits < 0 || !(t.records = hold(&held, args[0], 0, &nbytes, 1)) ||
         read_placing(&held, args + 2, args[9], args[10], args[12], &ring, &p) < 0 ||
         !(t.out = hold(&held, args[11], 1, &room, 1)))
         return release(&held, NULL);
@@ -91,7 +92,8 @@ take(PyObject *module, PyObject *const *args, Py_ssize_t given)
         room % stride || !(room / stride == p.count || room / stride == 2 * p.count))
         return refuse(&held, "expected whole records of every row, and room for all");
     p.paired = room / stride == 2 * p.count;
-    PyThreadState *state = p.count >= LONG_BATCH ? PyEval_SaveThread() : NULL;
+    waits |= p.count >= LONG_BATCH;
+    PyThreadState *state = waits ? PyEval_SaveThread() : NULL;
     int told = take_all(&p, &ring, &t);
     if (state)
         PyEval_RestoreThread(state);

@@ -219,7 +219,8 @@ def store(
 def take(
     records: NDArray[np.generic], stride: int,
     flags: Bytes, env_ids: Ids, positions: Ids, heads: Ids, slots: int, num_envs: int,
-    time_major: bool, bits: bytes, bare: bool, out: NDArray[np.generic], ends: Bools, /,
+    time_major: bool, bits: bytes, bare: bool, out: NDArray[np.generic], ends: Bools,
+    waits: bool, /,
 ) -> None:  # fmt: skip
     """Place steps, and copy their records, and those after if there is room.
 
@@ -237,6 +238,8 @@ def take(
         bare: See `place`.
         out: Room for N records, or 2 N: of each step its own and the one after.
         ends: bool ``[K, N]``, written; see `place`.
+        waits: Pages may have to be waited for: C lets other threads run meanwhile, as
+            it does beside a long batch.
 
     Raises:
         ValueError: Shapes do not fit each other, or there is no such place.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 
+from mmreplay.batch import Batch
 from mmreplay.loader.orders import Entry, Source
+from mmreplay.storage.early import Gathering
 
 MAX_RESTS = 64
 """Draws between two looks whether pages are missing, where none was for long."""
@@ -39,6 +41,11 @@ class Asking:
         each = tuple(entries)
         return sum([entry.nbytes for entry in each if entry.asked and not entry.done])
 
+    def finish(self, entry: Entry) -> Batch | None:
+        """Copy the data of an entry; see `Source.finish`."""
+        with Gathering(entry.early):
+            return self._source.finish(entry)
+
     def ask(self, entries: deque[Entry], pending: deque[Entry]) -> None:
         """Ask for the oldest that were not asked for yet.
 
@@ -57,7 +64,7 @@ class Asking:
             if self.rests:
                 self.rests -= 1
             elif self._source.ask(entry):
-                self._rest = 0
+                self._rest, entry.early = 0, True
             else:
                 # All is in memory: look less and less often, gathers look as well.
                 self.rests = self._rest = min(MAX_RESTS, 2 * self._rest + 1)

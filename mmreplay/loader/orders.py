@@ -55,18 +55,19 @@ class Entry(Order):
 
     Attributes:
         nbytes: What it is read from.
-        asked: The disk was asked for it.
+        asked: The disk was asked for it, or it was left at what was seen before.
+        early: Pages were missing, and are on their way.
         result: What the learner is to have.
         error: Raised in the learner.
         done: One of both is there.
     """
 
-    __slots__ = ("asked", "done", "error", "nbytes", "result")
+    __slots__ = ("asked", "done", "early", "error", "nbytes", "result")
 
     def __init__(self) -> None:
         super().__init__()
         self.nbytes = 0
-        self.asked = self.done = False
+        self.asked = self.early = self.done = False
         self.result: Any = None
         self.error: BaseException | None = None
 

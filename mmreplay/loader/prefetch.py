@@ -389,7 +389,7 @@ class Prefetcher:
         """Copy a batch and say that it is done, or what was caught on the way."""
         began = perf_counter()
         try:
-            batch = self._source.finish(entry)
+            batch = self._asking.finish(entry)
             # Where nothing was left of it, the learner goes on with the next one.
             entry.result = None if batch is None else self._send(batch)
         except caught as error:

@@ -134,7 +134,7 @@ def open_store(folder: Path, metadata: Metadata) -> ShortStore:
         # Shards are mapped as ever, rather than read whole.
         tail.maps = maps
         places = _open_places(folder, metadata, maps, held[FLAGS])
-        store = ShortStore(folder, metadata, tail, places, SHORT)
+        store = ShortStore(folder, metadata, tail, places)
     except BaseException:
         for file in opened.values():
             file.close()

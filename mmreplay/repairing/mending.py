@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from mmreplay import files, recovery
 from mmreplay.buffer import lifecycle, rebuild
+from mmreplay.buffer.filling import filled
 from mmreplay.buffer.state import read_statistics, write_statistics
 from mmreplay.errors import OR_REPAIR, FormatError, LockedError
 from mmreplay.format import metadata as metadata_file
@@ -23,7 +24,7 @@ from mmreplay.repairing.kept import Flags, Kept, Sorter
 from mmreplay.repairing.pieces import Progress, pieces
 from mmreplay.repairing.sealed import copied, opened, unreadable
 from mmreplay.storage.engines import create_store
-from mmreplay.storage.lock import WriterLock, holder, locked, refuse_network
+from mmreplay.storage.lock import WriterLock, holder, locked
 from mmreplay.storage.memmap import MemmapStore
 from mmreplay.storage.placement import FLAGS, SUMS
 from mmreplay.storage.zarr import ZarrStore
@@ -128,13 +129,10 @@ def repair(
         stack.callback(evidence.close)
         lifecycle.refuse_inside(where, source)
         kept, cuts = _choose(evidence, keep_unproven)
-        lifecycle.make_place(where)
-        refuse_network(where, False)
-        stack.callback(WriterLock(where).release)
+        stack.enter_context(filled(where, False))
         if in_place:
             # Who came to write meanwhile would go on in what is moved away.
             stack.callback(WriterLock(source).release)
-        recovery.clear_half(where)
         rows = _build(evidence, kept, where, progress)
         if in_place:
             files.exchange(source, where)
@@ -247,7 +245,6 @@ def _build(
     old = evidence.metadata
     metadata = replace(old, uuid=secrets.token_bytes(16), generation=1)
     folder = target / metadata.folder
-    recovery.mark_half(target)
     files.make_folder(folder)
     totals = np.array([each.total for each in kept])
     tails = evidence.heads - totals
@@ -257,9 +254,12 @@ def _build(
             copied(evidence, kept, store, tails, progress)
         else:
             _write(evidence, kept, store, tails, progress)
-        store.sync()
         rebuild.sum_blocks(store, tails, evidence.heads)
         store.sync_sums()
+        # Last: what this gives back nothing asks space for again.
+        if isinstance(store, ZarrStore):
+            store.settle(tails, evidence.heads)
+        store.sync()
     finally:
         store.close()
         store.unmap()

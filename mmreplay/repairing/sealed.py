@@ -76,7 +76,7 @@ def copied(
     tails: Array,
     progress: Progress | None,
 ) -> None:
-    """Copy the rows that stay to their new positions, and seal them.
+    """Copy the rows that stay to their new positions; places that are full are sealed.
 
     Args:
         evidence: Of the damaged buffer.
@@ -90,5 +90,5 @@ def copied(
         for piece in pieces(evidence, kept, tails, CHUNK_ROWS, progress):
             flags = source.flags(piece.rows).copy()
             piece.mark(flags)
+            source.prefetch(piece.rows, paths)
             store.write(piece.to, source.gather(piece.rows, paths), flags)
-    store.settle(tails, evidence.heads)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mmreplay.mounts import NETWORK
+from mmreplay.sizes import size
 from mmreplay.speed.report import Rate, SpeedReport
 
 WHOLE = 0.95
@@ -62,7 +63,7 @@ def _of_memory(report: SpeedReport, cold: Rate) -> Iterator[str]:
     told = f"rows in memory come {lag:.1f} times as fast, and {inside:.0%} of the files"
     if 0 < report.nbytes <= whole:
         yield (
-            f"{told} were there: all of them fit this machine's {_gib(whole)}, and "
+            f"{told} were there: all of them fit this machine's {size(whole)}, and "
             "draws bring them in as they go; a ReplayLoader reads ahead meanwhile"
         )
     else:
@@ -70,7 +71,3 @@ def _of_memory(report: SpeedReport, cold: Rate) -> Iterator[str]:
             f"{told} were there: more RAM or less capacity moves draws that way; a "
             "ReplayLoader reads ahead while the learner works"
         )
-
-
-def _gib(nbytes: int) -> str:
-    return f"{nbytes / (1 << 30):,.1f} GiB"

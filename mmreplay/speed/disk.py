@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from time import perf_counter, sleep
 
-from mmreplay.errors import CorruptError, system_failure
+from mmreplay.errors import system_failure
 from mmreplay.files import File
-from mmreplay.storage.residency import cached_nbytes
+from mmreplay.storage.residency import cached_nbytes, opened
 
 BLOCK_NBYTES = 1 << 20
 DROPPED_NBYTES = 64 * BLOCK_NBYTES
@@ -27,19 +27,8 @@ STAYS = 0.1
 def written_nbytes(paths: Iterable[Path]) -> int:
     """Bytes of files that somebody wrote: neither holes nor space that is reserved."""
     return sum(
-        stop - first for file in _opened(paths) for first, stop in _stretches(file)
+        stop - first for file in opened(paths) for first, stop in _stretches(file)
     )
-
-
-def cached_of(paths: Iterable[Path]) -> int | None:
-    """Those of them in memory; None where the system does not tell this user."""
-    found = [
-        cached_nbytes(file, first, stop)
-        for file in _opened(paths)
-        for first, stop in _stretches(file)
-    ]
-    known = [nbytes for nbytes in found if nbytes is not None]
-    return sum(known) if len(known) == len(found) else None
 
 
 def sequential(paths: Iterable[Path], seconds: float) -> float | None:
@@ -57,7 +46,7 @@ def sequential(paths: Iterable[Path], seconds: float) -> float | None:
     sizes = {path: written_nbytes([path]) for path in paths}
     most = STAYS * sum(sizes.values())
     dropping, done, left, took = _Dropping(), 0, 0, 0.0
-    for file in _opened(sorted(sizes, key=sizes.__getitem__, reverse=True)):
+    for file in opened(sorted(sizes, key=sizes.__getitem__, reverse=True)):
         for first, stop in _parts(file):
             if took >= seconds or left > most:
                 break
@@ -67,19 +56,6 @@ def sequential(paths: Iterable[Path], seconds: float) -> float | None:
             else:
                 left += stop - first
     return done / took / 1e6 if took and left <= most else None
-
-
-def _opened(paths: Iterable[Path]) -> Iterator[File]:
-    """One file after the other; whoever writes may have removed some."""
-    for path in paths:
-        try:
-            file = File.open(path, None)
-        except CorruptError:
-            continue
-        try:
-            yield file
-        finally:
-            file.close()
 
 
 def _stretches(file: File) -> Iterator[tuple[int, int]]:

@@ -10,8 +10,9 @@ from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import FailedError, SchemaError
 from mmreplay.mounts import file_system
 from mmreplay.ram import whole_nbytes
+from mmreplay.sizes import size
 from mmreplay.speed.advice import advice
-from mmreplay.speed.disk import cached_of, sequential, written_nbytes
+from mmreplay.speed.disk import sequential, written_nbytes
 from mmreplay.speed.draws import cold_rate, warm_rate
 from mmreplay.speed.report import LARGER, SpeedReport
 from mmreplay.storage.zarr_source import source_of
@@ -50,8 +51,7 @@ def measure_speed(
     """
     _check(path, batch_size, seconds)
     with ReplayBuffer.open(path) as buffer:
-        paths = _paths(buffer)
-        memory = replace(buffer.memory(), page_cache=cached_of(paths))
+        paths, memory = buffer.reading.paths, buffer.memory()
         compressed = buffer.zarr_path is not None
     nbytes = written_nbytes(paths)
     asked = unasked = disk = None
@@ -90,19 +90,11 @@ def _check(path: str | os.PathLike[str], batch_size: int, seconds: float) -> Non
         )
 
 
-def _paths(buffer: ReplayBuffer) -> list[Path]:
-    """Files that hold the rows, those of shards too."""
-    group = buffer.zarr_path
-    shards = [] if group is None else [p for p in group.rglob("c.*") if p.is_file()]
-    return [*(file.path for file in buffer.reading.files), *shards]
-
-
 def _too_small(nbytes: int) -> str:
     """Why so many bytes say nothing of the disk; empty where they do."""
     if nbytes >= SMALL_NBYTES:
         return ""
-    size, least = nbytes / (1 << 20), SMALL_NBYTES >> 20
     return (
-        f"the buffer is too small to say anything of the disk: {size:.1f} MiB, where "
-        f"{least} MiB would; nothing was measured cold"
+        f"the buffer is too small to say anything of the disk: {size(nbytes)}, where "
+        f"{size(SMALL_NBYTES)} would; nothing was measured cold"
     )

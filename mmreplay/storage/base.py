@@ -59,7 +59,11 @@ class Store(Protocol):
 
     @property
     def all_flags(self) -> NDArray[np.uint8]:
-        """uint8 ``[num_rows]``, flags of every row, as they are and will be."""
+        """uint8 ``[num_rows]``, flags of every row, as they are and will be.
+
+        Where they are read, not mapped: of those that `flags_between` gave, or `flags`
+        as new.
+        """
 
     def write(
         self, runs: Sequence[Run], columns: Columns, flags: NDArray[np.uint8]
@@ -173,8 +177,13 @@ class Store(Protocol):
             Bytes asked for; 0 where all seem to be in memory.
         """
 
-    def flags(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Flags of rows, uint8 of the shape of rows."""
+    def flags(self, rows: NDArray[np.int64], new: bool = False) -> NDArray[np.uint8]:
+        """Flags of rows, uint8 of the shape of rows.
+
+        Args:
+            rows: int64, of any shape.
+            new: `all_flags` has them from here on, as those of a stretch.
+        """
 
     def flags_between(self, env_id: int, first: int, stop: int) -> NDArray[np.uint8]:
         """Flags of positions ``[first, stop)`` of one environment."""

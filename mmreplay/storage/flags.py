@@ -20,12 +20,13 @@ class FlagReader(Protocol):
     """Flags of one store.
 
     Attributes:
-        every: uint8 ``[num_rows]``, of those rows whose stretch was asked for.
+        every: uint8 ``[num_rows]``, of those rows whose stretch was asked for, or that
+            were taken as new.
     """
 
     every: Flags
 
-    def take(self, rows: NDArray[np.int64]) -> Flags:
+    def take(self, rows: NDArray[np.int64], new: bool = False) -> Flags:
         """Flags of rows, of the shape of rows."""
 
     def between(self, ring: Ring, env_id: int, first: int, stop: int) -> Flags:
@@ -42,7 +43,7 @@ class MappedFlags:
         """Look through a mapping of the file."""
         self.every: Flags = np.frombuffer(mapping, np.uint8)
 
-    def take(self, rows: NDArray[np.int64]) -> Flags:
+    def take(self, rows: NDArray[np.int64], new: bool = False) -> Flags:
         """See `FlagReader.take`."""
         return self.every.take(rows)
 
@@ -56,10 +57,11 @@ class MappedFlags:
 
 
 class ReadFlags:
-    """Read with each stretch that is asked for, and kept; see `FlagReader`.
+    """Read when they are asked for, and kept; see `FlagReader`.
 
-    What draws look at is the episode index's, which asks for the stretch of every row
-    before it knows of it, and published flags never change.
+    What draws look at are those of the episode index, which asks for a stretch, or for
+    new rows, before it knows of them; and published flags never change. Nobody else
+    has them kept: who looks at old rows may have read them before they were replaced.
     """
 
     def __init__(self, file: File) -> None:
@@ -70,11 +72,13 @@ class ReadFlags:
         self.every.flags.writeable = False
         self._rows = ReadRows(file, np.dtype(np.uint8), (), "never")
 
-    def take(self, rows: NDArray[np.int64]) -> Flags:
+    def take(self, rows: NDArray[np.int64], new: bool = False) -> Flags:
         """See `FlagReader.take`."""
-        found = np.empty(rows.size, np.uint8)
-        self._rows.take(rows.reshape(-1), found)
-        return found.reshape(rows.shape)
+        found = np.empty(rows.shape, np.uint8)
+        self._rows.take(rows.reshape(-1), found.reshape(-1))
+        if new:
+            self._kept[rows] = found
+        return found
 
     def between(self, ring: Ring, env_id: int, first: int, stop: int) -> Flags:
         """See `FlagReader.between`."""

@@ -86,7 +86,7 @@ class GroupStore:
         """Flags of every row; see `Store.all_flags`."""
         return self._flags
 
-    def flags(self, rows: Ids) -> NDArray[np.uint8]:
+    def flags(self, rows: Ids, new: bool = False) -> NDArray[np.uint8]:
         """Flags of rows; see `Store.flags`."""
         return self._flags.take(rows)
 

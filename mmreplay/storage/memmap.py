@@ -316,9 +316,9 @@ class MemmapStore:
         """Flags of every row; see `Store.all_flags`."""
         return self._flags.every
 
-    def flags(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
+    def flags(self, rows: NDArray[np.int64], new: bool = False) -> NDArray[np.uint8]:
         """Flags of rows; see `Store.flags`."""
-        return self._flags.take(rows)
+        return self._flags.take(rows, new)
 
     def flags_between(self, env_id: int, first: int, stop: int) -> NDArray[np.uint8]:
         """Flags of a stretch; see `Store.flags_between`."""

@@ -96,7 +96,7 @@ class MemoryStore:
         """Flags of every row; see `Store.all_flags`."""
         return self._flags
 
-    def flags(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
+    def flags(self, rows: NDArray[np.int64], new: bool = False) -> NDArray[np.uint8]:
         """Flags of rows; see `Store.flags`."""
         return self._flags.take(rows)
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.files import File
+from mmreplay.storage import early
 from mmreplay.storage.policy import Advise
 
 SAMPLED_ROWS = 4
@@ -122,6 +123,8 @@ class Pages:
             return False
         if self._advise == "always":
             return True
+        if early.gathers():
+            return early.lacks(lambda: self._resident(rows, max(SAMPLED_ROWS, parts)))
         if self._cold_calls > 0:
             self._cold_calls -= 1
             return True

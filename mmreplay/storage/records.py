@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from mmreplay import kernels
 from mmreplay.ring import Ring
+from mmreplay.storage import early
 from mmreplay.storage.placement import Placement
 from mmreplay.storage.readers import MappedRows, RowReader
 from mmreplay.storage.recycler import Recycler
@@ -69,20 +70,25 @@ class Records:
             Records ``[N]``, with those after in fields that are called `after`, and
             bool ``[K, N]``, which flags each step has.
         """
-        if not self._rows.pages.warm():
-            self._prefetch(env_ids, positions, wide)
+        pages = self._rows.pages
+        waits = False
+        if not pages.warm():
+            # To get Python's lock back may take milliseconds, where others compute: it
+            # is kept unless pages are missing now, or were when a loader drew.
+            waits = self._prefetch(env_ids, positions, wide) > 0 or early.gathers()
         count = len(positions)
         out: NDArray[Any] = self._recycler.empty((count,), self._dtypes[wide])
         ends = np.empty((len(bits), count), BOOL)
         _steps.take(
             self._rows.array, self._stride, flags, env_ids, positions, heads,
-            *self._shape, bits, bare, out, ends,
+            *self._shape, bits, bare, out, ends, waits,
         )  # fmt: skip
         return out, ends
 
-    def _prefetch(self, env_ids: Ids, positions: Ids, wide: int) -> None:
+    def _prefetch(self, env_ids: Ids, positions: Ids, wide: int) -> int:
         rows = [self._ring.rows(env_ids, positions + ahead) for ahead in range(wide)]
-        self._rows.pages.prefetch(np.concatenate(rows))
+        # However long they are: they are copied out of the mapping, not read.
+        return self._rows.pages.prefetch(np.concatenate(rows))
 
 
 def after(path: str) -> str:

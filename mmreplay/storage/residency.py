@@ -6,15 +6,16 @@ import ctypes
 import mmap
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from mmreplay.errors import system_failure
+from mmreplay.errors import CorruptError, system_failure
 from mmreplay.files import File
 from mmreplay.mounts import file_system
+from mmreplay.sizes import size
 
 CACHESTAT = 451
 """The system call of Linux 6.5, the same number on every machine."""
@@ -46,25 +47,41 @@ class Memory:
     page_cache: int | None
 
     def __str__(self) -> str:
-        """Say it in MiB."""
-        cached = "unknown" if self.page_cache is None else _mib(self.page_cache)
+        """Say it in one line."""
+        cached = "unknown" if self.page_cache is None else size(self.page_cache)
         return (
-            f"{_mib(self.private)} private to the process, {_mib(self.shared)} shared "
-            f"of {_mib(self.mapped)} mapped, page cache {cached}"
+            f"{size(self.private)} private to the process, {size(self.shared)} shared "
+            f"of {size(self.mapped)} mapped, page cache {cached}"
         )
 
 
-def measure(files: Sequence[File]) -> Memory:
-    """Look up what open files, and this process, have in memory.
+def measure(paths: Sequence[Path]) -> Memory:
+    """Look up what files, and this process, have in memory.
 
-    Costs a look at every mapping of the process and, before Linux 6.5, at every page of
-    the files: some 10 ns each.
+    Costs a look at every mapping of the process, an opening of every file and, before
+    Linux 6.5, a look at every page of them: some 10 ns each.
+
+    Args:
+        paths: The files; those that are gone count for nothing.
     """
-    mapped, shared = _mapped({os.path.realpath(file.path) for file in files})
-    cached = [cached_nbytes(file, 0, file.nbytes) for file in files]
+    mapped, shared = _mapped({os.path.realpath(path) for path in paths})
+    cached = [cached_nbytes(file, 0, file.nbytes) for file in opened(paths)]
     known = [nbytes for nbytes in cached if nbytes is not None]
     total = sum(known) if len(known) == len(cached) else None
     return Memory(mapped, shared, _private(), total)
+
+
+def opened(paths: Iterable[Path]) -> Iterator[File]:
+    """Open files one after the other; a writer may have removed some meanwhile."""
+    for path in paths:
+        try:
+            file = File.open(path, None)
+        except CorruptError:
+            continue
+        try:
+            yield file
+        finally:
+            file.close()
 
 
 def _mapped(paths: set[str]) -> tuple[int, int]:
@@ -139,7 +156,3 @@ def _looked_at(file: File, first: int, stop: int) -> int:
     del every
     mapping.close()
     return min(count * mmap.PAGESIZE, stop - first)
-
-
-def _mib(nbytes: int) -> str:
-    return f"{nbytes / (1 << 20):,.1f} MiB"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from mmreplay.errors import FailedError, FullError, shortage
 from mmreplay.format.metadata import Metadata
-from mmreplay.ring import Run
+from mmreplay.ring import Run, runs
 from mmreplay.storage import zarr_group
 from mmreplay.storage.base import AsideError, Columns
 from mmreplay.storage.memmap import MemmapStore
@@ -225,16 +226,18 @@ class Sealing:
             if self.places.get(place) == number + 1:
                 free(self._tail, place * self.place_rows, self.place_rows)
 
-    def settle(self, first: Ids, stop: Ids, *, seal: bool) -> None:
+    def settle(self, first: Ids, stop: Ids, *, seal: bool, fresh: bool = False) -> None:
         """Say in the group what is alive, and how far of it shards hold.
 
         Args:
             first: int64 ``[E]``, oldest positions.
             stop: int64 ``[E]``, the next positions.
             seal: Seal every place that holds a row alive before.
+            fresh: Nobody had the others in a buffer.
         """
+        alive = self._alive(first, stop) if seal else []
         if seal:
-            self.seal_now(self._alive(first, stop))
+            self.seal_now(alive)
         self._sealer.drain()
         if self._sealer.failure is None:
             state = {
@@ -245,6 +248,37 @@ class Sealing:
             zarr_group.write_group(self._folder, self._metadata, state)
             self._told = True
             self.unsealed = seal and state["sealed"] != state["stop"]
+            if seal:
+                # Rows before the first in its block have space: they are summed.
+                block = self._ring.block_rows
+                kept = self._alive(first // block * block, stop) if fresh else None
+                # All is told and whole by now; a sync that failed the commit tells.
+                with suppress(OSError):
+                    self._give_back(stop, kept)
+
+    def _give_back(self, stop: Ids, alive: list[int] | None) -> None:
+        """Give back the space of places that are sealed, or were never written.
+
+        It is reserved by the piece, which may be longer than a place: that of others
+        was reserved again with it. What the ring has given up stays: where the power
+        fails now, the last commit may still have it.
+        """
+        size, ring = self.place_rows, self._ring
+        firsts = np.arange(0, ring.num_rows, size)
+        # What is given back is lost, and what says that shards hold it may not have
+        # reached the disk: a writer may have been killed between the two.
+        self.places.file.sync()
+        if alive is not None:
+            unwritten = ~np.isin(firsts // size, alive)
+        elif self._time_major:
+            unwritten = firsts // self._wide >= stop.max()
+        else:
+            unwritten = firsts % ring.slots >= stop[firsts // ring.slots]
+        with self.lock:
+            sealed = self.places.take(firsts // size) & 1 == 1
+            found = np.flatnonzero(sealed | unwritten)
+            for place, first, last in runs(found) if len(found) else []:
+                free(self._tail, place * size, (last - first) * size)
 
     def settle_last(self, first: Ids, stop: Ids, *, seal: bool) -> None:
         """The same; what fails keeps no row from a commit.

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.files import AHEAD_NBYTES
+from mmreplay.storage import early
 from mmreplay.storage.pages import COLD_CALLS, SAMPLED_ROWS, WARM_CALLS
 from mmreplay.storage.policy import Advise
 
@@ -100,13 +101,23 @@ class ChunksAhead:
         if self._warm_calls > 0:
             self._warm_calls -= 1
             return False
+        if early.gathers():
+            return early.lacks(lambda: not self._missing(rows, extents))
         if self._cold_calls > 0:
             self._cold_calls -= 1
             return True
-        some = rows[:: max(1, len(rows) // SAMPLED_ROWS)]
-        for pages, starts, _ in extents(some):
-            if not all(pages.cached(start) for start in starts.tolist()):
-                self._cold_calls = COLD_CALLS
-                return True
+        if self._missing(rows, extents):
+            self._cold_calls = COLD_CALLS
+            return True
         self._warm_calls = WARM_CALLS
         return False
+
+    @staticmethod
+    def _missing(rows: Ids, extents: Extents) -> bool:
+        """Whether a chunk of some of the rows is not in memory."""
+        some = rows[:: max(1, len(rows) // SAMPLED_ROWS)]
+        return not all(
+            pages.cached(start)
+            for pages, starts, _ in extents(some)
+            for start in starts.tolist()
+        )

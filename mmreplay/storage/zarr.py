@@ -7,7 +7,6 @@ is said by its place's number, which readers look at before and after they copy.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -108,7 +107,7 @@ class ZarrStore:
     def _write(self, runs: Sequence[Run], write: Callable[[], None]) -> None:
         sealing = self.sealing
         with sealing.lock:
-            sealing.take_over(runs, self.gather)
+            sealing.take_over(runs, self._fetched)
             write()
             full = sealing.filled(runs)
         sealing.seal_soon(full)
@@ -121,7 +120,7 @@ class ZarrStore:
         """Write the step taken; see `Store.write_step`."""
         sealing, place_rows = self.sealing, self._place_rows
         with sealing.lock:
-            sealing.take_over([(row, 0, 1)], self.gather)
+            sealing.take_over([(row, 0, 1)], self._fetched)
             self._tail.write_step(row, given, flags)
         if row % place_rows == place_rows - 1:
             sealing.seal_soon([row // place_rows])
@@ -170,6 +169,13 @@ class ZarrStore:
             "copied, expected them to last; the files are damaged: run mmreplay verify"
         )
 
+    def _fetched(
+        self, rows: Ids, paths: Sequence[str]
+    ) -> dict[str, NDArray[np.generic]]:
+        """Copy rows out that nobody has asked the disk for."""
+        self.prefetch(rows, paths)
+        return self.gather(rows, paths)
+
     def _copied(
         self, rows: Ids, places: Ids, numbers: Ids, within: Ids, paths: Sequence[str]
     ) -> dict[str, NDArray[np.generic]]:
@@ -187,7 +193,6 @@ class ZarrStore:
             out = self._recycler.empty((len(rows), *array.shape), array.dtype)
             into = out if not len(raw) else np.empty_like(out[: len(packed)])
             some = (array, places[packed], numbers[packed], within[packed])
-            self._reader.prefetch(*some)
             self._reader.take(*some, into)
             if len(raw):
                 out[packed], out[raw] = into, part[path]
@@ -206,7 +211,7 @@ class ZarrStore:
             FullError: No space is left to seal what is to be.
             FailedError: Files or memory were short.
         """
-        self.sealing.settle(first, stop, seal=seal)
+        self.sealing.settle(first, stop, seal=seal, fresh=True)
         self.sealing.tell(COPIED)
 
     def settle_last(self, tails: Ids, heads: Ids, *, seal: bool) -> None:
@@ -250,9 +255,9 @@ class ZarrStore:
         """Flags of every row; see `Store.all_flags`."""
         return self._tail.all_flags
 
-    def flags(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
+    def flags(self, rows: NDArray[np.int64], new: bool = False) -> NDArray[np.uint8]:
         """Flags of rows; see `Store.flags`."""
-        return self._tail.flags(rows)
+        return self._tail.flags(rows, new)
 
     def flags_between(self, env_id: int, first: int, stop: int) -> NDArray[np.uint8]:
         """Flags of a stretch; see `Store.flags_between`."""
@@ -303,13 +308,12 @@ class ZarrStore:
     def disk_nbytes(self) -> tuple[int, int]:
         """Return (apparent, allocated) bytes."""
         apparent, allocated = self._tail.disk_nbytes()
-        for folder, _, names in os.walk(self.path):
-            for name in [each for each in names if each.startswith("c.")]:
-                # The writer removes shards while others look.
-                with suppress(FileNotFoundError):
-                    status = os.stat(os.path.join(folder, name))
-                    apparent += status.st_size
-                    allocated += status.st_blocks * 512
+        for path in zarr_group.shards_in(self.path):
+            # The writer removes shards while others look.
+            with suppress(FileNotFoundError):
+                status = path.stat()
+                apparent += status.st_size
+                allocated += status.st_blocks * 512
         return apparent, allocated
 
     def compression(self, heads: Ids) -> dict[str, tuple[int, int]]:

@@ -7,6 +7,7 @@ more of the rows' flags.
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -224,6 +225,16 @@ def shard_name(array: ShardedArray, ring: Ring, place: int) -> str:
     env_id, step = (0, place) if array.shard[0] > 1 else divmod(place, per_env)
     tail = ".0" * len(array.shape)
     return f"{array.name}/c.{env_id}.{step}{tail}"
+
+
+def shards_in(folder: Path) -> list[Path]:
+    """Files of all shards in a group's folder; a writer may remove some meanwhile."""
+    return [
+        Path(within, name)
+        for within, _, names in os.walk(folder)
+        for name in names
+        if name.startswith("c.")
+    ]
 
 
 def _write(folder: Path, value: dict[str, Any]) -> None:

@@ -104,6 +104,7 @@ def unreadable(
         rows = rows[store.sealed(rows)]
         try:
             for at in range(0, len(rows), step):
+                store.prefetch(rows[at : at + step], paths)
                 store.gather(rows[at : at + step], paths)
         except (CorruptError, FailedError) as error:
             raise_if_out_of_files(error)

@@ -23,6 +23,16 @@ def disk(tmp_path):
     return tmp_path
 
 
+@pytest.mark.parametrize("kind", bench_cold.KINDS)
+def test_what_is_made_cold_is_rows(tmp_path, kind):
+    shape = replace(bench_cold.KINDS[kind], rows=2000)
+    side = bench_cold.filled(tmp_path / "ours", bench_cold.OURS, shape)
+    side.close()
+    (file,) = bench_cold.files_of_rows(tmp_path / "ours", shape)
+    assert file.stat().st_size >= shape.rows * np.prod(shape.row)
+    assert len([p for p in (tmp_path / "ours").rglob("*") if p.is_file()]) > 3
+
+
 @pytest.mark.slow
 def test_cold_batches_are_measured_beside_a_plain_memmap(disk):
     found = bench_cold.measure(disk, bench_cold.Sizes(40, 1), ["np_memmap"])
@@ -30,6 +40,9 @@ def test_cold_batches_are_measured_beside_a_plain_memmap(disk):
     for kind in found.values():
         assert kind["speedup"]["np_memmap"] > 0
         assert kind["over_the_best_threads"] > 0
+        assert kind["speedup_of_the_best_threads"].keys() == {
+            "mmreplay", *kind["speedup"]
+        }  # fmt: skip
         assert all(rate > 0 for rate in kind["mb_per_s"].values())
 
 

@@ -1,5 +1,7 @@
 """What is copied out of mapped records in one go is what the files' readers give."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,8 @@ import mmreplay as mr
 from mmreplay.errors import FailedError
 from mmreplay.files import File
 from mmreplay.nesting import unflatten
+from mmreplay.storage import early, records
+from mmreplay.storage.pages import Pages
 
 FIELDS = {
     "observation/a": mr.Field((3,), "float32"),
@@ -101,6 +105,60 @@ def test_pages_are_asked_for_where_they_are_to_be(
         for _ in range(30):
             assert reader.sample(5)["action"].shape == (5, 2)
     assert bool(found) == asked
+
+
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("advise", ["auto", "always", "never", "kernel"])
+def test_others_run_while_pages_have_to_be_waited_for(
+    tmp_path, rng, monkeypatch, advise, there
+):
+    filled(tmp_path, "stored", rng).close()
+    waits, take = set(), records._steps.take
+
+    def watched(*args):
+        waits.add(args[-1])
+        return take(*args)
+
+    kernel = SimpleNamespace(take=watched)
+    monkeypatch.setattr(records, "_steps", kernel)
+    monkeypatch.setattr(Pages, "holds", lambda self, offset: there)
+    with mr.ReplayBuffer.open(tmp_path, advise=advise) as reader:
+        for _ in range(30):
+            reader.sample(5)
+        # Nobody looks where it is "never" or "kernel", and all may well be in memory.
+        assert waits == {advise == "always" or (advise == "auto" and not there)}
+        # What a loader asked for is on its way, perhaps.
+        waits.clear()
+        with early.Gathering(True):
+            for _ in range(30):
+                reader.sample(5)
+    assert (True in waits) == (advise in ("auto", "always"))
+
+
+def test_long_records_are_asked_for_as_they_are_copied_not_read(
+    tmp_path, rng, monkeypatch
+):
+    """Fields of less than 4 KiB each, more together, in a batch of a MiB and more."""
+    field = mr.Field((500,), "float32")
+    schema = mr.Schema({"observation": dict.fromkeys("abc", field)})
+    rows = {name: rng.random((400, 500), np.float32) for name in "abc"}
+    with mr.ReplayBuffer.create(tmp_path, schema, 400) as buffer:
+        buffer.extend(observation=rows)
+        stride = buffer._parts.store.placement.stride
+    found = []
+    monkeypatch.setattr(File, "will_need", lambda self, *range_: found.append(range_))
+    monkeypatch.setattr(Pages, "holds", lambda self, offset: False)
+    with mr.ReplayBuffer.open(tmp_path) as reader:
+        for _ in range(10):
+            found.clear()
+            batch = reader.sample(256)
+            assert (batch["observation/a"] == rows["a"][batch.positions]).all()
+            wanted = batch.positions * stride
+            asked = np.array(found)
+            assert all(
+                ((asked[:, 0] <= at) & (at < asked.sum(axis=1))).any()
+                for at in wanted.tolist()
+            )
 
 
 def test_rows_that_are_read_are_no_records_at_hand(tmp_path, rng):

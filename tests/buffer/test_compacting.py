@@ -1,6 +1,7 @@
 """A buffer that was put into shards, or out of them, holds the same rows."""
 
 import json
+import mmap
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ import mmreplay as mr
 from mmreplay.buffer.compacting import compact
 from mmreplay.cli.exits import run
 from mmreplay.errors import FormatError, SchemaError
+from mmreplay.files import File
+from mmreplay.mounts import file_system
 from tests.buffer.test_zarr import SCHEMA, nested, same, steps
 
 
@@ -102,3 +105,65 @@ def test_the_command_says_what_it_made(source, tmp_path, capsys):
     assert run(["info", str(tmp_path / "b")]) == 0
     assert "compressed" in capsys.readouterr().out
     assert run(["compact", str(source), str(tmp_path / "d"), "--codec", "gzip"]) == 2
+
+
+@pytest.mark.parametrize("num_envs", [1, 6])
+@pytest.mark.parametrize("made_by", ["compact", "close"])
+def test_what_shards_hold_takes_no_space_beside_them(tmp_path, num_envs, made_by):
+    """Though it is reserved by the MiB, and places are smaller."""
+    if file_system(tmp_path) not in ("ext4", "xfs", "tmpfs"):
+        pytest.skip("holes may take space here")
+    fields = {"large": mr.Field((5000,), "uint8"), "small": mr.Field((9,), "int64")}
+    schema, path = mr.Schema(fields), tmp_path / "b"
+    engine = {"engine": "zarr"} if made_by == "close" else {}
+    with mr.ReplayBuffer.create(path, schema, 500, num_envs, **engine) as buffer:
+        for _ in range(9):
+            buffer.extend(
+                large=np.zeros((100, num_envs, 5000), np.uint8),
+                small=np.zeros((100, num_envs, 9), np.int64),
+            )
+    if made_by == "compact":
+        made = mr.compact(path, tmp_path / "c", codec="zstd")
+        assert made.nbytes < made.nbytes_before / 20
+        path = made.path
+    (folder,) = path.glob("data-*")
+    for name in ("records.bin", "f000.bin"):
+        # A page at the end may be cut.
+        assert (folder / name).stat().st_blocks * 512 <= mmap.PAGESIZE
+    with mr.ReplayBuffer.open(path, "r+") as buffer:
+        # Written to again, it has space again.
+        buffer.extend(
+            large=np.ones((100, num_envs, 5000), np.uint8),
+            small=np.ones((100, num_envs, 9), np.int64),
+        )
+        found = buffer.gather_all()
+        assert found["large"].sum() == 100 * num_envs * 5000
+        assert found["small"].sum() == 100 * num_envs * 9
+    assert mr.verify_buffer(path).ok
+
+
+def test_shards_are_known_to_hold_rows_before_their_space_beside_them_goes(
+    tmp_path, monkeypatch
+):
+    """A writer may have been killed between the two, and closing seals nothing then."""
+    schema, path, calls = (
+        mr.Schema({"x": mr.Field((5000,), "uint8")}),
+        tmp_path / "b",
+        [],
+    )
+    with mr.ReplayBuffer.create(path, schema, 500, engine="zarr") as buffer:
+        buffer.extend(x=np.zeros((300, 5000), np.uint8))
+
+    def noted(name, method):
+        def call(self, *given):
+            calls.append((name, self.path.name))
+            return method(self, *given)
+
+        return call
+
+    monkeypatch.setattr(File, "sync", noted("sync", File.sync))
+    monkeypatch.setattr(File, "punch", noted("punch", File.punch))
+    with mr.ReplayBuffer.open(path, "r+"):
+        calls.clear()
+    first = min(i for i, call in enumerate(calls) if call[0] == "punch")
+    assert ("sync", "places.bin") in calls[:first]

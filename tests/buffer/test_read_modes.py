@@ -59,6 +59,126 @@ def test_a_reader_follows_its_writer(tmp_path, mode):
     writer.close()
 
 
+ENDS = {
+    "observation": mr.Field((), "int64"),
+    "terminated": mr.Field((), "bool"),
+    "truncated": mr.Field((), "bool"),
+}
+
+
+def ending(first, count, num_envs):
+    """Steps ``[count, num_envs]`` whose ends follow from their numbers."""
+    number = np.arange(first, first + count)[:, None] * num_envs + np.arange(num_envs)
+    return {
+        "observation": number,
+        "terminated": number % 7 == 3,
+        "truncated": number % 11 == 5,
+    }
+
+
+def ends_well(batch, num_envs):
+    number = batch["observation"]
+    assert (number == batch.positions * num_envs + batch.env_ids).all()
+    terminated = number % 7 == 3
+    assert (batch["terminated"] == terminated).all()
+    assert (batch["truncated"] == (number % 11 == 5)).all()
+    assert (batch["next_observation"] == number + num_envs * ~terminated).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("layout", ["env_major", "time_major"])
+@pytest.mark.parametrize("num_envs", [1, 3])
+@pytest.mark.parametrize("engine", ["memmap", "zarr"])
+def test_ends_are_those_of_the_steps_however_they_come(
+    tmp_path, rng, mode, layout, num_envs, engine
+):
+    """One by one, in blocks, of some environments, over several laps."""
+    schema, path, sampler = mr.Schema(ENDS), tmp_path / "b", mr.UniformSampler(0)
+    made = {"layout": layout, "engine": engine, "commit_every": None}
+    with (
+        mr.ReplayBuffer.create(path, schema, 40, num_envs, **made) as writer,
+        mr.ReplayBuffer.open(path, read_mode=mode, sampler=sampler) as reader,
+    ):
+        writer.extend(ending(0, 3, num_envs))
+        first = 3
+        while first < 300:
+            for _ in range(rng.integers(1, 4)):
+                # As most do: one step of each environment, and a draw.
+                count = int(rng.choice([1, 1, 1, 5]))
+                writer.extend(ending(first, count, num_envs))
+                first += count
+            ends_well(reader.sample(30), num_envs)
+            assert legal(reader) == legal(writer)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("num_envs", [1, 3])
+@pytest.mark.parametrize("change", ["resize", "add_field"])
+def test_ends_are_those_of_steps_drawn_before_their_ring_was_replaced(
+    tmp_path, mode, num_envs, change
+):
+    """As a loader's threads have them, which gather what was drawn ahead."""
+    path, sampler = tmp_path / "b", mr.UniformSampler(0)
+    with (
+        mr.ReplayBuffer.create(path, mr.Schema(ENDS), 40, num_envs) as writer,
+        mr.ReplayBuffer.open(path, read_mode=mode, sampler=sampler) as reader,
+    ):
+        # The last steps terminate, and nothing follows.
+        writer.extend(ending(0, 45, num_envs))
+        steps_of = reader.reading.drawing
+        drawn = [steps_of.ahead(sampler, 50) for _ in range(2)]
+        if change == "resize":
+            writer.resize(60)
+        else:
+            writer.add_field("more", mr.Field((), "int8"), 0)
+        assert reader.capacity == writer.capacity
+        assert reader.reading.drawing is not steps_of
+        for each in drawn:
+            batch = reader.reading.drawing.finish(sampler, each)
+            assert (batch.positions == each.draw.positions).all()
+            ends_well(batch, num_envs)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_came_after_a_draw_is_no_final_row_of_the_lap_before(tmp_path, rng, mode):
+    """Terminated steps go on in a final row where there is one, else in themselves."""
+    path, sampler = tmp_path / "b", mr.RecentSampler(4, 0.9, seed=0)
+    finals, ends = {}, {}
+    with (
+        mr.ReplayBuffer.create(
+            path, mr.Schema(ENDS), 20, autoreset="same_step", commit_every=None
+        ) as writer,
+        mr.ReplayBuffer.open(path, read_mode=mode, sampler=sampler) as reader,
+    ):
+
+        def add():
+            at = int(writer.heads[0])
+            ends[at] = bool(rng.random() < 0.4)
+            finals[at] = ends[at] and bool(rng.random() < 0.5)
+            final = {"final_observation": np.int64(-at - 1)} if finals[at] else {}
+            writer.add(
+                observation=np.int64(at), terminated=ends[at], truncated=False, **final
+            )
+
+        def after(at):
+            if not ends[at]:
+                return at + 1
+            return -at - 1 if finals[at] else at
+
+        for _ in range(10):
+            add()
+        for _ in range(300):
+            drawn = reader.reading.drawing.ahead(sampler, 8)
+            for _ in range(rng.integers(1, 3)):
+                add()
+            # As another thread does that draws, or checks what it read.
+            reader.view.refresh()
+            batch = reader.reading.drawing.finish(sampler, drawn)
+            positions = batch.positions.tolist()
+            assert batch["terminated"].tolist() == [ends[at] for at in positions]
+            assert batch["next_observation"].tolist() == [after(p) for p in positions]
+
+
 def test_a_shard_that_a_file_server_lost_is_read_where_its_rows_are_now(
     tmp_path, monkeypatch
 ):
@@ -138,6 +258,25 @@ def test_memory_of_a_buffer_is_counted(tmp_path):
     assert after.private > 0
     assert "MiB private to the process" in str(after)
     buffer.close()
+
+
+def test_memory_of_a_compressed_buffer_counts_its_shards(tmp_path):
+    noise = np.random.default_rng(0).integers(0, 255, (1000, 64, 64, 4), np.uint8)
+    schema = mr.Schema({"pixels": mr.Field((64, 64, 4), "uint8")})
+    with mr.ReplayBuffer.create(tmp_path / "b", schema, 1000, engine="zarr") as buffer:
+        buffer.extend(pixels=noise)
+    with mr.ReplayBuffer.open(tmp_path / "b") as buffer:
+        before = buffer.memory()
+        assert before.page_cache >= 0.95 * noise.nbytes
+        buffer.sample(2000)
+        after = buffer.memory()
+        # Shards are mapped when they are first read.
+        assert after.mapped - before.mapped >= noise.nbytes
+        assert after.shared - before.shared > 0.8 * noise.nbytes * (1 - np.exp(-2))
+        for path in buffer.zarr_path.rglob("c.*"):
+            path.unlink()
+        # A writer removes shards, and whoever mapped them keeps them.
+        assert buffer.memory().page_cache <= before.page_cache - noise.nbytes
 
 
 def test_a_buffer_in_ram_maps_nothing():

@@ -1,7 +1,10 @@
 """Arguments, states and modes that do not go: said by name, and nothing changes."""
 
+from enum import Enum
+
 import numpy as np
 import pytest
+from gymnasium.vector import AutoresetMode
 
 import mmreplay as mr
 from mmreplay.errors import (
@@ -158,3 +161,37 @@ def test_statistics_that_are_no_json_leave_the_old_ones(tmp_path, value):
         twin.buffer.set_statistics(value)
     assert twin.buffer.statistics == {"mean": 1.5}
     twin.buffer.close()
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_a_vector_environments_own_word_is_taken(tmp_path, mode):
+    schema = mr.Schema({"a": mr.Field((), "int8")})
+    made = {"autoreset": mode, "num_envs": 2}
+    with mr.ReplayBuffer.create(tmp_path / "b", schema, 10, **made) as buffer:
+        assert buffer.autoreset == mode.name.lower()
+    assert mr.ReplayBuffer.open(tmp_path / "b").autoreset == mode.name.lower()
+
+
+def test_another_enum_is_refused_by_its_name(tmp_path):
+    class Mode(Enum):
+        LATER = 1
+
+    schema = mr.Schema({"a": mr.Field((), "int8")})
+    with pytest.raises(SchemaError, match="autoreset: got 'later', expected one of"):
+        mr.ReplayBuffer.create(tmp_path / "b", schema, 10, autoreset=Mode.LATER)
+
+
+def test_priorities_of_indices_are_told_what_is_wanted():
+    sampler = mr.PrioritizedSampler(seed=0)
+    made = {"engine": "memory", "sampler": sampler}
+    schema = mr.Schema({"a": mr.Field((), "int8")})
+    with mr.ReplayBuffer.create(None, schema, 10, **made) as buffer:
+        buffer.extend(a=np.zeros(5, np.int8))
+        batch = buffer.sample(3)
+        with pytest.raises(
+            SchemaError,
+            match="update_priorities: got ndarray, expected the batch that sample "
+            r"gave, .*; pass update_priorities\(batch, values\)",
+        ):
+            buffer.update_priorities(batch.positions, np.ones(3))
+        assert buffer.update_priorities(batch, np.ones(3)) == 0

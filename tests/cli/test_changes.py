@@ -157,6 +157,17 @@ def test_record_plays_a_policy_of_the_users(facts, tmp_path, monkeypatch):
     assert (found["min"], found["max"]) == (1, 1)
 
 
+def test_record_says_before_it_begins_that_a_ring_keeps_fewer(cli, tmp_path):
+    path = tmp_path / "cart"
+    for steps in (50, 40):
+        assert cli("record", "CartPole-v1", path, "--steps", steps)[::2] == (0, "")
+    assert cli("record", "CartPole-v1", path, "--steps", 2000)[::2] == (
+        0,
+        f"mmreplay: {path} holds 102 rows: the newest of these 2,000 steps will stay; "
+        "mmreplay resize makes room\n",
+    )
+
+
 def test_record_says_where_the_ring_keeps_fewer(cli, facts, tmp_path):
     pytest.importorskip("gymnasium")
     told = [

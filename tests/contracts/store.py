@@ -103,6 +103,9 @@ class StoreContract:
             for path, array in store.gather(asked, KEPT).items():
                 assert (bits(array) == bits(twin[path][asked])).all(), path
             assert (store.flags(asked) == flags[asked]).all()
+            # Kept from here on, whatever was known of other rows.
+            assert (store.flags(rows, new=True) == marks).all()
+            assert (store.all_flags[rows] == marks).all()
         every = np.arange(ring.num_rows)
         for path, array in store.gather(every, KEPT).items():
             assert (bits(array) == bits(twin[path])).all(), path

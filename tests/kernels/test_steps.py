@@ -1,5 +1,8 @@
 """Steps are drawn, judged and placed alike in C, in numpy, and by counting."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -124,7 +127,7 @@ def test_a_slot_is_what_is_left_of_a_position_however_high(kernel, slots, lap, s
 @pytest.mark.parametrize("wide", [1, 2])
 @given(ring=rings(), seed=st.integers(0, 1 << 32), count=st.integers(0, 600))
 def test_steps_are_taken_as_they_are_placed(kernel, wide, ring, seed, count):
-    rng = random(seed)
+    rng, waits = random(seed), seed % 2 == 1
     flags = rng.integers(0, 64, ring.num_rows).astype(np.uint8)
     records = rng.integers(0, 256, (ring.num_rows, 11)).astype(np.uint8)
     steps = (*places(ring, count, rng), rng.integers(0, 45, ring.num_envs))
@@ -132,7 +135,7 @@ def test_steps_are_taken_as_they_are_placed(kernel, wide, ring, seed, count):
     wanted, ends = np.empty((2, 2, count), bool)
     kernel.place(flags, *steps, *ring.shape, BITS, True, rows, wanted)
     out = np.empty((wide * count, 11), np.uint8)
-    kernel.take(records, 11, flags, *steps, *ring.shape, BITS, True, out, ends)
+    kernel.take(records, 11, flags, *steps, *ring.shape, BITS, True, out, ends, waits)
     assert ends.tolist() == wanted.tolist()
     assert out.tolist() == records[rows.reshape(-1)].tolist()
 
@@ -185,8 +188,48 @@ def test_a_batch_during_which_others_run_is_whole():
     flags, some = np.zeros(9, np.uint8), np.zeros(5000, np.int64)
     out, ends = np.empty((5000, 4), np.uint8), np.empty((2, 5000), bool)
     where = (flags, some, some, some[:1], 9, 1, False, BITS, False)
-    C.take(np.arange(36, dtype=np.uint8), 4, *where, out, ends)
+    C.take(np.arange(36, dtype=np.uint8), 4, *where, out, ends, False)
     assert (out == np.arange(4)).all()
+
+
+BESIDE = """
+import gc, sys, threading
+import numpy as np
+from mmreplay import kernels
+
+take = kernels.choose("steps", "c").module.take
+some, stride, waits = np.zeros(1000, np.int64), 8192, sys.argv[1] == "True"
+record, ends = np.zeros(stride, np.uint8), np.empty((2, 1000), bool)
+out = np.empty((1000, stride), np.uint8)
+where = np.zeros(1, np.uint8), some, some, some[:1], 1, 1, False, bytes(2), False
+gate, ran = threading.Lock(), []
+
+def other():
+    with gate:
+        ran.append(True)
+
+# From here on a thread runs only where the other one lets it. Others would where
+# garbage is collected (files are closed), arrays are made, or a third one wants to run.
+gc.disable()
+sys.setswitchinterval(1000)
+with gate:
+    threading.Thread(target=other).start()
+for _ in range(1000 if waits else 20):
+    take(record, stride, *where, out, ends, waits)
+    if ran:
+        break
+print(bool(ran))
+"""
+
+
+@pytest.mark.skipif(C is twin, reason="the kernels in C are not built")
+@pytest.mark.parametrize("waits", [False, True])
+def test_others_run_beside_a_short_batch_where_it_waits_for_pages(waits):
+    told = subprocess.run(
+        [sys.executable, "-c", BESIDE, str(waits)],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert told == f"{waits}\n"
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -256,14 +299,14 @@ def refusals_of_columns():
     one, two, ring = np.zeros(1, np.int64), np.zeros(2, np.int64), (3, 2, False)
     records, whole = np.zeros((6, 4), np.uint8), np.zeros((1, 4), np.uint8)
     at = (flags, one, one, two, *ring, BITS, False)
-    yield "take", (records, 4, *at, whole[:, :3].copy(), ends)
-    yield "take", (records, 4, *at, np.zeros((3, 4), np.uint8), ends)
-    yield "take", (records[:5], 4, *at, whole, ends)
-    yield "take", (records, 0, *at, whole, ends)
-    yield "take", (records, 1 << 62, *at, whole, ends)
-    yield "take", (records, 4, flags, one - 1, *at[2:], whole, ends)
-    yield "take", (records, 4, flags[:5], *at[1:], whole, ends)
-    yield "take", (records, 4, *at, whole, ends[:1].copy())
+    yield "take", (records, 4, *at, whole[:, :3].copy(), ends, False)
+    yield "take", (records, 4, *at, np.zeros((3, 4), np.uint8), ends, False)
+    yield "take", (records[:5], 4, *at, whole, ends, False)
+    yield "take", (records, 0, *at, whole, ends, False)
+    yield "take", (records, 1 << 62, *at, whole, ends, False)
+    yield "take", (records, 4, flags, one - 1, *at[2:], whole, ends, False)
+    yield "take", (records, 4, flags[:5], *at[1:], whole, ends, False)
+    yield "take", (records, 4, *at, whole, ends[:1].copy(), False)
     column, number, spans = np.zeros(6, np.float32), np.ones(1, np.float32), (two, two)
     yield "store", (column[:5], one, one, number, *spans, *ring, one)
     yield "store", (column, one, two, number, *spans, *ring, one)
@@ -333,7 +376,7 @@ def test_c_counts_its_arguments_and_wants_arrays(name):
     with pytest.raises(TypeError, match=rf"{name}: got 1 arguments, expected \d+"):
         getattr(C, name)(1)
     counts = {"shares": 3, "pick": 6, "legal": 8, "place": 11, "unplace": 7}
-    counts |= {"take": 13, "store": 10, "split": 6}
+    counts |= {"take": 14, "store": 10, "split": 6}
     count = counts.get(name, 12)
     with pytest.raises(TypeError):
         getattr(C, name)(*["x"] * count)

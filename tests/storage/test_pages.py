@@ -2,6 +2,7 @@
 
 import errno
 import os
+import threading
 import time
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from mmreplay.errors import FailedError
 from mmreplay.files import AHEAD_NBYTES, File
+from mmreplay.storage import early
 from mmreplay.storage import pages as module
 from mmreplay.storage.pages import (
     COLD_CALLS,
@@ -109,6 +111,62 @@ def test_one_missing_page_has_batches_asked_for_without_a_look(file, monkeypatch
     count = len(found)
     assert pages.prefetch(rows) == 0
     assert len(found) == count
+
+
+def test_what_was_asked_for_when_drawn_tells_of_itself_alone(file, monkeypatch):
+    found, there = asked(file, monkeypatch), set()
+    pages = Pages(file, 100)
+    monkeypatch.setattr(pages, "holds", lambda offset: offset // 4096 in there)
+    for draw in range(3 * COLD_CALLS):
+        # Pages of no other draw; they are in memory before anybody takes them.
+        rows = np.arange(41 * draw, 20_000, 4000)
+        assert pages.prefetch(rows) > 0, draw
+        there, count = pages_of(rows.tolist(), 100), len(found)
+        with early.Gathering(True):
+            assert pages.prefetch(rows, now=True) == 0
+            assert len(found) == count
+            # What nobody asked for is asked for, also by who gathers.
+            assert pages.prefetch(rows + 2000, now=True) > 0
+    assert not early.gathers()
+    there = set(range(1000))
+    left = [pages.prefetch(rows, now=True) for _ in range(COLD_CALLS + 1)]
+    assert left[-1] == 0
+
+
+def test_the_rest_of_a_gather_is_asked_for_once_some_of_it_was_missing(
+    file, monkeypatch
+):
+    asked(file, monkeypatch)
+    pages, there = Pages(file, 100), set(range(100))
+    monkeypatch.setattr(pages, "holds", lambda offset: offset // 4096 in there)
+    some = np.arange(0, 4000, 400)
+    with early.Gathering(True):
+        assert pages.prefetch(some) == 0
+        assert pages.prefetch(some + 10_000) > 0
+        # A few missing ones among many are seldom among those looked at.
+        assert pages.prefetch(some) > 0
+    with early.Gathering(True):
+        assert pages.prefetch(some) == 0
+
+
+def test_who_gathers_what_was_asked_for_is_known_by_thread_and_by_call():
+    found = []
+    with early.Gathering(True):
+        assert early.lacks(lambda: False)
+        # A transform may draw from another loader, which looks for itself.
+        with early.Gathering(False):
+            assert not early.gathers()
+        with early.Gathering(True):
+            assert not early.lacks(lambda: True)
+        assert early.gathers()
+        assert early.lacks(lambda: True)
+        other = threading.Thread(target=lambda: found.append(early.gathers()))
+        other.start()
+        other.join()
+    assert found == [False]
+    with pytest.raises(KeyboardInterrupt), early.Gathering(True):
+        raise KeyboardInterrupt
+    assert not early.gathers()
 
 
 def test_small_rows_that_are_there_are_looked_at_now_and_then(file, monkeypatch):

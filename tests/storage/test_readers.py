@@ -2,6 +2,7 @@
 
 import os
 import resource
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from mmreplay.storage import readers
 from mmreplay.storage.memmap import MemmapStore
 from mmreplay.storage.pages import COLD_CALLS, LONG_NBYTES
 from mmreplay.storage.policy import ReadPolicy
-from mmreplay.storage.readers import PIECE_NBYTES, MappedRows, ReadRows
+from mmreplay.storage.readers import PIECE_NBYTES, TRIES, MappedRows, ReadRows
 from tests.contracts.store import KEPT, SCHEMA, StoreContract
 
 PREAD = ReadPolicy("pread")
@@ -161,7 +162,8 @@ def test_many_long_rows_are_copied_or_read_where_pages_were_missing(
         out = np.empty((MANY, *LONG), np.uint8)
         assert rows.take(wanted, out) is out
         assert (out == values[wanted]).all()
-    assert found == 2 * (["read_rows"] if missing else ["copy_rows"])
+    # Of what is there one is copied in either way, to see which is sooner.
+    assert found == (2 * ["read_rows"] if missing else ["copy_rows"])
 
 
 def test_rows_are_copied_again_when_all_are_there(long_rows, monkeypatch):
@@ -176,6 +178,51 @@ def test_rows_are_copied_again_when_all_are_there(long_rows, monkeypatch):
         rows.pages.prefetch(wanted)
     rows.take(wanted, out)
     assert found == (COLD_CALLS + 1) * ["read_rows"] + ["copy_rows"]
+
+
+def test_the_way_past_the_caches_is_gone_where_it_is_sooner(
+    long_rows, rng, monkeypatch
+):
+    rows, values = long_rows
+    found, clock = ways(monkeypatch), [0.0]
+    monkeypatch.setattr(readers, "perf_counter", lambda: clock[0])
+    took = {True: 2.0, False: 3.0}
+    copy, take = readers._copies, rows._taken
+
+    def slowed(past, method):
+        def call(*given):
+            clock[0] += took[past]
+            return method(*given)
+
+        return call
+
+    spied = SimpleNamespace(copy_rows=slowed(True, copy.copy_rows))
+    monkeypatch.setattr(readers, "_copies", spied)
+    monkeypatch.setattr(rows, "_taken", slowed(False, take))
+    monkeypatch.setattr(readers, "EVERY", 20)
+    out = np.empty((MANY, *LONG), np.uint8)
+    for sooner in (True, False, True):
+        found.clear()
+        for _ in range(20):
+            wanted = rng.integers(2 * MANY, size=MANY)
+            assert rows.take(wanted, out) is out
+            assert (out == values[wanted]).all()
+        assert found == (TRIES + (20 - 2 * TRIES) * sooner) * ["copy_rows"]
+        took = {True: took[False], False: took[True]}
+
+
+@pytest.mark.parametrize("past_is_sooner", [True, False])
+@pytest.mark.parametrize("takes", [1, 2, 3])
+def test_either_way_is_tried_on_steps_and_on_those_after(takes, past_is_sooner):
+    """Those after are copied in less time: their pages were just looked at."""
+    sooner, went = readers.Sooner(), []
+    for number in range(readers.EVERY):
+        past = sooner.past()
+        went.append(past)
+        seconds = 1.0 if number % takes == 0 else 0.65
+        sooner.note(past, seconds * (0.8 if past == past_is_sooner else 1.0))
+    assert went[: 2 * TRIES].count(True) == TRIES
+    assert set(went[2 * TRIES :]) == {past_is_sooner}
 
 
 def test_few_rows_and_small_ones_are_taken_as_they_are(long_rows, monkeypatch):

@@ -3,6 +3,7 @@
 import mmap
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,8 +11,14 @@ import pytest
 import mmreplay as mr
 from mmreplay.errors import CorruptError
 from mmreplay.files import File
-from mmreplay.storage import beside, shards
-from mmreplay.storage.shard_pages import AHEAD_NBYTES, GAP_NBYTES, ChunkPages
+from mmreplay.storage import beside, early, shards
+from mmreplay.storage.pages import COLD_CALLS
+from mmreplay.storage.shard_pages import (
+    AHEAD_NBYTES,
+    GAP_NBYTES,
+    ChunkPages,
+    ChunksAhead,
+)
 from tools.torture.disks import QuickDisk, using
 
 SHAPE = (64, 80, 4)
@@ -165,3 +172,50 @@ def test_missing_chunks_are_asked_for_as_the_policy_says(made, advise, rng):
         again = [store.prefetch(rows, ["pixels"]) for _ in range(60)]
         # What is there is asked for no more, but for some calls after a miss.
         assert (again[-1] > 0) == (advise == "always")
+
+
+def test_chunks_asked_for_when_drawn_tell_of_themselves_alone():
+    there, asked = set(), []
+    pages = SimpleNamespace(
+        cached=lambda start: start in there,
+        ask=lambda starts, stops: asked.append(starts) or int((stops - starts).sum()),
+    )
+    ahead = ChunksAhead("auto")
+
+    def extents(rows):
+        yield pages, 100 * rows, 100 * rows + 50
+
+    for draw in range(3 * COLD_CALLS):
+        rows = np.arange(draw, 1000, 100)
+        assert ahead.ask(rows, extents) == 500, draw
+        # In memory before anybody takes them; of the next draw nothing is.
+        there, count = set((100 * rows).tolist()), len(asked)
+        with early.Gathering(True):
+            assert ahead.ask(rows, extents) == 0
+            assert len(asked) == count
+            assert ahead.ask(rows + 1, extents) == 500
+
+
+def test_rows_that_go_back_to_the_tail_are_asked_for_before_they_are_read(
+    tmp_path, monkeypatch
+):
+    """All of a place is read by the first add after it was sealed half full."""
+    schema = mr.Schema({"pixels": mr.Field(SHAPE, "uint8")})
+    made = {"engine": "zarr"}
+    with mr.ReplayBuffer.create(tmp_path / "b", schema, 100, **made) as buffer:
+        buffer.extend(pixels=np.ones((20, *SHAPE), np.uint8))
+    asked, read = [], []
+    take = shards.ShardReader.take
+
+    def taken(self, *given):
+        read.append(len(asked))
+        return take(self, *given)
+
+    monkeypatch.setattr(shards.ShardReader, "take", taken)
+    monkeypatch.setattr(ChunkPages, "cached", lambda *_: False)
+    monkeypatch.setattr(ChunkPages, "ask", lambda *ranges: asked.append(ranges) or 1)
+    with mr.ReplayBuffer.open(tmp_path / "b", "r+") as buffer:
+        assert not asked
+        buffer.add(pixels=np.zeros(SHAPE, np.uint8))
+        assert read[0] > 0
+        assert (buffer.get_field("pixels", 0, np.arange(20)) == 1).all()

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import warnings
 from contextlib import suppress
 from unittest import mock
 
@@ -11,6 +12,7 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.cli.exits import run
 from mmreplay.errors import FailedError, FormatError, FullError
 from mmreplay.files import Disk
 from mmreplay.storage.places import Places
@@ -391,3 +393,98 @@ def test_a_newest_row_that_ends_a_page_is_drawn_where_not_a_page_is_left(
         assert newest["terminated"].all()
         assert newest["next_observation"].tolist() == [steps - 1, steps - 1]
         buffer.sample(100)
+
+
+def copied(copy, source, target):
+    """Make another buffer of one."""
+    if copy == "snapshot":
+        with ReplayBuffer.open(source) as buffer:
+            buffer.snapshot(target)
+    elif copy == "compact":
+        mr.compact(source, target, codec=None)
+    else:
+        mr.repair(source, target)
+
+
+@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("copy", ["snapshot", "compact", "repair"])
+def test_a_copy_that_does_not_fit_leaves_the_disk_as_it_was(
+    disk, tmp_path, copy, there
+):
+    schema = mr.Schema({"pixels": mr.Field((PAGE,), "uint8")})
+    source, target, tried = tmp_path / "source", disk / "copy", 0
+    with ReplayBuffer.create(source, schema, 40) as buffer:
+        buffer.extend(pixels=np.ones((40, PAGE), np.uint8))
+    if there:
+        target.mkdir()
+
+    with mock.patch("mmreplay.files.disk", Unsynced()):
+        for pages in (0, 1, 2, 5, 20, 35):
+            leave(disk, pages)
+            before = os.statvfs(disk).f_bfree
+            with pytest.raises((FullError, FailedError), match="space"):
+                copied(copy, source, target)
+            tried += 1
+            # A lock that found no room has made its file, and nobody knows whose it is.
+            assert target.exists() == there or pages <= 2
+            assert {p.name for p in target.glob("*")} <= {"LOCK"}
+            # A lock, and what a folder grew by, may stay.
+            assert os.statvfs(disk).f_bfree >= before - 2
+            if not there:
+                shutil.rmtree(target, ignore_errors=True)
+        os.remove(disk / "filler")
+        copied(copy, source, target)
+    with ReplayBuffer.open(target) as buffer:
+        assert len(buffer) == 40
+    assert tried == 6
+
+
+@pytest.mark.parametrize("copy", ["snapshot", "compact", "repair"])
+def test_a_copy_that_fails_removes_nothing_that_was_there(disk, tmp_path, copy):
+    """Such names are a buffer's own, or that of one which lost its metadata.json."""
+    schema = mr.Schema({"pixels": mr.Field((PAGE,), "uint8")})
+    source, target = tmp_path / "source", disk / "copy"
+    with ReplayBuffer.create(source, schema, 40) as buffer:
+        buffer.extend(pixels=np.ones((40, PAGE), np.uint8))
+    (target / "data-000007").mkdir(parents=True)
+    (target / "data-000007" / "f000.bin").write_bytes(b"rows")
+    (target / "data-2024.csv").write_bytes(b"a,b")
+    leave(disk, 8)
+    with pytest.raises((FullError, FailedError), match="space"):
+        copied(copy, source, target)
+    assert (target / "data-000007" / "f000.bin").read_bytes() == b"rows"
+    assert (target / "data-2024.csv").read_bytes() == b"a,b"
+    assert {p.name for p in target.iterdir()} <= {
+        "LOCK", "data-000007", "data-2024.csv",
+    }  # fmt: skip
+
+
+def test_a_resize_says_how_much_room_it_lacks_and_changes_nothing(disk):
+    schema = mr.Schema({"pixels": mr.Field((PAGE,), "uint8")})
+    with (
+        mock.patch("mmreplay.files.disk", Unsynced()),
+        ReplayBuffer.create(disk / "b", schema, 100) as buffer,
+    ):
+        buffer.extend(pixels=np.ones((100, PAGE), np.uint8))
+        leave(disk, 50)
+        with pytest.raises(
+            FullError,
+            match=r"b: no space left to copy the rows that stay before the others "
+            r"go, got \d+.\d\d KiB, expected 3\d\d.\d\d KiB free on its disk; "
+            "nothing was changed: free some space, or keep fewer rows",
+        ):
+            buffer.resize(90)
+        assert (buffer.capacity, len(buffer)) == (100, 100)
+        buffer.resize(20)
+        assert (buffer.capacity, len(buffer)) == (20, 20)
+
+
+def test_a_recording_that_filled_the_disk_says_what_it_kept(disk, capsys):
+    # Some pages for locks and folders, and for steps.
+    leave(disk, 40)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        code = run(["record", "CartPole-v1", str(disk / "b"), "--steps", "30000"])
+    assert code == 1
+    told = capsys.readouterr().err
+    assert f"; steps before are kept; mmreplay info {disk / 'b'} counts them" in told

@@ -172,7 +172,7 @@ class Actor:
             buffer.commit()
         count = int(self._rng.integers(1, 30))
         first = int(buffer.heads[0])
-        buffer.extend(block(self._rng, first, count, buffer.num_envs))
+        buffer.extend(block(first, count, buffer.num_envs))
 
     def stop(self) -> None:
         """End it, and raise what failed in it."""

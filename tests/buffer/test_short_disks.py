@@ -1,0 +1,190 @@
+"""Rings that their disk cannot hold: told before there is a row."""
+
+import re
+import shutil
+import warnings
+from collections import namedtuple
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay.cli.exits import run
+from mmreplay.errors import FullWarning
+from mmreplay.plan import plan_buffer
+
+SCHEMA = mr.Schema(
+    {"pixels": mr.Field((8192,), "uint8"), "action": mr.Field((), "int64")}
+)
+Usage = namedtuple("Usage", "total used free")
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    """A disk with as much room as is put into it."""
+    room = {"free": 0}
+    usage = lambda path: Usage(room["free"] + 1, 1, room["free"])  # noqa: E731
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    return room
+
+
+def create(path, capacity=1000, **options):
+    return mr.ReplayBuffer.create(path, SCHEMA, capacity, **options)
+
+
+def files_nbytes(path):
+    return sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
+
+
+@pytest.fixture
+def told():
+    """What a call warns of, in whose line."""
+
+    def call(method, *args, **options):
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            made = method(*args, **options)
+        assert {w.category for w in found} <= {FullWarning}
+        assert {w.filename for w in found} <= {__file__}
+        return made, [str(w.message) for w in found]
+
+    return call
+
+
+def test_a_ring_larger_than_its_disk_is_told_of(tmp_path, disk, told):
+    path = tmp_path / "not" / "there"
+    disk["free"] = 3 << 20
+    with pytest.warns(
+        FullWarning,
+        match=rf"{re.escape(str(path))}: the ring takes 8\.\d\d MiB when it is full, "
+        r"expected 8\.\d\d MiB free on its disk for what is to come, got 3.00 MiB; "
+        "adds will raise FullError where that ends: make room, or choose a smaller "
+        r"capacity \(mmreplay plan says what one takes\)",
+    ) as warned:
+        create(path).close()
+    assert warned[0].filename == __file__
+
+
+def test_one_that_fits_to_the_byte_is_not(tmp_path, disk, told):
+    planned = plan_buffer(SCHEMA, 1000)
+    disk["free"] = planned.nbytes - planned.commit_nbytes
+    buffer, warned = told(create, tmp_path / "a")
+    buffer.close()
+    assert warned == []
+    disk["free"] -= 1
+    buffer, warned = told(create, tmp_path / "b")
+    buffer.close()
+    assert len(warned) == 1
+    assert files_nbytes(tmp_path / "a") >= disk["free"]
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_rows_that_are_there_need_no_room(tmp_path, disk, num_envs):
+    """Each of a lap and a half takes what is asked for by one row less."""
+    disk["free"] = 1 << 40
+    with create(tmp_path / "a", 10, num_envs=num_envs) as buffer:
+        ring = buffer.metadata.ring
+        rows = {"pixels": np.zeros((num_envs, 8192), np.uint8), "action": 0}
+    planned = plan_buffer(SCHEMA, 10, num_envs)
+    row_nbytes = (planned.nbytes - planned.commit_nbytes) // ring.num_rows
+    for steps in (ring.slots // 2, ring.slots // 2, ring.slots // 4):
+        disk["free"] = 1 << 40
+        with mr.ReplayBuffer.open(tmp_path / "a", "r+") as buffer:
+            for _ in range(steps):
+                buffer.add(**{**rows, "action": np.zeros(num_envs, np.int64)})
+            written = int(np.minimum(buffer.span.stop, ring.slots).sum())
+        left = ring.num_rows - written
+        disk["free"] = (left + 1) * row_nbytes
+        with mr.ReplayBuffer.open(tmp_path / "a", "r+"):
+            pass
+        disk["free"] = (left - 1) * row_nbytes
+        if left > 0:
+            with pytest.warns(FullWarning):
+                mr.ReplayBuffer.open(tmp_path / "a", "r+").close()
+    # Full: it takes nothing more, whatever else fills the disk.
+    assert left == 0
+    disk["free"] = 0
+    with mr.ReplayBuffer.open(tmp_path / "a", "r+") as buffer:
+        buffer.add(**{**rows, "action": np.zeros(num_envs, np.int64)})
+
+
+def test_readers_are_not_told(tmp_path, disk, told):
+    disk["free"] = 1 << 40
+    create(tmp_path / "a").close()
+    disk["free"] = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mr.ReplayBuffer.open(tmp_path / "a").close()
+
+
+def test_a_larger_ring_and_a_wider_row_are_told_of(tmp_path, disk, told):
+    disk["free"] = 50 << 20
+    buffer, warned = told(create, tmp_path / "a")
+    assert warned == []
+    assert len(told(buffer.resize, 100_000)[1]) == 1
+    assert told(buffer.resize, 500)[1] == []
+    wide = mr.Field((1 << 20,), "uint8")
+    assert len(told(buffer.add_field, "wide", wide, 0)[1]) == 1
+    buffer.close()
+
+
+@pytest.mark.parametrize("options", [{"engine": "zarr"}, {"engine": "memory"}])
+def test_what_takes_nobody_knows_how_much_is_not_told_of(tmp_path, disk, told, options):
+    path = None if options["engine"] == "memory" else tmp_path / "a"
+    buffer, warned = told(create, path, **options)
+    assert warned == []
+    assert told(buffer.resize, 2000)[1] == []
+    buffer.close()
+
+
+def test_where_warnings_are_errors_nothing_is_made(tmp_path, disk):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(FullWarning):
+            create(tmp_path / "a")
+        assert not (tmp_path / "a").exists()
+        disk["free"] = 1 << 40
+        create(tmp_path / "a").close()
+        disk["free"] = 0
+        with pytest.raises(FullWarning) as held:
+            mr.ReplayBuffer.open(tmp_path / "a", "r+")
+        disk["free"] = 1 << 40
+        # The lock is free again, whoever holds the error.
+        assert held.value
+        with mr.ReplayBuffer.open(tmp_path / "a", "r+") as buffer:
+            disk["free"] = 1 << 20
+            with pytest.raises(FullWarning):
+                buffer.resize(100_000)
+            assert buffer.capacity == 1000
+            buffer.add(pixels=np.zeros(8192, np.uint8), action=0)
+
+
+def test_a_real_disk_is_asked(tmp_path):
+    capacity = 2 * shutil.disk_usage(tmp_path).free // 8192
+    with pytest.warns(FullWarning):
+        create(tmp_path / "a", capacity).close()
+
+
+def test_a_command_says_it_in_a_line(tmp_path, disk, capsys):
+    disk["free"] = 1 << 40
+    create(tmp_path / "a").close()
+    disk["free"] = plan_buffer(SCHEMA, 1000).nbytes
+    args = ["resize", str(tmp_path / "a"), "100_000", "--yes"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        assert run(args) == 0
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert told.startswith(f"mmreplay: {tmp_path / 'a'}: the ring takes ")
+
+
+def test_other_warnings_are_pythons(monkeypatch, capsys):
+    def app(**_):
+        warnings.warn("of something else", stacklevel=1)
+
+    monkeypatch.setattr("mmreplay.cli.app.app", app)
+    shown = warnings.showwarning
+    with pytest.warns(UserWarning, match="of something else"):
+        assert run([]) == 0
+    assert warnings.showwarning is shown
+    assert capsys.readouterr().err == ""
