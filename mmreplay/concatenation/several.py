@@ -203,7 +203,8 @@ class Concat:
         with view.lock:
             draw = buffer.sampler.draw(view, count)
         probabilities = draw.probabilities * fraction
-        return BufferDraw(number, replace(draw, probabilities=probabilities))
+        draw = replace(draw, probabilities=probabilities, buffer=view.home.uuid)
+        return BufferDraw(number, draw)
 
     def _split(self, batch_size: int) -> tuple[list[int], list[float]]:
         """Say how many of the next batch are of each buffer, and the shares.

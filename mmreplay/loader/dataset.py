@@ -223,7 +223,17 @@ class ReplayDataset(Dataset[Any]):
         return buffer.writable or (buffer.path is not None and locked(buffer.path))
 
     def _gather(self, draw: Draw) -> Batch:
-        """The data of a draw, without what is gone of it."""
+        """The data of a draw, without what is gone of it.
+
+        Raises:
+            SchemaError: Another buffer's dataset made it.
+        """
+        if draw.buffer not in (b"", self.buffer.metadata.uuid):
+            raise SchemaError(
+                f"index: got a draw of buffer {draw.buffer.hex()}, expected one of "
+                f"{self.buffer.metadata.uuid.hex()} ({self._path or 'in RAM'}); give "
+                "the DataLoader what draws of this same dataset returned"
+            )
         left = [draw]
 
         def alive() -> Draw:

@@ -75,7 +75,9 @@ class Draws:
         """Draw once more, beside those that are iterated over."""
         view = self._dataset.buffer.view
         with view.lock:
-            return self._sampler.draw(view, self._batch_size)
+            draw = self._sampler.draw(view, self._batch_size)
+            draw.buffer = view.home.uuid
+            return draw
 
     def state_after(self, num_batches: int) -> State:
         """Return the sampler's state after so many batches of this iteration.

@@ -78,6 +78,7 @@ class Draw:
         windows: None where each draw is one step.
         offsets: int64 ``[N + 1]`` where the steps are those of N episodes one after
             another: where each begins, and B; else None.
+        buffer: uuid of the buffer it is of, where a dataset's draws made it; or b"".
     """
 
     env_ids: NDArray[np.int64]
@@ -87,6 +88,7 @@ class Draw:
     key: int = 0
     windows: Windows | None = None
     offsets: NDArray[np.int64] | None = None
+    buffer: bytes = b""
 
     def __len__(self) -> int:
         """Steps, or windows, drawn."""
@@ -106,6 +108,7 @@ class Draw:
             self.weights[places],
             self.key,
             None if windows is None else windows.taken(places),
+            buffer=self.buffer,
         )
 
     def around(self, windows: Windows) -> Draw:
@@ -116,7 +119,7 @@ class Draw:
         """
         return Draw(
             self.env_ids, self.positions, self.probabilities, self.weights, self.key,
-            windows,
+            windows, buffer=self.buffer,
         )  # fmt: skip
 
 

@@ -193,6 +193,30 @@ def test_an_index_is_an_integer_or_a_draw(path, index):
         mr.ReplayDataset(path)[index]
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_another_buffers_draw_is_refused(path, tmp_path, whole):
+    """Its positions would be gathered from rows it never saw."""
+    fill(tmp_path / "other")
+    other, dataset = mr.ReplayDataset(tmp_path / "other"), mr.ReplayDataset(path)
+    draw = next(iter(other.draws(mr.UniformSampler(seed=0), 8)))
+    if not whole:
+        draw = draw.taken(np.arange(3))
+    with pytest.raises(SchemaError, match=r"a draw of buffer \w+, expected one of \w+"):
+        dataset[draw]
+    assert len(other[draw]) == len(draw)
+
+
+def test_a_draw_of_a_snapshot_is_of_its_buffer(path, tmp_path):
+    """Rows have the same positions in both."""
+    with mr.ReplayBuffer.open(path) as buffer:
+        buffer.snapshot(tmp_path / "copy")
+    dataset, copy = mr.ReplayDataset(path), mr.ReplayDataset(tmp_path / "copy")
+    draw = next(iter(copy.draws(mr.UniformSampler(seed=0), 8)))
+    one, other = dataset[draw], copy[draw]
+    for field in one:
+        assert (one[field] == other[field]).all()
+
+
 def test_a_list_of_draws_names_the_way_out(path):
     dataset = mr.ReplayDataset(path)
     with pytest.raises(SchemaError, match=r"got a list of Draws, .*batch_size=None"):

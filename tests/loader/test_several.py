@@ -57,6 +57,15 @@ def test_batches_are_those_of_concat_whatever_the_workers(paths, way, workers, c
         np.testing.assert_allclose(batch.probabilities, expected.probabilities)
 
 
+def test_draws_of_other_buffers_are_refused(paths):
+    one = mr.ConcatDataset(opened(paths))
+    other = mr.ConcatDataset(opened(paths[::-1]))
+    draw = next(iter(other.draws(32)))
+    assert len(other[draw]) == 32
+    with pytest.raises(SchemaError, match=r"a draw of buffer \w+, expected one of \w+"):
+        one[draw]
+
+
 def test_a_run_goes_on_from_what_was_taken_and_not_from_what_was_prefetched(paths):
     dataset = mr.ConcatDataset(opened(paths))
     draws = dataset.draws(20, num_batches=8)
