@@ -42,6 +42,7 @@ class Batch:
             another: where each begins, and B; else None.
         buffer_ids: int64 ``[B]``, which buffer each step is of, where `concat` drew
             from several; else None.
+        buffer: uuid of the buffer it is of, or b"" where that is not one buffer.
     """
 
     fields: dict[str, Array]
@@ -55,6 +56,7 @@ class Batch:
     window_positions: Array | None = None
     offsets: Array | None = None
     buffer_ids: Array | None = None
+    buffer: bytes = b""
     _drawn: dict[str, Array] | None = field(default=None, init=False, compare=False)
 
     if not TYPE_CHECKING:
@@ -143,6 +145,7 @@ class Batch:
                 fields[path] = fields[path].view(torch.bfloat16)
         batch = Batch.__new__(Batch)
         batch.fields, batch.bfloat16, batch.key = fields, self.bfloat16, self.key
+        batch.buffer = self.buffer
         batch._drawn = {
             "env_ids": self.env_ids, "positions": self.positions,
             "probabilities": self.probabilities, "weights": self.weights,

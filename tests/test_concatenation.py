@@ -168,6 +168,25 @@ def test_priorities_that_one_buffer_refuses_reach_none():
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.parametrize("torch", [False, True])
+def test_priorities_of_another_buffers_steps_are_refused(torch):
+    """Its positions are other steps here."""
+    samplers = [mr.PrioritizedSampler(name=None, seed=0) for _ in range(2)]
+    one, other = (made(None, 9, sampler=sampler) for sampler in samplers)
+    mine = one.sample(4)
+    before = samplers[0].state_dict(priorities=True)["priorities"].copy()
+    whole = mr.concat([one, other]).sample(8)
+    for batch, whose in ((other.sample(4), r"buffer \w{32}"), (whole, "several")):
+        drawn = batch.torch() if torch else batch
+        with pytest.raises(
+            SchemaError, match=rf"got a batch of {whose}.*expected .* \(in RAM\); give"
+        ):
+            one.update_priorities(drawn, np.full(len(batch), 9.0))
+    found = samplers[0].state_dict(priorities=True)["priorities"]
+    np.testing.assert_array_equal(found, before)
+    assert one.update_priorities(mine.torch() if torch else mine, np.ones(4)) == 0
+
+
 def test_priorities_that_nobody_keeps_are_refused():
     both = mr.concat([made(None, 9), made(None, 9)])
     with pytest.raises(SchemaError, match=r"'UniformSampler'.* that keep no priorit"):

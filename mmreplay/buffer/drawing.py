@@ -296,6 +296,7 @@ class Drawing:
             fields, draw.env_ids, draw.positions, draw.probabilities, draw.weights,
             None if windows is None else windows.mask, self._bfloat16,
             draw.key, None if windows is None else windows.positions, draw.offsets,
+            buffer=self._view.home.uuid,
         )  # fmt: skip
 
 

@@ -128,6 +128,14 @@ class Reading:
                 "that sample gave, which knows its steps; pass "
                 "update_priorities(batch, values)"
             )
+        uuid, several = self.view.home.uuid, batch.buffer_ids is not None
+        if several or batch.buffer not in (b"", uuid):
+            whose = "several buffers" if several else f"buffer {batch.buffer.hex()}"
+            raise SchemaError(
+                f"update_priorities: got a batch of {whose}, expected one of "
+                f"{uuid.hex()} ({self.view.home.folder or 'in RAM'}); give it to what "
+                "drew it"
+            )
         mask = None if batch.mask is None else _array(batch.mask)
         env_ids, positions = _array(batch.env_ids), _array(batch.positions)
         numbers = _array(values)

@@ -59,7 +59,8 @@ def joined(
         *("env_ids", "positions", "probabilities", "weights", "mask"),
         *("window_positions", "buffer_ids"),
     )
-    return replace(first, fields=fields, key=0, **{name: whole(name) for name in names})
+    columns = {name: whole(name) for name in names}
+    return replace(first, fields=fields, key=0, buffer=b"", **columns)
 
 
 def _padded(batch: Batch, length: int, cat: Callable[..., Any]) -> Batch:

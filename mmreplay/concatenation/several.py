@@ -312,8 +312,9 @@ class Concat:
             for number in np.unique(ids).tolist()
             if keeping[number]
         }
+        bare = replace(batch, fields={}, buffer_ids=None)
         told = {
-            number: (rows_of(replace(batch, fields={}), here), given[here])
+            number: (rows_of(bare, here), given[here])
             for number, here in places.items()
         }
         for number, (part, values) in told.items():
