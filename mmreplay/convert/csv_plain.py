@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -26,6 +27,7 @@ BOOLS = pa.array(["true", "false", "True", "False", "TRUE", "FALSE"])
 WIDER = {"bool": "int64", "int64": "uint64", "uint64": "float64", "float64": "text"}
 """What a column is taken for next, once a cell says that it is not the first."""
 PART = re.compile(r"\.\d+$")
+PARTED = re.compile(r"(.+)\.(0|[1-9]\d{0,5})")
 FITTING = tuple(name for name in DTYPES if "16" not in name or "int" in name)
 
 
@@ -59,7 +61,7 @@ def open_plain(
             f"all columns have numbers as names ({', '.join(survey.names[:5])}): the "
             "first line may be a row, and was taken for the header"
         )
-    fields = group(survey.names, guessed)
+    fields = group(survey.names, guessed, notes)
     kinds = {name: (_chosen(name, found, dtypes), shape) for name, (found, shape)
              in fields.items()}  # fmt: skip
     unknown = sorted(set(dtypes) - set(kinds))
@@ -69,6 +71,13 @@ def open_plain(
             f"{', '.join(list(kinds)[:20])}; check the spelling"
         )
     cells = Cells(kinds)
+    for field, (kind, _) in kinds.items():
+        rounded = survey.inexact.intersection(cells.columns_of([field]))
+        if kind == "float64" and rounded and field not in dtypes:
+            notes.doubt(
+                f"column {min(rounded)!r} has integers that float64 cannot hold, and "
+                "they were rounded"
+            )
     types = {name: pa.string() for name in survey.names} | cells.types()
 
     def give(rows: int, names: tuple[str, ...]) -> Iterator[Columns]:
@@ -125,6 +134,7 @@ class _Survey:
     Attributes:
         names: Columns, in order.
         rows: In all.
+        inexact: Columns with an integer that is no float64.
     """
 
     def __init__(self, file: File, allowed: bool, dtypes: Mapping[str, str]) -> None:
@@ -133,6 +143,7 @@ class _Survey:
         self.rows = 0
         self._file, self._allowed = file, allowed
         self._guessed = dict.fromkeys(self.names, "bool")
+        self.inexact: set[str] = set()
         self._empty: set[str] = set()
         self._filled: set[str] = set()
         types = {name: pa.string() for name in self.names}
@@ -173,6 +184,8 @@ class _Survey:
             self._refuse_overflow(name, column, column.cast(pa.float32()), chosen)
         elif guess == "float64":
             self._refuse_overflow(name, column, found, guess)
+        if name not in self.inexact and _inexact(column, found):
+            self.inexact.add(name)
         return True
 
     def _refuse_overflow(self, name: str, texts: Any, values: Any, dtype: str) -> None:
@@ -222,6 +235,16 @@ class _Survey:
         return found
 
 
+def _inexact(texts: Any, values: Any) -> bool:
+    """Whether an integer among the cells is no float64."""
+    found = values.to_numpy(zero_copy_only=False)
+    large = np.abs(found.astype(np.float64)) >= 2**53
+    if not large.any():
+        return False
+    cells = texts.filter(pa.array(large)).to_pylist()
+    return any(re.fullmatch(r"[+-]?\d+", c) and int(float(c)) != int(c) for c in cells)
+
+
 def _says_so(cell: str) -> bool:
     return "inf" in cell.lower()
 
@@ -236,32 +259,37 @@ def _rest(file: File, allowed: bool) -> Iterator[bytes]:
 Kind = tuple[str, tuple[int, ...]]
 
 
-def group(names: list[str], dtypes: Mapping[str, str]) -> dict[str, Kind]:
-    """Fields of columns: those named ``field.0`` to ``field.k``, in order, are one.
+def group(names: list[str], dtypes: Mapping[str, str], notes: Notes) -> dict[str, Kind]:
+    """Fields of columns: those named ``field.0`` to ``field.k``, in any order, are one.
 
     Args:
         names: Of all columns, in order.
         dtypes: Of those that can be fields.
+        notes: Told of fields that lack a column.
     """
+    parts: dict[str, set[int]] = defaultdict(set)
+    for name in names:
+        if (match := PARTED.fullmatch(name)) and match[1] not in names:
+            parts[match[1]].add(int(match[2]))
+    whole: dict[str, list[str]] = {}
+    for field, numbers in parts.items():
+        columns = [f"{field}.{number}" for number in range(len(numbers))]
+        if max(numbers) == len(numbers) - 1 and all(each in dtypes for each in columns):
+            whole[field] = columns
+        elif len(numbers) > 1 and max(numbers) >= len(numbers):
+            lacks = min(set(range(len(numbers))) - numbers)
+            notes.doubt(
+                f"columns {field}.{min(numbers)} to {field}.{max(numbers)} are fields "
+                f"of their own: {field}.{lacks} is missing"
+            )
     found: dict[str, Kind] = {}
-    at = 0
-    while at < len(names):
-        name = names[at]
-        match = re.fullmatch(r"(.+)\.0", name)
-        count = 0
-        if match and match[1] not in names:
-            while (
-                at + count < len(names) and names[at + count] == f"{match[1]}.{count}"
-            ):
-                count += 1
-        parts = names[at : at + count]
-        if match and count and all(part in dtypes for part in parts):
-            found[match[1]] = (_widest([dtypes[part] for part in parts]), (count,))
-            at += count
-            continue
-        if name in dtypes:
+    for name in names:
+        field = PART.sub("", name)
+        if columns := whole.get(field, []):
+            kind = _widest([dtypes[column] for column in columns])
+            found.setdefault(field, (kind, (len(columns),)))
+        elif name in dtypes:
             found[name] = (dtypes[name], ())
-        at += 1
     return found
 
 

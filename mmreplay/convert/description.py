@@ -194,6 +194,12 @@ class Description:
             raise FormatError(f"{name}: {error}") from error
 
 
+def plain(schema: Schema, rows: int) -> Description:
+    """Rows of one environment, of which nothing else is known."""
+    first, stop = np.zeros(1, np.int64), np.array([rows])
+    return Description(schema, first, stop, max(1, rows))
+
+
 def part(schema: Schema, paths: tuple[str, ...]) -> Schema:
     """Some fields of a schema; roles without a field go.
 

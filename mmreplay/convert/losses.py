@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from mmreplay.convert.base import Notes
-from mmreplay.convert.description import KEY, RESERVED, Description
+from mmreplay.convert.description import KEY, Description
 from mmreplay.errors import CorruptError, SchemaError
 
 
@@ -21,15 +19,6 @@ def doubt_sums(notes: Notes, name: str, what: str) -> None:
         f"{name} has no {what} beside its description, so that its values are taken as "
         "they are"
     )
-
-
-def doubt_description(notes: Notes, names: Collection[str]) -> None:
-    """Doubt plain columns of these names if they are those of a buffer."""
-    if RESERVED.keys() <= set(names):
-        notes.doubt(
-            f"columns {', '.join(RESERVED)} tell of a buffer whose description is "
-            "lost: they were left out"
-        )
 
 
 def undescribed(where: object) -> CorruptError:

@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.convert import numbered
+from mmreplay.convert import numbered, placed
 from mmreplay.convert.arrays import Column, Scan, mapped, refuse_wide
 from mmreplay.convert.base import Block, Columns, Notes, Reader, default_rows
-from mmreplay.convert.description import TAKEN, Description
+from mmreplay.convert.description import TAKEN, Description, plain
 from mmreplay.convert.ends import Marks
-from mmreplay.convert.losses import doubt_description
 from mmreplay.errors import SourceError
 from mmreplay.files import File
 from mmreplay.schema.naming import Plain
@@ -51,19 +50,23 @@ class PlainReader(Reader):
             if column.shape and column.shape[0] == self._rows
         }
         kinds = {n: (c.dtype, c.shape[1:]) for n, c in self._columns.items()}
-        doubt_description(notes, kinds)
-        self._plain = Plain(kinds, notes, taken=TAKEN)
+        self._placed = written is None and placed.find(kinds)
+        fields = placed.others(kinds) if self._placed else kinds
+        self._plain = Plain(fields, notes, taken=TAKEN, ends_known=self._placed)
         # Rows of several environments in turns are of as many episodes at once.
-        self._episodes = numbered.find(kinds) if written is None else ""
+        alone = written is None and not self._placed
+        self._episodes = numbered.find(kinds) if alone else ""
         numbered.tell(self._episodes, self._plain, notes)
         for column in self._columns.values():
             refuse_wide(column.row_nbytes, file.path)
-        self._description = Description(
-            schema=self._plain.schema,
-            first=np.zeros(1, np.int64),
-            stop=np.array([self._rows]),
-            capacity=max(1, self._rows),
-        )
+        if self._placed:
+            told = {name: self._columns[name] for name in placed.NAMES}
+            found = placed.Places.of(
+                Scan(told, placed.SURVEYED_ROWS, self._rows).blocks()
+            )
+            self._description = found.describe(self._plain.schema, notes)
+        else:
+            self._description = plain(self._plain.schema, self._rows)
         refuse_wide(self._description.row_nbytes, file.path)
 
     def describe(self) -> Description:
@@ -73,7 +76,12 @@ class PlainReader(Reader):
     def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
         """See `Reader.blocks`."""
         rows = rows_per_block or default_rows(self._description)
-        used = {path: self._columns[path] for path in self._plain.schema.paths}
+        wanted = (*self._plain.schema.paths, *(placed.NAMES if self._placed else ()))
+        used = {path: self._columns[path] for path in wanted}
+        if self._placed:
+            for found in Scan(used, rows, self._rows).blocks():
+                yield placed.block(self._plain.take(found, 0)[0], found)
+            return
         marks, begins, done = Marks(1), numbered.Begins(self._episodes), 0
         for found in Scan(used, rows, self._rows).blocks():
             taken = self._plain.take(self._blanked(found, done), done)

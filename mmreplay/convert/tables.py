@@ -7,12 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from mmreplay.convert import numbered
+from mmreplay.convert import numbered, placed
 from mmreplay.convert.arrays import refuse_wide
 from mmreplay.convert.base import Block, Columns, Notes, Reader, default_rows
-from mmreplay.convert.description import TAKEN, Description
+from mmreplay.convert.description import TAKEN, Description, plain
 from mmreplay.convert.ends import Marks
-from mmreplay.convert.losses import doubt_description
 from mmreplay.errors import FormatError
 from mmreplay.schema.naming import Plain
 
@@ -43,17 +42,17 @@ class TableReader(Reader):
         """
         self.report = notes
         self._rows, self._batches = rows, batches
-        self._episodes = numbered.find(kinds)
-        doubt_description(notes, kinds)
-        self._plain = Plain(kinds, notes, taken=TAKEN)
+        self._placed = placed.find(kinds)
+        fields = placed.others(kinds) if self._placed else kinds
+        self._episodes = "" if self._placed else numbered.find(kinds)
+        self._plain = Plain(fields, notes, taken=TAKEN, ends_known=self._placed)
         numbered.tell(self._episodes, self._plain, notes)
         self._paths = self._plain.schema.paths
-        self._description = Description(
-            schema=self._plain.schema,
-            first=np.zeros(1, np.int64),
-            stop=np.array([rows]),
-            capacity=max(1, rows),
-        )
+        if self._placed:
+            found = placed.Places.of(batches(placed.SURVEYED_ROWS, placed.NAMES))
+            self._description = found.describe(self._plain.schema, notes)
+        else:
+            self._description = plain(self._plain.schema, rows)
         refuse_wide(self._description.row_nbytes, path)
 
     def describe(self) -> Description:
@@ -63,6 +62,10 @@ class TableReader(Reader):
     def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
         """See `Reader.blocks`."""
         rows = rows_per_block or default_rows(self._description)
+        if self._placed:
+            for found in self._batches(rows, (*self._paths, *placed.NAMES)):
+                yield placed.block(self._plain.take(found, 0)[0], found)
+            return
         marks, begins, done = Marks(1), numbered.Begins(self._episodes), 0
         for found in self._batches(rows, self._paths):
             columns, terminated, truncated = self._plain.take(found, done)

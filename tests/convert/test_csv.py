@@ -258,6 +258,64 @@ def test_kinds_are_found_over_all_of_a_file(tmp_path):
         assert rows["y"][-1] == 2.5
 
 
+@pytest.mark.parametrize("order", ["sorted", "reversed", "interleaved"])
+def test_columns_of_one_vector_are_put_in_the_order_of_their_numbers(tmp_path, order):
+    """Tools that sort names put obs.10 before obs.2."""
+    names = [f"obs.{i}" for i in range(12)]
+    if order == "interleaved":
+        header = [name for i in range(12) for name in (f"obs.{i}", f"act.{i}")]
+    else:
+        header = sorted(names, reverse=order == "reversed")
+    cells = [name.split(".")[1] for name in header]
+    lines = [",".join([*header, "terminated"])]
+    lines += [",".join([*cells, end]) for end in ("false", "true")]
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    assert load(tmp_path / "a.csv", strict=True).doubts == ()
+    with mr.ReplayBuffer.open(tmp_path / "target") as buffer:
+        assert buffer.gather_all()["obs"].tolist() == [list(range(12))] * 2
+        assert "obs.1" not in buffer.schema.paths
+
+
+def test_columns_of_a_vector_that_lacks_one_are_no_vector(tmp_path):
+    (tmp_path / "a.csv").write_text("obs.0,obs.2,terminated\n1,2,0\n3,4,1\n")
+    report = load(tmp_path / "a.csv")
+    told = "columns obs.0 to obs.2 are fields of their own: obs.1 is missing"
+    assert report.doubts == (told,)
+    with mr.ReplayBuffer.open(tmp_path / "target") as buffer:
+        rows = buffer.gather_all()
+    assert (rows["obs.0"].tolist(), rows["obs.2"].tolist()) == ([1, 3], [2, 4])
+
+
+@pytest.mark.parametrize(
+    ("cells", "rounded"),
+    [
+        ("9007199254740993,0 1.5,1", True),
+        ("1.5,0 9007199254740993,1", True),
+        ("99999999999999999999,0 1,1", True),
+        ("18446744073709551615,0 -1,1", True),
+        ("9007199254740992,0 1.5,1", False),
+        ("100000000000000000000,0 1e300,1", False),
+        ("9007199254740993,0 1,1", False),
+    ],
+)
+def test_integers_that_float64_cannot_hold_are_a_doubt(tmp_path, cells, rounded):
+    (tmp_path / "a.csv").write_text("x,terminated\n" + cells.replace(" ", "\n"))
+    told = "column 'x' has integers that float64 cannot hold, and they were rounded"
+    assert load(tmp_path / "a.csv").doubts == ((told,) if rounded else ())
+    if rounded:
+        (tmp_path / "b").mkdir()
+        chosen = mr.load(tmp_path / "a.csv", tmp_path / "b/c", dtypes={"x": "float32"})
+        assert chosen.doubts == ()
+
+
+def test_integers_beside_floats_of_one_vector_are_a_doubt(tmp_path):
+    text = "x.0,x.1,terminated\n1,2.5,0\n9007199254740993,1,1\n"
+    (tmp_path / "a.csv").write_text(text)
+    assert (
+        "'x.0' has integers that float64 cannot" in load(tmp_path / "a.csv").doubts[0]
+    )
+
+
 def test_empty_cells_become_nan_and_make_whole_numbers_a_doubt(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("x,y,terminated\n1,,0\n,2.5,0\n")
@@ -349,6 +407,6 @@ def test_dtypes_may_be_told(tmp_path):
 def test_the_sidecar_may_be_passed_over(source, tmp_path):
     mr.export(source, tmp_path / "a.csv", fields=["single/int32", "terminated"])
     report = load(tmp_path / "a.csv", sidecar=False)
-    assert "column '_flags' has a reserved name" in " ".join(report.notes)
+    assert "a buffer whose description is lost" in report.doubts[-1]
     with pytest.raises(SchemaError, match="which has a sidecar that says them"):
         mr.load(tmp_path / "a.csv", tmp_path / "b", dtypes={"terminated": "bool"})

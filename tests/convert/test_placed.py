@@ -1,0 +1,163 @@
+"""Files of ours without their description: the rows go where they were all the same."""
+
+import csv
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import mmreplay as mr
+from mmreplay.errors import SourceError
+
+FORMATS = ["npz", "csv", "parquet", "safetensors"]
+SCHEMA = mr.Schema(
+    {
+        "observation": mr.Field((2,), "float32"),
+        "terminated": mr.Field((), "bool"),
+        "truncated": mr.Field((), "bool"),
+    }
+)
+
+
+@pytest.fixture(scope="module", params=["next_step", "disabled"])
+def buffer(request, tmp_path_factory):
+    """A ring of three environments that came round, with every kind of end."""
+    path, rng = tmp_path_factory.mktemp("placed") / "b", np.random.default_rng(0)
+    with mr.ReplayBuffer.create(
+        path, SCHEMA, 50, 3, autoreset=request.param, commit_every=None
+    ) as buffer:
+        for number in range(120):
+            drawn = rng.random(3)
+            step = {
+                "observation": rng.random((3, 2), np.float32),
+                "terminated": drawn < 0.1,
+                "truncated": drawn > 0.95,
+            }
+            over = step["terminated"] | step["truncated"]
+            if request.param == "disabled" and over.all() | (number % 7 == 0):
+                final = rng.random((3, 2), np.float32)
+                buffer.add(step, final_observation=final)
+            else:
+                buffer.add(step)
+        yield buffer
+
+
+def stripped(buffer, path, change=lambda columns: columns):
+    """Export, and write the columns again as other tools do."""
+    mr.export(buffer, path)
+    if path.suffix == ".csv":
+        path.with_name(f"{path.name}.mmreplay.json").unlink()
+        with path.open(newline="") as file:
+            header, *rows = csv.reader(file)
+        columns = change(dict(zip(header, np.array(rows, object).T, strict=True)))
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows(
+                [list(columns), *zip(*columns.values(), strict=True)]
+            )
+    elif path.suffix == ".npz":
+        with np.load(path) as found:
+            columns = {k: found[k] for k in found.files if k != "mmreplay.json"}
+        np.savez(path, **change(columns))
+    elif path.suffix == ".parquet":
+        table = pq.read_table(path).replace_schema_metadata(None)
+        kept = change({name: np.arange(len(table)) for name in table.column_names})
+        rows = next(iter(kept.values()))
+        pq.write_table(table.select(list(kept)).take(rows), path)
+    else:
+        save_file(change(load_file(path)), path)
+    return path
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+def test_rows_are_where_they_were(buffer, tmp_path, ending):
+    """Final rows are no steps, and environments are not one behind the other."""
+    path = stripped(buffer, tmp_path / f"a.{ending}")
+    dtypes = {"dtypes": {"observation": "float32"}} if ending == "csv" else {}
+    report = mr.load(path, tmp_path / "b", **dtypes)
+    autoreset = buffer.metadata.autoreset
+    told = [doubt for doubt in report.doubts if "description is lost" in doubt]
+    assert len(told) == 1
+    assert f"autoreset was taken to be {autoreset!r}" in told[0]
+    expected = buffer.gather_all()
+    with mr.ReplayBuffer.open(tmp_path / "b") as found:
+        rows = found.gather_all()
+        assert found.metadata.autoreset == autoreset
+        flags = found.flags(rows.env_ids, rows.positions)
+    np.testing.assert_array_equal(rows.env_ids, expected.env_ids)
+    np.testing.assert_array_equal(rows.positions, expected.positions)
+    own = buffer.flags(expected.env_ids, expected.positions)
+    np.testing.assert_array_equal(flags, own)
+    for path_ in ("observation", "terminated", "truncated", "final"):
+        np.testing.assert_array_equal(rows[path_], expected[path_])
+    with pytest.raises(SourceError, match="description is lost"):
+        mr.load(path, tmp_path / "c", strict=True)
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+def test_rows_that_are_missing_are_refused(buffer, tmp_path, ending):
+    def without(columns):
+        return {name: np.delete(rows, 7, 0) for name, rows in columns.items()}
+
+    path = stripped(buffer, tmp_path / f"a.{ending}", without)
+    with pytest.raises(
+        SourceError,
+        match=r"description is lost: got position \d+ of environment 0 in row 7 where "
+        r"\d+ should be.*remove column '_flags'",
+    ):
+        mr.load(path, tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+def test_without_flags_every_row_is_a_step(buffer, tmp_path, ending):
+    def plain(columns):
+        return {name: rows for name, rows in columns.items() if name != "_flags"}
+
+    path = stripped(buffer, tmp_path / f"a.{ending}", plain)
+    report = mr.load(path, tmp_path / "b")
+    assert "column '_env_id' has a reserved name: left out" in report.notes
+    with mr.ReplayBuffer.open(tmp_path / "b") as found:
+        assert found.num_envs == 1
+        assert not found.gather_all()["final"].any()
+        assert len(found) == len(buffer.gather_all())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "got"),
+    [
+        ("_flags", 64, "flags 64"),
+        ("_env_id", -1, "environment -1"),
+        ("_env_id", 1 << 40, "environment 1099511627776 among"),
+        ("_position", -1, "environment 0, position -1"),
+    ],
+)
+def test_columns_that_say_nonsense_are_refused(buffer, tmp_path, name, value, got):
+    def changed(columns):
+        rows = columns[name].astype(np.int64)
+        rows[0] = value
+        return columns | {name: rows}
+
+    path = stripped(buffer, tmp_path / "a.npz", changed)
+    with pytest.raises(SourceError, match=f"description is lost: got {got}"):
+        mr.load(path, tmp_path / "b")
+
+
+@pytest.mark.parametrize("ending", ["npz", "csv"])
+def test_columns_of_no_whole_numbers_are_refused(buffer, tmp_path, ending):
+    def changed(columns):
+        return columns | {"_flags": columns["_flags"].astype(np.float64) + 0.5}
+
+    path = stripped(buffer, tmp_path / f"a.{ending}", changed)
+    with pytest.raises(SourceError, match=r"got _flags of float64\[\], expected all"):
+        mr.load(path, tmp_path / "b")
+
+
+def test_some_fields_alone_have_the_same_places(buffer, tmp_path):
+    path = stripped(buffer, tmp_path / "a.parquet")
+    mr.load(path, tmp_path / "b", fields=["observation"])
+    expected = buffer.gather_all()
+    with mr.ReplayBuffer.open(tmp_path / "b") as found:
+        rows = found.gather_all()
+    np.testing.assert_array_equal(rows["observation"], expected["observation"])
+    np.testing.assert_array_equal(rows["final"], expected["final"])
