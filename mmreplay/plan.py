@@ -101,7 +101,7 @@ def plan_buffer(
     """
     # The very reckoning of `create`, so that the two cannot come apart.
     ring = arguments.describe(
-        schema, capacity, num_envs, "memmap", layout, "disabled", None
+        schema, capacity, num_envs, "memmap", layout, None, None
     ).ring
     placement = place(schema)
     sizes = placement.file_sizes(ring, schema)
@@ -177,7 +177,7 @@ def estimate(
         # As `compact` keeps it; chunks of other environments pack otherwise.
         layout = buffer.layout if num_envs == buffer.num_envs else None
         metadata = arguments.describe(
-            buffer.schema, capacity, num_envs, "zarr", layout, "disabled", None, codec,
+            buffer.schema, capacity, num_envs, "zarr", layout, None, None, codec,
             level,
         )  # fmt: skip
         assert metadata.sharding is not None

@@ -82,7 +82,7 @@ def describe(
     num_envs: int,
     engine: Engine,
     layout: Layout | None,
-    autoreset: Autoreset | Enum,
+    autoreset: Autoreset | Enum | None,
     user: Json | None,
     codec: Codec | None = None,
     level: int | None = None,
@@ -99,7 +99,16 @@ def describe(
     check_count("num_envs", num_envs, metadata_file.MAX_NUM_ENVS, envs)
     # Gymnasium's own word, as of `env.metadata["autoreset_mode"]`.
     named = autoreset.name.lower() if isinstance(autoreset, Enum) else autoreset
+    stated = schema.autoreset(num_envs) if isinstance(schema, Schema) else None
+    if named is None:
+        named = cast(Autoreset, stated or "disabled")
     _check_choices(engine, layout, named)
+    if stated not in (None, named):
+        raise SchemaError(
+            f"autoreset: got {named!r}, but the environment that the schema was made "
+            f"of says {stated!r}, expected the same; leave autoreset out, or make the "
+            "schema by Schema.from_spaces if that is not what fills the buffer"
+        )
     if user is not None and not isinstance(user, dict):
         raise SchemaError(
             f"user: got {type(user).__name__}, expected a dict of JSON values; put it "

@@ -69,7 +69,7 @@ class ReplayBuffer(Adding):
         codec: Codec | None = None,
         level: int | None = None,
         chunk_crc32c: bool = False,
-        autoreset: Autoreset | Enum = "disabled",
+        autoreset: Autoreset | Enum | None = None,
         sampler: Sampler | None = None,
         transforms: Sequence[Transform] = (),
         limiter: Limiter | None = None,
@@ -96,7 +96,8 @@ class ReplayBuffer(Adding):
             autoreset: What the row after an episode's end is: ``"next_step"``
                 (Gymnasium's vector default): the final row; ``"same_step"`` or
                 ``"disabled"``: the first row of the next episode. Or as a vector
-                environment says it, ``envs.metadata["autoreset_mode"]``.
+                environment says it, ``envs.metadata["autoreset_mode"]``. By default
+                what `Schema.from_env` was told, else ``"disabled"``.
             sampler: What `sample` draws with; `UniformSampler` by default.
             transforms: What `sample` and `take` make of stored steps, in order.
             limiter: How fast it is written and drawn from; `mmreplay.RateLimiter`.

@@ -13,7 +13,13 @@ from mmreplay.schema.field import Field
 from mmreplay.schema.names import check_path
 from mmreplay.schema.roles import ROLES, assign_roles, check_roles, listing
 from mmreplay.schema.serial import field_from_json, field_to_json
-from mmreplay.schema.spaces import env_spaces, example_field, field_at, space_fields
+from mmreplay.schema.spaces import (
+    env_autoreset,
+    env_spaces,
+    example_field,
+    field_at,
+    space_fields,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,17 +32,19 @@ MAX_FIELDS = 4096
 class Schema:
     """Fields of one step, in order, and their roles; it never changes.
 
-    Equal schemas have the same fields in the same order and the same roles.
+    Equal schemas have the same fields in the same order and the same roles. One that
+    `from_env` made knows what the environment does after an episode's end, too.
 
     Attributes:
         fields: Field by path, in order.
         roles: Path of a leaf or of a subtree, by role.
     """
 
-    __slots__ = ("fields", "roles")
+    __slots__ = ("_autoreset", "fields", "roles")
 
     fields: Mapping[str, Field]
     roles: Mapping[str, str]
+    _autoreset: tuple[str | None, bool]
 
     def __init__(
         self, fields: Mapping[str, object], roles: Mapping[str, str] | None = None
@@ -114,6 +122,8 @@ class Schema:
     def from_env(cls, env: object) -> Schema:
         """Fields of the steps of a Gymnasium environment or vector environment.
 
+        `ReplayBuffer.create` takes ``autoreset`` from it where that is left out.
+
         Args:
             env: What has ``observation_space`` and ``action_space``; of a vector
                 environment the spaces of a single one are taken.
@@ -121,7 +131,7 @@ class Schema:
         Raises:
             SchemaError: It has no spaces, or as `from_spaces` does.
         """
-        return cls.from_spaces(*env_spaces(env))
+        return cls.from_spaces(*env_spaces(env))._stating(env_autoreset(env))
 
     @classmethod
     def from_example(cls, step: Mapping[str, object]) -> Schema:
@@ -227,7 +237,21 @@ class Schema:
                 f"field {path!r}: got a path that the schema has already, expected "
                 "another; choose another name"
             )
-        return Schema.from_flat({**self.fields, path: field}, self.roles)
+        schema = Schema.from_flat({**self.fields, path: field}, self.roles)
+        return schema._stating(self._autoreset)
+
+    def autoreset(self, num_envs: int) -> str | None:
+        """What so many environments do after an episode's end.
+
+        Args:
+            num_envs: Of one that is no vector nothing is known of several.
+
+        Returns:
+            ``"disabled"``, ``"same_step"`` or ``"next_step"``; None where `from_env`
+            did not make the schema, or the environment does not say.
+        """
+        told, vector = self._autoreset
+        return told if vector or num_envs == 1 else None
 
     def __getitem__(self, path: str) -> Field:
         try:
@@ -287,6 +311,11 @@ class Schema:
         check_roles(fields, playing)
         object.__setattr__(self, "fields", MappingProxyType(fields))
         object.__setattr__(self, "roles", MappingProxyType(playing))
+        self._stating((None, False))
+
+    def _stating(self, autoreset: tuple[str | None, bool]) -> Schema:
+        object.__setattr__(self, "_autoreset", autoreset)
+        return self
 
 
 def _checked(flat: Mapping[str, object]) -> dict[str, Field]:

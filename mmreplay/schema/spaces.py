@@ -5,6 +5,7 @@ Gymnasium is imported only when one of its spaces is to be read.
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
+MAX_WRAPPERS = 100
 _TAKEN = "Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple"
 _WAYS_OUT = {
     "Text": "encode it as a Box of uint8",
@@ -77,6 +79,25 @@ def env_spaces(env: object) -> tuple[object, object]:
         f"Schema.from_env: got {type(env).__name__}, expected a Gymnasium environment "
         "or vector environment; pass its spaces to Schema.from_spaces"
     )
+
+
+def env_autoreset(env: object) -> tuple[str | None, bool]:
+    """What an environment does after an episode's end, and whether it is a vector.
+
+    Returns:
+        ``"disabled"``, ``"same_step"``, ``"next_step"``, or None where a vector does
+        not say. A single one is reset by who steps it, unless Gymnasium's wrapper
+        ``Autoreset`` may do so.
+    """
+    if hasattr(env, "single_observation_space"):
+        mode = (getattr(env, "metadata", None) or {}).get("autoreset_mode")
+        return (mode.name.lower() if isinstance(mode, Enum) else None), True
+    inner: object | None = env
+    for _ in range(MAX_WRAPPERS):
+        if type(inner).__name__ == "Autoreset":
+            return None, False
+        inner = getattr(inner, "env", None)
+    return "disabled", False
 
 
 def example_field(path: str, value: object) -> Field:

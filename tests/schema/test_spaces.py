@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 
+import mmreplay as mr
 from mmreplay.errors import SchemaError
 from mmreplay.schema import Field, Schema
 
@@ -132,6 +133,50 @@ def test_an_environment_and_its_vector_have_the_same_schema():
     finally:
         single.close()
         vector.close()
+
+
+@pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP", "DISABLED"])
+def test_what_an_environment_does_after_an_end_is_taken_from_it(mode):
+    vector = gymnasium.make_vec(
+        "CartPole-v1",
+        num_envs=2,
+        vectorization_mode="sync",
+        vector_kwargs={"autoreset_mode": gymnasium.vector.AutoresetMode[mode]},
+    )
+    schema, said = Schema.from_env(vector), mode.lower()
+    vector.close()
+    for made in (schema, schema.with_field("lives", Field((), "uint8"))):
+        with mr.ReplayBuffer.create(None, made, 9, 2, engine="memory") as buffer:
+            assert buffer.autoreset == made.autoreset(1) == said
+    other = "disabled" if said == "next_step" else "next_step"
+    with pytest.raises(
+        SchemaError,
+        match=f"autoreset: got '{other}', but the environment .* says '{said}', expect",
+    ):
+        mr.ReplayBuffer.create(None, schema, 9, 2, engine="memory", autoreset=other)
+
+
+def test_a_single_environment_is_reset_by_who_steps_it():
+    single = gymnasium.make("CartPole-v1")
+    wrapped = gymnasium.wrappers.Autoreset(gymnasium.make("CartPole-v1"))
+    memory = {"engine": "memory"}
+    with mr.ReplayBuffer.create(None, Schema.from_env(single), 9, **memory) as buffer:
+        assert buffer.autoreset == "disabled"
+    with pytest.raises(
+        SchemaError, match="got 'next_step', but the environment .* says"
+    ):
+        mr.ReplayBuffer.create(
+            None, Schema.from_env(single), 9, autoreset="next_step", **memory
+        )
+    # Of several, which somebody else makes of it, nothing is known; nor of a wrapper.
+    for schema, count in ((Schema.from_env(single), 2), (Schema.from_env(wrapped), 1)):
+        with mr.ReplayBuffer.create(
+            None, schema, 9, count, autoreset="next_step", **memory
+        ) as buffer:
+            assert buffer.autoreset == "next_step"
+        assert schema.autoreset(count) is None
+    single.close()
+    wrapped.close()
 
 
 def test_what_has_no_spaces_is_no_environment():
