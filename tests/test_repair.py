@@ -70,6 +70,42 @@ def test_a_whole_buffer_is_copied_as_it_is(damaged):
     assert_repaired(damaged, made, without([], []))
 
 
+def test_episodes_that_lost_their_first_steps_are_counted(tmp_path):
+    """One ends before the cut, and one where it begins: of a third the head is gone."""
+    schema = mr.Schema({"x": mr.Field((), "int64"), "terminated": mr.Field((), "bool")})
+    with mr.ReplayBuffer.create(tmp_path / "b", schema, 1 << 14) as buffer:
+        block = buffer.metadata.ring.block_rows
+        ends = np.zeros((4 * block, 1), bool)
+        ends[[block - 2, block - 1, 3 * block - 1]] = True
+        buffer.extend(x=np.arange(4 * block)[:, None], terminated=ends)
+    record = tmp_path / "b" / DATA / "records.bin"
+    size = record.stat().st_size // buffer.slots
+    for number, told in ((3, 0), (1, 1)):
+        at = (number * block + 5) * size
+        before = record.read_bytes()[at]
+        put(record, at, bytes([before ^ 1]))
+        made = mr.repair(tmp_path / "b", tmp_path / f"r{number}")
+        assert made.cut_rows == block
+        # What the newest rows lost stands before nothing.
+        assert [each[:39] for each in made.restored] == [
+            "episodes that lost their first steps: 1"
+        ] * told
+        put(record, at, bytes([before]))
+
+
+def test_priorities_that_stay_behind_are_told(tmp_path):
+    sampler = mr.PrioritizedSampler(seed=0, name="mine")
+    with create(tmp_path / "b") as buffer:
+        buffer.sampler = sampler
+        extend(buffer, 9)
+        buffer.sample(4)
+    made = mr.repair(tmp_path / "b")
+    assert made.restored == (
+        "the priorities 'mine' stay behind: load, or mmreplay convert, takes them "
+        "along by priorities='mine' (--priorities mine)",
+    )
+
+
 def test_only_the_block_with_a_flipped_byte_is_cut(damaged, tmp_path):
     before = {p: p.read_bytes() for p in damaged.rglob("*") if p.is_file()}
     damage = damaged / DATA / "f000.bin"

@@ -15,7 +15,7 @@ from mmreplay import files, recovery
 from mmreplay.buffer import lifecycle, rebuild
 from mmreplay.buffer.filling import filled
 from mmreplay.buffer.reading import Reading
-from mmreplay.buffer.state import read_statistics, write_statistics
+from mmreplay.buffer.state import left_behind, read_statistics, write_statistics
 from mmreplay.errors import SchemaError, StaleError
 from mmreplay.format import metadata as metadata_file
 from mmreplay.format.metadata import Engine, Metadata
@@ -38,12 +38,14 @@ class Compacted:
         rows: Rows copied.
         nbytes_before: Bytes that the rows' buffer takes on the disk.
         nbytes: Bytes that the new one takes.
+        notes: What does not come along, in sentences.
     """
 
     path: Path
     rows: int
     nbytes_before: int
     nbytes: int
+    notes: tuple[str, ...] = ()
 
 
 def compact(
@@ -59,7 +61,8 @@ def compact(
     """Copy a buffer into a new one of another engine or codec, row for row.
 
     Positions, boundaries, mutable fields, statistics and the user's own JSON come
-    along; the uuid does not. Memory: a few thousand rows, and what sealing takes.
+    along; the uuid and samplers' priorities do not. Memory: a few thousand rows, and
+    what sealing takes.
 
     Args:
         source: The buffer, which nobody should be writing: a row that is given up
@@ -96,7 +99,8 @@ def compact(
         _, before = parts.store.disk_nbytes()
     fresh = lifecycle.open_reader(place)
     try:
-        return Compacted(place, rows, before, fresh.store.disk_nbytes()[1])
+        nbytes, left = fresh.store.disk_nbytes()[1], left_behind(where)
+        return Compacted(place, rows, before, nbytes, tuple(left))
     finally:
         fresh.close()
 

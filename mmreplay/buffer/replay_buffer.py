@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any, Literal
 from numpy.typing import ArrayLike
 
 from mmreplay.batch import Batch
-from mmreplay.buffer import arguments, groups, lifecycle, rebuild, room
+from mmreplay.buffer import arguments, forks, groups, lifecycle, rebuild, room
 from mmreplay.buffer.adding import Adding
 from mmreplay.buffer.arguments import check_mode, check_sampler
 from mmreplay.buffer.limiting import Limiter
 from mmreplay.buffer.reading import fold_of
-from mmreplay.errors import FullWarning, SchemaError
+from mmreplay.errors import ForkedError, FullWarning, SchemaError
 from mmreplay.format.metadata import Autoreset, Engine
 from mmreplay.format.sharding import Codec
 from mmreplay.ring import Layout
 from mmreplay.samplers.base import Sampler
+from mmreplay.samplers.random import unseeded
 from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.schema import Field, Schema
 from mmreplay.storage.policy import Advise, ReadMode, ReadPolicy
@@ -55,6 +56,7 @@ class ReplayBuffer(Adding):
         super().__init__(parts, transforms, commit_every)
         self.sampler = UniformSampler() if sampler is None else sampler
         self._limit_by(limiter)
+        self._forks = forks.count
 
     @classmethod
     def create(
@@ -209,7 +211,15 @@ class ReplayBuffer(Adding):
         Raises:
             EmptyError: No step can be drawn yet.
             StarvedError: The writer overwrote every row before it could be read.
+            ForkedError: In a forked child, and the sampler has no seed: each child
+                would draw the same.
         """
+        if self._forks != forks.count and (name := unseeded(self.sampler)):
+            raise ForkedError(
+                f"sample: got a {name} without a seed in a forked child, expected one "
+                "that does not draw the same in every child; open the buffer in the "
+                "child, or give workers of a DataLoader ReplayStream or ReplayDataset"
+            )
         limit = self.limit
         if limit is not None:
             limit.await_sample()

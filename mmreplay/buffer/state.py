@@ -1,4 +1,4 @@
-"""statistics.json: free-form, advisory, replaced whole."""
+"""What lies beside the rows: statistics.json, and the columns of samplers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from mmreplay import files
 from mmreplay.errors import SchemaError
 from mmreplay.format import strict_json
+from mmreplay.samplers.columns import COLUMN
 
 FILE_NAME = "statistics.json"
 MAX_NBYTES = 16 << 20
@@ -40,3 +41,22 @@ def write_statistics(folder: Path | None, statistics: dict[str, Any]) -> None:
             "large values in a field, or a file of their own"
         )
     files.replace_bytes(folder / FILE_NAME, data)
+
+
+def stored_priorities(folder: Path | None) -> list[str]:
+    """Names of the samplers whose priorities are stored beside a buffer, sorted."""
+    place = None if folder is None else folder / "samplers"
+    if place is None or not place.is_dir():
+        return []
+    return sorted(
+        name for name in files.names(place) if (place / name / COLUMN).exists()
+    )
+
+
+def left_behind(folder: Path | None) -> list[str]:
+    """What is told where stored priorities do not come along, a sentence each."""
+    return [
+        f"the priorities {name!r} stay behind: load, or mmreplay convert, takes them "
+        f"along by priorities={name!r} (--priorities {name})"
+        for name in stored_priorities(folder)
+    ]

@@ -55,6 +55,8 @@ def compact(
     if json:
         show.print_json({**asdict(made), "path": str(path), "target": str(target)})
         return
+    for told in made.notes:
+        show.print_line(f"note {told}")
     show.print_line(
         f"{target}: {show.plural(made.rows, 'row')}, {show.size(made.nbytes_before)} "
         f"-> {show.size(made.nbytes)}"

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay import boot
+from mmreplay.buffer.state import stored_priorities
 from mmreplay.convert.base import Notes
 from mmreplay.errors import FailedError, SchemaError
 from mmreplay.files import File
@@ -92,7 +93,7 @@ def _missing(folder: Path | None, name: str) -> SchemaError:
             f"priorities: got {name!r} of {where}, expected the name of a sampler that "
             "drew from a buffer on disk; leave it out"
         )
-    known = sorted(each.name for each in place.iterdir() if (each / COLUMN).exists())
+    known = stored_priorities(folder)
     return SchemaError(
         f"priorities: got {name!r}, expected one of {known} in {place}; name the "
         "sampler that drew, or leave it out"

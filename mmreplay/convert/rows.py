@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 
 from mmreplay.buffer import arguments, lifecycle
 from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.buffer.state import left_behind
 from mmreplay.convert.ahead import beside
 from mmreplay.convert.base import (
     BLOCK_NBYTES,
@@ -69,7 +70,10 @@ class BufferReader(Reader):
         self._span = _part(buffer.span, env_ids, buffer.num_envs)
         self._cut_epoch = buffer.view.home.cut_epoch
         self._priorities = None
-        if priorities is not None:
+        if priorities is None:
+            for told in left_behind(buffer.path):
+                self.report.note(told)
+        else:
             self._priorities = StoredPriorities(
                 buffer.path, buffer.metadata, priorities, self.report
             )

@@ -24,11 +24,13 @@ class Kept:
         firsts: First position of each stretch.
         counts: Rows of each.
         marks: Flags by position, of the rows whose flags change.
+        torn: Rows that begin an episode now, whose first steps are cut.
     """
 
     firsts: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     marks: dict[int, int] = field(default_factory=dict)
+    torn: int = 0
 
     @property
     def total(self) -> int:
@@ -109,6 +111,7 @@ class Sorter:
         for index in np.flatnonzero(seams | bad).tolist():
             # Of the step before a seam nothing is known any more, its cut neither.
             own = int(found[index]) & ~(CUT if seams[index] else 0)
+            kept.torn += not own & START
             found[index] = own | START | BREAK
             kept.marks[int(positions[index])] = int(found[index])
         kept.keep(positions)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mmreplay import files, recovery
 from mmreplay.buffer import lifecycle, rebuild
 from mmreplay.buffer.filling import filled
-from mmreplay.buffer.state import read_statistics, write_statistics
+from mmreplay.buffer.state import left_behind, read_statistics, write_statistics
 from mmreplay.errors import OR_REPAIR, FormatError, LockedError
 from mmreplay.format import metadata as metadata_file
 from mmreplay.repairing.evidence import Evidence, gather, row_sizes
@@ -93,6 +93,8 @@ def repair(
     those after begin an episode (flags START and BREAK), and those before move up to
     them: heads stay as they are, and the newest rows keep their positions. So the new
     buffer has a uuid of its own, and samplers' states of the old one do not fit it.
+    What is left of an episode behind a cut passes for a whole one; `restored` says of
+    how many.
 
     A file that is missing, empty or cut costs the rows that only it held. Without a
     whole record in COMMIT the heads are found from the checksums. One bit
@@ -171,6 +173,13 @@ def _choose(evidence: Evidence, keep_unproven: bool) -> tuple[list[Kept], list[C
         gone += _flagged(good, found)
         kept.append(found)
         cuts += [Cut(env_id, a, b, why) for a, b, why in _joined(sorted(gone))]
+    torn = sum(each.torn for each in kept)
+    if torn:
+        evidence.restored.append(
+            f"episodes that lost their first steps: {torn}; each begins behind rows "
+            "that are cut, and passes for a whole one to frame stacks and episode "
+            "samplers"
+        )
     return kept, cuts
 
 
@@ -266,6 +275,7 @@ def _build(
     recovery.create(folder, metadata, evidence.heads, tails)
     files.sync_folder(folder)
     _copy_statistics(evidence, target)
+    evidence.restored += left_behind(evidence.path)
     encoded = metadata_file.encode(metadata)
     files.replace_bytes(target / metadata_file.FILE_NAME, encoded)
     files.remove_tree(target / recovery.HALF)

@@ -167,3 +167,16 @@ def test_shards_are_known_to_hold_rows_before_their_space_beside_them_goes(
         calls.clear()
     first = min(i for i, call in enumerate(calls) if call[0] == "punch")
     assert ("sync", "places.bin") in calls[:first]
+
+
+def test_priorities_that_stay_behind_are_told(tmp_path, capsys):
+    sampler = mr.PrioritizedSampler(seed=0)
+    with mr.ReplayBuffer.create(tmp_path / "a", SCHEMA, 40, sampler=sampler) as buffer:
+        buffer.extend(nested(steps(np.random.default_rng(0), 20, 1)))
+        buffer.sample(4)
+    told = "the priorities 'prioritized' stay behind: load, or mmreplay convert, takes"
+    (note,) = compact(tmp_path / "a", tmp_path / "b").notes
+    assert note.startswith(told)
+    assert run(["compact", f"{tmp_path}/a", f"{tmp_path}/c"]) == 0
+    assert f"note {told}" in capsys.readouterr().out
+    assert compact(tmp_path / "b", tmp_path / "d").notes == ()

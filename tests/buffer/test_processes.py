@@ -351,3 +351,28 @@ def test_a_reader_outlives_a_rebuild_that_was_killed_at_the_switch(tmp_path):
             buffer.add(step(50))
             assert len(reader) == 5
             assert reader.capacity == 9
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_forked_children_without_a_seed_would_draw_alike(tmp_path, children, mode):
+    with Twin(tmp_path / "b", 50).buffer as buffer:
+        for _ in range(20):
+            buffer.add(step(0))
+    mixed = mr.MixtureSampler([(mr.UniformSampler(), 1)], seed=0)
+    for sampler in (mr.UniformSampler(), mixed):
+        with mr.ReplayBuffer.open(tmp_path / "b", mode, sampler=sampler) as buffer:
+            buffer.sample(4)
+            _, pipe = start(children, FORK, draw_in_child, buffer)
+            assert "a UniformSampler without a seed in a forked" in receive(pipe)
+            buffer.sampler = mr.UniformSampler(seed=0)
+            _, pipe = start(children, FORK, draw_in_child, buffer)
+            assert receive(pipe) == ""
+
+
+def draw_in_child(buffer, pipe):
+    try:
+        buffer.sample(4)
+    except ForkedError as error:
+        pipe.send(str(error))
+    else:
+        pipe.send("")

@@ -173,3 +173,10 @@ def test_numbers_that_are_no_priorities_are_taken_as_new(source, tmp_path):
         tmp_path / "b", sampler=mr.PrioritizedSampler(seed=0, name="mine")
     ) as buffer:
         assert np.isfinite(buffer.sample(64).weights).all()
+
+
+def test_priorities_that_stay_behind_are_noted(source, tmp_path):
+    report = mr.export(source, tmp_path / "a.npz")
+    assert [note for note in report.notes if "priorities 'mine' stay behind" in note]
+    report = mr.export(source, tmp_path / "b.npz", priorities="mine")
+    assert not [note for note in report.notes if "stay behind" in note]

@@ -163,7 +163,7 @@ def test_a_single_environment_is_reset_by_who_steps_it():
     with mr.ReplayBuffer.create(None, Schema.from_env(single), 9, **memory) as buffer:
         assert buffer.autoreset == "disabled"
     with pytest.raises(
-        SchemaError, match="got 'next_step', but the environment .* says"
+        SchemaError, match=r"got 'next_step', but the environment .* says"
     ):
         mr.ReplayBuffer.create(
             None, Schema.from_env(single), 9, autoreset="next_step", **memory
