@@ -28,7 +28,11 @@ from mmreplay.adapters.pytorchrl_data import (
     RHS,
     RHS2,
 )
-from mmreplay.adapters.pytorchrl_priorities import Powers, SequencePriorities
+from mmreplay.adapters.pytorchrl_priorities import (
+    Powers,
+    SequencePriorities,
+    priorities_of,
+)
 from mmreplay.adapters.pytorchrl_ring import RingStorage
 from mmreplay.adapters.pytorchrl_sequences import SequenceStorage
 from mmreplay.adapters.values import array_of, check_counts
@@ -332,6 +336,23 @@ class PERBuffer(NStepReplayBuffer, SequencePriorities):
             alpha_every=1,
             seed=self._seed,
         )
+
+    def _settle(self) -> None:
+        if self._forgotten is None or self.recurrent_actor or self._ring is None:
+            super()._settle()
+            return
+        sampler, (first, stop) = self._ring.sampler, self._alive()
+        assert isinstance(sampler, PrioritizedSampler)
+        with self._ring.view.lock:
+            sampler.priorities.follow(self._ring.view)
+            errors = priorities_of(sampler, first, stop)
+        super()._settle()
+        # Kept rows were copied forward, to end at the mark.
+        positions = self._mark - stop + np.arange(first, stop)
+        for env_id, each in enumerate(errors):
+            with self._ring.view.lock:
+                ids = np.full(len(positions), env_id)
+                sampler.update_priorities(self._ring.view, ids, positions, each)
 
     def _batch(self, drawn: Batch) -> dict[str, Any]:
         weights: Any = 1.0

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from mmreplay.adapters.pytorchrl_data import ENDED, PRIORITY, TOLD_ZERO, Columns
 from mmreplay.adapters.pytorchrl_sequences import Ids, SequenceStorage
 from mmreplay.errors import EmptyError, SchemaError
+from mmreplay.samplers.prioritized import PrioritizedSampler
 
 HIGHEST = 0.9
 """Of a sequence's error, the share of its highest step's; the rest is their mean's."""
@@ -121,3 +122,12 @@ class SequencePriorities(SequenceStorage):
         kept = mixed[there].astype(np.float32)
         kept[kept == 0] = TOLD_ZERO
         self._ring.set(PRIORITY, env_ids, positions, kept)
+
+
+def priorities_of(
+    sampler: PrioritizedSampler, first: int, stop: int
+) -> list[NDArray[np.float32]]:
+    """Priorities of positions ``[first, stop)`` as of the last look, by environment."""
+    known = sampler.state_dict(priorities=True)
+    begins = np.cumsum(known["seen"] - known["first"]) - known["seen"]
+    return [known["priorities"][begin + first : begin + stop] for begin in begins]

@@ -289,6 +289,9 @@ class ReplayBuffer(Adding):
     def cut(self, env_ids: ArrayLike | None = None) -> None:
         """Let the next rows start anew, and tell running episodes as truncated.
 
+        The next row of an environment carries it: until then nothing on disk does, and
+        what is closed or killed goes on as ``on_resume`` says when it is opened again.
+
         Args:
             env_ids: As in `clear`.
         """

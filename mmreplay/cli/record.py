@@ -46,7 +46,7 @@ Capacity = Annotated[
     int | None,
     typer.Option(
         "--capacity", parser=parse_count, metavar="N", show_default=False,
-        help="Rows kept per environment of a new buffer; by default all that come.",
+        help="Rows kept per environment of a new buffer; by default all these steps.",
     ),
 ]  # fmt: skip
 Seed = Annotated[
@@ -60,7 +60,8 @@ PolicyName = Annotated[
     str | None,
     typer.Option(
         "--policy", metavar="MODULE:NAME", show_default=False,
-        help="A function from observations to actions; random by default.",
+        help="A function from observations [num_envs, ...] to actions [num_envs, ...], "
+        "also of one environment; random by default.",
     ),
 ]  # fmt: skip
 OnResume = Annotated[

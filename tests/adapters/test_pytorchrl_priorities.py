@@ -138,3 +138,35 @@ def test_priorities_of_sequences_stay_with_rows_that_a_reset_keeps(tmp_path):
     # The other is drawn once in a million.
     assert drawn == [3.0] * 50
     storage.close()
+
+
+@pytest.mark.parametrize("size", [20, 12])
+def test_priorities_of_steps_stay_with_rows_that_a_reset_keeps(tmp_path, size):
+    make = PERBuffer.create_factory(
+        size, alpha=1.0, default_error=5.0, path=tmp_path / "ring", resume=True
+    )
+    storage = make("cpu", actor(), ALGORITHM, None)
+    for number in range(9):
+        storage.insert_transition(transition(number, 2))
+    for batch in storage.generate_batches(40, 8):
+        errors = batch["Observation"][:, :1] + 0.5
+        storage.after_gradients(batch, {"Algorithm": {"errors": errors}})
+    expected = shares(storage)
+    assert len(expected) == 18
+    storage.close()
+    # What was there before it was opened is older than the last reset.
+    storage = make("cpu", actor(), ALGORITHM, None)
+    for again in range(2):
+        for number in range(3):
+            storage.insert_transition(transition(100 + number, 2))
+        storage.reset()
+        storage.get_data_slice(0, size)
+        assert shares(storage) == pytest.approx(expected, rel=1e-5), again
+    storage.close()
+
+
+def shares(storage):
+    """The probability of each step, by its observation."""
+    drawn = storage._ring.sample(3000)
+    seen = drawn["Observation"][:, 0].tolist()
+    return dict(zip(seen, drawn.probabilities.tolist(), strict=True))
