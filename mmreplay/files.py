@@ -92,8 +92,8 @@ class File:
         try:
             file.fd = disk.open(path, os.O_RDWR if writable else os.O_RDONLY)
         except FileNotFoundError as error:
-            told = "is missing, expected a file; restore it from a copy"
-            raise CorruptError(f"{path} {told}") from error
+            way = "restore it from a copy" + (OR_REPAIR if nbytes is not None else "")
+            raise CorruptError(f"{path} is missing, expected a file; {way}") from error
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
                 raise _irregular(path) from error

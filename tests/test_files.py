@@ -156,8 +156,11 @@ def test_a_device_is_refused():
 
 
 def test_a_missing_file_is_damage(tmp_path):
-    with pytest.raises(CorruptError, match=r"flags\.bin is missing, expected a file"):
+    told = r"flags\.bin is missing, expected a file; .* or run mmreplay repair SOURCE"
+    with pytest.raises(CorruptError, match=told):
         File.open(tmp_path / "flags.bin", 8)
+    with pytest.raises(CorruptError, match=r"is missing, .* restore it from a copy$"):
+        File.open(tmp_path / "a.npz", None)
 
 
 @pytest.mark.parametrize("nbytes", [0, 7, 9])

@@ -184,8 +184,15 @@ def _commit(buffer: ReplayBuffer) -> dict[str, Any]:
     slots = commit.split(data, metadata.uuid, metadata.generation, num_envs)
     record = commit.newest_durable(slots)
     heads = buffer.recovery.committed if record is None else record.heads
+    # One that gives up more of the ring repeats the heads of the last commit.
+    alike = [
+        each.time_ns
+        for each in (slots[slot] for slot in commit.DURABLE_SLOTS)
+        if each is not None and (each.heads == heads).all()
+    ]
     return {
-        "time_ns": 0 if record is None else record.time_ns,
+        "time_ns": min(alike, default=0),
+        "exact": len(alike) < len(commit.DURABLE_SLOTS),
         "heads": heads.tolist(),
         "clean": bool(record is not None and record.flags & commit.CLEAN),
     }
@@ -253,9 +260,11 @@ def _committed(facts: dict[str, Any]) -> str:
     record = facts["commit"]
     behind = sum(facts["heads"]) - sum(record["heads"])
     told = show.moment(record["time_ns"])
-    if record["time_ns"] > 0:
+    if behind > 0 and not any(record["heads"]):
+        told = "none yet"
+    elif record["time_ns"] > 0:
         ago = max(0, time.time() - record["time_ns"] / 1e9)
-        told += f" ({count_s(ago)} ago)"
+        told += f" ({count_s(ago)} ago)" + ("" if record["exact"] else " or before")
     return f"{told}, {show.plural(max(0, behind), 'row')} published since"
 
 

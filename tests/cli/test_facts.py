@@ -122,6 +122,26 @@ def test_what_an_opening_cut_is_told_and_stays_told(cli, facts, tmp_path):
     assert "had to cut" not in cli("info", folder)[1]
 
 
+def test_what_gives_up_rows_is_no_commit(cli, facts, tmp_path):
+    """Its record repeats the heads of the last one, which a power cut would leave."""
+    schema = mr.Schema({"x": mr.Field((), "float32")})
+    given = {"commit_every": None}
+    with mr.ReplayBuffer.create(tmp_path / "b", schema, 100, **given) as buffer:
+        created = facts("info", tmp_path / "b")["commit"]["time_ns"]
+        buffer.extend(x=np.zeros(buffer.slots * 3))
+        told = " ".join(cli("info", tmp_path / "b")[1].split())
+        assert f"last commit none yet, {buffer.slots * 3:,} rows published sin" in told
+        buffer.commit()
+        told = facts("info", tmp_path / "b")["commit"]
+        assert told["time_ns"] > created
+        assert told["exact"]
+        assert "ago) or before" not in cli("info", tmp_path / "b")[1]
+        buffer.extend(x=np.zeros(buffer.slots * 3))
+        again = facts("info", tmp_path / "b")["commit"]
+        assert (again["heads"], again["exact"]) == (told["heads"], False)
+        assert "ago) or before, " in " ".join(cli("info", tmp_path / "b")[1].split())
+
+
 def test_info_of_an_empty_buffer_and_one_without_rewards(facts, cli, tmp_path):
     schema = mr.Schema({"observation": mr.Field((), "int64")})
     with mr.ReplayBuffer.create(tmp_path / "b", schema, 10) as buffer:

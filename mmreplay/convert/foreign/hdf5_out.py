@@ -12,7 +12,7 @@ import numpy as np
 
 from mmreplay.convert.foreign.columns import Array
 from mmreplay.convert.foreign.hdf5 import library
-from mmreplay.errors import SchemaError, system_error
+from mmreplay.errors import FailedError, SchemaError, system_error
 from mmreplay.schema import Schema
 
 MOST_COMPACT = 32 << 10
@@ -50,6 +50,8 @@ class Hdf5Output:
     def _told(self) -> Iterator[None]:
         try:
             yield
+        except FailedError:
+            raise
         except OSError as error:
             # The library says what the system said in its text only.
             found = re.search(r"errno = (\d+)", str(error))

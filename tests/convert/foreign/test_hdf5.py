@@ -128,3 +128,16 @@ def test_a_full_disk_leaves_no_target(tmp_path, rng, monkeypatch):
     with pytest.raises(FullError, match=r"cannot write .*tmp-mmreplay-new-c\.hdf5"):
         mr.export(tmp_path / "buffer", tmp_path / "c.hdf5")
     assert not [each for each in tmp_path.iterdir() if "c.hdf5" in each.name]
+
+
+def test_without_h5py_the_way_out_is_to_install_it(tmp_path, monkeypatch):
+    fields = dict.fromkeys(["observation", "action", "reward"], mr.Field((), "float32"))
+    with mr.ReplayBuffer.create(tmp_path / "b", mr.Schema(fields), 10) as buffer:
+        buffer.extend({name: np.zeros((3, 1), np.float32) for name in fields})
+    mr.export(tmp_path / "b", tmp_path / "c.hdf5")
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    told = r"^h5py is not installed, .*: pip install"
+    with pytest.raises(FailedError, match=told):
+        mr.load(tmp_path / "c.hdf5", tmp_path / "d", format="d4rl")
+    with pytest.raises(FailedError, match=told):
+        mr.export(tmp_path / "b", tmp_path / "d.hdf5")
