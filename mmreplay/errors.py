@@ -144,9 +144,15 @@ def no_thread(what: str, error: RuntimeError, way_out: str = "") -> FailedError:
 def system_error(what: str, path: Path, error: OSError) -> FullError | FailedError:
     """Make the system's error ours, with the file's name: its disk may be full."""
     if error.errno in FULL:
+        way_out = "free space, or resize to less capacity, and call again"
+        if error.errno == errno.EFBIG:
+            way_out = (
+                "the file system, or ulimit -f, takes no file so large: choose a "
+                "smaller capacity (mmreplay plan says what one takes)"
+            )
         return FullError(
             f"cannot {what} {path}: {error.strerror}; what was being written is "
-            "not published; free space, or resize to less capacity, and call again",
+            f"not published; {way_out}",
             errno_=error.errno,
         )
     return system_failure(what, path, error)

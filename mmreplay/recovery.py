@@ -23,7 +23,7 @@ from mmreplay.errors import ReplayError
 from mmreplay.files import File
 from mmreplay.format import commit
 from mmreplay.format.commit import Identity, Record, Slots
-from mmreplay.format.metadata import Metadata
+from mmreplay.format.metadata import FILE_NAME, Metadata
 from mmreplay.mounts import COPY_ON_WRITE, file_system
 from mmreplay.ring import Ring
 from mmreplay.storage import commit_reader
@@ -316,6 +316,20 @@ def clear_half(folder: Path) -> None:
             files.remove_tree(folder / name)
     files.sync_folder(folder)
     files.remove_tree(folder / HALF)
+
+
+def withdraw(folder: Path, data: str, there: bool, error: BaseException) -> None:
+    """Give back what a creation that failed had made, but for what was there before.
+
+    Only whoever holds the folder's lock calls it. What was interrupted is left for the
+    next creation, which goes on from there.
+    """
+    # Why it failed is what is told, not what could not be removed.
+    with suppress(OSError):
+        if isinstance(error, Exception) and not (folder / FILE_NAME).exists():
+            files.remove_tree(folder / data)
+            if not there:
+                files.remove_tree(folder)
 
 
 def sweep(folder: Path, metadata: Metadata) -> tuple[str, ...]:

@@ -156,7 +156,7 @@ def create(
 ) -> Parts:
     """Make a buffer's folder and open it for writing."""
     check_interval(commit_every)
-    encoded = metadata_file.encode(metadata)
+    encoded, there = metadata_file.encode(metadata), os.path.exists(path)
     make_place(
         path, "open it with ReplayBuffer.open(path, 'r+'), or choose another path"
     )
@@ -172,7 +172,8 @@ def create(
         parts = _open_locked(path, metadata, lock)
         parts.recovery = Recovery("new", parts.ledger.heads, parts.ledger.heads)
         _start(parts, commit_every)
-    except BaseException:
+    except BaseException as error:
+        recovery.withdraw(path, metadata.folder, there, error)
         _abort(parts, lock)
         raise
     return parts

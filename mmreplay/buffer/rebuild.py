@@ -6,6 +6,7 @@ is the one switch, and a kill on either side of it leaves one whole buffer.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -120,7 +121,7 @@ def on_disk(
         # what is told.
         with suppress(OSError):
             files.remove_tree(folder)
-        if isinstance(error, FullError):
+        if isinstance(error, FullError) and error.errno != errno.EFBIG:
             raise _no_room(parts.path, metadata, reading, error) from error
         raise
     try:

@@ -129,7 +129,8 @@ def record(
             level=level,
         )  # fmt: skip
     except FullError as error:
-        error.add_note(f"steps before are kept; mmreplay info {path} counts them")
+        if path.exists():
+            error.add_note(f"steps before are kept; mmreplay info {path} counts them")
         raise
     if json:
         show.print_json({**asdict(found), "path": str(path)})

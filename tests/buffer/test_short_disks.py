@@ -1,6 +1,7 @@
 """Rings that their disk cannot hold: told before there is a row."""
 
 import re
+import resource
 import shutil
 import warnings
 from collections import namedtuple
@@ -188,3 +189,27 @@ def test_other_warnings_are_pythons(monkeypatch, capsys):
         assert run([]) == 0
     assert warnings.showwarning is shown
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.filterwarnings("ignore::mmreplay.FullWarning")
+def test_a_ring_that_no_file_holds_is_refused_and_leaves_nothing(tmp_path, there):
+    path = tmp_path / "b"
+    if there:
+        path.mkdir()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    told = (
+        r"records.bin: File too large; .* takes no file so large: choose a smaller cap"
+    )
+    schema = mr.Schema({"x": mr.Field((), "float64")})
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+        with pytest.raises(mr.FullError, match=told):
+            mr.ReplayBuffer.create(path, schema, 1 << 18)
+        assert path.exists() == there
+        with mr.ReplayBuffer.create(path, schema, 9) as buffer:
+            with pytest.raises(mr.FullError, match=told):
+                buffer.resize(1 << 18)
+            assert buffer.capacity == 9
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
+from mmreplay.buffer import writer
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.cli.exits import run
 from mmreplay.errors import FailedError, FormatError, FullError
 from mmreplay.files import Disk
+from mmreplay.storage import space
 from mmreplay.storage.places import Places
 from mmreplay.verify import verify_buffer
 from tools.torture.powerloss import abandon
@@ -479,12 +481,21 @@ def test_a_resize_says_how_much_room_it_lacks_and_changes_nothing(disk):
         assert (buffer.capacity, len(buffer)) == (20, 20)
 
 
-def test_a_recording_that_filled_the_disk_says_what_it_kept(disk, capsys):
-    # Some pages for locks and folders, and for steps.
-    leave(disk, 40)
+@pytest.mark.parametrize("pages", [40, 300])
+def test_a_recording_that_filled_the_disk_says_what_it_kept(
+    disk, capsys, monkeypatch, pages
+):
+    # Some for locks and folders; space for steps is taken so much at once, if at all.
+    monkeypatch.setattr(writer, "ALLOCATE_AHEAD_NBYTES", 1 << 17)
+    monkeypatch.setattr(space, "ALLOCATION_NBYTES", 1 << 17)
+    leave(disk, pages)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        code = run(["record", "CartPole-v1", str(disk / "b"), "--steps", "30000"])
+        code = run(["record", "CartPole-v1", str(disk / "b"), "--steps", "300000"])
     assert code == 1
     told = capsys.readouterr().err
-    assert f"; steps before are kept; mmreplay info {disk / 'b'} counts them" in told
+    kept = f"; steps before are kept; mmreplay info {disk / 'b'} counts them"
+    assert (kept in told) == (disk / "b").exists() == (pages == 300)
+    if pages == 300:
+        with ReplayBuffer.open(disk / "b") as buffer:
+            assert len(buffer) > 10_000
