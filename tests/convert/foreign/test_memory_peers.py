@@ -42,9 +42,9 @@ def test_transitions_of_tmrl_are_the_ones_it_draws(theirs, tmp_path, rng):
 
 
 def test_rows_of_pytorchrl_are_what_its_storage_holds(tmp_path):
-    peers = pytest.importorskip(
-        "tests.adapters.test_pytorchrl_peers", reason="pytorchrl is not installed"
-    )
+    pytest.importorskip("pytorchrl", reason="pytorchrl is not installed")
+    from tests.adapters import test_pytorchrl_peers as peers
+
     storage = peers.theirs.ReplayBuffer.create_factory(16)(
         "cpu", peers.actor(), peers.algorithm(), None
     )
