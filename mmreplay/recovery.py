@@ -329,7 +329,9 @@ def withdraw(folder: Path, data: str, there: bool, error: BaseException) -> None
         if isinstance(error, Exception) and not (folder / FILE_NAME).exists():
             files.remove_tree(folder / data)
             if not there:
-                files.remove_tree(folder)
+                files.remove_tree(folder / LOCK)
+                # Others' files in it keep it.
+                files.disk.rmdir(folder)
 
 
 def sweep(folder: Path, metadata: Metadata) -> tuple[str, ...]:

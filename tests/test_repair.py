@@ -101,8 +101,8 @@ def test_priorities_that_stay_behind_are_told(tmp_path):
         buffer.sample(4)
     made = mr.repair(tmp_path / "b")
     assert made.restored == (
-        "the priorities 'mine' stay behind: load, or mmreplay convert, takes them "
-        "along by priorities='mine' (--priorities mine)",
+        "the priorities 'mine' stay behind: export(..., priorities='mine') takes "
+        "them along, as mmreplay convert --priorities mine does",
     )
 
 

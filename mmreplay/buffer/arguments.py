@@ -99,7 +99,7 @@ def describe(
     check_count("num_envs", num_envs, metadata_file.MAX_NUM_ENVS, envs)
     # Gymnasium's own word, as of `env.metadata["autoreset_mode"]`.
     named = autoreset.name.lower() if isinstance(autoreset, Enum) else autoreset
-    stated = schema.autoreset(num_envs) if isinstance(schema, Schema) else None
+    stated = schema.autoreset if isinstance(schema, Schema) else None
     if named is None:
         named = cast(Autoreset, stated or "disabled")
     _check_choices(engine, layout, named)

@@ -63,25 +63,6 @@ def filled(target: Path, allow_network: bool) -> Iterator[None]:
         lock.release()
 
 
-def discard(path: Path, there: bool) -> None:
-    """Remove a buffer that nothing came into.
-
-    Args:
-        path: Its folder, which nobody has open.
-        there: Keep the folder itself, which was there before.
-
-    Raises:
-        LockedError: Somebody writes it.
-    """
-    lock = WriterLock(path)
-    try:
-        # First: without it there is no buffer, whatever else is left.
-        files.remove_tree(path / metadata_file.FILE_NAME)
-        _give_back(path, {LOCK}, there)
-    finally:
-        lock.release()
-
-
 def _whole(target: Path) -> bool:
     names = files.names(target)
     return metadata_file.FILE_NAME in names and recovery.HALF not in names

@@ -157,13 +157,13 @@ def create(
     """Make a buffer's folder and open it for writing."""
     check_interval(commit_every)
     encoded, there = metadata_file.encode(metadata), os.path.exists(path)
-    make_place(
-        path, "open it with ReplayBuffer.open(path, 'r+'), or choose another path"
-    )
+    way_out = "open it with ReplayBuffer.open(path, 'r+'), or choose another path"
+    make_place(path, way_out)
     refuse_network(path, allow_network)
     lock = WriterLock(path)
     parts = None
     try:
+        make_place(path, way_out)  # again: another process may have had the lock
         # metadata.json appears last: without it the folder is no buffer yet.
         recovery.clear_half(path)
         recovery.sweep(path, metadata)

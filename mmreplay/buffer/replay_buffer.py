@@ -214,11 +214,13 @@ class ReplayBuffer(Adding):
             ForkedError: In a forked child, and the sampler has no seed: each child
                 would draw the same.
         """
-        if self._forks != forks.count and (name := unseeded(self.sampler)):
+        if self._forks != forks.count and (
+            name := unseeded(self.sampler, elsewhere=True)
+        ):
             raise ForkedError(
                 f"sample: got a {name} without a seed in a forked child, expected one "
-                "that does not draw the same in every child; open the buffer in the "
-                "child, or give workers of a DataLoader ReplayStream or ReplayDataset"
+                "that does not draw the same in every child; give it a seed of its own "
+                "there, or workers of a DataLoader ReplayStream or ReplayDataset"
             )
         limit = self.limit
         if limit is not None:

@@ -55,8 +55,12 @@ def stored_priorities(folder: Path | None) -> list[str]:
 
 def left_behind(folder: Path | None) -> list[str]:
     """What is told where stored priorities do not come along, a sentence each."""
+    try:
+        names = stored_priorities(folder)
+    except OSError as error:
+        return [f"stored priorities stay behind: {error}"]
     return [
-        f"the priorities {name!r} stay behind: load, or mmreplay convert, takes them "
-        f"along by priorities={name!r} (--priorities {name})"
-        for name in stored_priorities(folder)
+        f"the priorities {name!r} stay behind: export(..., priorities={name!r}) takes "
+        f"them along, as mmreplay convert --priorities {name} does"
+        for name in names
     ]

@@ -185,14 +185,18 @@ def _commit(buffer: ReplayBuffer) -> dict[str, Any]:
     record = commit.newest_durable(slots)
     heads = buffer.recovery.committed if record is None else record.heads
     # One that gives up more of the ring repeats the heads of the last commit.
-    alike = [
+    older = [
         each.time_ns
         for each in (slots[slot] for slot in commit.DURABLE_SLOTS)
-        if each is not None and (each.heads == heads).all()
+        if each is not None
+        and record is not None
+        and (each.heads == heads).all()
+        and (each.limits != record.limits).any()
     ]
+    time_ns = 0 if record is None else record.time_ns
     return {
-        "time_ns": min(alike, default=0),
-        "exact": len(alike) < len(commit.DURABLE_SLOTS),
+        "time_ns": min([time_ns, *older]),
+        "exact": not older,
         "heads": heads.tolist(),
         "clean": bool(record is not None and record.flags & commit.CLEAN),
     }

@@ -22,7 +22,7 @@ from mmreplay.cli.options import (
     parse_integer,
     usage_error,
 )
-from mmreplay.errors import FailedError, FullError
+from mmreplay.errors import FailedError
 from mmreplay.format.sharding import CODECS
 
 RESUMES = ("break", "truncate", "continue")
@@ -121,17 +121,12 @@ def record(
     from mmreplay.collect import record as play
 
     _tell_of_fewer(path, steps)
-    try:
-        found = play(
-            env, path, function, steps=steps, num_envs=num_envs, capacity=capacity,
-            seed=seed, on_resume=on_resume,  # type: ignore[arg-type]  # checked above
-            engine=engine, codec=codec,  # type: ignore[arg-type]  # likewise
-            level=level,
-        )  # fmt: skip
-    except FullError as error:
-        if path.exists():
-            error.add_note(f"steps before are kept; mmreplay info {path} counts them")
-        raise
+    found = play(
+        env, path, function, steps=steps, num_envs=num_envs, capacity=capacity,
+        seed=seed, on_resume=on_resume,  # type: ignore[arg-type]  # checked above
+        engine=engine, codec=codec,  # type: ignore[arg-type]  # likewise
+        level=level,
+    )  # fmt: skip
     if json:
         show.print_json({**asdict(found), "path": str(path)})
         return

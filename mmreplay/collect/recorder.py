@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -13,13 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.buffer.filling import discard
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.collect.environments import check_number, make_vector
 from mmreplay.collect.meter import Meter
 from mmreplay.collect.policies import Actor, Policy
 from mmreplay.collect.sources import Leaves, Source, open_source
-from mmreplay.errors import SchemaError
+from mmreplay.errors import FullError, SchemaError
 from mmreplay.format.metadata import FILE_NAME, Autoreset, Engine, load
 from mmreplay.format.sharding import Codec
 from mmreplay.nesting import unflatten
@@ -127,26 +125,28 @@ def record(
         # Every second row of an environment is a final one at most.
         most = 2 * -(-steps // source.num_envs) + 2
         started = perf_counter()
-        there, fresh = os.path.exists(path), not (Path(path) / FILE_NAME).exists()
+        fresh = not (Path(path) / FILE_NAME).exists()
         buffer = _open(
             Path(path), Schema.from_env(played), source, capacity, most,
             on_resume, commit_every, {"engine": engine, "codec": codec, "level": level},
         )  # fmt: skip
-        begun = False
-        try:
-            with buffer, Meter(steps, _row_nbytes(buffer.schema), progress) as meter:
-                try:
-                    source.reset(seed)
-                    episodes = _play(source, buffer, actor, steps, meter)
-                    held = len(buffer)
-                finally:
-                    begun = bool(buffer.heads.any())
-        except BaseException:
-            # Made for this many steps, it would be too small for the next attempt's.
-            if fresh and not begun:
-                with suppress(OSError):
-                    discard(Path(path), there)
-            raise
+        with buffer, Meter(steps, _row_nbytes(buffer.schema), progress) as meter:
+            try:
+                source.reset(seed)
+                episodes = _play(source, buffer, actor, steps, meter)
+                held = len(buffer)
+            except BaseException as error:
+                if buffer.heads.any():
+                    if isinstance(error, FullError):
+                        told = f"mmreplay info {path} counts them"
+                        error.add_note(f"steps before are kept; {told}")
+                elif fresh:
+                    # Made for this many steps, it is in the way of more.
+                    error.add_note(
+                        f"{path} was made, and is empty: remove it before the next "
+                        "attempt, which would keep its size"
+                    )
+                raise
         seconds = perf_counter() - started
     finally:
         if made:

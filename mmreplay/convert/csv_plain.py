@@ -27,7 +27,7 @@ BOOLS = pa.array(["true", "false", "True", "False", "TRUE", "FALSE"])
 WIDER = {"bool": "int64", "int64": "uint64", "uint64": "float64", "float64": "text"}
 """What a column is taken for next, once a cell says that it is not the first."""
 PART = re.compile(r"\.\d+$")
-PARTED = re.compile(r"(.+)\.(0|[1-9]\d{0,5})")
+PARTED = re.compile(r"(.+)\.(0|[1-9][0-9]{0,5})")
 FITTING = tuple(name for name in DTYPES if "16" not in name or "int" in name)
 
 
@@ -284,7 +284,8 @@ def group(names: list[str], dtypes: Mapping[str, str], notes: Notes) -> dict[str
             )
     found: dict[str, Kind] = {}
     for name in names:
-        field = PART.sub("", name)
+        match = PARTED.fullmatch(name)
+        field = match[1] if match else name
         if columns := whole.get(field, []):
             kind = _widest([dtypes[column] for column in columns])
             found.setdefault(field, (kind, (len(columns),)))

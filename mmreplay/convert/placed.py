@@ -13,6 +13,7 @@ from mmreplay.convert.base import Block, Columns, Notes
 from mmreplay.convert.description import ENV_ID, FLAGS, POSITION, RESERVED, Description
 from mmreplay.episodes import ALL_FLAGS, END, FINAL
 from mmreplay.errors import SourceError
+from mmreplay.format.metadata import MAX_NUM_ENVS
 from mmreplay.schema import Schema
 
 Ints = NDArray[np.int64]
@@ -77,8 +78,8 @@ class Places:
                 here = np.flatnonzero(env_ids == env_id)
                 found._look(env_id, positions[here], flags[here], rows + here)
             rows += len(env_ids)
-        if max(found.first, default=0) >= max(rows, 1):
-            raise _refused(f"environment {max(found.first)} among {rows} rows")
+        if max(found.first, default=0) >= MAX_NUM_ENVS:
+            raise _refused(f"environment {max(found.first)}")
         return found
 
     def _look(

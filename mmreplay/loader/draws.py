@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from numpy.typing import ArrayLike
@@ -76,8 +77,7 @@ class Draws:
         view = self._dataset.buffer.view
         with view.lock:
             draw = self._sampler.draw(view, self._batch_size)
-            draw.buffer = view.home.uuid
-            return draw
+            return replace(draw, buffer=view.home.uuid)
 
     def state_after(self, num_batches: int) -> State:
         """Return the sampler's state after so many batches of this iteration.

@@ -7,6 +7,7 @@ Philox generator (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2,
 
 from __future__ import annotations
 
+import os
 import secrets
 
 import numpy as np
@@ -29,6 +30,7 @@ class StepGenerator:
     Attributes:
         seed: In ``[0, 2**63)``; drawn from the system where None was given.
         given: Whether it was given, so that others can have the same.
+        pid: The process that drew it, if it was not.
     """
 
     def __init__(self, seed: int | None) -> None:
@@ -37,7 +39,7 @@ class StepGenerator:
         Raises:
             SchemaError: The seed is no integer in the range.
         """
-        self.given = seed is not None
+        self.given, self.pid = seed is not None, os.getpid()
         self.seed = secrets.randbits(63) if seed is None else _checked(seed)
         self._philox = np.random.Philox(key=self.seed)
         self._state = self._philox.state
@@ -109,21 +111,30 @@ class StepGenerator:
         return (self.seed + (step + 1) * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
 
 
-def unseeded(sampler: object) -> str | None:
+def unseeded(sampler: object, *, elsewhere: bool = False) -> str | None:
     """Name of a sampler, or of a part of it, whose seed was drawn from the system.
 
-    Looked for is its generator, as ``_random``, in the sampler, its ``_parts`` and the
-    one inside of windows, ``_inner.sampler``. A state that was loaded gives a seed.
+    Looked for is its generator, as ``_random``, in the sampler, what it works by
+    (``_work``), its ``_parts`` and the one inside of windows, ``_inner.sampler``. A
+    state that was loaded gives a seed.
+
+    Args:
+        sampler: Any, or what draws by several.
+        elsewhere: Only those drawn in another process, of which this one is a fork.
 
     Returns:
         None where all seeds were given, as far as it is known.
     """
-    random = getattr(sampler, "_random", None)
-    if isinstance(random, StepGenerator) and not random.given:
-        return type(sampler).__name__
+    for holder in (sampler, getattr(sampler, "_work", None)):
+        random = getattr(holder, "_random", None)
+        if not isinstance(random, StepGenerator) or random.given:
+            continue
+        if not elsewhere or random.pid != os.getpid():
+            return type(sampler).__name__
     inner = getattr(getattr(sampler, "_inner", None), "sampler", None)
     parts = [*getattr(sampler, "_parts", ()), *([] if inner is None else [inner])]
-    return next(filter(None, map(unseeded, parts)), None)
+    names = (unseeded(part, elsewhere=elsewhere) for part in parts)
+    return next(filter(None, names), None)
 
 
 def _checked(seed: object) -> int:

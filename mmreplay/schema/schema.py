@@ -33,7 +33,8 @@ class Schema:
     """Fields of one step, in order, and their roles; it never changes.
 
     Equal schemas have the same fields in the same order and the same roles. One that
-    `from_env` made knows what the environment does after an episode's end, too.
+    `from_env` made knows what the environment does after an episode's end, too, which
+    does not count for that.
 
     Attributes:
         fields: Field by path, in order.
@@ -44,7 +45,7 @@ class Schema:
 
     fields: Mapping[str, Field]
     roles: Mapping[str, str]
-    _autoreset: tuple[str | None, bool]
+    _autoreset: str | None
 
     def __init__(
         self, fields: Mapping[str, object], roles: Mapping[str, str] | None = None
@@ -240,18 +241,14 @@ class Schema:
         schema = Schema.from_flat({**self.fields, path: field}, self.roles)
         return schema._stating(self._autoreset)
 
-    def autoreset(self, num_envs: int) -> str | None:
-        """What so many environments do after an episode's end.
+    @property
+    def autoreset(self) -> str | None:
+        """What the environments do after an episode's end.
 
-        Args:
-            num_envs: Of one that is no vector nothing is known of several.
-
-        Returns:
-            ``"disabled"``, ``"same_step"`` or ``"next_step"``; None where `from_env`
-            did not make the schema, or the environment does not say.
+        ``"disabled"``, ``"same_step"`` or ``"next_step"``; None where `from_env` did
+        not make the schema, or the environment does not say.
         """
-        told, vector = self._autoreset
-        return told if vector or num_envs == 1 else None
+        return self._autoreset
 
     def __getitem__(self, path: str) -> Field:
         try:
@@ -295,7 +292,7 @@ class Schema:
 
     def __reduce__(self) -> tuple[object, ...]:
         # The views of its dicts cannot be pickled.
-        return Schema.from_flat, (dict(self.fields), dict(self.roles))
+        return _made, (dict(self.fields), dict(self.roles), self._autoreset)
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(
@@ -311,11 +308,17 @@ class Schema:
         check_roles(fields, playing)
         object.__setattr__(self, "fields", MappingProxyType(fields))
         object.__setattr__(self, "roles", MappingProxyType(playing))
-        self._stating((None, False))
+        self._stating(None)
 
-    def _stating(self, autoreset: tuple[str | None, bool]) -> Schema:
+    def _stating(self, autoreset: str | None) -> Schema:
         object.__setattr__(self, "_autoreset", autoreset)
         return self
+
+
+def _made(
+    fields: Mapping[str, Field], roles: Mapping[str, str], autoreset: str | None
+) -> Schema:
+    return Schema.from_flat(fields, roles)._stating(autoreset)
 
 
 def _checked(flat: Mapping[str, object]) -> dict[str, Field]:

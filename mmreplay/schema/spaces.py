@@ -5,6 +5,7 @@ Gymnasium is imported only when one of its spaces is to be read.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, cast
 
@@ -16,11 +17,9 @@ from mmreplay.schema.convert import as_numpy
 from mmreplay.schema.field import Field
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from numpy.typing import DTypeLike
 
-MAX_WRAPPERS = 100
+AUTORESETS = ("disabled", "same_step", "next_step")
 _TAKEN = "Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple"
 _WAYS_OUT = {
     "Text": "encode it as a Box of uint8",
@@ -81,23 +80,21 @@ def env_spaces(env: object) -> tuple[object, object]:
     )
 
 
-def env_autoreset(env: object) -> tuple[str | None, bool]:
-    """What an environment does after an episode's end, and whether it is a vector.
+def env_autoreset(env: object) -> str | None:
+    """What a vector environment does after an episode's end, by its metadata.
 
     Returns:
-        ``"disabled"``, ``"same_step"``, ``"next_step"``, or None where a vector does
-        not say. A single one is reset by who steps it, unless Gymnasium's wrapper
-        ``Autoreset`` may do so.
+        ``"disabled"``, ``"same_step"`` or ``"next_step"``; None where it does not say.
+        A single environment never does: who steps it resets it, or a wrapper.
     """
-    if hasattr(env, "single_observation_space"):
-        mode = (getattr(env, "metadata", None) or {}).get("autoreset_mode")
-        return (mode.name.lower() if isinstance(mode, Enum) else None), True
-    inner: object | None = env
-    for _ in range(MAX_WRAPPERS):
-        if type(inner).__name__ == "Autoreset":
-            return None, False
-        inner = getattr(inner, "env", None)
-    return "disabled", False
+    metadata = getattr(env, "metadata", None)
+    if not hasattr(env, "single_observation_space") or not isinstance(
+        metadata, Mapping
+    ):
+        return None
+    told = metadata.get("autoreset_mode")
+    mode = told.name.lower() if isinstance(told, Enum) else told
+    return mode if mode in AUTORESETS else None
 
 
 def example_field(path: str, value: object) -> Field:

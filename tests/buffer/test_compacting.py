@@ -174,7 +174,7 @@ def test_priorities_that_stay_behind_are_told(tmp_path, capsys):
     with mr.ReplayBuffer.create(tmp_path / "a", SCHEMA, 40, sampler=sampler) as buffer:
         buffer.extend(nested(steps(np.random.default_rng(0), 20, 1)))
         buffer.sample(4)
-    told = "the priorities 'prioritized' stay behind: load, or mmreplay convert, takes"
+    told = "the priorities 'prioritized' stay behind: export(..., priorities="
     (note,) = compact(tmp_path / "a", tmp_path / "b").notes
     assert note.startswith(told)
     assert run(["compact", f"{tmp_path}/a", f"{tmp_path}/c"]) == 0

@@ -358,18 +358,36 @@ def test_forked_children_without_a_seed_would_draw_alike(tmp_path, children, mod
     with Twin(tmp_path / "b", 50).buffer as buffer:
         for _ in range(20):
             buffer.add(step(0))
-    mixed = mr.MixtureSampler([(mr.UniformSampler(), 1)], seed=0)
-    for sampler in (mr.UniformSampler(), mixed):
+    for sampler, name in (
+        (mr.UniformSampler(), "UniformSampler"),
+        (mr.MixtureSampler([(mr.UniformSampler(), 1)], seed=0), "UniformSampler"),
+        (mr.PrioritizedSampler(name=None), "PrioritizedSampler"),
+        (mr.RankPrioritizedSampler(name=None), "RankPrioritizedSampler"),
+        (
+            mr.SequenceSampler(2, mr.PrioritizedSampler(name=None)),
+            "PrioritizedSampler",
+        ),
+        (mr.RecentSampler(9, 0.5), "RecentSampler"),
+        (mr.ShuffledSampler(), "ShuffledSampler"),
+        (mr.StratifiedSampler(), "StratifiedSampler"),
+        (mr.DistinctSampler(), "DistinctSampler"),
+    ):
         with mr.ReplayBuffer.open(tmp_path / "b", mode, sampler=sampler) as buffer:
             buffer.sample(4)
             _, pipe = start(children, FORK, draw_in_child, buffer)
-            assert "a UniformSampler without a seed in a forked" in receive(pipe)
+            assert f"got a {name} without a seed in a forked" in receive(pipe)
+            _, pipe = start(children, FORK, draw_in_child, buffer, mr.UniformSampler)
+            assert receive(pipe) == ""
             buffer.sampler = mr.UniformSampler(seed=0)
             _, pipe = start(children, FORK, draw_in_child, buffer)
             assert receive(pipe) == ""
 
 
-def draw_in_child(buffer, pipe):
+def draw_in_child(buffer, *args):
+    """Also with a sampler that is made here."""
+    *make, pipe = args
+    if make:
+        buffer.sampler = make[0]()
     try:
         buffer.sample(4)
     except ForkedError as error:

@@ -276,6 +276,17 @@ def test_columns_of_one_vector_are_put_in_the_order_of_their_numbers(tmp_path, o
         assert "obs.1" not in buffer.schema.paths
 
 
+@pytest.mark.parametrize("odd", ["x.01", "x.00", "x.\u0661"])
+def test_columns_that_are_no_part_of_a_vector_are_fields(tmp_path, odd):
+    text = f"x.0,x.1,{odd},terminated\n1,2,77,0\n3,4,88,1\n"
+    (tmp_path / "a.csv").write_text(text)
+    load(tmp_path / "a.csv")
+    with mr.ReplayBuffer.open(tmp_path / "target") as buffer:
+        rows = buffer.gather_all()
+    assert rows["x"].tolist() == [[1, 2], [3, 4]]
+    assert rows[odd].tolist() == [77, 88]
+
+
 def test_columns_of_a_vector_that_lacks_one_are_no_vector(tmp_path):
     (tmp_path / "a.csv").write_text("obs.0,obs.2,terminated\n1,2,0\n3,4,1\n")
     report = load(tmp_path / "a.csv")

@@ -128,7 +128,7 @@ def test_without_flags_every_row_is_a_step(buffer, tmp_path, ending):
     [
         ("_flags", 64, "flags 64"),
         ("_env_id", -1, "environment -1"),
-        ("_env_id", 1 << 40, "environment 1099511627776 among"),
+        ("_env_id", 1 << 40, "environment 1099511627776, expected"),
         ("_position", -1, "environment 0, position -1"),
     ],
 )

@@ -206,6 +206,24 @@ def test_another_buffers_draw_is_refused(path, tmp_path, whole):
     assert len(other[draw]) == len(draw)
 
 
+def test_a_draw_that_a_sampler_keeps_is_not_marked(path, tmp_path):
+    """One that draws the same steps each time may serve two datasets."""
+
+    class Fixed(mr.UniformSampler):
+        kept = None
+
+        def draw(self, view, batch_size):
+            self.kept = self.kept or super().draw(view, batch_size)
+            return self.kept
+
+    fill(tmp_path / "other")
+    fixed = Fixed(seed=0)
+    for each in (path, tmp_path / "other", path):
+        dataset = mr.ReplayDataset(each)
+        assert len(dataset[next(iter(dataset.draws(fixed, 8)))]) == 8
+    assert fixed.kept.buffer == b""
+
+
 def test_a_draw_of_a_snapshot_is_of_its_buffer(path, tmp_path):
     """Rows have the same positions in both."""
     with mr.ReplayBuffer.open(path) as buffer:

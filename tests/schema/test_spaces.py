@@ -1,7 +1,10 @@
 """Schemas of Gymnasium spaces, environments and example steps."""
 
+import copy
+import pickle
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -147,7 +150,7 @@ def test_what_an_environment_does_after_an_end_is_taken_from_it(mode):
     vector.close()
     for made in (schema, schema.with_field("lives", Field((), "uint8"))):
         with mr.ReplayBuffer.create(None, made, 9, 2, engine="memory") as buffer:
-            assert buffer.autoreset == made.autoreset(1) == said
+            assert buffer.autoreset == made.autoreset == said
     other = "disabled" if said == "next_step" else "next_step"
     with pytest.raises(
         SchemaError,
@@ -156,27 +159,53 @@ def test_what_an_environment_does_after_an_end_is_taken_from_it(mode):
         mr.ReplayBuffer.create(None, schema, 9, 2, engine="memory", autoreset=other)
 
 
-def test_a_single_environment_is_reset_by_who_steps_it():
+def pickle_again(value):
+    return pickle.loads(pickle.dumps(value))
+
+
+@pytest.mark.parametrize("copied", [pickle_again, copy.copy, copy.deepcopy])
+def test_what_an_environment_does_goes_with_copies_of_its_schema(copied):
+    vector = gymnasium.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync")
+    schema = copied(Schema.from_env(vector))
+    vector.close()
+    assert schema.autoreset == "next_step"
+    # It is no part of what the fields are.
+    plain = Schema.from_spaces(
+        vector.single_observation_space, vector.single_action_space
+    )
+    assert (schema, hash(schema), plain.autoreset) == (plain, hash(plain), None)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "said"),
+    [
+        ({"autoreset_mode": "same_step"}, "same_step"),
+        ({"autoreset_mode": "sometimes"}, None),
+        ({"autoreset_mode": 3}, None),
+        ({}, None),
+        (None, None),
+        (["autoreset_mode"], None),
+    ],
+)
+def test_what_no_environment_says_is_not_taken(metadata, said):
+    space = spaces.Discrete(2)
+    vector = SimpleNamespace(
+        single_observation_space=space, single_action_space=space, metadata=metadata
+    )
+    assert Schema.from_env(vector).autoreset == said
+
+
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_a_single_environment_says_nothing_of_a_vector(num_envs):
+    """It is reset by who steps it, or by a wrapper, or was made to look at."""
     single = gymnasium.make("CartPole-v1")
-    wrapped = gymnasium.wrappers.Autoreset(gymnasium.make("CartPole-v1"))
-    memory = {"engine": "memory"}
-    with mr.ReplayBuffer.create(None, Schema.from_env(single), 9, **memory) as buffer:
-        assert buffer.autoreset == "disabled"
-    with pytest.raises(
-        SchemaError, match=r"got 'next_step', but the environment .* says"
-    ):
-        mr.ReplayBuffer.create(
-            None, Schema.from_env(single), 9, autoreset="next_step", **memory
-        )
-    # Of several, which somebody else makes of it, nothing is known; nor of a wrapper.
-    for schema, count in ((Schema.from_env(single), 2), (Schema.from_env(wrapped), 1)):
-        with mr.ReplayBuffer.create(
-            None, schema, 9, count, autoreset="next_step", **memory
-        ) as buffer:
-            assert buffer.autoreset == "next_step"
-        assert schema.autoreset(count) is None
+    schema = Schema.from_env(single)
     single.close()
-    wrapped.close()
+    for given, made in ((None, "disabled"), ("next_step", "next_step")):
+        with mr.ReplayBuffer.create(
+            None, schema, 9, num_envs, engine="memory", autoreset=given
+        ) as buffer:
+            assert buffer.autoreset == made
 
 
 def test_what_has_no_spaces_is_no_environment():
