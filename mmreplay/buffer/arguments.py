@@ -101,7 +101,7 @@ def describe(
     named = autoreset.name.lower() if isinstance(autoreset, Enum) else autoreset
     stated = schema.autoreset if isinstance(schema, Schema) else None
     if named is None:
-        named = cast(Autoreset, stated or "disabled")
+        named = stated or "disabled"
     _check_choices(engine, layout, named)
     if stated not in (None, named):
         raise SchemaError(

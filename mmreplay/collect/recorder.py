@@ -136,22 +136,27 @@ def record(
                 episodes = _play(source, buffer, actor, steps, meter)
                 held = len(buffer)
             except BaseException as error:
-                if buffer.heads.any():
-                    if isinstance(error, FullError):
-                        told = f"mmreplay info {path} counts them"
-                        error.add_note(f"steps before are kept; {told}")
-                elif fresh:
-                    # Made for this many steps, it is in the way of more.
-                    error.add_note(
-                        f"{path} was made, and is empty: remove it before the next "
-                        "attempt, which would keep its size"
-                    )
+                _tell_what_is_left(buffer, fresh, error)
                 raise
         seconds = perf_counter() - started
     finally:
         if made:
             played.close()
     return Recorded(Path(path), steps, seconds, meter.nbytes, episodes, held)
+
+
+def _tell_what_is_left(buffer: ReplayBuffer, fresh: bool, error: BaseException) -> None:
+    """Note what a recording that failed leaves behind, where that is not plain."""
+    if buffer.heads.any():
+        if isinstance(error, FullError):
+            told = f"mmreplay info {buffer.path} counts them"
+            error.add_note(f"steps before are kept; {told}")
+    elif fresh:
+        # Made for so many steps, it is in the way of more.
+        error.add_note(
+            f"{buffer.path} was made, and is empty: remove it before the next attempt, "
+            "which would keep its size"
+        )
 
 
 def _play(

@@ -71,13 +71,8 @@ def open_plain(
             f"{', '.join(list(kinds)[:20])}; check the spelling"
         )
     cells = Cells(kinds)
-    for field, (kind, _) in kinds.items():
-        rounded = survey.inexact.intersection(cells.columns_of([field]))
-        if kind == "float64" and rounded and field not in dtypes:
-            notes.doubt(
-                f"column {min(rounded)!r} has integers that float64 cannot hold, and "
-                "they were rounded"
-            )
+    guesses = [name for name in kinds if name not in dtypes]
+    _doubt_rounded(cells, guesses, survey.inexact, notes)
     types = {name: pa.string() for name in survey.names} | cells.types()
 
     def give(rows: int, names: tuple[str, ...]) -> Iterator[Columns]:
@@ -92,6 +87,19 @@ def open_plain(
                     yield {name: found[name][part] for name in names}
 
     return TableReader(path, kinds, survey.rows, give, notes)
+
+
+def _doubt_rounded(
+    cells: Cells, fields: list[str], inexact: set[str], notes: Notes
+) -> None:
+    """Doubt fields that became float64 although an integer of theirs is none."""
+    for field in fields:
+        rounded = inexact.intersection(cells.columns_of([field]))
+        if cells.kinds[field][0] == "float64" and rounded:
+            notes.doubt(
+                f"column {min(rounded)!r} has integers that float64 cannot hold, and "
+                "they were rounded"
+            )
 
 
 def _is_number(name: str) -> bool:

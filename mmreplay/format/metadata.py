@@ -29,10 +29,10 @@ from mmreplay.format.strict_json import Json
 from mmreplay.mounts import refuse_link
 from mmreplay.ring import LAYOUTS, Ring
 from mmreplay.schema import Schema
+from mmreplay.schema.spaces import AUTORESETS as AUTORESETS
+from mmreplay.schema.spaces import Autoreset as Autoreset
 
 Engine = Literal["memmap", "zarr", "memory"]
-Autoreset = Literal["disabled", "same_step", "next_step"]
-AUTORESETS: tuple[Autoreset, ...] = ("disabled", "same_step", "next_step")
 ENGINES: tuple[Engine, ...] = ("memmap", "zarr", "memory")
 
 FILE_NAME = "metadata.json"

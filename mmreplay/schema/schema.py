@@ -14,6 +14,7 @@ from mmreplay.schema.names import check_path
 from mmreplay.schema.roles import ROLES, assign_roles, check_roles, listing
 from mmreplay.schema.serial import field_from_json, field_to_json
 from mmreplay.schema.spaces import (
+    Autoreset,
     env_autoreset,
     env_spaces,
     example_field,
@@ -45,7 +46,7 @@ class Schema:
 
     fields: Mapping[str, Field]
     roles: Mapping[str, str]
-    _autoreset: str | None
+    _autoreset: Autoreset | None
 
     def __init__(
         self, fields: Mapping[str, object], roles: Mapping[str, str] | None = None
@@ -242,7 +243,7 @@ class Schema:
         return schema._stating(self._autoreset)
 
     @property
-    def autoreset(self) -> str | None:
+    def autoreset(self) -> Autoreset | None:
         """What the environments do after an episode's end.
 
         ``"disabled"``, ``"same_step"`` or ``"next_step"``; None where `from_env` did
@@ -310,13 +311,13 @@ class Schema:
         object.__setattr__(self, "roles", MappingProxyType(playing))
         self._stating(None)
 
-    def _stating(self, autoreset: str | None) -> Schema:
+    def _stating(self, autoreset: Autoreset | None) -> Schema:
         object.__setattr__(self, "_autoreset", autoreset)
         return self
 
 
 def _made(
-    fields: Mapping[str, Field], roles: Mapping[str, str], autoreset: str | None
+    fields: Mapping[str, Field], roles: Mapping[str, str], autoreset: Autoreset | None
 ) -> Schema:
     return Schema.from_flat(fields, roles)._stating(autoreset)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
 
@@ -19,7 +19,8 @@ from mmreplay.schema.field import Field
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-AUTORESETS = ("disabled", "same_step", "next_step")
+Autoreset = Literal["disabled", "same_step", "next_step"]
+AUTORESETS: tuple[Autoreset, ...] = ("disabled", "same_step", "next_step")
 _TAKEN = "Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple"
 _WAYS_OUT = {
     "Text": "encode it as a Box of uint8",
@@ -80,7 +81,7 @@ def env_spaces(env: object) -> tuple[object, object]:
     )
 
 
-def env_autoreset(env: object) -> str | None:
+def env_autoreset(env: object) -> Autoreset | None:
     """What a vector environment does after an episode's end, by its metadata.
 
     Returns:
@@ -94,7 +95,7 @@ def env_autoreset(env: object) -> str | None:
         return None
     told = metadata.get("autoreset_mode")
     mode = told.name.lower() if isinstance(told, Enum) else told
-    return mode if mode in AUTORESETS else None
+    return next((each for each in AUTORESETS if each == mode), None)
 
 
 def example_field(path: str, value: object) -> Field:

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
+from mmreplay.buffer import state
 from mmreplay.buffer.compacting import compact
 from mmreplay.cli.exits import run
-from mmreplay.errors import FormatError, SchemaError
+from mmreplay.errors import FailedError, FormatError, SchemaError
 from mmreplay.files import File
 from mmreplay.mounts import file_system
 from tests.buffer.test_zarr import SCHEMA, nested, same, steps
@@ -180,3 +181,16 @@ def test_priorities_that_stay_behind_are_told(tmp_path, capsys):
     assert run(["compact", f"{tmp_path}/a", f"{tmp_path}/c"]) == 0
     assert f"note {told}" in capsys.readouterr().out
     assert compact(tmp_path / "b", tmp_path / "d").notes == ()
+
+
+def test_priorities_that_cannot_be_looked_for_keep_no_copy_from_being_whole(
+    source, tmp_path, monkeypatch
+):
+    def fail(folder):
+        raise FailedError("cannot list samplers: Input/output error")
+
+    monkeypatch.setattr(state, "stored_priorities", fail)
+    told = "stored priorities stay behind: cannot list samplers: Input/output error"
+    assert compact(source, tmp_path / "b").notes == (told,)
+    equal(source, tmp_path / "b")
+    assert told in mr.repair(source, tmp_path / "c").restored

@@ -51,6 +51,7 @@ class Hdf5Output:
         try:
             yield
         except FailedError:
+            # Ours already: the library is not installed.
             raise
         except OSError as error:
             # The library says what the system said in its text only.
