@@ -1,7 +1,7 @@
 """Rules of this repository that no ready-made linter knows.
 
 The disk is written through `mmreplay.files` alone, so that a test can fail, tear or
-kill at the n-th call; nothing read from a file is ever executed; files stay short.
+kill at the n-th call; nothing read from a file is ever executed.
 """
 
 import ast
@@ -12,11 +12,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = sorted((ROOT / "mmreplay").rglob("*.py"))
-TOOLS = sorted((ROOT / "tools").rglob("*"))
 DOOR = (ROOT / "mmreplay" / "files.py", ROOT / "mmreplay" / "disk.py")
 # Runs others' pickles where the user says so, with stand-ins for what they name.
 PICKLES = ROOT / "mmreplay" / "convert" / "foreign" / "pickles.py"
-LINES = 400
 
 # Names that change the disk, or map it in a way that could.
 RAW = {
@@ -155,16 +153,6 @@ def test_the_disk_is_written_through_files_alone(path):
 @pytest.mark.parametrize("path", [p for p in PACKAGE if p != PICKLES], ids=relative)
 def test_nothing_that_is_read_is_executed(path):
     assert offences(path.read_text(), EXECUTES) == []
-
-
-@pytest.mark.parametrize(
-    "path",
-    [p for p in [*PACKAGE, *TOOLS] if p.suffix in (".py", "", ".c")],
-    ids=relative,
-)
-def test_files_stay_short(path):
-    if path.is_file():
-        assert len(path.read_text().splitlines()) <= LINES
 
 
 @pytest.mark.parametrize(
