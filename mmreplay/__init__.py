@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mmreplay.convert.base import Report as Report
     from mmreplay.convert.export import export as export
     from mmreplay.convert.load import load as load
+    from mmreplay.errors import AutoresetWarning as AutoresetWarning
     from mmreplay.errors import CorruptError as CorruptError
     from mmreplay.errors import EmptyError as EmptyError
     from mmreplay.errors import FailedError as FailedError
@@ -101,6 +102,7 @@ _HOMES = {
     "ActionHistory": "mmreplay.transforms.stack",
     "Apply": "mmreplay.transforms.apply",
     "AutoExport": "mmreplay.convert.auto_export",
+    "AutoresetWarning": "mmreplay.errors",
     "Batch": "mmreplay.batch",
     "Cast": "mmreplay.transforms.elementwise",
     "Compacted": "mmreplay.buffer.compacting",

@@ -17,7 +17,7 @@ ReplayError
 Each is also the builtin that callers catch. A message says what, what was got,
 what was expected and the way out, in the user's names. Errors that are an
 `OSError` take the number of the error that caused them: ``FullError(message,
-errno_=errno.ENOSPC)``. `FullWarning` is the one warning.
+errno_=errno.ENOSPC)``. The warnings are `FullWarning` and `AutoresetWarning`.
 """
 
 from __future__ import annotations
@@ -80,6 +80,10 @@ class ForkedError(ReplayError, RuntimeError):
 
 class FullWarning(UserWarning):
     """A ring is larger than its disk has room for; adds will meet a `FullError`."""
+
+
+class AutoresetWarning(UserWarning):
+    """Rows after episode ends look like resets; ``autoreset`` is probably wrong."""
 
 
 class FullError(_SystemError):

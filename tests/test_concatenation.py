@@ -14,6 +14,7 @@ from tests.samplers.law import assert_law
 
 def made(path, steps, seed=0, sampler=None, number=0, num_envs=1, **options):
     """A buffer whose steps are numbered from a number on."""
+    options.setdefault("autoreset", "disabled")
     buffer = mr.ReplayBuffer.create(
         path,
         mr.Schema(options.pop("fields", FIELDS)),

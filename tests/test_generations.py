@@ -12,7 +12,7 @@ from tools.torture.disks import Disk, WatchedDisk, using
 
 def test_the_writer_sweeps_its_own_left_overs_and_nothing_else(tmp_path):
     folder = tmp_path / "b"
-    mr.ReplayBuffer.create(folder, schema_of(), 48, 2).close()
+    mr.ReplayBuffer.create(folder, schema_of(), 48, 2, autoreset="disabled").close()
     for name in ("tmp-metadata.json", "notes.txt", "data-old"):
         (folder / name).write_bytes(b"x")
     for name in ("data-000002", "tmp-folder", "data-²²²²²²"):
@@ -43,7 +43,9 @@ class NoMove(Disk):
 
 
 def test_readers_learn_of_a_resize_whose_writer_died_before_it_could_tell(tmp_path):
-    buffer = mr.ReplayBuffer.create(tmp_path / "b", schema_of(), 48, 2)
+    buffer = mr.ReplayBuffer.create(
+        tmp_path / "b", schema_of(), 48, 2, autoreset="disabled"
+    )
     fill(buffer, 0, 10)
     reader = mr.ReplayBuffer.open(tmp_path / "b")
     with using(NoMove()), pytest.raises(KeyboardInterrupt):
@@ -61,7 +63,7 @@ def test_readers_learn_of_a_resize_whose_writer_died_before_it_could_tell(tmp_pa
 
 def test_a_copy_of_a_buffer_is_treated_as_after_a_power_cut(tmp_path):
     buffer = mr.ReplayBuffer.create(
-        tmp_path / "b", schema_of(), 48, 2, commit_every=None
+        tmp_path / "b", schema_of(), 48, 2, commit_every=None, autoreset="disabled"
     )
     fill(buffer, 0, 20)
     buffer.commit()

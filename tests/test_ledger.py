@@ -254,7 +254,7 @@ def test_where_no_space_can_be_reserved_live_slots_are_written(
     monkeypatch.setattr(recovery, "file_system", lambda path: kind)
     with using(WatchedDisk()) as disk:
         buffer = mr.ReplayBuffer.create(
-            tmp_path / "b", schema_of(), 12, 2, commit_every=None
+            tmp_path / "b", schema_of(), 12, 2, commit_every=None, autoreset="disabled"
         )
         fill(buffer, 0, 5)
     assert disk.calls["store"] == 0
@@ -278,7 +278,9 @@ def test_where_no_space_can_be_reserved_live_slots_are_written(
 
 def test_a_full_disk_at_the_first_live_slot_is_an_error_of_the_open(tmp_path):
     # A copy that shares its blocks with the original takes new ones when written.
-    mr.ReplayBuffer.create(tmp_path / "b", schema_of(), 12, 2).close()
+    mr.ReplayBuffer.create(
+        tmp_path / "b", schema_of(), 12, 2, autoreset="disabled"
+    ).close()
     full = OSError(errno.ENOSPC, "No space left on device")
     with using(WatchedDisk()) as disk:
         mr.ReplayBuffer.open(tmp_path / "b", "r+", commit_every=None).close()

@@ -25,7 +25,9 @@ SCHEMA = mr.Schema(
 @pytest.mark.parametrize("capacity", [1, 17, 5000, 10**7])
 def test_the_plan_is_what_create_makes(tmp_path, capacity, num_envs):
     plan = plan_buffer(SCHEMA, capacity, num_envs)
-    with mr.ReplayBuffer.create(tmp_path / "b", SCHEMA, capacity, num_envs):
+    with mr.ReplayBuffer.create(
+        tmp_path / "b", SCHEMA, capacity, num_envs, autoreset="disabled"
+    ):
         pass
     files = (tmp_path / "b" / "data-000001").iterdir()
     assert plan.nbytes == sum(file.stat().st_size for file in files)
@@ -78,7 +80,12 @@ def test_the_estimate_is_near_what_shards_take(tmp_path, rng, codec, num_envs):
     with using(QuickDisk()):
         for name, options in (("a", {}), ("b", {"engine": "zarr", "codec": codec})):
             with mr.ReplayBuffer.create(
-                tmp_path / name, SCHEMA, steps, num_envs, **options
+                tmp_path / name,
+                SCHEMA,
+                steps,
+                num_envs,
+                autoreset="disabled",
+                **options,
             ) as buffer:
                 buffer.extend(columns)
     found = estimate(tmp_path / "a", steps, num_envs, codec)
@@ -109,7 +116,7 @@ def test_an_estimate_is_of_the_source_s_own_layout(tmp_path, rng, layout):
     numbers = rng.integers(0, 1 << 62, 40)
     with using(QuickDisk()):
         with mr.ReplayBuffer.create(
-            tmp_path / "a", schema, 1024, 40, layout=layout
+            tmp_path / "a", schema, 1024, 40, layout=layout, autoreset="disabled"
         ) as buffer:
             # The same for all steps of an environment, so that its chunks are small.
             buffer.extend(number=np.tile(numbers, (1024, 1)))

@@ -233,7 +233,7 @@ def test_metadata_of_another_buffer_are_refused(damaged, tmp_path):
     with mr.ReplayBuffer.open(damaged) as buffer:
         schema, capacity, num_envs = buffer.schema, buffer.capacity, buffer.num_envs
     mr.ReplayBuffer.create(
-        tmp_path / "other", schema, capacity, num_envs=num_envs
+        tmp_path / "other", schema, capacity, num_envs=num_envs, autoreset="disabled"
     ).close()
     (damaged / "metadata.json").unlink()
     told = r"other: got the metadata of buffer \w+, expected those of \['\w+'\], which"

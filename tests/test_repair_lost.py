@@ -51,6 +51,7 @@ def damaged(tmp_path, request):
     engine, layout = request.param
     path = tmp_path / "b"
     options = {"codec": "zstd"} if engine == "zarr" else {}
+    options["autoreset"] = "disabled"
     with mr.ReplayBuffer.create(
         path, SCHEMA, 64, 2, layout=layout, engine=engine, commit_every=None, **options
     ) as buffer:
@@ -191,7 +192,9 @@ def test_records_of_zeros_cost_nothing_that_shards_hold(tmp_path):
 def test_sums_of_zeros_are_lost_and_prove_nothing_wrong(tmp_path, capacity):
     """Also in the first lap, where the lap of such an entry fits."""
     path = tmp_path / "b"
-    with mr.ReplayBuffer.create(path, SCHEMA, capacity, 2, commit_every=None) as buffer:
+    with mr.ReplayBuffer.create(
+        path, SCHEMA, capacity, 2, commit_every=None, autoreset="disabled"
+    ) as buffer:
         for _ in range(3):
             extend(buffer, 41)
     sums = path / DATA / "sums.bin"
@@ -209,7 +212,9 @@ def test_sums_of_zeros_are_lost_and_prove_nothing_wrong(tmp_path, capacity):
 def test_a_sum_that_was_written_is_believed_whatever_is_kept(tmp_path):
     """In the first lap too: what it disproves is cut; those of the others are zeros."""
     path = tmp_path / "b"
-    with mr.ReplayBuffer.create(path, SCHEMA, 4096, 2, commit_every=None) as buffer:
+    with mr.ReplayBuffer.create(
+        path, SCHEMA, 4096, 2, commit_every=None, autoreset="disabled"
+    ) as buffer:
         for _ in range(20):
             extend(buffer, 41)
         ring = buffer.metadata.ring
@@ -264,7 +269,14 @@ def test_rows_that_no_file_holds_take_no_memory(tmp_path):
     """Whoever makes metadata.json may let a row be of any size."""
     path = tmp_path / "b"
     with mr.ReplayBuffer.create(
-        path, SCHEMA, 64, 2, engine="zarr", codec="zstd", commit_every=None
+        path,
+        SCHEMA,
+        64,
+        2,
+        engine="zarr",
+        codec="zstd",
+        commit_every=None,
+        autoreset="disabled",
     ) as buffer:
         extend(buffer, 4)
         buffer.close(seal=False)
@@ -305,6 +317,7 @@ def forge(tmp_path, engine, layout):
     """A buffer whose metadata speaks of 2^31 slots, without COMMIT; rows it held."""
     path = tmp_path / "b"
     options = {"codec": "zstd"} if engine == "zarr" else {}
+    options["autoreset"] = "disabled"
     with mr.ReplayBuffer.create(
         path, SCHEMA, 64, 2, layout=layout, engine=engine, commit_every=None, **options
     ) as buffer:
@@ -359,7 +372,7 @@ def test_shards_are_looked_for_once(tmp_path, monkeypatch):
     path, asked = tmp_path / "b", []
     with mr.ReplayBuffer.create(
         path, SCHEMA, 64, 16, layout="env_major", engine="zarr", codec="zstd",
-        commit_every=None,
+        commit_every=None, autoreset="disabled",
     ) as buffer:  # fmt: skip
         extend(buffer, 41)
         places = (path / DATA / "places.bin").stat().st_size // 4
@@ -383,7 +396,13 @@ def positions(ranges):
 @pytest.mark.parametrize("layout", ["env_major", "time_major"])
 def test_what_is_in_reach_is_what_lies_before_the_end(tmp_path, rng, layout):
     with mr.ReplayBuffer.create(
-        tmp_path / "b", SCHEMA, 64, 3, layout=layout, commit_every=None
+        tmp_path / "b",
+        SCHEMA,
+        64,
+        3,
+        layout=layout,
+        commit_every=None,
+        autoreset="disabled",
     ) as buffer:
         extend(buffer, 41)
         ring = buffer.metadata.ring

@@ -28,7 +28,7 @@ def damaged(tmp_path, request):
     path = tmp_path / "b"
     with mr.ReplayBuffer.create(
         path, SCHEMA, 64, 2, layout=request.param, engine="zarr", codec="none",
-        commit_every=None,
+        commit_every=None, autoreset="disabled",
     ) as buffer:  # fmt: skip
         for _ in range(3):
             extend(buffer, 41)
@@ -112,7 +112,7 @@ def test_a_chunk_that_cannot_be_unpacked_costs_its_block_and_no_other(tmp_path, 
     path = tmp_path / "b"
     with mr.ReplayBuffer.create(
         path, SCHEMA, 64, 2, layout=layout, engine="zarr", codec="zstd",
-        commit_every=None,
+        commit_every=None, autoreset="disabled",
     ) as buffer:  # fmt: skip
         for _ in range(3):
             extend(buffer, 41)
@@ -221,7 +221,7 @@ def test_a_power_cut_at_the_exchange_leaves_one_or_the_other(tmp_path):
         root = tmp_path / f"r{seed}"
         root.mkdir()
         with mr.ReplayBuffer.create(
-            root / "b", SCHEMA, 16, 2, commit_every=None
+            root / "b", SCHEMA, 16, 2, commit_every=None, autoreset="disabled"
         ) as buffer:
             extend(buffer, 9)
             uuid = buffer.metadata.uuid

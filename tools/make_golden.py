@@ -206,7 +206,7 @@ def shards(folder: Path) -> mr.ReplayBuffer:
     )
     buffer = mr.ReplayBuffer.create(
         folder, schema, 8, 2, engine="zarr", codec="none", chunk_crc32c=True,
-        commit_every=None,
+        commit_every=None, autoreset="disabled",
     )  # fmt: skip
     for number in range(23):
         ids = [0, 1] if number % 5 else [1]
@@ -229,7 +229,14 @@ def packed(folder: Path) -> mr.ReplayBuffer:
         }
     )
     buffer = mr.ReplayBuffer.create(
-        folder, schema, 32, 3, layout="time_major", engine="zarr", commit_every=None
+        folder,
+        schema,
+        32,
+        3,
+        layout="time_major",
+        engine="zarr",
+        commit_every=None,
+        autoreset="disabled",
     )
     for number in range(90):
         ends = {"terminated": [number % 9 == 8] * 3, "truncated": [number == 70] * 3}

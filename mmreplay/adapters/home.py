@@ -243,6 +243,7 @@ class Home:
 
     def _keep(self, buffer: ReplayBuffer) -> None:
         self.buffer = _open[self.path] = buffer
+        buffer.skip_autoreset_check()
         if self.temporary:
             self._held.append(buffer)
 

@@ -84,6 +84,14 @@ class Adding(OpenBuffer):
                 return None
             return writer.add_plain(data)
 
+    def skip_autoreset_check(self) -> None:
+        """Do not check rows after episode ends for a wrong ``autoreset``.
+
+        For adapters: their library states what its environments do, and their users
+        cannot answer otherwise.
+        """
+        self._writer().checks_ends = False
+
     @property
     def published(self) -> Heads:
         """int64 ``[E]``, the heads: another array each time that rows were added.

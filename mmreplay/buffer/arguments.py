@@ -101,7 +101,20 @@ def describe(
     named = autoreset.name.lower() if isinstance(autoreset, Enum) else autoreset
     stated = schema.autoreset if isinstance(schema, Schema) else None
     if named is None:
-        named = stated or "disabled"
+        named = stated
+    if named is None and num_envs > 1:
+        raise SchemaError(
+            f"autoreset: got none with num_envs={num_envs}, expected what the "
+            "environments do after an episode ends; pass autoreset='next_step' "
+            "(Gymnasium's vector default, EnvPool: the call of step after an end "
+            "resets, with reward 0), 'same_step' (AutoresetMode.SAME_STEP, "
+            "Stable-Baselines3's VecEnv, Isaac Lab: the step that ends resets as well) "
+            "or 'disabled' (you call reset yourself). Schema.from_env(envs) reads it "
+            "from Gymnasium's vector environments"
+        )
+    if named is None:
+        # Nothing of another episode can come unless the caller resets.
+        named = "disabled"
     _check_choices(engine, layout, named)
     if stated not in (None, named):
         raise SchemaError(

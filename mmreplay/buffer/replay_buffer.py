@@ -95,11 +95,15 @@ class ReplayBuffer(Adding):
                 ``"none"``; see docs/zarr.md, as for the next two.
             level: The codec's, more for smaller shards; by default 5 and 3.
             chunk_crc32c: Whether each chunk carries a checksum.
-            autoreset: What the row after an episode's end is: ``"next_step"``
-                (Gymnasium's vector default): the final row; ``"same_step"`` or
-                ``"disabled"``: the first row of the next episode. Or as a vector
-                environment says it, ``envs.metadata["autoreset_mode"]``. By default
-                what `Schema.from_env` was told, else ``"disabled"``.
+            autoreset: What the environments do after an episode ends.
+                ``"next_step"`` (Gymnasium's vector default, EnvPool): the next call of
+                ``step`` resets, so the next row holds the final observation and is no
+                step. ``"same_step"`` (Gymnasium's ``AutoresetMode.SAME_STEP``,
+                Stable-Baselines3, Isaac Lab): the step that ends the episode resets.
+                ``"disabled"``: you call ``reset`` yourself. Gymnasium's enum member
+                ``envs.metadata["autoreset_mode"]`` is accepted, too. By default the
+                mode that `Schema.from_env` read; with one environment, else
+                ``"disabled"``.
             sampler: What `sample` draws with; `UniformSampler` by default.
             transforms: What `sample` and `take` make of stored steps, in order.
             limiter: How fast it is written and drawn from; `mmreplay.RateLimiter`.
@@ -108,8 +112,9 @@ class ReplayBuffer(Adding):
             user: JSON kept in the metadata.
 
         Raises:
-            SchemaError: An argument is not legal, or transforms do not fit the schema
-                or the capacity.
+            SchemaError: An argument is not legal, transforms do not fit the schema or
+                the capacity, or ``num_envs > 1`` and neither ``autoreset`` nor the
+                schema states the mode.
             FormatError: The path holds something already.
             FullError: No space is left.
         """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -15,7 +16,13 @@ from mmreplay.buffer.forks import Owner
 from mmreplay.buffer.intake import Columns, Intake, tell
 from mmreplay.buffer.room import targets
 from mmreplay.episodes import BREAK, CUT, END, FINAL, START
-from mmreplay.errors import SchemaError
+from mmreplay.episodes.autoreset import (
+    MIN_ENDS,
+    MIN_KNOWN_ENDS,
+    after_ends,
+    next_step_signature,
+)
+from mmreplay.errors import AutoresetWarning, ReplayError, SchemaError
 from mmreplay.ring import Run, runs
 from mmreplay.schema import Schema
 from mmreplay.storage.base import Store
@@ -26,6 +33,10 @@ Array = NDArray[np.int64]
 Hold = Callable[[Array, Array, Array, Array], Array]
 # First-lap space is promised this far ahead of the head, at least one row.
 ALLOCATE_AHEAD_NBYTES = 16 << 20
+# The check of rows after episode ends reads at most so many flags, ends and rewards.
+CHECKED_ROWS = 1 << 20
+CHECKED_ENDS = 64
+CHECKED_REWARDS = 4096
 
 
 class Writer:
@@ -36,6 +47,8 @@ class Writer:
 
     Attributes:
         owner: The process that opened the buffer.
+        checks_ends: Whether rows after episode ends are still to be checked for
+            resets of next-step mode, which another ``autoreset`` takes for steps.
     """
 
     def __init__(
@@ -47,7 +60,12 @@ class Writer:
         self._final_follows = autoreset == "next_step"
         self._marker = Marker(schema, ring.num_envs, final_follows=self._final_follows)
         self.intake = Intake(schema, ring.num_envs)
-        self._fields, self.owner = schema.fields, Owner()
+        self._schema, self._fields, self.owner = schema, schema.fields, Owner()
+        self._autoreset = autoreset
+        ends = schema.role("terminated"), schema.role("truncated")
+        rewarded = len(schema.role_paths("reward")) == 1
+        self.checks_ends = not self._final_follows and rewarded and ends != (None, None)
+        self._num_ends, self._check_at = 0, MIN_KNOWN_ENDS
         self.hold: Hold | None = None
         self._add_lock = threading.Lock()
         self._ahead = max(2, ALLOCATE_AHEAD_NBYTES // max(1, row_nbytes))
@@ -69,6 +87,8 @@ class Writer:
         writer._catch_up()
         self._marker.follow(writer._marker)
         self.hold = writer.hold
+        self.checks_ends = writer.checks_ends
+        self._num_ends, self._check_at = writer._num_ends, writer._check_at
 
     def _know(self, heads: Array, limits: Array, tails: Array) -> None:
         """Note what was published, and the head that all environments share, if any.
@@ -143,6 +163,10 @@ class Writer:
                 self._lockstep = head + 1
                 self._heads = heads
                 return heads
+            if self.checks_ends and not marker.calm():
+                # Before the step: a warning that is an error leaves nothing visible.
+                self._check_ends()
+                self._num_ends += self._ends_followed(None)
             ends = self._store.wide(given) if self._wide else self._store.step(given)
             if ends < 0 or head < 0:
                 return None
@@ -190,6 +214,9 @@ class Writer:
         columns = self.intake.step(given, count)
         with self._add_lock:
             self._catch_up()
+            if self.checks_ends and not self._marker.calm():
+                self._check_ends()
+                self._num_ends += self._ends_followed(env_ids)
             if final_observation is None and env_ids is None and self._lockstep >= 0:
                 self._add_lockstep(columns)
                 return
@@ -260,12 +287,17 @@ class Writer:
                 return False
             laid: Columns = given  # type: ignore[assignment]  # arrays, as the store says
             flags, size = self._marker.plain(laid, steps), self._ring.reserve
+            if self.checks_ends:
+                self._num_ends += self._ends_followed(None)
             for first in range(0, steps, size):
                 try:
                     self._add_laid(laid, flags, first, min(first + size, steps))
                 except OSError as error:
                     tell(error, first, steps)
                     raise
+            if self.checks_ends:
+                self._num_ends += int(np.count_nonzero(flags[:-1] & END))
+                self._check_ends()
         return True
 
     def extend(
@@ -285,6 +317,8 @@ class Writer:
         size = self._ring.reserve if final is None else self._ring.reserve // 2
         with self._add_lock:
             self._catch_up()
+            if self.checks_ends:
+                self._num_ends += self._ends_followed(env_ids)
             for first in range(0, steps, size):
                 piece = slice(first, min(first + size, steps))
                 part = {path: column[piece] for path, column in columns.items()}
@@ -294,6 +328,98 @@ class Writer:
                 except OSError as error:
                     tell(error, first, steps)
                     raise
+            if self.checks_ends:
+                for role in ("terminated", "truncated"):
+                    if (path := self._schema.role(role)) is not None:
+                        self._num_ends += int(np.count_nonzero(columns[path][:-1]))
+                self._check_ends()
+
+    def _ends_followed(self, env_ids: NDArray[np.int64] | None) -> int:
+        """Count the episode ends, stored before, that the next step follows."""
+        ended = (self._marker.before & (END | FINAL)) != 0
+        ended &= self._heads > self._tails
+        return int(np.count_nonzero(ended if env_ids is None else ended[env_ids]))
+
+    def _check_ends(self) -> None:
+        """Warn, once, if rows after episode ends look like resets of next-step mode.
+
+        A few thousand rows are read when 3 and 32 ends have been followed by a row, and
+        no more once 32 were judged.
+        """
+        if self._num_ends < self._check_at:
+            return
+        late = self._num_ends >= MIN_ENDS
+        self._check_at = self._num_ends + MIN_ENDS if late else MIN_ENDS
+        try:
+            found = self._next_step_rows()
+        except (ReplayError, OSError):
+            # Rows that cannot be read are no reason to refuse new ones.
+            self.checks_ends = False
+            return
+        if found is None:
+            return
+        self.checks_ends = False
+        stored = self._schema.role("next_observation") is not None
+        otherwise = "Otherwise, ignore this warning"
+        if stored:
+            otherwise = (
+                "If they reset within the step, next_observation at an end must be "
+                "infos['final_obs'], not the observation that step returned"
+            )
+        warnings.warn(
+            f"autoreset={self._autoreset!r} looks wrong: {found}. If these "
+            "environments reset one step after an end, as Gymnasium's vector "
+            "environments do by default, such rows are no steps: create the buffer "
+            f"with autoreset='next_step'. {otherwise}",
+            AutoresetWarning,
+            # The user's call of the buffer's, which called the writer's, called this.
+            stacklevel=4,
+        )
+
+    def _next_step_rows(self) -> str | None:
+        """Read rows after episode ends and others; see `next_step_signature`."""
+        ring, schema, store = self._ring, self._schema, self._store
+        each = max(4, CHECKED_ROWS // ring.num_envs)
+        firsts = np.maximum(self._tails, self._heads - min(each, ring.capacity))
+        lengths = (self._heads - firsts)[: CHECKED_ROWS // 4]
+        env_ids = np.repeat(np.arange(len(lengths)), lengths)
+        offsets = np.arange(len(env_ids)) - (np.cumsum(lengths) - lengths)[env_ids]
+        rows = ring.rows(env_ids, firsts[env_ids] + offsets)
+        flags = store.flags(rows)
+        after = after_ends(flags, env_ids)
+        if not len(after):
+            return None
+        others = (flags & FINAL) == 0
+        others[after] = False
+        if len(after) > CHECKED_ENDS:
+            after = after[np.arange(CHECKED_ENDS) * len(after) // CHECKED_ENDS]
+        # The row before is the end, or its final row with the end before it.
+        between = (flags[after - 1] & FINAL) != 0
+        ends = after - 1 - between
+        stored = schema.role_paths("next_observation")
+        known = (env_ids[ends] == env_ids[after]) & (ends >= 0)
+        known &= between | bool(stored)
+        observed: list[tuple[NDArray[np.generic], ...]] = [(), (), ()]
+        if known.any():
+            paths = schema.role_paths("observation")
+            led = sorted(stored) if stored else paths
+            paths = tuple(sorted(paths)) if stored else paths
+            observed = [
+                tuple(store.gather(rows[at], names)[name] for name in names)
+                for at, names in (
+                    (ends, paths), (ends if stored else after - 1, led), (after, paths)
+                )
+            ]  # fmt: skip
+        (reward,) = schema.role_paths("reward")
+        sample = np.flatnonzero(others)
+        if len(sample) > CHECKED_REWARDS:
+            sample = sample[np.arange(CHECKED_REWARDS) * len(sample) // CHECKED_REWARDS]
+        rewards = [store.gather(rows[at], (reward,))[reward] for at in (after, sample)]
+        if schema[reward].dtype == "bfloat16":
+            # Stored as bits, of which the highest is the sign of zero.
+            rewards = [bits.astype(np.uint16) << 1 for bits in rewards]
+        self.checks_ends = len(after) < MIN_ENDS
+        return next_step_signature(rewards[0], rewards[1], known, *observed)
 
     def _add_block(
         self,

@@ -102,7 +102,8 @@ def _warning_in_a_line() -> Iterator[None]:
         def show(
             message: Any, category: type[Warning], *rest: Any, **more: Any
         ) -> None:
-            if not issubclass(category, errors.FullWarning):
+            ours = errors.FullWarning, errors.AutoresetWarning
+            if not issubclass(category, ours):
                 others(message, category, *rest, **more)
             elif str(message) not in said:
                 said.add(str(message))

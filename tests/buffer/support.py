@@ -44,7 +44,7 @@ class Twin:
         options.setdefault("commit_every", None)
         if path is None:
             options["engine"] = "memory"
-        self.autoreset = options.get("autoreset", "disabled")
+        self.autoreset = options.setdefault("autoreset", "disabled")
         self.buffer = mr.ReplayBuffer.create(
             path, schema(stored), capacity, num_envs, **options
         )

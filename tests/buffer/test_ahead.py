@@ -70,7 +70,9 @@ def made(path, stored):
 
     more = {"next_observation": observation()} if stored else {}
     fields = FIELDS | dict.fromkeys(more, FIELDS["observation"])
-    with mr.ReplayBuffer.create(path, mr.Schema(fields), 100, 2) as buffer:
+    with mr.ReplayBuffer.create(
+        path, mr.Schema(fields), 100, 2, autoreset="disabled"
+    ) as buffer:
         buffer.extend(
             observation=observation(),
             goal=rng.integers(0, 255, (count, 2, 64, 65), np.uint8),

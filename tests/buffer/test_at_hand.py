@@ -38,7 +38,9 @@ STEPS = 90
 def filled(path, name, rng, num_envs=2, cut=False):
     """A ring of some laps, with episodes that end in either way."""
     fields = SCHEMAS[name]
-    buffer = mr.ReplayBuffer.create(path, mr.Schema(unflatten(fields)), 40, num_envs)
+    buffer = mr.ReplayBuffer.create(
+        path, mr.Schema(unflatten(fields)), 40, num_envs, autoreset="disabled"
+    )
     data = {
         path: (50 * rng.random((STEPS, num_envs, *field.shape))).astype(field.dtype)
         for path, field in fields.items()

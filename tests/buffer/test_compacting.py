@@ -21,7 +21,13 @@ def source(request, tmp_path, rng):
     """A buffer of several laps, whose environments are not equally far."""
     path = tmp_path / "a"
     with mr.ReplayBuffer.create(
-        path, SCHEMA, 40, 3, layout=request.param, user={"by": "us"}
+        path,
+        SCHEMA,
+        40,
+        3,
+        layout=request.param,
+        user={"by": "us"},
+        autoreset="disabled",
     ) as buffer:
         buffer.extend(nested(steps(rng, 90, 3)))
         buffer.extend(nested(steps(rng, 15, 2)), env_ids=[0, 2])
@@ -117,7 +123,9 @@ def test_what_shards_hold_takes_no_space_beside_them(tmp_path, num_envs, made_by
     fields = {"large": mr.Field((5000,), "uint8"), "small": mr.Field((9,), "int64")}
     schema, path = mr.Schema(fields), tmp_path / "b"
     engine = {"engine": "zarr"} if made_by == "close" else {}
-    with mr.ReplayBuffer.create(path, schema, 500, num_envs, **engine) as buffer:
+    with mr.ReplayBuffer.create(
+        path, schema, 500, num_envs, autoreset="disabled", **engine
+    ) as buffer:
         for _ in range(9):
             buffer.extend(
                 large=np.zeros((100, num_envs, 5000), np.uint8),

@@ -26,7 +26,9 @@ def add(buffer: ReplayBuffer, number: int, terminated: list[bool]) -> None:
 
 
 def test_what_follows_a_cut_starts_an_episode_and_the_last_step_is_truncated(tmp_path):
-    with ReplayBuffer.create(tmp_path / "ring", SCHEMA, 10, 2) as buffer:
+    with ReplayBuffer.create(
+        tmp_path / "ring", SCHEMA, 10, 2, autoreset="disabled"
+    ) as buffer:
         add(buffer, 0, [False, False])
         buffer.cut([1])
         add(buffer, 1, [False, True])

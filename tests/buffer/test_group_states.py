@@ -339,7 +339,13 @@ def test_a_mutable_fields_name_may_be_longer_than_any_arrays(tmp_path):
 def test_compression_counts_rows_that_were_written(tmp_path, rng, layout):
     schema = mr.Schema({"noise": mr.Field((64,), "uint8")})
     with mr.ReplayBuffer.create(
-        tmp_path / "b", schema, 10_000, 2, engine="zarr", layout=layout
+        tmp_path / "b",
+        schema,
+        10_000,
+        2,
+        engine="zarr",
+        layout=layout,
+        autoreset="disabled",
     ) as buffer:
         buffer.extend(noise=rng.integers(0, 256, (100, 2, 64), np.uint8))
     with mr.ReplayBuffer.open(tmp_path / "b") as buffer:

@@ -57,7 +57,7 @@ def taken(monkeypatch):
 def make(path, num_envs=1, layout="env_major", **options):
     return mr.ReplayBuffer.create(
         path, mr.Schema(FIELDS), SLOTS, num_envs=num_envs, layout=layout,
-        **({"commit_every": None} | options),
+        **({"commit_every": None, "autoreset": "disabled"} | options),
     )  # fmt: skip
 
 
@@ -264,6 +264,7 @@ def test_it_goes_on_from_one_stretch_to_the_next(
     schema = mr.Schema(FIELDS)
     with mr.ReplayBuffer.create(
         tmp_path / "b", schema, slots, num_envs=num_envs, layout=layout,
+        autoreset="disabled",
     ) as buffer:  # fmt: skip
         for number in range(2 * slots):
             buffer.add(step_of(number, num_envs))

@@ -21,7 +21,7 @@ YEAR_NS = 365 * 24 * 3600 * 10**9
 
 
 def make(path, **options):
-    options = {"commit_every": None} | options
+    options = {"commit_every": None, "autoreset": "disabled"} | options
     return mr.ReplayBuffer.create(path, schema_of(), 12, 2, **options)
 
 

@@ -35,7 +35,9 @@ def columns(first, count, envs):
 def test_views_are_what_is_gathered_at_every_turn_of_the_ring(tmp_path, layout, envs):
     path, lengths = tmp_path / "ring", set()
     with (
-        mr.ReplayBuffer.create(path, SCHEMA, 20, envs, layout=layout) as buffer,
+        mr.ReplayBuffer.create(
+            path, SCHEMA, 20, envs, layout=layout, autoreset="disabled"
+        ) as buffer,
         mr.ReplayBuffer.open(path) as reader,
     ):
         for first in range(0, 70, 7):
@@ -77,7 +79,9 @@ def test_views_outlive_their_buffer(tmp_path):
 @pytest.mark.parametrize("engine", ["memory", "zarr", "memmap"])
 def test_there_is_no_view_of_what_lies_in_no_file_or_not_side_by_side(tmp_path, engine):
     path = None if engine == "memory" else tmp_path / "ring"
-    with mr.ReplayBuffer.create(path, SCHEMA, 20, 2, engine=engine) as buffer:
+    with mr.ReplayBuffer.create(
+        path, SCHEMA, 20, 2, engine=engine, autoreset="disabled"
+    ) as buffer:
         buffer.extend(columns(0, 5, 2))
         assert (buffer.mapped("number") is None) == (engine != "memmap")
         assert buffer.mapped("terminated") is None

@@ -38,7 +38,13 @@ def test_the_ring_holds_the_newest_of_what_it_was_given(
     envs = (num_envs,) if num_envs > 1 else ()
     given = {path: [] for path in SCHEMA.paths}
     buffer = mr.ReplayBuffer.create(
-        tmp_path / "a", SCHEMA, 200, num_envs=num_envs, layout=layout, commit_every=None
+        tmp_path / "a",
+        SCHEMA,
+        200,
+        num_envs=num_envs,
+        layout=layout,
+        commit_every=None,
+        autoreset="disabled",
     )
     for number in range(25):
         count = 1 if number % 3 == 0 else int(rng.integers(1, 90))

@@ -114,7 +114,9 @@ def receive(pipe):
 @pytest.mark.parametrize("layout", ["env_major", "time_major"])
 def test_a_reader_of_a_ring_that_wraps_sees_no_torn_row(tmp_path, children, layout):
     path = tmp_path / "ring"
-    with mr.ReplayBuffer.create(path, CHECKED, 48, 2, layout=layout) as buffer:
+    with mr.ReplayBuffer.create(
+        path, CHECKED, 48, 2, layout=layout, autoreset="disabled"
+    ) as buffer:
         for position in range(60):
             buffer.add(checked_rows(np.arange(2), np.full(2, position)))
     _, pipe = start(children, SPAWN, write, path, 1_000_000)

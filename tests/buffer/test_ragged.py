@@ -66,7 +66,9 @@ def test_a_ragged_list_is_refused_by_name(name):
 
 
 def test_a_ragged_list_is_refused_of_many_environments():
-    with mr.ReplayBuffer.create(None, SCHEMA, 9, 2, engine="memory") as buffer:
+    with mr.ReplayBuffer.create(
+        None, SCHEMA, 9, 2, engine="memory", autoreset="disabled"
+    ) as buffer:
         ends = {"terminated": [True] * 2, "truncated": [False] * 2}
         data = {"observation": {"pixels": RAGGED}, **ends}
         with pytest.raises(SchemaError, match="field 'observation/pixels': got list"):

@@ -96,7 +96,9 @@ def test_ends_are_those_of_the_steps_however_they_come(
     schema, path, sampler = mr.Schema(ENDS), tmp_path / "b", mr.UniformSampler(0)
     made = {"layout": layout, "engine": engine, "commit_every": None}
     with (
-        mr.ReplayBuffer.create(path, schema, 40, num_envs, **made) as writer,
+        mr.ReplayBuffer.create(
+            path, schema, 40, num_envs, autoreset="disabled", **made
+        ) as writer,
         mr.ReplayBuffer.open(path, read_mode=mode, sampler=sampler) as reader,
     ):
         writer.extend(ending(0, 3, num_envs))
@@ -120,7 +122,9 @@ def test_ends_are_those_of_steps_drawn_before_their_ring_was_replaced(
     """As a loader's threads have them, which gather what was drawn ahead."""
     path, sampler = tmp_path / "b", mr.UniformSampler(0)
     with (
-        mr.ReplayBuffer.create(path, mr.Schema(ENDS), 40, num_envs) as writer,
+        mr.ReplayBuffer.create(
+            path, mr.Schema(ENDS), 40, num_envs, autoreset="disabled"
+        ) as writer,
         mr.ReplayBuffer.open(path, read_mode=mode, sampler=sampler) as reader,
     ):
         # The last steps terminate, and nothing follows.

@@ -159,7 +159,7 @@ def test_blocks_wrap_alike_in_small_large_and_mutable_fields(
         }
     )
     path = tmp_path / "b" if engine == "memmap" else None
-    options = {"engine": engine, "layout": layout}
+    options = {"engine": engine, "layout": layout, "autoreset": "disabled"}
     with mr.ReplayBuffer.create(path, schema, 7, num_envs, **options) as buffer:
         written = 0
         for steps in (3, 4, 1, 5, 2, 8, 3, 30, 6, 5):

@@ -29,6 +29,7 @@ SCHEMA = mr.Schema(
 def record(path, rng, steps=90, num_envs=2, **options):
     """A closed buffer that has come round; return what it holds, and its group."""
     options.setdefault("codec", "zstd")
+    options.setdefault("autoreset", "disabled")
     with mr.ReplayBuffer.create(
         path, SCHEMA, 40, num_envs, engine="zarr", **options
     ) as buffer:

@@ -31,6 +31,7 @@ def disk(monkeypatch):
 
 
 def create(path, capacity=1000, **options):
+    options.setdefault("autoreset", "disabled")
     return mr.ReplayBuffer.create(path, SCHEMA, capacity, **options)
 
 

@@ -44,7 +44,13 @@ class SharingDisk(Disk):
 
 def create(path, capacity=40, num_envs=2, layout="env_major"):
     return mr.ReplayBuffer.create(
-        path, SCHEMA, capacity, num_envs, layout=layout, commit_every=None
+        path,
+        SCHEMA,
+        capacity,
+        num_envs,
+        layout=layout,
+        commit_every=None,
+        autoreset="disabled",
     )
 
 

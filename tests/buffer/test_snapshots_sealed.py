@@ -60,7 +60,7 @@ class BusyDisk(Disk):
 def create(path, capacity=64, layout="env_major", **options):
     return mr.ReplayBuffer.create(
         path, SCHEMA, capacity, 2, layout=layout, commit_every=None, engine="zarr",
-        **options,
+        autoreset="disabled", **options,
     )  # fmt: skip
 
 
@@ -218,7 +218,7 @@ def test_priorities_come_along(tmp_path, engine, count):
     sampler = mr.PrioritizedSampler(seed=0, name="learner")
     with mr.ReplayBuffer.create(
         tmp_path / "a", SCHEMA, 64, 2, commit_every=None, engine=engine,
-        sampler=sampler,
+        sampler=sampler, autoreset="disabled",
     ) as buffer:  # fmt: skip
         extend(buffer, count)
         for _ in range(5):
@@ -239,7 +239,13 @@ def test_a_column_knows_no_row_that_the_snapshot_has_not(tmp_path):
     """A row that takes the place of one that was not taken begins as a new one."""
     sampler = mr.PrioritizedSampler(seed=0, name="learner")
     with mr.ReplayBuffer.create(
-        tmp_path / "a", SCHEMA, 64, 2, commit_every=None, sampler=sampler
+        tmp_path / "a",
+        SCHEMA,
+        64,
+        2,
+        commit_every=None,
+        sampler=sampler,
+        autoreset="disabled",
     ) as buffer:
         extend(buffer, 20)
         heads = []
@@ -264,7 +270,13 @@ def test_a_column_knows_no_row_that_the_snapshot_has_not(tmp_path):
 def test_a_column_that_is_damaged_is_left_out(tmp_path):
     sampler = mr.PrioritizedSampler(seed=0, name="learner")
     with mr.ReplayBuffer.create(
-        tmp_path / "a", SCHEMA, 64, 2, commit_every=None, sampler=sampler
+        tmp_path / "a",
+        SCHEMA,
+        64,
+        2,
+        commit_every=None,
+        sampler=sampler,
+        autoreset="disabled",
     ) as buffer:
         extend(buffer, 20)
         buffer.sample(8)

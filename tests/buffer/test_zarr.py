@@ -68,10 +68,16 @@ def twins(request, tmp_path):
     """A buffer in shards and one in RAM, of the same steps; and a reader."""
     rng = np.random.default_rng(3)
     sharded = mr.ReplayBuffer.create(
-        tmp_path / "b", SCHEMA, 70, 2, engine="zarr", layout=request.param
+        tmp_path / "b",
+        SCHEMA,
+        70,
+        2,
+        engine="zarr",
+        layout=request.param,
+        autoreset="disabled",
     )
     twin = mr.ReplayBuffer.create(
-        None, SCHEMA, 70, 2, engine="memory", layout=request.param
+        None, SCHEMA, 70, 2, engine="memory", layout=request.param, autoreset="disabled"
     )
 
     def extend(count):
@@ -196,7 +202,7 @@ def test_shards_that_are_overwritten_go_whole_and_unopened(
     schema = mr.Schema({"x": mr.Field((600,), "float64")})
     path = tmp_path / "b"
     with mr.ReplayBuffer.create(
-        path, schema, 100, 2, engine="zarr", layout=layout
+        path, schema, 100, 2, engine="zarr", layout=layout, autoreset="disabled"
     ) as buffer:
         sealing = buffer._parts.store.sealing
         assert sealing.grain > 1

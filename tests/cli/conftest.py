@@ -46,7 +46,9 @@ def fill(buffer, rng, count):
 def path(tmp_path, rng):
     """45 steps of 2 environments: four episodes of ten each, and a running one."""
     where = tmp_path / "runs" / "a"
-    with mr.ReplayBuffer.create(where, fields(), 100, 2, commit_every=None) as buffer:
+    with mr.ReplayBuffer.create(
+        where, fields(), 100, 2, commit_every=None, autoreset="disabled"
+    ) as buffer:
         fill(buffer, rng, 45)
     return where
 

@@ -89,7 +89,13 @@ def test_a_plan_tells_what_shards_would_take(tmp_path, capsys):
 def test_a_plan_takes_fields_and_layout_of_what_is_there(tmp_path, capsys):
     schema = mr.Schema({"reward": mr.Field((), "float32")})
     with mr.ReplayBuffer.create(
-        tmp_path / "b", schema, 64, 40, layout="env_major", engine="zarr"
+        tmp_path / "b",
+        schema,
+        64,
+        40,
+        layout="env_major",
+        engine="zarr",
+        autoreset="disabled",
     ) as buffer:
         buffer.extend(reward=np.zeros((64, 40), np.float32))
         group = buffer.zarr_path

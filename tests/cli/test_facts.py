@@ -153,7 +153,7 @@ def test_info_of_an_empty_buffer_and_one_without_rewards(facts, cli, tmp_path):
 
 def test_info_lists_the_first_of_many_environments(cli, tmp_path):
     schema = mr.Schema({"observation": mr.Field((), "int64")})
-    mr.ReplayBuffer.create(tmp_path / "b", schema, 10, 50).close()
+    mr.ReplayBuffer.create(tmp_path / "b", schema, 10, 50, autoreset="disabled").close()
     assert "... and 34 more" in cli("info", tmp_path / "b")[1]
 
 
@@ -229,7 +229,9 @@ def test_plan_of_fields_agrees_with_what_create_makes(facts, tmp_path):
             "x": mr.Field((), "float32"),
         }
     )
-    mr.ReplayBuffer.create(tmp_path / "b", schema, 10_000, 3).close()
+    mr.ReplayBuffer.create(
+        tmp_path / "b", schema, 10_000, 3, autoreset="disabled"
+    ).close()
     data = (tmp_path / "b" / "data-000001").iterdir()
     assert found["nbytes"] == sum(file.stat().st_size for file in data)
     assert found["fits"] is True

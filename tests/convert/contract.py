@@ -362,7 +362,9 @@ def make_large(path, nbytes, image):
     count = nbytes // schema.row_nbytes // 2
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (100, 2, *image), np.uint8)
-    with mr.ReplayBuffer.create(path, schema, count, 2, commit_every=None) as buffer:
+    with mr.ReplayBuffer.create(
+        path, schema, count, 2, commit_every=None, autoreset="disabled"
+    ) as buffer:
         for first in range(0, count, 100):
             size = min(100, count - first)
             marks = images.reshape(100, 2, -1)[:, :, 0]

@@ -33,7 +33,7 @@ def engine(request):
 def create(tmp_path, capacity=50, num_envs=1, engine="memmap", **options):
     path = None if engine == "memory" else tmp_path / "buffer"
     return mr.ReplayBuffer.create(
-        path, SCHEMA, capacity, num_envs, engine=engine, **options
+        path, SCHEMA, capacity, num_envs, engine=engine, autoreset="disabled", **options
     )
 
 

@@ -30,7 +30,7 @@ class Told(files.Disk):
 def filled(path, rng, rows=5000, capacity=3000, num_envs=1, layout=None):
     """A buffer whose ring has wrapped."""
     buffer = mr.ReplayBuffer.create(
-        path, mr.Schema(SCHEMA), capacity, num_envs, layout=layout
+        path, mr.Schema(SCHEMA), capacity, num_envs, layout=layout, autoreset="disabled"
     )
     for _ in range(2):
         shape = (rows // 2, num_envs)

@@ -282,7 +282,7 @@ def test_a_column_without_a_name_is_said_to_have_none(cli, tmp_path):
     [("False", False), ("false", False), ("True", True), ("true", True)],
 )
 def test_values_are_spelled_as_in_json_or_in_python(cli, tmp_path, text, described):
-    with mr.ReplayBuffer.create(tmp_path / "b", STEPS, 8, 2):
+    with mr.ReplayBuffer.create(tmp_path / "b", STEPS, 8, 2, autoreset="disabled"):
         pass
     cli(tmp_path / "b", tmp_path / "a.csv")
     args = (tmp_path / "a.csv", tmp_path / "c", "-o", f"sidecar={text}")

@@ -42,7 +42,9 @@ def test_compressed_shards_hold_the_same_rows(tmp_path, file, codec):
 
 def test_many_blocks_are_sealed_while_they_come(tmp_path, rng):
     schema = mr.Schema.from_flat({"reward": mr.Field((), "float64")})
-    with mr.ReplayBuffer.create(tmp_path / "source", schema, 40_000, 2) as buffer:
+    with mr.ReplayBuffer.create(
+        tmp_path / "source", schema, 40_000, 2, autoreset="disabled"
+    ) as buffer:
         buffer.extend(reward=rng.random((55_000, 2)))
         for name, options in (("all", {}), ("newest", {"capacity": 9000})):
             mr.export(buffer, tmp_path / f"{name}.npz")

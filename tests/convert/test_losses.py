@@ -28,6 +28,7 @@ TARGETS = {
 
 def create(path, fields, num_envs=1, roles=None, **options):
     schema = mr.Schema.from_flat(fields, roles)
+    options.setdefault("autoreset", "disabled")
     return mr.ReplayBuffer.create(path, schema, 40, num_envs, **options)
 
 
@@ -224,7 +225,9 @@ def test_ends_by_name_are_written_as_those_of_a_role(
     for name, roles in (("told", {"terminated": "done"}), ("named", None)):
         # The ring has wrapped, so that its oldest episodes have no beginning.
         schema = mr.Schema.from_flat(fields, roles)
-        with mr.ReplayBuffer.create(tmp_path / name, schema, 20, 3) as buffer:
+        with mr.ReplayBuffer.create(
+            tmp_path / name, schema, 20, 3, autoreset="disabled"
+        ) as buffer:
             buffer.extend(steps)
             for target in ("velora", "d4rl"):
                 file, options = TARGETS[target]

@@ -34,7 +34,9 @@ def need(name):
 def rows(tmp_path):
     rng = np.random.default_rng(0)
     lead = (60, 2)
-    with mr.ReplayBuffer.create(tmp_path / "source", SCHEMA, 60, 2) as buffer:
+    with mr.ReplayBuffer.create(
+        tmp_path / "source", SCHEMA, 60, 2, autoreset="disabled"
+    ) as buffer:
         buffer.extend(
             observation={
                 "pixels": rng.integers(0, 256, (*lead, 8, 8, 3), np.uint8),

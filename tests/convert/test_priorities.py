@@ -23,7 +23,7 @@ def source(tmp_path):
     """A ring that has wrapped, drawn from with priorities, and written on since."""
     buffer = mr.ReplayBuffer.create(
         tmp_path / "source", EVERY, 24, 2, commit_every=None,
-        sampler=mr.PrioritizedSampler(seed=0, name="mine"),
+        sampler=mr.PrioritizedSampler(seed=0, name="mine"), autoreset="disabled",
     )  # fmt: skip
     rng = np.random.default_rng(3)
     with buffer:

@@ -31,6 +31,7 @@ def _hurry(monkeypatch):
 
 def make(path, num_envs, steps, capacity=40, schema=SCHEMA, **options):
     rng = np.random.default_rng(num_envs + steps)
+    options.setdefault("autoreset", "disabled")
     buffer = mr.ReplayBuffer.create(path, schema, capacity, num_envs, **options)
     given = {
         name: rng.integers(0, 99, (steps, num_envs, *field.shape)).astype(field.numpy)
@@ -252,7 +253,9 @@ def test_environments_of_different_length_end_in_nans(tmp_path):
 
 def test_bfloat16_goes_to_pt_and_not_to_npz(tmp_path):
     schema = mr.Schema({"a": mr.Field((2,), "bfloat16")})
-    with mr.ReplayBuffer.create(tmp_path / "b", schema, 8, 2) as buffer:
+    with mr.ReplayBuffer.create(
+        tmp_path / "b", schema, 8, 2, autoreset="disabled"
+    ) as buffer:
         buffer.extend(a=np.arange(12, dtype=np.uint16).reshape(3, 2, 2) + 0x3F80)
         buffer.extend(a=np.full((1, 1, 2), 0x4000, np.uint16), env_ids=[0])
         with pytest.raises(

@@ -100,7 +100,9 @@ def test_a_last_step_of_some_environments_is_kept(tmp_path):
 
 def test_a_last_step_of_some_environments_is_written_as_theirs(tmp_path):
     schema = mr.Schema({"x": mr.Field((1,), "float32")})
-    with mr.ReplayBuffer.create(tmp_path / "b", schema, 8, 3) as buffer:
+    with mr.ReplayBuffer.create(
+        tmp_path / "b", schema, 8, 3, autoreset="disabled"
+    ) as buffer:
         buffer.extend(x=np.arange(6.0, dtype=np.float32).reshape(2, 3, 1))
         buffer.add({"x": np.float32([[6], [7]])}, env_ids=[0, 1])
         mr.export(buffer, tmp_path / "a.csv", layout="skrl")

@@ -125,7 +125,9 @@ def test_rows_are_the_transitions(tmp_path, num_envs, autoreset, stored, seed):
 
 def test_steps_wait_for_the_next_block(tmp_path, monkeypatch):
     schema = mr.Schema.from_flat(FIELDS)
-    with mr.ReplayBuffer.create(tmp_path / "b", schema, 500, 2) as buffer:
+    with mr.ReplayBuffer.create(
+        tmp_path / "b", schema, 500, 2, autoreset="disabled"
+    ) as buffer:
         play(buffer, 40, False, "disabled", 3)
         for name, rows in (("v", None), ("w", 1), ("x", 7)):
             if rows is not None:
@@ -182,7 +184,9 @@ def test_a_pair_comes_in_in_the_order_of_its_adds(tmp_path, adds, by):
 
 def test_what_was_written_comes_in_again_and_under_any_prefix(tmp_path):
     schema = mr.Schema.from_flat(FIELDS | NEXTS)
-    with mr.ReplayBuffer.create(tmp_path / "b", schema, 500, 2) as buffer:
+    with mr.ReplayBuffer.create(
+        tmp_path / "b", schema, 500, 2, autoreset="disabled"
+    ) as buffer:
         play(buffer, 30, True, "disabled", 5)
         options = {"format": "safetensors", "layout": "velora", "prefix": "v1.2_"}
         mr.export(buffer, tmp_path / "v", **options)

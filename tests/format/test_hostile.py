@@ -33,7 +33,9 @@ MEMORY_NBYTES = 64 << 20
 def folder(tmp_path, monkeypatch):
     """A small buffer that was killed after its last commit."""
     monkeypatch.setattr(boot, "boot_id", lambda: BOOT)
-    with mr.ReplayBuffer.create(tmp_path / "b", schema_of(), 12, 2) as buffer:
+    with mr.ReplayBuffer.create(
+        tmp_path / "b", schema_of(), 12, 2, autoreset="disabled"
+    ) as buffer:
         fill(buffer, 0, 30)
     return tmp_path / "b"
 
@@ -177,7 +179,9 @@ def test_a_file_that_is_not_what_it_should_be_is_refused_by_name(folder, name, d
 
 
 def test_metadata_and_files_that_disagree_are_refused(folder, tmp_path):
-    with mr.ReplayBuffer.create(tmp_path / "other", schema_of(), 13, 2):
+    with mr.ReplayBuffer.create(
+        tmp_path / "other", schema_of(), 13, 2, autoreset="disabled"
+    ):
         pass
     shutil.copy(tmp_path / "other" / "metadata.json", folder / "metadata.json")
     with pytest.raises(CorruptError, match=r"no whole durable slot|bytes, expected"):
@@ -263,7 +267,7 @@ def abandon(buffer):
 @pytest.mark.parametrize("mode", ["r", "r+"])
 def test_too_few_descriptors_are_told_and_cut_nothing(tmp_path, mode):
     buffer = mr.ReplayBuffer.create(
-        tmp_path / "b", schema_of(), 12, 2, commit_every=None
+        tmp_path / "b", schema_of(), 12, 2, commit_every=None, autoreset="disabled"
     )
     fill(buffer, 0, 9)
     abandon(buffer)

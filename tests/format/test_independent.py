@@ -147,7 +147,9 @@ def test_random_buffers_read_equal_live_and_copied(tmp_path, engine, seed, quick
 
 
 def test_the_independent_reader_sees_a_damaged_row(tmp_path):
-    with mr.ReplayBuffer.create(tmp_path / "b", schema_of(), 48, 2) as buffer:
+    with mr.ReplayBuffer.create(
+        tmp_path / "b", schema_of(), 48, 2, autoreset="disabled"
+    ) as buffer:
         fill(buffer, 0, 20)
     path = tmp_path / "b" / "data-000001" / "records.bin"
     data = bytearray(path.read_bytes())

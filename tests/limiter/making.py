@@ -18,7 +18,13 @@ def law(**options):
 
 def create(path, limiter, num_envs=1):
     return mr.ReplayBuffer.create(
-        path, SCHEMA, 100, num_envs, limiter=limiter, commit_every=None
+        path,
+        SCHEMA,
+        100,
+        num_envs,
+        limiter=limiter,
+        commit_every=None,
+        autoreset="disabled",
     )
 
 

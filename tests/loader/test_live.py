@@ -25,7 +25,9 @@ SAMPLERS = {
 def begun(path, fields, least, seconds):
     """A full ring, and the process that goes on with it."""
     numbers = np.arange(CAPACITY * NUM_ENVS, dtype=np.uint64).reshape(-1, NUM_ENVS)
-    with mr.ReplayBuffer.create(path, mr.Schema(fields), CAPACITY, NUM_ENVS) as buffer:
+    with mr.ReplayBuffer.create(
+        path, mr.Schema(fields), CAPACITY, NUM_ENVS, autoreset="disabled"
+    ) as buffer:
         buffer.extend(rows(numbers, fields is FIELDS))
     child = subprocess.Popen(
         [

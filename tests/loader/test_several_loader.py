@@ -99,7 +99,9 @@ def test_priorities_flow_back_to_the_buffer_of_each_step(paths):
 
 def test_a_writer_that_is_there_from_the_beginning_is_waited_for(tmp_path):
     one = fill(tmp_path / "a", close=False)
-    two = mr.ReplayBuffer.create(tmp_path / "b", one.schema, 100, 2)
+    two = mr.ReplayBuffer.create(
+        tmp_path / "b", one.schema, 100, 2, autoreset="disabled"
+    )
     with one, two, mr.ReplayLoader(mr.concat([one, two], [1, 1], seed=0), 8) as loader:
         with pytest.raises(EmptyError, match="cannot draw") as told:
             next(loader)

@@ -201,11 +201,14 @@ def test_a_single_environment_says_nothing_of_a_vector(num_envs):
     single = gymnasium.make("CartPole-v1")
     schema = Schema.from_env(single)
     single.close()
-    for given, made in ((None, "disabled"), ("next_step", "next_step")):
-        with mr.ReplayBuffer.create(
-            None, schema, 9, num_envs, engine="memory", autoreset=given
-        ) as buffer:
-            assert buffer.autoreset == made
+    for answer in (None, "next_step"):
+        given = {"engine": "memory", "autoreset": answer}
+        if num_envs == 2 and answer is None:
+            with pytest.raises(SchemaError, match="autoreset: got none with num_envs"):
+                mr.ReplayBuffer.create(None, schema, 9, num_envs, **given)
+            continue
+        with mr.ReplayBuffer.create(None, schema, 9, num_envs, **given) as buffer:
+            assert buffer.autoreset == (answer or "disabled")
 
 
 def test_what_has_no_spaces_is_no_environment():

@@ -81,7 +81,12 @@ def make(folder: Path) -> None:
     }
     sampler = mr.PrioritizedSampler(seed=0, name="prioritized")
     with mr.ReplayBuffer.create(
-        folder / "buffer", mr.Schema(fields), 12, 2, sampler=sampler
+        folder / "buffer",
+        mr.Schema(fields),
+        12,
+        2,
+        sampler=sampler,
+        autoreset="disabled",
     ) as buffer:
         for number in range(20):
             buffer.add(

@@ -27,7 +27,9 @@ def sampler():
 def folder(tmp_path):
     """A small buffer with priorities on disk, in a folder of its own."""
     path = tmp_path / "given" / "b"
-    with mr.ReplayBuffer.create(path, schema_of(), 12, 2, sampler=sampler()) as buffer:
+    with mr.ReplayBuffer.create(
+        path, schema_of(), 12, 2, sampler=sampler(), autoreset="disabled"
+    ) as buffer:
         fill(buffer, 0, 30)
         buffer.sample(4)
     return path
@@ -211,7 +213,7 @@ def test_files_are_made_as_the_users_umask_says(tmp_path, umask):
     before = os.umask(umask)
     try:
         with mr.ReplayBuffer.create(
-            tmp_path / "b", schema_of(), 12, 2, sampler=sampler()
+            tmp_path / "b", schema_of(), 12, 2, sampler=sampler(), autoreset="disabled"
         ) as buffer:
             fill(buffer, 0, 30)
             buffer.sample(4)

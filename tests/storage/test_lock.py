@@ -17,7 +17,9 @@ from tools.torture.disks import Disk, using
 
 @pytest.fixture
 def folder(tmp_path):
-    mr.ReplayBuffer.create(tmp_path / "b", schema_of(), 12, 2).close()
+    mr.ReplayBuffer.create(
+        tmp_path / "b", schema_of(), 12, 2, autoreset="disabled"
+    ).close()
     return tmp_path / "b"
 
 

@@ -22,7 +22,7 @@ def path(tmp_path_factory):
     path = tmp_path_factory.mktemp("shards") / "b"
     with mr.ReplayBuffer.create(
         path, SCHEMA, 64, NUM_ENVS, layout="env_major", engine="zarr", codec="zstd",
-        commit_every=None,
+        commit_every=None, autoreset="disabled",
     ) as buffer:  # fmt: skip
         for _ in range(3):
             extend(buffer, 41)

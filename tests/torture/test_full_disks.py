@@ -229,7 +229,9 @@ def test_a_place_with_holes_is_sealed_where_not_a_page_is_left(disk):
 @pytest.mark.parametrize("layout", ["env_major", "time_major"])
 def test_a_conversion_whose_first_block_begins_with_a_hole(disk, engine, layout):
     schema = mr.Schema({"n": mr.Field((16,), "int64")})
-    source = ReplayBuffer.create(None, schema, 2048, 2, engine="memory")
+    source = ReplayBuffer.create(
+        None, schema, 2048, 2, engine="memory", autoreset="disabled"
+    )
     source.extend(n=np.arange(32 * 2424).reshape(2424, 2, 16))
     # The oldest row is no block's first: the sum of its block is of a hole, too.
     assert source.span.first[0] % source.metadata.ring.block_rows > 80
@@ -255,7 +257,9 @@ def test_a_repair_whose_first_block_begins_with_a_hole(disk, layout):
     schema = mr.Schema({"n": mr.Field((16,), "int64")})
     refused = 0
     with mock.patch("mmreplay.files.disk", Unsynced()):
-        with ReplayBuffer.create(disk / "a", schema, 1024, 2, layout=layout) as buffer:
+        with ReplayBuffer.create(
+            disk / "a", schema, 1024, 2, layout=layout, autoreset="disabled"
+        ) as buffer:
             buffer.extend(n=np.arange(32 * 1215).reshape(1215, 2, 16))
             # As above: rows before the oldest are summed with it.
             assert buffer.span.first[0] % buffer.metadata.ring.block_rows > 60

@@ -65,7 +65,12 @@ def written(tmp_path):
     """A compressed buffer closed after two sessions, their starts, and its span."""
     path, starts = tmp_path / "b", []
     with mr.ReplayBuffer.create(
-        path, GEOMETRY.schema, GEOMETRY.capacity, GEOMETRY.num_envs, engine="zarr"
+        path,
+        GEOMETRY.schema,
+        GEOMETRY.capacity,
+        GEOMETRY.num_envs,
+        engine="zarr",
+        autoreset="disabled",
     ):
         pass
     for lineage in (1, 2):

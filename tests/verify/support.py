@@ -36,7 +36,7 @@ def steps(rng, count, num_envs):
 
 def make(path, rng, count=64, *, capacity=64, num_envs=2, **options):
     """A closed buffer of whole blocks."""
-    options = {"commit_every": None, **options}
+    options = {"commit_every": None, "autoreset": "disabled", **options}
     with mr.ReplayBuffer.create(path, schema(), capacity, num_envs, **options) as buf:
         for _ in range(count // 16):
             buf.extend(steps(rng, 16, num_envs))

@@ -17,7 +17,14 @@ def path(tmp_path, rng):
     sampler = mr.PrioritizedSampler(seed=0)
     path = tmp_path / "b"
     with mr.ReplayBuffer.create(
-        path, schema(), 64, 2, sampler=sampler, limiter=limiter, commit_every=None
+        path,
+        schema(),
+        64,
+        2,
+        sampler=sampler,
+        limiter=limiter,
+        commit_every=None,
+        autoreset="disabled",
     ) as buffer:
         for _ in range(5):
             buffer.extend(steps(rng, 16, 2))

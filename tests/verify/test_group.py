@@ -13,7 +13,8 @@ from mmreplay.verify import verify_buffer
 from tests.verify.support import DATA, schema, steps
 from tools.torture.disks import QuickDisk, using
 
-ENGINE = {"engine": "zarr", "codec": "none", "commit_every": None}
+ENGINE = {"engine": "zarr", "codec": "none", "autoreset": "disabled"}
+ENGINE["commit_every"] = None
 
 
 @pytest.fixture(autouse=True)

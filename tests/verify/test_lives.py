@@ -15,7 +15,9 @@ def test_a_buffer_killed_before_its_first_commit_is_whole(tmp_path, rng):
     path = tmp_path / "b"
     pid = os.fork()
     if pid == 0:
-        buffer = mr.ReplayBuffer.create(path, schema(), 64, 2, commit_every=None)
+        buffer = mr.ReplayBuffer.create(
+            path, schema(), 64, 2, commit_every=None, autoreset="disabled"
+        )
         buffer.extend(steps(rng, 30, 2))
         os._exit(9)
     os.waitpid(pid, 0)
@@ -46,7 +48,7 @@ def test_a_busy_writer_and_what_its_death_leaves_are_whole(tmp_path, rng, layout
 
 def test_a_live_writer_is_verified_up_to_its_last_commit(tmp_path, rng):
     with mr.ReplayBuffer.create(
-        tmp_path / "b", schema(), 64, 2, commit_every=None
+        tmp_path / "b", schema(), 64, 2, commit_every=None, autoreset="disabled"
     ) as buffer:
         buffer.extend(steps(rng, 32, 2))
         buffer.commit()
@@ -58,7 +60,9 @@ def test_a_live_writer_is_verified_up_to_its_last_commit(tmp_path, rng):
 
 def test_a_buffer_that_lost_power_is_whole(tmp_path, rng):
     """A copy of a live folder: no live slot of it is trusted."""
-    buffer = mr.ReplayBuffer.create(tmp_path / "b", schema(), 64, 2, commit_every=None)
+    buffer = mr.ReplayBuffer.create(
+        tmp_path / "b", schema(), 64, 2, commit_every=None, autoreset="disabled"
+    )
     for _ in range(10):
         buffer.extend(steps(rng, 16, 2))
     buffer.commit()

@@ -21,7 +21,7 @@ def buffer(tmp_path, rng, request):
     """An open buffer, of which each row of pixels is a chunk of its own."""
     with mr.ReplayBuffer.create(
         tmp_path / "b", schema(), 128, 2, layout=request.param, engine="zarr",
-        commit_every=None,
+        commit_every=None, autoreset="disabled",
     ) as buffer:  # fmt: skip
         buffer.extend(steps(rng, COMMITTED, 2))
         buffer.commit()

@@ -98,7 +98,9 @@ def test_a_checksum_of_another_lap_is_found(path):
 def test_blocks_given_up_while_they_are_read_are_skipped(tmp_path, rng, monkeypatch):
     """A writer laps the check between two of its reads."""
     path = tmp_path / "b"
-    buffer = mr.ReplayBuffer.create(path, schema(), 64, 2, commit_every=None)
+    buffer = mr.ReplayBuffer.create(
+        path, schema(), 64, 2, commit_every=None, autoreset="disabled"
+    )
     buffer.extend(steps(rng, 64, 2))
     buffer.commit()
     real, reads = File.pread, []

@@ -77,7 +77,12 @@ class Paced:
         every, self.by_hand = LEVELS[level]
         self.sizes = sizes
         self.buffer = mr.ReplayBuffer.create(
-            path, mr.Schema(FIELDS), sizes.capacity, ENVS, commit_every=every
+            path,
+            mr.Schema(FIELDS),
+            sizes.capacity,
+            ENVS,
+            commit_every=every,
+            autoreset="disabled",
         )
         rng = np.random.default_rng(0)
         self.step = {
@@ -126,7 +131,12 @@ def checksum_percent(root: Path, sizes: Sizes) -> float:
 
     with (
         mr.ReplayBuffer.create(
-            root / "sums", mr.Schema(FIELDS), sizes.capacity, ENVS, commit_every=None
+            root / "sums",
+            mr.Schema(FIELDS),
+            sizes.capacity,
+            ENVS,
+            commit_every=None,
+            autoreset="disabled",
         ) as buffer,
         mock.patch.object(Committer, "_sum_blocks", timed),
     ):

@@ -176,7 +176,7 @@ def writing(folder: Path, sizes: Sizes) -> dict[str, object]:
     for name, engine in engines:
         buffer = mr.ReplayBuffer.create(
             folder / f"add-{name}", SCHEMA, max(sizes.steps, 64), NUM_ENVS,
-            engine=engine,
+            engine=engine, autoreset="disabled",
         )  # fmt: skip
         buffers.append(buffer)
         sides[name] = lambda buffer=buffer: buffer.add(pixels=given)

@@ -92,7 +92,9 @@ def make_buffer(path: Path) -> Columns:
     """Make a ring that has wrapped, and return what it holds."""
     rng = np.random.default_rng(5)
     lead = (15, 2)
-    with mr.ReplayBuffer.create(path, mr.Schema(SCHEMA), 12, 2) as buffer:
+    with mr.ReplayBuffer.create(
+        path, mr.Schema(SCHEMA), 12, 2, autoreset="disabled"
+    ) as buffer:
         buffer.extend(
             observation=rng.random((*lead, 3)).astype(np.float32),
             image=rng.integers(0, 256, (*lead, 6, 5)).astype(np.uint8),

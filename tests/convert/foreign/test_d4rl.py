@@ -144,7 +144,9 @@ def test_environments_follow_each_other_and_open_ends_are_told(tmp_path, rng):
         }
     )
     seen = rng.random((6, 2, 2)).astype(np.float32)
-    with mr.ReplayBuffer.create(tmp_path / "buffer", schema, 10, 2) as buffer:
+    with mr.ReplayBuffer.create(
+        tmp_path / "buffer", schema, 10, 2, autoreset="disabled"
+    ) as buffer:
         buffer.extend(
             observation={"x": seen}, action=np.arange(12).reshape(6, 2),
             reward=np.zeros((6, 2), np.float32), terminated=np.zeros((6, 2), bool),

@@ -174,7 +174,9 @@ def test_a_recorded_buffer_goes_out_with_spaces_of_its_own(tmp_path, rng):
             "extra": mr.Field((2,), "float32"),
         }
     )
-    with mr.ReplayBuffer.create(tmp_path / "buffer", schema, 100, 2) as buffer:
+    with mr.ReplayBuffer.create(
+        tmp_path / "buffer", schema, 100, 2, autoreset="disabled"
+    ) as buffer:
         buffer.extend(
             {
                 "observation": {
