@@ -291,8 +291,10 @@ class File:
 
     def __del__(self) -> None:
         """Give back what Ctrl-C kept from being closed."""
-        if self.fd >= 0 and self._dropped is not None:
-            self._dropped(self.fd)
+        # By no global name: at the end of the interpreter they may be gone.
+        dropped = getattr(self, "_dropped", None)
+        if dropped is not None and self.fd >= 0:
+            dropped(self.fd)
 
 
 def _irregular(path: Path) -> FormatError:

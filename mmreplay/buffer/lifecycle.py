@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -132,9 +134,17 @@ class Parts:
             # next under their numbers.
             self.committer.stop()
 
-    def __del__(self) -> None:
+    def __del__(
+        self,
+        getpid: Callable[[], int] = os.getpid,
+        ending: Callable[[], bool] = sys.is_finalizing,
+    ) -> None:
         """Close what an interrupted call opened and gave to nobody."""
-        if self.pid == os.getpid():
+        # Bound above: at the end of the interpreter the global names may be gone, and
+        # with them what a close needs. The system then closes the files, and the next
+        # open finds every published row.
+        closed, pid = getattr(self, "closed", True), getattr(self, "pid", None)
+        if not closed and pid == getpid() and not ending():
             self.close()
 
 

@@ -33,7 +33,8 @@ _held: weakref.WeakValueDictionary[tuple[int, int], WriterLock] = (
 class WriterLock:
     """The held lock of one folder, given back by `release`, or when it is dropped.
 
-    Ctrl-C may come between taking it and giving it to somebody who would release it.
+    Ctrl-C may come between taking it and giving it to somebody who would release it:
+    a dropped lock drops its file, whose descriptor is then closed.
 
     Raises:
         LockedError: Somebody, here or in another process, holds it.
@@ -86,12 +87,6 @@ class WriterLock:
         if _held.get(self._key) is self:
             del _held[self._key]
         self._file.close()
-
-    def __del__(self) -> None:
-        """Give it back, unless that was done."""
-        file = getattr(self, "_file", None)
-        if file is not None:
-            file.close()
 
     def forget(self) -> None:
         """Close our copy in a forked child; never unlock, that is the parent's."""
