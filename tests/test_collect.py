@@ -255,6 +255,10 @@ def test_what_strikes_within_a_step_goes_on_up_and_loses_none(
     with pytest.raises(KeyboardInterrupt):
         mr.record(env, tmp_path / "b", steps=1000)
     logs = [each.log for each in env.envs]
+    if call == 0:
+        assert not any(logs)
+        assert not (tmp_path / "b").exists()
+        return
     steps, _ = check_against_logs(tmp_path / "b", logs)
     assert steps == sum(map(len, logs))
     with mr.ReplayBuffer.open(tmp_path / "b") as buffer:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
+from typer.core import HAS_RICH, TyperGroup
 
 from mmreplay import __version__, kernels
 from mmreplay.cli.bench import bench
@@ -22,11 +24,32 @@ from mmreplay.cli.snapshot import snapshot
 from mmreplay.cli.stats import stats
 from mmreplay.cli.verify import verify
 
+MEANT = dict.fromkeys(
+    ("load", "import", "export", "save"),
+    "mmreplay convert SRC DST reads and writes files of other formats",
+)
+"""What does the work of a name that is no command."""
+
+
+class Commands(TyperGroup):
+    """The commands, and what to type for a name that people expect beside them."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command that the first word names.
+
+        Raises:
+            UsageError: There is none of that name.
+        """
+        if args[0] in MEANT and not ctx.resilient_parsing:
+            raise usage_error(f"No such command {args[0]!r}: {MEANT[args[0]]}")
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
+    cls=Commands,
     help="Disk-backed experience datasets for reinforcement learning.",
     epilog="Exit codes: 0 well, 1 damaged or failed, 2 usage, 3 refused input.",
     no_args_is_help=True,
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
@@ -60,3 +83,18 @@ for command in (
     snapshot, repair, compact,
 ):  # fmt: skip
     app.command(command.__name__)(command)
+
+
+def build() -> Any:
+    """Return the command line as one click command.
+
+    typer reads help texts as rich markup, in which ``[num_envs, ...]`` is a tag.
+    """
+    root = typer.main.get_command(app)
+    for command in (root, *getattr(root, "commands", {}).values()):
+        for owner in (command, *command.params):
+            for name in ("help", "epilog", "short_help"):
+                text = getattr(owner, name, None)
+                if HAS_RICH and isinstance(text, str):
+                    setattr(owner, name, escape(text))
+    return root

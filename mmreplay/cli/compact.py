@@ -10,7 +10,14 @@ import typer
 
 from mmreplay.cli import show
 from mmreplay.cli.exits import copying_to
-from mmreplay.cli.options import BufferPath, Json, Level, usage_error
+from mmreplay.cli.options import (
+    BufferPath,
+    Json,
+    Level,
+    completing,
+    parse_path,
+    usage_error,
+)
 from mmreplay.format.sharding import CODECS
 
 RAW = "raw"
@@ -21,13 +28,15 @@ def compact(
     target: Annotated[
         Path,
         typer.Argument(
-            metavar="TARGET", help="The new buffer's folder.", show_default=False
+            parser=parse_path, metavar="TARGET", help="The new buffer's folder.",
+            show_default=False,
         ),
     ],
     codec: Annotated[
         str,
         typer.Option(
             "--codec", metavar="|".join([*CODECS, RAW]),
+            autocompletion=completing(*CODECS, RAW),
             help="Of the shards; raw for files that are mapped.",
         ),
     ] = "blosc-lz4",

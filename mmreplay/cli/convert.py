@@ -15,7 +15,14 @@ import typer
 
 from mmreplay.cli import show
 from mmreplay.cli.exits import InterruptedRun
-from mmreplay.cli.options import Envs, Json, parse_count, usage_error
+from mmreplay.cli.options import (
+    Envs,
+    Json,
+    completing,
+    parse_count,
+    parse_path,
+    usage_error,
+)
 from mmreplay.format.sharding import CODECS
 
 if TYPE_CHECKING:
@@ -29,13 +36,16 @@ PYTHON: dict[str, object] = {"True": True, "False": False, "None": None}
 Source = Annotated[
     Path,
     typer.Argument(
-        metavar="SRC", help="A buffer's folder, or a file.", show_default=False
+        parser=parse_path,
+        metavar="SRC",
+        help="A buffer's folder, or a file.",
+        show_default=False,
     ),
 ]
 Target = Annotated[
     Path,
     typer.Argument(
-        metavar="DST", show_default=False,
+        parser=parse_path, metavar="DST", show_default=False,
         help="What to make: its suffix says the format; without one a buffer.",
     ),
 ]  # fmt: skip
@@ -79,6 +89,7 @@ EngineName = Annotated[
     str | None,
     typer.Option(
         "--engine", metavar="memmap|zarr", show_default=False,
+        autocompletion=completing("memmap", "zarr"),
         help="Engine of a new buffer: memmap, or zarr for compressed shards.",
     ),
 ]  # fmt: skip
@@ -86,6 +97,7 @@ CodecName = Annotated[
     str | None,
     typer.Option(
         "--codec", metavar="NAME", show_default=False,
+        autocompletion=completing(*CODECS),
         help=f"With --engine zarr, how its shards are packed: {', '.join(CODECS)}.",
     ),
 ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 import warnings
@@ -67,11 +68,26 @@ def code_of(error: BaseException) -> int | None:
 
 def run(args: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    from mmreplay.cli.app import app
+    if None in (sys.stdin, sys.stdout, sys.stderr):
+        # A file opened next would get the number of a stream that was closed, and what
+        # a C library prints would go into it.
+        while (fd := disk.open(Path(os.devnull), os.O_RDWR)) <= 2:
+            pass
+        os.close(fd)
+        sys.stdin, sys.stderr = sys.stdin or io.StringIO(), sys.stderr or io.StringIO()
+    if sys.stdout is None:
+        say("stdout is closed, expected it open to print to; >/dev/null discards it")
+        return FAILED
+    from mmreplay.cli.app import build
 
+    words = list(sys.argv[1:] if args is None else args)
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
+    elif words == ["version"]:
+        words = ["--version"]
     try:
         with _warning_in_a_line():
-            code = app(args=args, standalone_mode=False, prog_name="mmreplay")
+            code = build()(args=words, standalone_mode=False, prog_name="mmreplay")
         sys.stdout.flush()
     except typer.Abort:
         say("nothing was changed")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +13,9 @@ import typer
 
 from mmreplay.cli.show import printable
 from mmreplay.errors import SchemaError
+from mmreplay.format.metadata import MAX_NUM_ENVS
+
+MAX_COUNT = (1 << 63) - 1
 
 
 def parse_count(given: object) -> int:
@@ -27,7 +32,18 @@ def parse_count(given: object) -> int:
         raise typer.BadParameter(f"got {text}, expected at least 1")
     # Through float only where it is written so: 2**53 + 1 is a legal capacity.
     plain = text.replace(",", "").replace("_", "").lstrip("+")
-    return int(plain) if plain.isdigit() else int(value)
+    number = int(plain) if plain.isdigit() else int(value)
+    if number > MAX_COUNT:
+        raise typer.BadParameter(f"got {text}, expected at most {MAX_COUNT:,}")
+    return number
+
+
+def parse_num_envs(given: object) -> int:
+    """Read a number of environments that a buffer can have."""
+    number = parse_count(given)
+    if number > MAX_NUM_ENVS:
+        raise typer.BadParameter(f"got {given}, expected at most {MAX_NUM_ENVS:,}")
+    return number
 
 
 def parse_integer(given: object) -> int:
@@ -36,6 +52,23 @@ def parse_integer(given: object) -> int:
         return int(str(given).replace(",", ""))
     except ValueError:
         raise typer.BadParameter(f"got {given!r}, expected an integer") from None
+
+
+def parse_path(given: object) -> Path:
+    """Read a path; ``~`` is the home directory, also in ``--output=~/x``.
+
+    Shells expand only a ``~`` that begins a word.
+    """
+    return Path(os.path.expanduser(str(given)))
+
+
+def completing(*words: str) -> Callable[[str], list[str]]:
+    """What completes an option that takes one of some words."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [word for word in words if word.startswith(incomplete)]
+
+    return complete
 
 
 def usage_error(message: str) -> Exception:
@@ -50,18 +83,28 @@ def usage_error(message: str) -> Exception:
 
 BufferPath = Annotated[
     Path,
-    typer.Argument(metavar="PATH", help="The buffer's folder.", show_default=False),
+    typer.Argument(
+        parser=parse_path,
+        metavar="PATH",
+        help="The buffer's folder.",
+        show_default=False,
+    ),
 ]
 MaybePath = Annotated[
     Path | None,
-    typer.Argument(metavar="[PATH]", help="The buffer's folder.", show_default=False),
+    typer.Argument(
+        parser=parse_path,
+        metavar="PATH",
+        help="The buffer's folder.",
+        show_default=False,
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 NumEnvs = Annotated[
     int | None,
     typer.Option(
-        "--num-envs", parser=parse_count, metavar="N", help="Environments.",
+        "--num-envs", parser=parse_num_envs, metavar="N", help="Environments.",
         show_default=False,
     ),
 ]  # fmt: skip

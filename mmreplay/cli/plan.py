@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mmreplay.cli import show
-from mmreplay.cli.options import Json, NumEnvs, parse_count, usage_error
+from mmreplay.cli.options import Json, NumEnvs, parse_count, parse_path, usage_error
 from mmreplay.errors import SchemaError
 from mmreplay.format.sharding import Codec
 
@@ -27,7 +28,7 @@ def plan(
     source: Annotated[
         str | None,
         typer.Argument(
-            metavar="[ENV_OR_PATH]", show_default=False,
+            parser=os.path.expanduser, metavar="ENV_OR_PATH", show_default=False,
             help="A Gymnasium id, or a buffer or Zarr group whose fields to take.",
         ),
     ] = None,
@@ -47,7 +48,11 @@ def plan(
     ] = None,
     num_envs: NumEnvs = None,
     at: Annotated[
-        Path, typer.Option("--at", help="Where it would be, for the free space.")
+        Path,
+        typer.Option(
+            "--at", parser=parse_path, metavar="PATH",
+            help="Where it would be, for the free space.",
+        ),
     ] = Path(),
     json: Json = False,
 ) -> None:  # fmt: skip

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmreplay.cli import show
-from mmreplay.cli.options import BufferPath, Json, usage_error
+from mmreplay.cli.options import BufferPath, Json, parse_path, usage_error
 from mmreplay.errors import EmptyError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def plot(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="FILE", show_default=False,
+            "--output", "-o", parser=parse_path, metavar="FILE", show_default=False,
             help="The PNG; the buffer's name and .png, here, by default.",
         ),
     ] = None,

@@ -18,6 +18,7 @@ from mmreplay.cli.options import (
     Json,
     Level,
     NumEnvs,
+    completing,
     parse_count,
     parse_integer,
     usage_error,
@@ -67,7 +68,7 @@ PolicyName = Annotated[
 OnResume = Annotated[
     str,
     typer.Option(
-        "--on-resume", metavar="|".join(RESUMES),
+        "--on-resume", metavar="|".join(RESUMES), autocompletion=completing(*RESUMES),
         help="What the first new row is to the last old one.",
     ),
 ]  # fmt: skip
@@ -76,6 +77,7 @@ EngineName = Annotated[
     str | None,
     typer.Option(
         "--engine", metavar="|".join(ENGINES), show_default=False,
+        autocompletion=completing(*ENGINES),
         help="Of a new buffer; zarr is compressed.",
     ),
 ]  # fmt: skip
@@ -83,6 +85,7 @@ CodecName = Annotated[
     str | None,
     typer.Option(
         "--codec", metavar="|".join(CODECS), show_default=False,
+        autocompletion=completing(*CODECS),
         help="With --engine zarr, what packs the rows.",
     ),
 ]  # fmt: skip

@@ -11,7 +11,7 @@ import typer
 
 from mmreplay.cli import show
 from mmreplay.cli.exits import FAILED, copying_to
-from mmreplay.cli.options import BufferPath, Json
+from mmreplay.cli.options import BufferPath, Json, parse_path
 
 if TYPE_CHECKING:
     from mmreplay.repairing import Repaired
@@ -24,7 +24,7 @@ def repair(
     target: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[TARGET]", show_default=False,
+            parser=parse_path, metavar="TARGET", show_default=False,
             help="The new buffer's folder; PATH-repaired by default. With --in-place "
             "the damaged buffer's, then PATH-damaged.",
         ),
@@ -36,7 +36,7 @@ def repair(
     like: Annotated[
         Path | None,
         typer.Option(
-            "--like", metavar="PATH", show_default=False,
+            "--like", parser=parse_path, metavar="PATH", show_default=False,
             help="A snapshot or copy whose metadata.json is to be believed.",
         ),
     ] = None,

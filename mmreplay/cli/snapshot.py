@@ -9,7 +9,7 @@ import typer
 
 from mmreplay.cli import show
 from mmreplay.cli.exits import copying_to
-from mmreplay.cli.options import BufferPath, Json
+from mmreplay.cli.options import BufferPath, Json, parse_path
 
 
 def snapshot(
@@ -17,7 +17,10 @@ def snapshot(
     target: Annotated[
         Path,
         typer.Argument(
-            metavar="TARGET", help="The new buffer's folder.", show_default=False
+            parser=parse_path,
+            metavar="TARGET",
+            help="The new buffer's folder.",
+            show_default=False,
         ),
     ],
     pause: Annotated[

@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from mmreplay.errors import SchemaError
+from mmreplay.format.metadata import MAX_NUM_ENVS
 
 ATARI = "ALE/"
 
@@ -20,7 +21,7 @@ def make_vector(name: str, num_envs: int, kwargs: Mapping[str, Any]) -> Any:
         SchemaError: Gymnasium does not know the id, or cannot make it.
         ModuleNotFoundError: gymnasium, or ale-py for Atari, is not installed.
     """
-    check_number("num_envs", num_envs)
+    check_number("num_envs", num_envs, MAX_NUM_ENVS)
     gymnasium = gymnasium_for(f"recording {name!r}")
     if name.startswith(ATARI):
         _register_atari(gymnasium, name)
@@ -66,10 +67,14 @@ def _register_atari(gymnasium: Any, name: str) -> None:
     gymnasium.register_envs(ale_py)
 
 
-def check_number(name: str, number: object) -> None:
-    """Refuse what is no integer of at least 1."""
+def check_number(name: str, number: object, most: int | None = None) -> None:
+    """Refuse what is no integer of at least 1, or one above `most`."""
     whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
     if not whole or cast("int", number) < 1:
         raise SchemaError(
             f"{name}: got {number!r}, expected an integer of at least 1; give a number"
+        )
+    if most is not None and cast("int", number) > most:
+        raise SchemaError(
+            f"{name}: got {number:,}, expected at most {most:,}; choose fewer"
         )

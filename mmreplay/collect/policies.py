@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from mmreplay.errors import SchemaError
+from mmreplay.schema.convert import on_host
 
 Policy = Callable[[Any], Any]
 MAX_SHOWN = 60
@@ -59,9 +60,12 @@ class Actor:
         return getattr(self.policy, "__qualname__", type(self.policy).__qualname__)
 
     def act(self, observation: Any) -> Any:
-        """The policy's action; what it raises is its own, and told to be."""
+        """The policy's action; what it raises is its own, and told to be.
+
+        Tensors become arrays, also within tuples, lists and dicts.
+        """
         try:
-            return self.policy(observation)
+            return _arrays(self.policy(observation))
         except Exception as error:
             error.add_note(f"raised by the policy {self.name}")
             raise
@@ -83,6 +87,15 @@ class Actor:
                 f"{self.space}; return what the environment's action_space.contains "
                 f"takes ({type(error).__name__}: {_line(str(error))})"
             ) from error
+
+
+def _arrays(action: Any) -> Any:
+    """An action with numpy arrays for tensors, which few environments take."""
+    if isinstance(action, dict):
+        return {name: _arrays(part) for name, part in action.items()}
+    if isinstance(action, list | tuple) and not hasattr(action, "_fields"):
+        return type(action)(_arrays(part) for part in action)
+    return on_host(action).numpy() if hasattr(action, "detach") else action
 
 
 def _fits(space: Any, action: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -12,16 +13,19 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay import files
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.collect.environments import check_number, make_vector
 from mmreplay.collect.meter import Meter
 from mmreplay.collect.policies import Actor, Policy
 from mmreplay.collect.sources import Leaves, Source, open_source
-from mmreplay.errors import FullError, SchemaError
+from mmreplay.errors import FullError, ReplayError, SchemaError
 from mmreplay.format.metadata import FILE_NAME, Autoreset, Engine, load
 from mmreplay.format.sharding import Codec
 from mmreplay.nesting import unflatten
 from mmreplay.schema import Field, Schema
+from mmreplay.storage.lock import FILE_NAME as LOCK
+from mmreplay.storage.lock import WriterLock
 
 if TYPE_CHECKING:
     from gymnasium import Env
@@ -75,7 +79,8 @@ def record(
     Exactly `steps` steps are added, as ``len`` counts them; where they are no
     multiple of num_envs, the last call adds a step of the environments that have
     the fewest. An interruption (``KeyboardInterrupt``) or an error of the
-    environment closes the buffer with all that came before it, and goes on up. The
+    environment closes the buffer with all that came before it, and goes on up; a new
+    buffer without one step is removed. The
     last episodes are left as they are: no truncation is invented.
 
     Args:
@@ -83,7 +88,8 @@ def record(
             as ``"ALE/Pong-v5"``, of which a vector environment is made.
         path: The buffer's folder; resumed where there is one.
         policy: Takes the observation as the environment gives it (``[E, *shape]``
-            from a vector environment) and returns the action that it takes; None
+            from a vector environment) and returns the action that it takes, as
+            arrays or torch tensors; None
             for random actions. What it raises goes on up with a note.
         steps: Steps to add, of all environments, at least 1.
         num_envs: With an id: environments to make; by default those of the buffer
@@ -111,12 +117,16 @@ def record(
         LockedError: Somebody else is writing the buffer.
     """
     check_number("steps", steps)
+    path = Path(path)
+    missing = [each for each in (path, *path.parents) if not os.path.lexists(each)]
+    had_lock = os.path.lexists(path / LOCK)
     made = isinstance(env, str)
     played = (
-        make_vector(env, _num_envs(Path(path), num_envs), env_kwargs or {})
+        make_vector(env, _num_envs(path, num_envs), env_kwargs or {})
         if isinstance(env, str)
         else env
     )
+    empty = False
     try:
         source = open_source(played, autoreset, num_envs)
         actor = Actor(
@@ -125,9 +135,9 @@ def record(
         # Every second row of an environment is a final one at most.
         most = 2 * -(-steps // source.num_envs) + 2
         started = perf_counter()
-        fresh = not (Path(path) / FILE_NAME).exists()
+        fresh = not (path / FILE_NAME).exists()
         buffer = _open(
-            Path(path), Schema.from_env(played), source, capacity, most,
+            path, Schema.from_env(played), source, capacity, most,
             on_resume, commit_every, {"engine": engine, "codec": codec, "level": level},
         )  # fmt: skip
         with buffer, Meter(steps, _row_nbytes(buffer.schema), progress) as meter:
@@ -136,27 +146,48 @@ def record(
                 episodes = _play(source, buffer, actor, steps, meter)
                 held = len(buffer)
             except BaseException as error:
-                _tell_what_is_left(buffer, fresh, error)
+                empty = fresh and not buffer.heads.any()
+                if isinstance(error, FullError) and buffer.heads.any():
+                    told = f"mmreplay info {path} counts them"
+                    error.add_note(f"steps before are kept; {told}")
                 raise
         seconds = perf_counter() - started
+    except BaseException:
+        # Nothing was recorded: a buffer of this size would be in the way of the next
+        # attempt. Why it failed is what is raised, not what could not be removed.
+        with suppress(OSError, ReplayError):
+            if empty and buffer.metadata.uuid == load(path).uuid:
+                _remove(path, buffer.metadata.folder, keep_lock=had_lock)
+            for folder in missing:
+                with suppress(FileNotFoundError):
+                    files.disk.rmdir(folder)
+        raise
     finally:
         if made:
             played.close()
-    return Recorded(Path(path), steps, seconds, meter.nbytes, episodes, held)
+    return Recorded(path, steps, seconds, meter.nbytes, episodes, held)
 
 
-def _tell_what_is_left(buffer: ReplayBuffer, fresh: bool, error: BaseException) -> None:
-    """Note what a recording that failed leaves behind, where that is not plain."""
-    if buffer.heads.any():
-        if isinstance(error, FullError):
-            told = f"mmreplay info {buffer.path} counts them"
-            error.add_note(f"steps before are kept; {told}")
-    elif fresh:
-        # Made for so many steps, it is in the way of more.
-        error.add_note(
-            f"{buffer.path} was made, and is empty: remove it before the next attempt, "
-            "which would keep its size"
-        )
+def _remove(path: Path, data: str, keep_lock: bool) -> None:
+    """Remove a buffer without rows that was made a moment ago.
+
+    Args:
+        path: Its folder, which may hold files of others.
+        data: Its data folder.
+        keep_lock: Whether LOCK was there before.
+
+    Raises:
+        LockedError: Somebody else writes it already.
+    """
+    lock = WriterLock(path)
+    try:
+        # First: without it the folder is no buffer.
+        files.remove_tree(path / FILE_NAME)
+        files.remove_tree(path / data)
+        if not keep_lock:
+            files.remove_tree(path / LOCK)
+    finally:
+        lock.release()
 
 
 def _play(

@@ -45,7 +45,7 @@ def measure_speed(
         seconds: For each figure, above 0.
 
     Raises:
-        SchemaError: A number is not legal.
+        SchemaError: A number is not legal, or a batch larger than memory.
         FailedError: The path is a Zarr group, whose pages are not looked at.
         EmptyError: There is nothing to draw.
     """
@@ -53,6 +53,14 @@ def measure_speed(
     with ReplayBuffer.open(path) as buffer:
         paths, memory = buffer.reading.paths, buffer.memory()
         compressed = buffer.zarr_path is not None
+        row_nbytes = buffer.schema.row_nbytes
+    larger_nbytes, ram = LARGER * batch_size * row_nbytes, whole_nbytes()
+    if larger_nbytes > ram > 0:
+        raise SchemaError(
+            f"batch_size: got {batch_size:,}, and {LARGER} times as many are drawn at "
+            f"once, too: {size(larger_nbytes)}, and this machine has {size(ram)} of "
+            "memory; choose a smaller batch"
+        )
     nbytes = written_nbytes(paths)
     asked = unasked = disk = None
     not_cold = _too_small(nbytes)

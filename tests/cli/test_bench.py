@@ -20,6 +20,14 @@ def test_bench_prints_a_table(path, capsys):
         assert words in told
 
 
+def test_a_batch_larger_than_memory_is_refused(path, capsys):
+    assert run(["bench", str(path), "--batch-size", "1e12"]) == 3
+    told = capsys.readouterr().err
+    assert "batch_size: got 1,000,000,000,000, and 16 times as many are drawn" in told
+    assert "PiB, and this machine has " in told
+    assert told.count("\n") == 1
+
+
 def test_time_is_above_zero(path, capsys):
     assert run(["bench", str(path), "--seconds", "0"]) == 2
     assert "--seconds: got 0.0, expected a number above 0" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """Mistakes end in one clear line and an exit code, never in a traceback."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import pytest
 import mmreplay as mr
 from mmreplay import errors
 from mmreplay.cli import exits
+from mmreplay.cli.app import build
 from mmreplay.cli.options import parse_count
 
 READING = ["info", "head", "stats", "verify", "plot", "clear"]
@@ -94,6 +96,16 @@ def test_a_newer_version_is_refused(cli, path):
         (["info", "x", "--nonsense"], "No such option"),
         (["head", "x", "-n", "-3"], "got -3, expected at least 1"),
         (["head", "x", "-n", "many"], "expected a whole number, such as 1e6"),
+        (["load", "a.npz", "b"], "No such command 'load': mmreplay convert SRC DST"),
+        (["export"], "No such command 'export': mmreplay convert SRC DST"),
+        (["help", "export"], "No such command 'export': mmreplay convert SRC DST"),
+        (["help", "nonsense"], "No such command 'nonsense'"),
+        (["resize", "x", "1e20"], "got 1e20, expected at most 9,223,372,036,854,775,8"),
+        (["record", "E", "x", "--steps", "1e19"], "'--steps': got 1e19, expected at"),
+        (
+            ["record", "CartPole-v1", "x", "--steps", "9", "--num-envs", "1e9"],
+            "'--num-envs': got 1e9, expected at most 1,048,576",
+        ),
         (["resize", "x", "0"], "got 0, expected at least 1"),
         (["resize", "x", "1.5"], "got '1.5', expected a whole number"),
         (["resize", "x", "inf"], "expected a whole number"),
@@ -276,8 +288,109 @@ def test_every_command_explains_itself(cli):
         assert "--json" in out
 
 
-def test_the_version_is_told(cli):
-    assert cli("--version") == (0, f"mmreplay {mr.__version__}\n", "")
+@pytest.mark.parametrize("words", ["--version", "version"])
+def test_the_version_is_told(cli, words):
+    assert cli(words) == (0, f"mmreplay {mr.__version__}\n", "")
+
+
+def test_help_is_a_command_too(cli):
+    assert cli("help") == cli("--help")
+    assert cli("help", "record") == cli("record", "--help")
+
+
+def test_brackets_in_help_texts_are_printed(cli):
+    root = build()
+    found = 0
+    for name, command in root.commands.items():
+        out = re.sub(r"[\s│]", "", cli(name, "--help")[1])
+        for param in command.params:
+            for text in re.findall(r"\[[^\]]*\]", param.help or ""):
+                assert re.sub(r"[\s\\]", "", text) in out
+                found += 1
+    assert found >= 2  # at least record's policy
+
+
+def closed(path, redirections):
+    """Run info with some of its streams closed."""
+    command = f"{sys.executable} -m mmreplay info {path} --json {redirections}"
+    return subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=60
+    )
+
+
+def test_a_closed_stdout_is_one_line(path):
+    done = closed(path, ">&-")
+    assert done.returncode == exits.FAILED
+    assert "stdout is closed, expected it open to print to" in one_line(done.stderr)
+
+
+def test_what_is_told_of_a_closed_stdout_goes_nowhere_else(path):
+    done = closed(path, ">&- 2>&-")
+    assert (done.returncode, done.stdout, done.stderr) == (exits.FAILED, "", "")
+
+
+def test_other_closed_streams_are_no_error(path):
+    done = closed(path, "<&- 2>&-")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["path"] == str(path)
+
+
+def test_no_file_takes_the_number_of_a_closed_stream(path):
+    """What a C library prints to number 2 would be written into that file."""
+    code = (
+        "import os, sys\n"
+        "from mmreplay.cli import info\n"
+        "from mmreplay.cli.exits import run\n"
+        "def gather(buffer):\n"
+        "    print([os.readlink(f'/proc/self/fd/{fd}') for fd in (0, 2)])\n"
+        "    sys.exit(0)\n"
+        "info.gather = gather\n"
+        "run(['info', sys.argv[1]])\n"
+    )
+    done = subprocess.run(
+        ["bash", "-c", '"$0" -c "$1" "$2" <&- 2>&-', sys.executable, code, str(path)],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.stdout == "['/dev/null', '/dev/null']\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *([command, "~/no"] for command in READING),
+        ["bench", "~/no"], ["resize", "~/no", "9"], ["plan", "~/no"],
+        ["convert", "~/no", "x.npz"], ["snapshot", "~/no", "x"],
+        ["compact", "~/no", "x"], ["repair", "~/no"], ["repair", "~/a", "--like=~/no"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_home_that_the_shell_left_is_expanded(words, path, monkeypatch, cli):
+    """Shells expand ``~`` only where it begins a word: not in ``--like=~/no``."""
+    monkeypatch.setenv("HOME", str(path.parent))
+    _, out, err = cli(*words)
+    assert f"{path.parent}/no" in out + err
+    assert "~" not in out + err
+
+
+@pytest.mark.parametrize(
+    ("words", "made"),
+    [
+        (["convert", "~/a", "~/b.npz"], "b.npz"),
+        (["snapshot", "~/a", "~/b"], "b/metadata.json"),
+        (["compact", "~/a", "~/b"], "b/metadata.json"),
+        (["repair", "~/a", "~/b"], "b/metadata.json"),
+        (["plot", "~/a", "--output=~/b.png"], "b.png"),
+        (["record", "CartPole-v1", "~/b", "--steps", "9"], "b/metadata.json"),
+        (["plan", "--field", "a:bool", "--capacity", "9", "--at=~"], "."),
+    ],
+    ids=lambda words: words[0] if isinstance(words, list) else "",
+)
+def test_a_target_is_made_in_the_home(words, made, path, monkeypatch, cli):
+    for module in ("matplotlib", "gymnasium"):
+        pytest.importorskip(module)
+    monkeypatch.setenv("HOME", str(path.parent))
+    assert cli(*words)[0] == 0
+    assert (path.parent / made).exists()
 
 
 def test_the_module_is_the_command():

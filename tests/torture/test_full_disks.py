@@ -500,7 +500,7 @@ def test_a_recording_that_filled_the_disk_says_what_it_kept(
     told = capsys.readouterr().err
     kept = f"; steps before are kept; mmreplay info {disk / 'b'} counts them"
     assert (kept in told) == (pages == 300)
-    empty = f"{disk / 'b'} was made, and is empty: remove it before the next attempt"
-    assert (empty in told) == (pages == 40)
-    with ReplayBuffer.open(disk / "b") as buffer:
-        assert len(buffer) > 10_000 if pages == 300 else len(buffer) == 0
+    assert (disk / "b").exists() == (pages == 300)
+    if pages == 300:
+        with ReplayBuffer.open(disk / "b") as buffer:
+            assert len(buffer) > 10_000
