@@ -25,7 +25,7 @@ from mmreplay.adapters.tensors import (
     space_shape,
     space_size,
 )
-from mmreplay.adapters.values import LOOKS, check_counts, seed_of_draws
+from mmreplay.adapters.values import LOOKS, check_counts, device_of, seed_of_draws
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import SchemaError
 from mmreplay.samplers.base import Sampler
@@ -74,7 +74,8 @@ class Rows(Kept):
         Args:
             memory_size: Rows.
             num_envs: Environments.
-            device: Where results go; the first GPU by default, or the CPU.
+            device: Where results go; the first GPU by default, or the CPU. One that
+                this machine lacks falls back to the default, with a RuntimeWarning.
             export: Save the memory each time that it is full.
             export_format: ``"pt"``, ``"npz"`` or ``"csv"``.
             export_directory: Where `save` puts files.
@@ -91,9 +92,8 @@ class Rows(Kept):
         """
         check_format(export_format)
         check_counts(memory_size=memory_size, num_envs=num_envs)
-        default = "cuda:0" if torch.cuda.is_available() else "cpu"
         self.memory_size, self.num_envs = int(memory_size), int(num_envs)
-        self.device = torch.device(default if device is None else device)
+        self.device = device_of(device)
         self._on_cpu = self.device.type == "cpu"
         self.export, self.export_format = export, export_format
         self.export_directory = export_directory
@@ -135,6 +135,9 @@ class Rows(Kept):
         """See `Kept`."""
         self._cursor = Cursor(state["num_envs"])
         super().__setstate__(state)
+        # The machine that it was pickled on may have had another.
+        self.device = device_of(self.device)
+        self._on_cpu = self.device.type == "cpu"
 
     @property
     def cursor(self) -> Cursor:

@@ -8,7 +8,7 @@ from mmreplay.adapters import memories
 
 
 class Memory(memories.Memory):
-    """`rofunc.learning.utils.memory.Memory` in files."""
+    """`rofunc.learning.RofuncRL.utils.memory.Memory` in files."""
 
     system = "rofunc"
     strict = shaped = True
@@ -20,4 +20,4 @@ class Memory(memories.Memory):
 
 
 class RandomMemory(memories.RandomMemory, Memory):
-    """`rofunc.learning.utils.memory.RandomMemory` in files."""
+    """`rofunc.learning.RofuncRL.utils.memory.RandomMemory` in files."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -32,6 +33,37 @@ def seed_of_draws() -> int:
         return seed
     mixed = np.random.SeedSequence([seed, number]).generate_state(1, np.uint64)
     return int(mixed[0]) % (1 << 62)
+
+
+def device_of(device: object) -> torch.device:
+    """The device that a memory is asked for, or the default where it cannot be used.
+
+    It is what skrl's `parse_device` returns: the first GPU or else the CPU for None,
+    and, with a warning, for a device that is unknown or that this machine lacks.
+
+    Args:
+        device: A `torch.device`, its name, or None.
+
+    Example:
+        >>> device_of("cpu")
+        device(type='cpu')
+    """
+    default = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    if not isinstance(device, str | torch.device):
+        return default
+    try:
+        found = torch.device(device)
+        torch.zeros(1, device=found)
+    except Exception as error:  # torch raises RuntimeError, AssertionError and others
+        first = (str(error) or type(error).__name__).strip().splitlines()[0]
+        warnings.warn(
+            f"device: cannot use {str(device)!r} ({first}). Results go to "
+            f"{str(default)!r}; pass a device of this machine",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        return default
+    return found
 
 
 def array_of(value: object) -> NDArray[Any]:

@@ -280,7 +280,10 @@ class ReplayBuffer(Adding):
     def clear(self, env_ids: ArrayLike | None = None) -> None:
         """Give up every row of some environments; positions go on from where they are.
 
-        Their space on disk stays the ring's.
+        Their space on disk stays the ring's. With ``autoreset="next_step"``, where the
+        last step had ended an episode, the next row is the environment's reset row. It
+        is stored as a FINAL row: the buffer then holds a row that is no step, and that
+        no sampler draws.
 
         Args:
             env_ids: int ``[N]``; all environments by default.

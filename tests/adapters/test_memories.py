@@ -1,8 +1,11 @@
 """skrl's and rofunc's memories on disk, beside a list of dicts."""
 
+import pickle
+import re
 import signal
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -163,6 +166,40 @@ def test_every_space_has_its_size(tmp_path):
     for space in (spaces.Dict({"a": box}), spaces.Tuple((box,))):
         with pytest.raises(SchemaError, match="expected a space of one shape"):
             rofunc.Memory(2).create_tensor("t", space, keep_dimensions=True)
+
+
+DEVICES = ["cuda:99", "no such device", "mps:77", torch.device("cuda:99")]
+"""What no machine has."""
+
+
+@pytest.mark.parametrize("kind", [skrl.Memory, skrl.RandomMemory, rofunc.RandomMemory])
+def test_a_device_that_is_not_there_falls_back_with_a_warning(kind):
+    default = kind(4).device
+    absent = DEVICES if torch.cuda.is_available() else [*DEVICES, "cuda:0"]
+    for device in absent:
+        told = re.escape(f"device: cannot use {str(device)!r} (")
+        with pytest.warns(RuntimeWarning, match=told + rf".*go to '{default}'; pass"):
+            memory = kind(4, device=device)
+        assert memory.device == default
+        memory = declared(memory)
+        memory.add_samples(**samples(0, 1))
+        found = memory.sample_by_index(["rewards"], [0])[0][0]
+        assert found.device.type == default.type
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for device in (None, "cpu", torch.device("cpu")):
+            kind(4, device=device)
+
+
+def test_a_memory_pickled_on_a_machine_with_another_device_is_read_on_this(tmp_path):
+    memory = declared(skrl.RandomMemory(4, device="cpu", path=tmp_path / "ring"))
+    memory.add_samples(**samples(0, 1))
+    memory.device, memory._on_cpu = torch.device("cuda:99"), False
+    with pytest.warns(RuntimeWarning, match="device: cannot use 'cuda:99'"):
+        again = pickle.loads(pickle.dumps(memory))
+    found = again.sample_by_index(["rewards"], [0])[0][0]
+    assert found.device.type == again.device.type == skrl.Memory(4).device.type
+    memory.home.close()
 
 
 def test_replacement_is_the_seventh_argument():

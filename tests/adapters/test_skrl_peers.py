@@ -9,6 +9,7 @@ pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore")]
 pytest.importorskip("skrl", reason="skrl is not installed")
 torch = pytest.importorskip("torch")
 gym = pytest.importorskip("gymnasium")
+skrl_config = pytest.importorskip("skrl").config
 theirs = pytest.importorskip("skrl.memories.torch")
 ddpg = pytest.importorskip("skrl.agents.torch.ddpg")
 ppo = pytest.importorskip("skrl.agents.torch.ppo")
@@ -339,6 +340,16 @@ class SameDraws(ours.RandomMemory):
     def sample(self, names, *, batch_size, mini_batches=1):
         indexes = torch.randperm(len(self))[:batch_size]
         return self.sample_by_index(names, indexes, mini_batches)
+
+
+def test_devices_are_those_that_skrl_would_take():
+    parse = skrl_config.torch.parse_device
+    cpu = torch.device("cpu")
+    asked = [None, "cpu", cpu, "cuda:0", "cuda:99", torch.device("cuda:99"), "x", 0, ""]
+    for device in asked:
+        assert ours.RandomMemory(4, device=device).device == parse(device), device
+        original = theirs.RandomMemory(memory_size=4, device=device)
+        assert ours.Memory(4, device=device).device == original.device
 
 
 def test_ddpg_learns_bit_for_bit_what_it_learns_from_ram(tmp_path):
