@@ -35,11 +35,15 @@ NAMES = {
     alf.ReplayBuffer: "ONE_MINUS add_batch dequeue gather_all get_batch get_field "
     "get_disc_0_begin_position get_episode_begin_position steps_to_episode_end "
     "initial_priority total_size update_priority clear stop revive state_dict "
-    "load_state_dict num_environments current_size current_pos",
+    "load_state_dict num_environments current_size current_pos circular "
+    "check_convert_env_ids",
     alf.RingBuffer: "enqueue dequeue remove_up_to clear stop revive has_space has_data "
-    "num_environments get_earliest_position get_current_position",
+    "num_environments get_earliest_position get_current_position circular "
+    "check_convert_env_ids",
     alf.DataBuffer: "add_batch get_batch get_batch_by_indices get_all is_full clear "
-    "current_size current_pos",
+    "current_size current_pos enqueue dequeue has_space has_data remove_up_to stop "
+    "revive num_environments get_earliest_position get_current_position circular "
+    "check_convert_env_ids",
     alf.SegmentTree: "summary __getitem__ __setitem__",
     alf.MaxSegmentTree: "summary",
     alf.MinSegmentTree: "summary",

@@ -163,6 +163,7 @@ class Core:
                 )
         if len(ids) == 0:
             return True
+        columns = self._repeated(columns)
         with self._turn:
             full = self._plan.capacity
             if blocking and not self._wait(
@@ -192,7 +193,25 @@ class Core:
     def extend(self, columns: Columns) -> None:
         """Add many rows of the only environment, ``[T, *shape]``; no episodes."""
         with self._turn, refusing():
-            self.buffer.extend(columns)
+            self.buffer.extend(self._repeated(columns))
+            self._turn.notify_all()
+
+    def _repeated(self, columns: Columns) -> Columns:
+        """Repeat axes of length 1 to the spec's, as torch's assignment does.
+
+        A leaf that lacks an axis is left alone, to be refused: torch would repeat it
+        only where the number of environments happens to equal an axis, along the wrong
+        one.
+        """
+        whole = dict(columns)
+        for path, column in columns.items():
+            shape = self._plan.fields[path].shape
+            inner = column.shape[1:]
+            if inner != shape and len(inner) == len(shape):
+                fits = zip(inner, shape, strict=True)
+                if all(length in (1, wanted) for length, wanted in fits):
+                    whole[path] = np.broadcast_to(column, (len(column), *shape))
+        return whole
 
     def dequeue(
         self, env_ids: Ids | None, count: int, blocking: bool

@@ -13,8 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.adapters.alf.errors import RefusedError
-from mmreplay.adapters.alf.nests import Columns, Given, path_of
+from mmreplay.adapters.alf.errors import MissingError, RefusedError
+from mmreplay.adapters.alf.nests import (
+    Columns,
+    Given,
+    Leaf,
+    is_scalar,
+    part_at,
+    path_of,
+)
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.schema import Field
 
@@ -34,10 +41,27 @@ class Names:
     reward: str | None = None
 
     @classmethod
-    def among(cls, fields: Mapping[str, Field]) -> Names:
-        """Those of a nest."""
-        words = ("step_type", "discount", "reward")
-        return cls(*(path_of(fields, word) for word in words))
+    def among(cls, fields: Mapping[str, Field], nest: Any) -> Names:
+        """Find the leaves of a nest.
+
+        The nest's own attributes and properties decide, as in alf. A nest without them
+        is searched for scalars of these names.
+
+        Args:
+            fields: Of the leaves, by path.
+            nest: `leaf_nest` of the spec.
+        """
+        found = {}
+        for word in ("step_type", "discount", "reward"):
+            try:
+                part = part_at(nest, word)
+            except MissingError:
+                found[word] = path_of(fields, word)
+                continue
+            found[word] = None
+            if isinstance(part, Leaf) and is_scalar(fields[part.path]):
+                found[word] = part.path
+        return cls(**found)
 
 
 @dataclass(frozen=True, slots=True)

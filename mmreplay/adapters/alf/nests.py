@@ -7,6 +7,7 @@ of tensors. A spec is a nest of things with a ``shape`` and a ``dtype``.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -176,51 +177,108 @@ def array(leaf: Any, *, bits: bool = False) -> NDArray[Any]:
     return np.asarray(leaf)
 
 
-def pack(
-    spec: Any, found: Mapping[str, NDArray[Any]], device: Any, path: str = STEM
-) -> Any:
-    """Arrays by path as a nest of tensors of the spec's structure.
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """Stands for one leaf of a spec in a nest of the spec's structure.
 
-    Args:
-        spec: The nest, or a part of it.
-        found: Arrays of the leaves.
-        device: Where the tensors are to be.
-        path: Of the part.
+    Attributes:
+        path: Path of the leaf's field.
+        dtype: Dtype of the leaf in the spec.
+    """
+
+    path: str
+    dtype: Any
+
+
+def leaf_nest(spec: Any, path: str = STEM) -> Any:
+    """A nest of the spec's types with a `Leaf` in place of each leaf.
+
+    Named tuples keep their classes, so their properties lead to leaves as they do in
+    the spec. Constructors of named tuples are not called: they may expect tensors.
     """
     parts = children(spec)
     if parts is None:
-        leaf = torch.from_numpy(found[path])
-        if spec.dtype == torch.bfloat16:
+        return Leaf(path, spec.dtype)
+    inner = [leaf_nest(part, below(path, key)) for key, part in parts.items()]
+    if isinstance(spec, dict):
+        return type(spec)(zip(parts, inner, strict=True))
+    if hasattr(spec, "_fields"):
+        return tuple.__new__(type(spec), inner)
+    return type(spec)(inner)
+
+
+def pack(part: Any, found: Mapping[str, NDArray[Any]], device: Any) -> Any:
+    """Arrays by path as a nest of tensors.
+
+    Args:
+        part: `leaf_nest` of a spec, or a part of it.
+        found: Array of each leaf, by path.
+        device: Device of the tensors.
+    """
+    parts = children(part)
+    if parts is None:
+        leaf = torch.from_numpy(found[part.path])
+        if part.dtype == torch.bfloat16:
             leaf = leaf.view(torch.bfloat16)
         return leaf.to(device)
-    made = {
-        key: pack(part, found, device, below(path, key)) for key, part in parts.items()
-    }
-    if isinstance(spec, dict):
-        return type(spec)(made)
-    if hasattr(spec, "_fields"):
-        return type(spec)(**made)
-    return type(spec)(made.values())
+    made = {key: pack(inner, found, device) for key, inner in parts.items()}
+    if isinstance(part, dict):
+        return type(part)(made)
+    if hasattr(part, "_fields"):
+        return type(part)(**made)
+    return type(part)(made.values())
 
 
-def part_at(spec: Any, name: str | None) -> tuple[Any, str]:
-    """A part of a spec by a name such as ``"time_step.observation.1"``, and its path.
+def part_at(nest: Any, name: Any) -> Any:
+    """Look a part up as alf does: by attribute, key or number, joined by dots.
+
+    Args:
+        nest: `leaf_nest` of a spec.
+        name: Such as ``"time_step.observation.1"``, or ``"reward"`` where a property
+            of a named tuple forwards it. None and ``""`` are the whole nest.
+
+    Returns:
+        A nest of `Leaf`.
 
     Raises:
-        MissingError: There is no such part.
+        MissingError: No part has this name, or its property returns something else.
     """
-    path = STEM
-    for word in name.split(".") if name else ():
-        parts = children(spec) or {}
-        found = {str(key): key for key in parts}
-        if word not in found:
+    if not name:
+        return nest
+    part = nest
+    for word in name.split(".") if isinstance(name, str) else [name]:
+        inner = children(part)
+        try:
+            if inner is None:
+                raise LookupError(word)
+            if hasattr(part, "_fields"):
+                part = getattr(part, word)
+            elif isinstance(part, dict):
+                keys = {str(key): key for key in part}
+                part = part[word] if word in part else part[keys[word]]
+            else:
+                part = part[int(word)]
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            known = [str(key) for key in inner or ()]
+            if hasattr(part, "_fields"):
+                of_class = ((n, getattr(type(part), n)) for n in dir(type(part)))
+                known += [n for n, value in of_class if isinstance(value, property)]
             raise MissingError(
-                f"field {name!r}: got {word!r}, expected one of {list(found)}; name it "
+                f"field {name!r}: got {word!r}, expected one of {known}; name it "
                 "as the nest does, joined by dots"
+            ) from error
+    for _, leaf in leaves(part):
+        if not isinstance(leaf, Leaf):
+            raise MissingError(
+                f"field {name!r}: got {type(leaf).__name__}, expected leaves of the "
+                "nest; name the fields that it is computed from"
             )
-        key = found[word]
-        spec, path = parts[key], below(path, key)
-    return spec, path
+    return part
+
+
+def is_scalar(field: Field) -> bool:
+    """Whether a leaf is one number per step that arrays hold as it is."""
+    return not field.shape and field.dtype != "bfloat16"
 
 
 def path_of(fields: Mapping[str, Field], name: str) -> str | None:
@@ -228,6 +286,6 @@ def path_of(fields: Mapping[str, Field], name: str) -> str | None:
     found = [
         path
         for path, field in fields.items()
-        if path.endswith(f"/{name}") and not field.shape and field.dtype != "bfloat16"
+        if path.endswith(f"/{name}") and is_scalar(field)
     ]
     return min(found, key=lambda path: path.count("/"), default=None)

@@ -209,14 +209,14 @@ class ReplayBuffer(RingBuffer):
         found, env_ids, positions = self._core.gather_all(ignored)
         device = self.device if convert_to_default_device else "cpu"
         info = BatchInfo(self._given(env_ids), self._given(positions), (), self)
-        return pack(self._spec, found, device), info
+        return pack(self._nest, found, device), info
 
     def get_field(self, field_name: Any, env_ids: Any, positions: Any) -> Any:
         """Read parts of steps.
 
         Args:
-            field_name: Such as ``"time_step.reward"``, a nest of such, or None for
-                whole steps.
+            field_name: Such as ``"time_step.reward"``, or ``"reward"`` where the nest
+                has a property of that name; a nest of names; or None for whole steps.
             env_ids: int, any shape that broadcasts with positions.
             positions: int.
 
@@ -236,10 +236,10 @@ class ReplayBuffer(RingBuffer):
                 return dict(zip(parts, found, strict=True))
             kind = type(field_name)
             return kind(*found) if hasattr(field_name, "_fields") else kind(found)
-        spec, path = part_at(self._spec, field_name)
-        paths = tuple(below for below, _ in leaves(spec, path))
+        part = part_at(self._nest, field_name)
+        paths = tuple(leaf.path for _, leaf in leaves(part))
         columns = self._core.get_field(paths, array(env_ids), array(positions))
-        return pack(spec, columns, self.device, path)
+        return pack(part, columns, self.device)
 
     def get_episode_begin_position(self, pos: Any, env_ids: Any) -> torch.Tensor:
         """int64, where the episodes of steps began; perhaps before the oldest step.

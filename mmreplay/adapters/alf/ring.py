@@ -15,7 +15,7 @@ from mmreplay.adapters.alf.core import Core, Plan
 from mmreplay.adapters.alf.drawing import Law
 from mmreplay.adapters.alf.episodes import Names, ReturnRule
 from mmreplay.adapters.alf.errors import RefusedError, refusing
-from mmreplay.adapters.alf.nests import array, fields_of, flatten, pack
+from mmreplay.adapters.alf.nests import array, fields_of, flatten, leaf_nest, pack
 from mmreplay.adapters.alf.sharing import Remote, Server, serve
 from mmreplay.adapters.home import Home, StrPath
 from mmreplay.adapters.values import LOOKS, Look, array_as_is, seed_of_draws
@@ -88,12 +88,14 @@ class RingBuffer:
         home: Home,
         options: Options,
     ) -> None:
-        self.name, self.device = name, device
+        self.name = self._name = name  # alf's data transformers read the second
+        self.device = device
         self._spec, self._shared = data_spec, allow_multiprocess
         self._num_envs, self._max_length = int(num_environments), int(max_length)
         with refusing():
             fields = fields_of(data_spec)
-        names = Names.among(fields) if options.told else Names()
+        self._nest = leaf_nest(data_spec)
+        names = Names.among(fields, self._nest) if options.told else Names()
         plan = Plan(
             fields, names, self._num_envs, self._max_length,
             options.law, options.keep, options.rule,
@@ -141,10 +143,35 @@ class RingBuffer:
         return f"<{type(self).__name__} {self.name!r}, {self._core.where()}>"
 
     def _given(self, values: NDArray[Any]) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
+        # ascontiguousarray gives an axis to what has none.
+        whole = np.ascontiguousarray(values).reshape(np.shape(values))
+        return torch.from_numpy(whole).to(self.device)
 
     def _packed(self, columns: Mapping[str, NDArray[Any]]) -> Any:
-        return pack(self._spec, columns, self.device)
+        return pack(self._nest, columns, self.device)
+
+    def circular(self, pos: Any) -> Any:
+        """Index of a position in alf's storage: ``pos % max_length``.
+
+        Args:
+            pos: int, or ints of any shape.
+        """
+        return pos % self._max_length
+
+    def check_convert_env_ids(self, env_ids: Any) -> torch.Tensor:
+        """Environments as int64 ``[B]``; all of them for None.
+
+        Raises:
+            RefusedError: They have not exactly one axis.
+        """
+        if env_ids is None:
+            return self._given(np.arange(self._num_envs))
+        ids = array(env_ids).astype(np.int64)
+        if ids.ndim != 1:
+            raise RefusedError(
+                f"env_ids: got shape {list(ids.shape)}, expected one axis; flatten them"
+            )
+        return self._given(ids)
 
     def enqueue(self, batch: Any, env_ids: Any = None, blocking: bool = False) -> bool:
         """Add one step of each environment, all or nothing.
@@ -294,12 +321,34 @@ class RingBuffer:
             self._remote.close()
 
 
-class DataBuffer:
+class Answer(int):
+    """A truth value that may also be called, as alf has a method of its name.
+
+    Example:
+        >>> full = Answer(True)
+        >>> bool(full), bool(full())
+        (True, True)
+    """
+
+    def __call__(self) -> np.bool:
+        """The truth value."""
+        return np.bool(self)
+
+    def __repr__(self) -> str:
+        """``True`` or ``False``."""
+        return repr(bool(self))
+
+
+class DataBuffer(RingBuffer):
     """Rows without environments, of which the newest are kept.
 
-    Attributes:
-        name: As given.
-        device: Of the tensors that are given back.
+    It is a `RingBuffer` of one environment, and has all of its calls.
+
+    Example:
+        >>> buffer = DataBuffer(torch.zeros(2), capacity=3)
+        >>> buffer.add_batch(torch.arange(8.0).reshape(4, 2))
+        >>> buffer.get_all().tolist()
+        [[2.0, 3.0], [4.0, 5.0], [6.0, 7.0]]
     """
 
     def __init__(
@@ -313,42 +362,45 @@ class DataBuffer:
         resume: bool = False,
     ) -> None:
         """Make it; see `RingBuffer`."""
-        self._ring = RingBuffer.__new__(RingBuffer)
-        self._ring._begin(
+        self._begin(
             data_spec, 1, capacity, device, False, name,
             Home(f"alf-{name}", path, resume), Options(told=False),
         )  # fmt: skip
-        self._spec, self.name, self.device = data_spec, name, device
         self._random = np.random.default_rng(seed_of_draws())
-
-    def __repr__(self) -> str:
-        """Say where the data is."""
-        return f"<DataBuffer {self.name!r}, {self._ring._core.where()}>"
 
     @property
     def current_size(self) -> torch.Tensor:
-        """int64, rows."""
-        return self._ring.total_size
+        """int64 without axes, rows."""
+        return self.total_size
 
     @property
     def current_pos(self) -> torch.Tensor:
-        """int64, rows that were ever added, modulo the capacity."""
-        return self._ring.get_current_position()[0] % self._ring._max_length
+        """int64 without axes, position of the next row; it only grows."""
+        return self.get_current_position()[0]
 
     @property
-    def is_full(self) -> bool:
-        """Whether the next row takes another's place."""
-        return not self._ring.has_space()
+    def is_full(self) -> Answer:
+        """Whether the next row overwrites another; also as a call, ``is_full()``."""
+        return Answer(not self.has_space())
 
     def add_batch(self, batch: Any) -> None:
-        """Add rows, a nest of ``[N, *shape]``; of more than fit, the last ones stay.
+        """Add rows, a nest of ``[N, *shape]``; if N > capacity, the last ones.
 
         Raises:
+            RefusedError: Leaves differ in N.
             UnfitError: The nest does not fit the spec.
         """
         columns = flatten(self._spec, batch)
-        if next(iter(columns.values())).shape[:1] != (0,):
-            self._ring._core.extend(columns)
+        counts = {path: np.shape(column)[:1] for path, column in columns.items()}
+        if len(set(counts.values())) > 1 or () in counts.values():
+            raise RefusedError(
+                f"batch: got leaves of { ({p: list(n) for p, n in counts.items()}) } "
+                "rows, expected as many of each; give every leaf a first axis of N"
+            )
+        if (0,) not in counts.values():
+            self._core.extend(
+                {path: column[-self._max_length :] for path, column in columns.items()}
+            )
 
     def get_batch(self, batch_size: int) -> Any:
         """Draw rows, each as likely, with replacement; a nest of ``[B, *shape]``.
@@ -370,31 +422,10 @@ class DataBuffer:
         Raises:
             RefusedError: There is no such row.
         """
-        first = self._ring._core.bounds()[0][0]
-        return self._packed(self._ring._core.take(array(indices) + first))
+        first = self._core.bounds()[0][0]
+        return self._packed(self._core.take(array(indices) + first))
 
     def get_all(self) -> Any:
         """Every row, earliest first; a nest of ``[N, *shape]``."""
-        found, _, _ = self._ring._core.gather_all(0)
+        found, _, _ = self._core.gather_all(0)
         return self._packed({path: column[0] for path, column in found.items()})
-
-    def _packed(self, columns: Mapping[str, NDArray[Any]]) -> Any:
-        return pack(self._spec, columns, self.device)
-
-    def clear(self) -> None:
-        """Give up all rows."""
-        self._ring.clear()
-
-    def state_dict(self) -> dict[str, Any]:
-        """See `RingBuffer.state_dict`."""
-        return self._ring.state_dict()
-
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True
-    ) -> None:
-        """See `RingBuffer.load_state_dict`."""
-        self._ring.load_state_dict(state_dict, strict)
-
-    def close(self) -> None:
-        """Commit and close."""
-        self._ring.close()
