@@ -72,6 +72,8 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
     """
 
     _expected = "no Dict; use DictReplayBuffer"
+    _timeouts_end = True
+    """Whether a time limit ends an episode where `done` is false."""
 
     def __init__(
         self,
@@ -207,7 +209,9 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
             action: ``[E, action_dim]``, or ``[E]``.
             reward: ``[E]``.
             done: ``[E]``.
-            infos: One of each environment.
+            infos: One of each environment. With `handle_timeout_termination`,
+                ``"TimeLimit.truncated"`` truncates the episode at this step, also
+                where `done` is false; n-step returns stop there.
 
         Raises:
             SchemaError: A shape or dtype does not fit the spaces.
@@ -215,7 +219,9 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         ring, steps = self._ring, self._steps
         if ring is None:
             ring = self._ready()
-        plain = steps.plain(obs, next_obs, action, reward, done)
+        plain = None
+        if not self._cut_short(infos):
+            plain = steps.plain(obs, next_obs, action, reward, done)
         added = ring.add_as_is(plain, self._heads) if plain else None
         if added is None:
             heads = ring.published
@@ -230,8 +236,10 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         now, then = steps.observed(obs), steps.observed(next_obs)
         ended = fitted("done", np.asarray(done, bool), (self.n_envs,))
         timeouts = np.zeros(self.n_envs, bool)
-        if self.handle_timeout_termination and ended.any():
+        if self.handle_timeout_termination:
             timeouts[:] = [info.get("TimeLimit.truncated", False) for info in infos]
+            if self._timeouts_end:
+                ended = ended | timeouts
         step, final = steps.rows(now, then, action, reward, ended, timeouts)
         moved = NONE if follows else np.flatnonzero(heads != self._heads)
         for apart in (moved, steps.apart(now)):
@@ -244,6 +252,12 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         steps.lead_to(then, ended)
         # Not what is published by now, which may be another face's.
         self._heads = heads + 1 if final is None else heads + 1 + ended
+
+    def _cut_short(self, infos: list[dict[str, Any]]) -> bool:
+        """Whether the only environment reports a time limit, with done or without."""
+        if self.n_envs > 1 or not (self.handle_timeout_termination and infos):
+            return False
+        return bool(infos[0].get("TimeLimit.truncated", False))
 
     def _added(
         self, ring: Ring, plain: dict[str, Any], heads: NDArray[np.int64]

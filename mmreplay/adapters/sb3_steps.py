@@ -158,11 +158,15 @@ class Steps:
         """
         done = np.asarray(action, self._action.numpy)
         shape = (self._num_envs, *self._action.shape)
-        if len(np.atleast_1d(done)) == self._num_envs and done.size == np.prod(shape):
-            done = done.reshape(shape)  # of any axes, as the space has them
+        # The action of one environment may come with its space's axes alone.
+        whole = self._num_envs == 1 or len(np.atleast_1d(done)) == self._num_envs
+        if whole and done.size == np.prod(shape):
+            done = done.reshape(shape)
         step: dict[str, Any] = {f"observation{path}": now[path] for path in now}
         step["action"] = fitted("action", done, shape)
-        rewards = np.asarray(reward, np.float32)
+        rewards = np.asarray(reward)
+        if rewards.dtype != np.float64:  # of which the ring refuses what is too large
+            rewards = rewards.astype(np.float32)
         step["reward"] = fitted("reward", rewards, (self._num_envs,))
         step["terminated"] = ended & ~timeouts
         step["truncated"] = ended & timeouts

@@ -149,6 +149,64 @@ def test_folded_steps_are_those_of_the_original(tmp_path, rng):
     ours.close()
 
 
+@pytest.mark.parametrize("envs", [1, 3])
+@pytest.mark.parametrize("handled", [True, False])
+def test_n_steps_stop_at_a_time_limit_that_is_not_done_as_in_the_original(
+    tmp_path, rng, envs, handled
+):
+    arguments = (40 * envs, BOX, ACTION, "cpu", envs, False, handled)
+    ours = ReplayBuffer(*arguments, path=tmp_path / "ring", n_steps=3, gamma=0.9)
+    theirs = buffers.NStepReplayBuffer(*arguments, n_steps=3, gamma=0.9)
+    for step in walk(rng, BOX, envs, 75, ends=0.1):
+        for info in step.infos:
+            info["TimeLimit.truncated"] |= bool(rng.random() < 0.2)
+        give(ours, step)
+        give(theirs, step)
+    positions = np.arange(35, 73)
+    for env in range(envs):
+        found = at(ours, env, positions)
+        # The original draws environments at random: one at a time instead.
+        alone = buffers.NStepReplayBuffer(
+            40, BOX, ACTION, "cpu", 1, False, handled, n_steps=3, gamma=0.9
+        )
+        for name in (
+            "observations", "next_observations", "actions", "rewards", "dones",
+            "timeouts",
+        ):  # fmt: skip
+            setattr(alone, name, getattr(theirs, name)[:, env : env + 1])
+        alone.pos, alone.full = theirs.pos, theirs.full
+        expected = alone._get_samples(positions % 40)
+        for name in ("observations", "actions", "dones"):
+            np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+        np.testing.assert_allclose(found.rewards, expected.rewards, rtol=0, atol=1e-6)
+        goes_on = found.dones.numpy().ravel() == 0
+        for name in ("next_observations", "discounts"):
+            got, wanted = getattr(found, name).numpy(), getattr(expected, name).numpy()
+            np.testing.assert_allclose(got[goes_on], wanted[goes_on], rtol=0, atol=1e-6)
+    ours.close()
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_the_step_after_a_time_limit_that_is_not_done_begins_an_episode(tmp_path, once):
+    """By the short route too, and with the observation that the step led to."""
+    ours = ReplayBuffer(
+        20, BOX, ACTION, "cpu", 1, once, path=tmp_path / "ring", n_steps=2, gamma=1
+    )
+    for number in range(8):
+        now = np.full((1, 3), number, np.float32)
+        ours.add(
+            now, now + 1, np.zeros((1, 2), np.float32), np.ones(1), np.zeros(1, bool),
+            [{"TimeLimit.truncated": number == 3}],
+        )  # fmt: skip
+    episodes = ours.ring.episodes.episodes(0)
+    assert episodes.lengths.tolist() == [4, 4]
+    found = at(ours, 0, [2, 3])
+    assert found.rewards.ravel().tolist() == [2, 1]
+    assert found.next_observations[:, 0].tolist() == [4, 4]
+    assert found.dones.ravel().tolist() == [0, 0]
+    ours.close()
+
+
 @pytest.mark.parametrize("once", [True, False])
 def test_dict_observations_come_back_as_dicts(tmp_path, rng, once):
     space = spaces.Dict({"eye": spaces.Box(0, 255, (1, 8, 8), np.uint8), "arm/1": BOX})

@@ -61,6 +61,23 @@ def test_axes_of_one_and_those_of_the_action_are_no_matter(tmp_path, buffer):
     one.close()
 
 
+def test_an_action_of_one_environment_may_come_with_the_axes_of_its_space(tmp_path):
+    shape = (10, 7)
+    space = spaces.Box(-1, 1, shape)
+    ours = adapter.ReplayBuffer(8, BOX, space, "cpu", path=tmp_path / "ring")
+    original = theirs.ReplayBuffer(8, BOX, space, "cpu")
+    action = np.arange(70, dtype=np.float32).reshape(shape)
+    obs, reward, done = np.zeros((1, 3), np.float32), np.zeros(1), np.zeros(1, bool)
+    for buffer in (ours, original):
+        buffer.add(obs, obs, action, reward, done, [{}])
+        buffer.add(obs, obs, action[None], reward, done, [{}])
+    stored = ours.ring.gather_all()["action"]
+    np.testing.assert_array_equal(stored, original.actions[:2, 0])
+    with pytest.raises(SchemaError, match=r"action: got shape \[7, 9\], expected"):
+        ours.add(obs, obs, action[:9].T, reward, done, [{}])
+    ours.close()
+
+
 @pytest.mark.parametrize("prioritized", ["yes", 1, [0.6]])
 def test_what_says_not_how_to_draw_is_refused(prioritized):
     with pytest.raises(SchemaError, match=r"prioritized: got .* pass such as"):
@@ -118,7 +135,7 @@ def test_the_short_route_leaves_what_the_long_one_leaves(tmp_path, monkeypatch, 
             if done or number % 30 == 9:
                 obs = rng.random((1, 3), np.float32)
             done = bool(rng.random() < 0.1)
-            told = {"TimeLimit.truncated": bool(rng.random() < 0.5)}
+            told = {"TimeLimit.truncated": bool(rng.random() < (0.5 if done else 0.1))}
             ends = np.array([done])
             if number % 20 == 5 and not done:
                 large = np.array([1e300])
