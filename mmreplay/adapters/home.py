@@ -7,6 +7,7 @@ The ring is made when the first data comes, as only then all fields are known.
 from __future__ import annotations
 
 import os
+import shlex
 import weakref
 from collections.abc import Sequence
 from multiprocessing.util import Finalize
@@ -18,7 +19,7 @@ from mmreplay.adapters import places
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import FormatError, SchemaError
 from mmreplay.format import metadata
-from mmreplay.format.metadata import FILE_NAME, Autoreset
+from mmreplay.format.metadata import FILE_NAME, Autoreset, Metadata
 from mmreplay.ring import Layout
 from mmreplay.samplers.base import Sampler
 from mmreplay.schema import Schema
@@ -163,6 +164,7 @@ class Home:
         transforms: Sequence[Transform] = (),
         on_resume: Literal["break", "truncate", "continue"] = "break",
         user: dict[str, Any] | None = None,
+        size_name: str | None = None,
     ) -> ReplayBuffer:
         """The buffer: made now, or opened if it is there; later the same again.
 
@@ -176,11 +178,16 @@ class Home:
             transforms: What draws make of steps.
             on_resume: As in `ReplayBuffer.open`.
             user: JSON kept with a new buffer, beside whose it is.
+            size_name: The user's argument that sets the capacity, for messages.
 
         Raises:
             SchemaError: The buffer that is there has other fields, capacity or
-                environments.
+                environments. It is left as it is.
         """
+        if self.buffer is None and (self.path / FILE_NAME).exists():
+            # Before it is opened, which ends its running episodes.
+            there = metadata.load(self.path)
+            self._check(there, schema, capacity, num_envs, size_name)
         if self.buffer is None:
             found = self.reopen(sampler, transforms, on_resume)
             if found is None:
@@ -192,7 +199,7 @@ class Home:
                 )  # fmt: skip
                 self._keep(found)
         assert self.buffer is not None
-        self._check(self.buffer, schema, capacity, num_envs)
+        self._check(self.buffer.metadata, schema, capacity, num_envs, size_name)
         return self.buffer
 
     def reopen(
@@ -248,15 +255,25 @@ class Home:
             self._held.append(buffer)
 
     def _check(
-        self, buffer: ReplayBuffer, schema: Schema, capacity: int, num_envs: int
+        self,
+        there: Metadata,
+        schema: Schema,
+        capacity: int,
+        num_envs: int,
+        size_name: str | None,
     ) -> None:
-        got = (buffer.num_envs, buffer.capacity)
-        if got != (num_envs, capacity) or buffer.schema != schema:
-            raise SchemaError(
-                f"{self.path} holds {_told(*got, buffer.schema)}, expected "
-                f"{_told(num_envs, capacity, schema)}; give the arguments that it was "
-                "made with, or another path"
-            )
+        got = (there.ring.num_envs, there.ring.capacity)
+        if got == (num_envs, capacity) and there.schema == schema:
+            return
+        name, way = "", "give the arguments that it was made with, or another path"
+        if got[0] == num_envs and there.schema == schema:
+            name = f"{size_name}: " if size_name else ""
+            where = shlex.quote(str(self.path))
+            way = f"close it and run mmreplay resize {where} {capacity}, or {way}"
+        raise SchemaError(
+            f"{name}{self.path} holds {_told(*got, there.schema)}, expected "
+            f"{_told(num_envs, capacity, schema)}; {way}"
+        )
 
 
 class Kept:

@@ -6,6 +6,7 @@ buffers of Stable-Baselines3 is told in docs/migrating/sb3.md.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mmreplay.adapters.home import Home, StrPath
 from mmreplay.adapters.sb3_steps import NONE, Steps, fitted
-from mmreplay.adapters.values import check_counts, seed_of_draws
+from mmreplay.adapters.values import check_counts
 from mmreplay.batch import Batch
 from mmreplay.buffer.replay_buffer import ReplayBuffer as Ring
 from mmreplay.errors import EmptyError, SchemaError
@@ -33,6 +34,10 @@ except ModuleNotFoundError as error:
         "mmreplay.adapters.sb3 needs stable-baselines3, which is not installed; "
         "pip install stable-baselines3"
     ) from error
+
+
+PATIENCE = 100
+"""Prioritized draws without priorities after which a warning says so."""
 
 
 class Samples(type_aliases.ReplayBufferSamples):  # type: ignore[misc]  # untyped here
@@ -74,6 +79,8 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
     _expected = "no Dict; use DictReplayBuffer"
     _timeouts_end = True
     """Whether a time limit ends an episode where `done` is false."""
+    _unlearned: int | None = None
+    """Prioritized draws without priorities so far; None if no warning is to come."""
 
     def __init__(
         self,
@@ -108,7 +115,12 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
             prioritized: Draw by priorities; or the arguments of `PrioritizedSampler`.
             n_steps: Steps to fold into a transition.
             gamma: Discount of the steps that are folded.
-            seed: Of the draws; by default torch's own.
+            seed: Of the draws. By default a number from numpy's global generator,
+                which Stable-Baselines3 seeds for each model just before it makes the
+                buffer: two models of one seed draw alike, and so does a model that is
+                made again with `resume`, from the first number on, over the steps
+                that are there by then. A buffer that is loaded from a pickle goes on
+                with the numbers that it had come to.
 
         Raises:
             FormatError: The path holds a buffer, and resume is False.
@@ -126,6 +138,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         self.n_steps, self.gamma = n_steps, gamma
         self._transforms = (NStep(n_steps, gamma),) if n_steps != 1 else ()
         self._prioritized = prioritized
+        self._unlearned = None if prioritized is False else 0
         self.sampler = _sampler(prioritized, seed)
         self._declare()
         self.home = Home("sb3", path, resume)
@@ -159,6 +172,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
                 self._steps.schema, self.buffer_size, self.n_envs,
                 autoreset="same_step", sampler=self.sampler,
                 transforms=self._transforms, on_resume="truncate",
+                size_name="buffer_size",
             )  # fmt: skip
             self.sampler = self._ring.sampler
             self._heads = np.full(self.n_envs, -1)  # its first step follows nobody's
@@ -290,6 +304,18 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
                 f"cannot draw {batch_size} transitions: got none yet, expected at "
                 "least one; add steps first"
             )
+        if self._unlearned is not None:
+            self._unlearned += 1
+            if self._unlearned == PATIENCE:
+                self._unlearned = None
+                warnings.warn(
+                    f"prioritized: got {PATIENCE} draws and no call of "
+                    "update_priorities, without which priorities stay as they are; "
+                    "call replay_buffer.update_priorities(samples, errors) after each "
+                    "training step, which Stable-Baselines3's own train() does not "
+                    "do, or leave prioritized out",
+                    stacklevel=2,
+                )
         return self._samples(ring.sample(batch_size, contiguous=True), env)
 
     def _samples(self, batch: Batch, env: Any) -> Any:
@@ -337,7 +363,9 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
                 "cannot update priorities: got a buffer without a transition, expected "
                 "samples that it drew; draw them first"
             )
-        return ring.update_priorities(samples.batch, priorities.reshape(-1))
+        dropped = ring.update_priorities(samples.batch, priorities.reshape(-1))
+        self._unlearned = None
+        return dropped
 
     def reset(self) -> None:
         """Give up all transitions."""
@@ -388,7 +416,10 @@ class _Cuts:
 
 
 def _sampler(prioritized: bool | Mapping[str, Any], seed: int | None) -> Sampler:
-    seed = seed_of_draws() if seed is None else seed
+    if seed is None:
+        # Not torch's: it cannot tell a second model of the same seed from a second
+        # buffer of one model. Nor a generator of our own: nobody seeds that.
+        seed = int(np.random.randint(1 << 62))  # noqa: NPY002  # the one that is seeded
     if prioritized is False:
         return UniformSampler(seed)
     if prioritized is not True and not isinstance(prioritized, Mapping):

@@ -36,6 +36,33 @@ def test_a_buffer_that_is_there_is_refused_without_resume(tmp_path):
         Home("any", tmp_path / "ring")
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_another_capacity_names_resize_and_leaves_the_folder_as_it_is(tmp_path, shared):
+    home = Home("any", tmp_path / "my ring")
+    filled(home)
+    if not shared:
+        home.close()
+    before = {p: p.read_bytes() for p in home.path.rglob("*") if p.is_file()}
+    again = Home("any", home.path, resume=True)
+    told = (
+        rf"^steps: {home.path} holds 1 x 10 rows of .*, expected 1 x 20 rows of .*; "
+        rf"close it and run mmreplay resize '{home.path}' 20, or give"
+    )
+    with pytest.raises(SchemaError, match=told):
+        again.ring(SCHEMA, 20, on_resume="truncate", size_name="steps")
+    assert {p: p.read_bytes() for p in home.path.rglob("*") if p.is_file()} == before
+    # It is not held: the command can resize it.
+    home.close()
+    done = subprocess.run(
+        [sys.executable, "-m", "mmreplay", "resize", str(home.path), "20"],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    ring = again.ring(SCHEMA, 20, size_name="steps")
+    assert (ring.capacity, len(ring)) == (20, 3)
+    again.close()
+
+
 SYSTEMS = ["skrl", "rofunc", "alf-own", "tmrl", "velora", "pytorchrl", "sb3"]
 
 

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -404,6 +405,82 @@ def test_saving_and_loading_a_models_buffer_is_cheap(tmp_path):
     again.learn(50, reset_num_timesteps=False)
     assert again.replay_buffer.size() >= 150
     again.replay_buffer.close()
+
+
+def drawn(agent, steps=120):
+    agent.learn(steps)
+    return [agent.replay_buffer.sample(8).batch.positions.tolist() for _ in range(3)]
+
+
+def test_models_of_the_same_seed_draw_alike_and_others_do_not(tmp_path):
+    alike = [drawn(model(DQN, tmp_path / str(number))) for number in range(2)]
+    assert alike[0] == alike[1]
+    # Made first and trained later, too: each draws by the seed that it was made with.
+    made = [model(DQN, tmp_path / f"made{number}") for number in range(2)]
+    assert [drawn(each) for each in made] == alike
+    np.random.seed(0)  # noqa: NPY002  # the one that is global
+    several = [ReplayBuffer(9, BOX, ACTION).sampler.state_dict() for _ in range(2)]
+    assert several[0] != several[1]
+    np.random.seed(0)  # noqa: NPY002
+    again = [ReplayBuffer(9, BOX, ACTION).sampler.state_dict() for _ in range(2)]
+    assert again == several
+
+
+def test_a_model_that_is_made_again_draws_by_the_numbers_of_its_seed(tmp_path):
+    """Over what the folder holds by then; one that is loaded goes on instead."""
+    agent = model(DQN, tmp_path / "ring", resume=True)
+    first = agent.replay_buffer.sampler.state_dict()
+    agent.learn(100)
+    agent.save_replay_buffer(tmp_path / "buffer.pkl")
+    left = agent.replay_buffer.sampler.state_dict()
+    assert left["step"] > first["step"] == 0
+    agent.replay_buffer.close()
+    again = model(DQN, tmp_path / "ring", resume=True)
+    assert again.replay_buffer.sampler.state_dict() == first
+    again.load_replay_buffer(tmp_path / "buffer.pkl")
+    assert again.replay_buffer.sampler.state_dict() == left
+    again.replay_buffer.close()
+
+
+def test_another_buffer_size_names_resize(tmp_path, rng):
+    arguments = (BOX, ACTION, "cpu", 2)
+    ours = ReplayBuffer(100, *arguments, path=tmp_path / "ring")
+    for step in walk(rng, BOX, 2, 9):
+        give(ours, step)
+    ours.close()
+    again = ReplayBuffer(200, *arguments, path=tmp_path / "ring", resume=True)
+    told = (
+        r"^buffer_size: .*holds 2 x 50 rows .*expected 2 x 100 .*mmreplay resize .* 100"
+    )
+    with pytest.raises(SchemaError, match=told):
+        again.size()
+
+
+def test_priorities_that_nobody_updates_are_said_once(tmp_path, rng):
+    options = {"path": tmp_path / "ring", "prioritized": True}
+    ours = ReplayBuffer(100, BOX, ACTION, **options)
+    for step in walk(rng, BOX, 1, 20):
+        give(ours, step)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(adapter.PATIENCE - 1):
+            ours.sample(2)
+    with pytest.warns(
+        UserWarning, match=r"call replay_buffer\.update_priorities\(samp"
+    ):
+        ours.sample(2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2 * adapter.PATIENCE):
+            ours.sample(2)
+    ours.close()
+    learns = ReplayBuffer(100, BOX, ACTION, resume=True, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        learns.update_priorities(learns.sample(2), [1.0, 2.0])
+        for _ in range(2 * adapter.PATIENCE):
+            learns.sample(2)
+    learns.close()
 
 
 KILLED = """
