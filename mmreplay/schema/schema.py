@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mmreplay.errors import SchemaError
-from mmreplay.nesting import flatten, meant, under, unflatten
+from mmreplay.nesting import SEPARATOR, flatten, meant, split, under, unflatten
 from mmreplay.schema.dtypes import describe
 from mmreplay.schema.field import Field
 from mmreplay.schema.names import check_path
@@ -23,7 +23,7 @@ from mmreplay.schema.spaces import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import DTypeLike
 
@@ -53,8 +53,12 @@ class Schema:
     ) -> None:
         """Declare the fields of a step.
 
+        Such a schema states no `autoreset`, also where its fields come from one that
+        does. `with_field` and `from_env` keep it.
+
         Args:
-            fields: Nested mappings (and tuples) of `Field`.
+            fields: Nested mappings (and tuples) of `Field`. A key may be a path, such
+                as ``"observation/pixels"``, so that `fields` of another schema fit.
             roles: Path by role, for roles whose field is not named after them.
                 A path names a leaf or a subtree. A role that is left out is
                 played by the field or subtree of its name, if there is one.
@@ -62,8 +66,13 @@ class Schema:
         Raises:
             SchemaError: A name, field or role is not storable, or what plays a
                 role does not fit it.
+
+        Example:
+            >>> schema = Schema({"observation": {"pixels": Field((8, 8), "uint8")}})
+            >>> Schema({**schema.fields, "logp": Field((), "float32")}).paths
+            ('observation/pixels', 'logp')
         """
-        self._declare(flatten(_mapping(fields, "schema fields")), roles)
+        self._declare(_by_path(_mapping(fields, "schema fields")), roles)
 
     @classmethod
     def from_flat(
@@ -92,6 +101,8 @@ class Schema:
         action_space: object,
         *,
         reward_dtype: DTypeLike = "float32",
+        extra: Mapping[str, object] | None = None,
+        exclude: Sequence[str] = (),
     ) -> Schema:
         """Fields of an environment's steps by its Gymnasium spaces.
 
@@ -102,26 +113,66 @@ class Schema:
             observation_space: Of one environment.
             action_space: Of one environment.
             reward_dtype: Of the scalar reward.
+            extra: Fields to add at the end, as in `Schema`.
+            exclude: Paths of leaves or subtrees to leave out, such as
+                ``"observation/text"``. Leave these values out of `add`, too.
 
         Returns:
-            Schema of observation, action, reward, terminated and truncated.
+            Schema of observation, action, reward, terminated and truncated, without
+            the excluded and with the extra ones.
 
         Raises:
-            SchemaError: A space has no fixed size, or is of another kind.
+            SchemaError: A space has no fixed size, or is of another kind; an extra
+                field is there already; an excluded path is not.
             ModuleNotFoundError: Gymnasium is not installed.
         """
-        return cls(
-            {
-                "observation": space_fields(observation_space, "observation"),
-                "action": space_fields(action_space, "action"),
-                "reward": field_at("reward", (), reward_dtype),
-                "terminated": Field((), "bool"),
-                "truncated": Field((), "bool"),
-            }
-        )
+        if isinstance(exclude, str):
+            raise SchemaError(
+                f"exclude: got the string {exclude!r}, expected a sequence of paths; "
+                f"pass exclude=[{exclude!r}]"
+            )
+        # Paths that were met, and whether they are left out.
+        met: dict[str, bool] = {}
+        spaces = {"observation": observation_space, "action": action_space}
+        fields: dict[str, object] = {}
+        for role in ("observation", "action", "reward", "terminated", "truncated"):
+            met[role] = role in exclude
+            if met[role]:
+                continue
+            if role in spaces:
+                fields[role] = space_fields(spaces[role], role, exclude, met)
+            elif role == "reward":
+                fields[role] = field_at(role, (), reward_dtype)
+            else:
+                fields[role] = Field((), "bool")
+        left_out = [path for path, excluded in met.items() if excluded]
+        for path in exclude:
+            if not any(under([path], top) for top in left_out):
+                raise SchemaError(
+                    f"exclude: got {path!r}, which is no part of the environment's "
+                    f"step, expected some of {listing(met)}; {meant(path, met)}"
+                )
+        flat = flatten(fields)
+        for path, field in _by_path(_mapping(extra or {}, "extra")).items():
+            if path in flat:
+                raise SchemaError(
+                    f"extra: got {path!r}, which the environment has already, expected "
+                    f"new fields; rename it, or pass exclude=[{path!r}] to replace it"
+                )
+            flat[path] = field
+        unflatten(flat)
+        schema = cls.__new__(cls)
+        schema._declare(flat, None)
+        return schema
 
     @classmethod
-    def from_env(cls, env: object) -> Schema:
+    def from_env(
+        cls,
+        env: object,
+        *,
+        extra: Mapping[str, object] | None = None,
+        exclude: Sequence[str] = (),
+    ) -> Schema:
         """Fields of the steps of a Gymnasium environment or vector environment.
 
         `ReplayBuffer.create` takes ``autoreset`` from it where that is left out.
@@ -129,11 +180,22 @@ class Schema:
         Args:
             env: What has ``observation_space`` and ``action_space``; of a vector
                 environment the spaces of a single one are taken.
+            extra: Fields to add at the end, as in `Schema`.
+            exclude: Paths of leaves or subtrees to leave out, such as
+                ``"observation/text"``. Leave these values out of `add`, too.
 
         Raises:
             SchemaError: It has no spaces, or as `from_spaces` does.
+
+        Example:
+            >>> env = gymnasium.make("CartPole-v1")
+            >>> extra = {"logp": Field((), "float32")}
+            >>> schema = Schema.from_env(env, extra=extra, exclude=["truncated"])
+            >>> schema.paths
+            ('observation', 'action', 'reward', 'terminated', 'logp')
         """
-        return cls.from_spaces(*env_spaces(env))._stating(env_autoreset(env))
+        schema = cls.from_spaces(*env_spaces(env), extra=extra, exclude=exclude)
+        return schema._stating(env_autoreset(env))
 
     @classmethod
     def from_example(cls, step: Mapping[str, object]) -> Schema:
@@ -225,7 +287,7 @@ class Schema:
         return () if path is None else under(self.fields, path)
 
     def with_field(self, path: str, field: Field) -> Schema:
-        """This schema with one more field at its end.
+        """This schema with one more field at its end, and the same `autoreset`.
 
         Args:
             path: A new one, such as ``"info/lives"``.
@@ -233,6 +295,11 @@ class Schema:
 
         Raises:
             SchemaError: The path is taken, or is no path.
+
+        Example:
+            >>> schema = Schema({"observation": Field((4,), "float32")})
+            >>> schema.with_field("info/lives", Field((), "uint8")).paths
+            ('observation', 'info/lives')
         """
         if path in self.fields:
             raise SchemaError(
@@ -314,6 +381,25 @@ class Schema:
     def _stating(self, autoreset: Autoreset | None) -> Schema:
         object.__setattr__(self, "_autoreset", autoreset)
         return self
+
+
+def _by_path(fields: Mapping[str, object]) -> dict[str, object]:
+    """Leaves by path of nested mappings, whose outer keys may be paths themselves."""
+    flat: dict[str, object] = {}
+    for name, value in fields.items():
+        if isinstance(name, str) and SEPARATOR in name:
+            name, *below = split(name)
+            for part in reversed(below):
+                value = {part: value}
+        for path, leaf in flatten({name: value}).items():
+            if path in flat:
+                raise SchemaError(
+                    f"field {path!r}: got it twice, nested and by its path, expected "
+                    "each once; leave one out"
+                )
+            flat[path] = leaf
+    unflatten(flat)
+    return flat
 
 
 def _made(

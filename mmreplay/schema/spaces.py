@@ -5,7 +5,7 @@ Gymnasium is imported only when one of its spaces is to be read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -30,12 +30,16 @@ _WAYS_OUT = {
 }
 
 
-def space_fields(space: object, path: str) -> Field | dict[str, object]:
+def space_fields(
+    space: object, path: str, exclude: Collection[str], met: dict[str, bool]
+) -> Field | dict[str, object]:
     """The field of a Gymnasium space, or nested fields of a Dict or Tuple.
 
     Args:
         space: Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of them.
         path: Where it stands, as messages name it.
+        exclude: Paths to leave out.
+        met: Takes each path below and whether it is left out.
 
     Raises:
         SchemaError: It is another space, or one without a fixed size.
@@ -49,9 +53,10 @@ def space_fields(space: object, path: str) -> Field | dict[str, object]:
             "pip install 'mmreplay[rl]'"
         ) from None
     if isinstance(space, spaces.Dict):
-        return _branch(dict(space.spaces), path)
+        return _branch(dict(space.spaces), path, exclude, met)
     if isinstance(space, spaces.Tuple):
-        return _branch({str(i): part for i, part in enumerate(space.spaces)}, path)
+        parts = {str(i): part for i, part in enumerate(space.spaces)}
+        return _branch(parts, path, exclude, met)
     if isinstance(
         space,
         spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary,
@@ -60,7 +65,8 @@ def space_fields(space: object, path: str) -> Field | dict[str, object]:
     kind = type(space).__name__
     way_out = _WAYS_OUT.get(kind, f"wrap the environment so that it gives {_TAKEN}")
     raise SchemaError(
-        f"field {path!r}: got a {kind} space, expected {_TAKEN}; {way_out}"
+        f"field {path!r}: got a {kind} space, expected {_TAKEN}; {way_out}, or leave "
+        f"it out with exclude=[{path!r}]"
     )
 
 
@@ -119,14 +125,22 @@ def field_at(path: str, shape: tuple[int, ...] | None, dtype: object) -> Field:
         raise SchemaError(f"field {path!r}: {error}") from None
 
 
-def _branch(parts: Mapping[str, object], path: str) -> dict[str, object]:
+def _branch(
+    parts: Mapping[str, object],
+    path: str,
+    exclude: Collection[str],
+    met: dict[str, bool],
+) -> dict[str, object]:
     if not parts:
         raise SchemaError(
             f"field {path!r}: got an empty space, expected {_TAKEN} with something "
-            "in it; leave it out"
+            f"in it; leave it out with exclude=[{path!r}]"
         )
     fields: dict[str, object] = {}
     for name, part in parts.items():
         check_name(name, path)
-        fields[name] = space_fields(part, f"{path}{SEPARATOR}{name}")
+        below = f"{path}{SEPARATOR}{name}"
+        met[below] = below in exclude
+        if not met[below]:
+            fields[name] = space_fields(part, below, exclude, met)
     return fields

@@ -160,7 +160,11 @@ def test_asking_for_what_is_not_there_lists_what_is():
         ({"a": "float32"}, "'a': got str, expected a Field"),
         ({"a" * 257: FLAG}, "got 257 characters, expected at most 256 .*; rename"),
         ({"\ud800": FLAG}, "expected at most 256 that UTF-8 can hold; rename"),
-        ({"a/b": FLAG}, "got 'a/b', expected a name without '/' or NUL; nest"),
+        ({"x": {"a/b": FLAG}}, "got 'a/b', expected a name without '/' or NUL; nest"),
+        ({"a//b": FLAG}, "field path: got 'a//b', expected non-empty names joined"),
+        ({"a/b": FLAG, "a": {"b": FLAG}}, "'a/b': got it twice, nested and by its"),
+        ({"a/b": FLAG, "a": FLAG}, "'a': got both a leaf and a branch"),
+        ({"a": FLAG, "a/b": FLAG}, "'a': got both a leaf and a branch"),
         (
             {"a": {"\x1b]0;b\x07": FLAG}},
             r"field path 'a/\\x1b\]0;b\\x07': got the control character '\\x1b', "
@@ -179,6 +183,20 @@ def test_what_is_no_schema_is_refused(fields, message):
 
 def test_the_largest_schema_is_taken():
     assert len(Schema({f"{n:0256}": FLAG for n in range(4096)})) == 4096
+
+
+def test_the_fields_of_a_schema_make_it_again_nested_or_with_others():
+    schema = Schema(transition(), {"reward": "reward"})
+    assert any("/" in path for path in schema.paths)
+    assert Schema(schema.fields, schema.roles) == schema
+    more = Schema({**schema.fields, "logp": SCALAR, "info/lives": FLAG})
+    assert more == schema.with_field("logp", SCALAR).with_field("info/lives", FLAG)
+    # A path may lead to a branch, and stand beside what is nested.
+    arm = {"pose": SCALAR, "grip": (FLAG, FLAG)}
+    made = Schema({"robot/arm": arm, "robot": {"base": SCALAR}})
+    assert made.paths == (
+        "robot/arm/pose", "robot/arm/grip/0", "robot/arm/grip/1", "robot/base",
+    )  # fmt: skip
 
 
 def test_a_field_is_added_at_the_end_and_the_order_survives():

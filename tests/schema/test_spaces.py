@@ -111,6 +111,108 @@ def test_other_spaces_are_refused_with_their_path(space, message):
             schema_of(nested)
 
 
+SEEN = spaces.Dict(
+    {
+        "camera": spaces.Box(0, 255, (8, 8), np.uint8),
+        "words": spaces.Text(9),
+        "arm": spaces.Dict(pose=spaces.Box(0, 1, (3,)), plan=spaces.Sequence(TWO)),
+    }
+)
+
+
+class Talking(gymnasium.Env):
+    """An environment that also says something, of any length."""
+
+    observation_space = SEEN
+    action_space = spaces.Tuple((TWO, spaces.Text(4)))
+
+    def __init__(self, words=True):
+        self.words = words
+
+
+def test_what_cannot_be_stored_is_excluded_and_what_else_is_kept_is_added():
+    unstored = ["observation/words", "observation/arm/plan", "action/1"]
+    schema = Schema.from_env(
+        Talking(),
+        exclude=[*unstored, "reward"],
+        extra={"logp": Field((), "float32"), "info/lives": Field((), "uint8")}
+        | {"reward": Field((), "float64")},
+    )
+    assert set(schema.fields) == {
+        "observation/camera", "observation/arm/pose", "action/0", "terminated",
+        "truncated", "logp", "info/lives", "reward",
+    }  # fmt: skip
+    assert schema["reward"] == Field((), "float64")
+    step = {name: SEEN[name].sample() for name in ("camera", "words", "arm")}
+    seen = {"camera": step["camera"], "arm": {"pose": step["arm"]["pose"]}}
+    given = {"observation": seen, "action": (1,), "reward": 1, "logp": -1.5}
+    given |= {"info": {"lives": 3}, "terminated": False, "truncated": False}
+    with mr.ReplayBuffer.create(None, schema, 9, engine="memory") as buffer:
+        buffer.add(given)
+        row = buffer.gather_all()
+    assert (row["observation/camera"][0] == step["camera"]).all()
+    assert (row["info/lives"], row["reward"]) == (3, 1)
+    # A whole branch, and of it also a part.
+    paths = Schema.from_env(
+        Talking(), exclude=["observation", "observation/arm", "action"]
+    )
+    assert paths.paths == ("reward", "terminated", "truncated")
+
+
+@pytest.mark.parametrize("path", ["observation/words", "observation/arm/plan"])
+def test_a_space_of_no_fixed_size_is_refused_with_the_way_to_exclude_it(path):
+    others = {"observation/words", "observation/arm/plan", "action/1"} - {path}
+    with pytest.raises(
+        SchemaError,
+        match=rf"field '{path}': got a (Text|Sequence) space, expected .*, or leave it "
+        rf"out with exclude=\['{path}'\]",
+    ):
+        Schema.from_env(Talking(), exclude=list(others))
+
+
+def test_fields_beside_the_environments_keep_its_answer():
+    """As `with_field` does; a mapping of the fields states nothing."""
+    vector = gymnasium.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync")
+    logp = {"logp": Field((), "float32")}
+    schema = Schema.from_env(vector, extra=logp, exclude=["truncated"])
+    again = Schema({**Schema.from_env(vector, exclude=["truncated"]).fields, **logp})
+    vector.close()
+    assert (schema.autoreset, again.autoreset) == ("next_step", None)
+    assert schema == again
+    with mr.ReplayBuffer.create(None, schema, 9, 2, engine="memory") as buffer:
+        assert buffer.autoreset == "next_step"
+    with pytest.raises(SchemaError, match="autoreset: got none with num_envs=2"):
+        mr.ReplayBuffer.create(None, again, 9, 2, engine="memory")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"exclude": "action"},
+            r"exclude: got the string .*; pass exclude=\['action'\]",
+        ),
+        (
+            {"exclude": ["observation/camra"]},
+            r"exclude: got 'observation/camra', which is no part of the environment's "
+            r"step, expected some of .*; did you mean 'observation/camera'\?",
+        ),
+        (
+            {"extra": {"reward": Field((), "float64")}},
+            r"extra: got .reward., which the environment has already, .*; rename it, "
+            r"or pass exclude=\['reward'\]",
+        ),
+        ({"extra": {"reward": {"a": Field((), "bool")}}}, "both a leaf and a branch"),
+        ({"extra": {"logp": "float32"}}, "'logp': got str, expected a Field"),
+        ({"extra": [1]}, "extra: got list, expected a mapping by name; pass a dict"),
+    ],
+)
+def test_extra_and_excluded_fields_that_do_not_fit_are_refused(options, message):
+    camera = spaces.Dict(camera=spaces.Box(0, 255, (8, 8), np.uint8))
+    with pytest.raises(SchemaError, match=message):
+        Schema.from_spaces(camera, TWO, **options)
+
+
 def test_keys_that_are_no_names_are_refused():
     with pytest.raises(
         SchemaError, match="under 'observation': got 'a/b', expected a name without '/'"
