@@ -100,8 +100,10 @@ def plan_buffer(
         SchemaError: A number is not legal.
     """
     # The very reckoning of `create`, so that the two cannot come apart.
+    # Sizes do not depend on what the environments do after an end.
+    autoreset = getattr(schema, "autoreset", None) or "disabled"
     ring = arguments.describe(
-        schema, capacity, num_envs, "memmap", layout, None, None
+        schema, capacity, num_envs, "memmap", layout, autoreset, None
     ).ring
     placement = place(schema)
     sizes = placement.file_sizes(ring, schema)
@@ -177,8 +179,8 @@ def estimate(
         # As `compact` keeps it; chunks of other environments pack otherwise.
         layout = buffer.layout if num_envs == buffer.num_envs else None
         metadata = arguments.describe(
-            buffer.schema, capacity, num_envs, "zarr", layout, None, None, codec,
-            level,
+            buffer.schema, capacity, num_envs, "zarr", layout, buffer.autoreset, None,
+            codec, level,
         )  # fmt: skip
         assert metadata.sharding is not None
         rows, sampled, nbytes = capacity * num_envs, 0, 0.0
