@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import ItemsView, Iterator, KeysView, ValuesView
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from mmreplay.errors import SchemaError
-from mmreplay.nesting import meant, unflatten
+from mmreplay.nesting import SEPARATOR, meant, under, unflatten
 
 if TYPE_CHECKING:
     from torch import device as Device
@@ -22,6 +22,21 @@ DRAWN = frozenset(("env_ids", "positions", "probabilities", "weights"))
 @dataclass(slots=True, repr=False)  # frozen, each costs a microsecond more
 class Batch:
     """Steps of a buffer, B of them, or windows of T steps each.
+
+    A batch is a mapping from field paths to arrays: `keys`, `values`, `items`, `get`,
+    iteration, ``in``, ``dict(batch)`` and ``**batch``. The path of a nested field leads
+    to its array, and the name of a branch to a nested dict of the arrays below it, as
+    in `data`. Keys are the paths of arrays alone, so that each value is one array.
+    `len` is the number of steps, or windows, and not of fields. It is no
+    `collections.abc.Mapping`: torch's DataLoader would take it apart to pin its memory.
+
+    For example::
+
+        batch = buffer.sample(256)
+        batch["observation/pixels"]  # an array [256, 84, 84]
+        batch["observation"]  # {"pixels": ..., "joints": ...}
+        shapes = {path: array.shape for path, array in batch.items()}
+        learn(**batch.data)  # nested observations as one argument
 
     Small fields are views of one packed array, so their rows are strided;
     ``sample(..., contiguous=True)`` copies them apart.
@@ -102,7 +117,11 @@ class Batch:
         return f"<Batch of {len(self)} {kind}: {', '.join(fields)}>"
 
     def __getitem__(self, path: str) -> Array:
-        """One field by path, such as ``"observation/pixels"``.
+        """One field by path, such as ``"observation/pixels"``, or a branch of fields.
+
+        Returns:
+            The field's array; for a branch, such as ``"observation"``, a nested dict of
+            the arrays below it.
 
         Raises:
             SchemaError: There is no such field.
@@ -110,6 +129,9 @@ class Batch:
         try:
             return self.fields[path]
         except KeyError:
+            if isinstance(path, str) and (below := self._below(path)):
+                cut = len(path) + len(SEPARATOR)
+                return unflatten({each[cut:]: self.fields[each] for each in below})
             if not isinstance(path, str):
                 raise SchemaError(
                     f"batch has no step {path!r}, expected the path of a field; a "
@@ -120,13 +142,51 @@ class Batch:
                 f"{meant(path, self.fields)}"
             ) from None
 
+    def _below(self, path: str) -> tuple[str, ...]:
+        return tuple(each for each in under(self.fields, path) if each != path)
+
     def __contains__(self, path: object) -> bool:
-        """Whether there is a field of that path."""
-        return path in self.fields
+        """Whether there is a field, or a branch of fields, of that path."""
+        return path in self.fields or (
+            isinstance(path, str) and bool(self._below(path))
+        )
 
     def __iter__(self) -> Iterator[str]:
         """Paths of the fields."""
         return iter(self.fields)
+
+    def keys(self) -> KeysView[str]:
+        """Paths of the fields."""
+        return self.fields.keys()
+
+    def values(self) -> ValuesView[Array]:
+        """Arrays of the fields."""
+        return self.fields.values()
+
+    def items(self) -> ItemsView[str, Array]:
+        """Pairs of path and array."""
+        return self.fields.items()
+
+    def get(self, path: str, default: Any = None) -> Any:
+        """Return ``batch[path]``, or the default where there is no such field.
+
+        Args:
+            path: A field or a branch of fields, such as ``"observation"``.
+            default: Returned in its place.
+        """
+        try:
+            return self[path]
+        except SchemaError:
+            return default
+
+    def _ipython_key_completions_(self) -> list[str]:
+        """What IPython offers after ``batch["``: fields, and branches of fields."""
+        found: dict[str, None] = {}
+        for path in self.fields:
+            names = path.split(SEPARATOR)
+            for depth in range(1, len(names) + 1):
+                found[SEPARATOR.join(names[:depth])] = None
+        return list(found)
 
     def torch(self, device: str | Device | None = None) -> Batch:
         """Return the batch as tensors, on the CPU without a copy.

@@ -43,7 +43,9 @@ def test_fields_are_found_by_path_and_nested(batch):
     assert set(batch.data) == {"observation", "reward", "brain", "done"}
     assert batch.data["observation"]["state"] is batch["observation/state"]
     assert "reward" in batch
-    assert "observation" not in batch
+    assert "observation" in batch
+    assert "obs" not in batch
+    assert 0 not in batch
     assert len(batch) == 3
 
 
@@ -51,6 +53,93 @@ def test_an_unknown_path_is_told(batch):
     told = r"batch has no field 'rewards', expected one of \['observation/state', 'rew"
     with pytest.raises(SchemaError, match=told):
         batch["rewards"]
+
+
+def test_a_batch_is_a_mapping_from_paths_to_arrays(batch):
+    def given(**fields):
+        return fields
+
+    for each in (batch, batch.torch()):
+        paths = ["observation/state", "reward", "brain", "done"]
+        assert list(each.keys()) == list(each) == paths
+        assert [path for path, _ in each.items()] == paths
+        for made in (dict(each), given(**each), {**each}, dict(each.items())):
+            assert list(made) == paths
+            assert all(made[path] is each[path] for path in paths)
+            assert all(
+                a is b for a, b in zip(made.values(), each.values(), strict=True)
+            )
+        assert each.get("reward") is each["reward"]
+        assert each.get("rewards") is None
+        assert each.get("rewards", 7) == 7
+
+
+def test_a_branch_gives_the_nested_dict_of_its_arrays():
+    one = np.zeros((2, 3), np.float32)
+    fields = {
+        "observation/camera/left": one, "observation/camera/right": one + 1,
+        "observation/joints": one + 2, "observer": one + 3,
+        "next_observation/joints": one + 4,
+    }  # fmt: skip
+    batch = Batch(fields, *np.zeros((4, 2), int))
+    for each in (batch, batch.torch()):
+        found = each["observation"]
+        assert list(found) == ["camera", "joints"]
+        assert found["joints"] is each["observation/joints"]
+        assert found["camera"]["right"] is each["observation/camera/right"]
+        assert each["observation/camera"].keys() == {"left", "right"}
+        assert each["next_observation"].keys() == {"joints"}
+        assert each.get("observation").keys() == {"camera", "joints"}
+        assert "observation/camera" in each
+        assert "observation/cam" not in each
+        for path in ("observation/", "", "/joints", "observation/joints/x"):
+            with pytest.raises(SchemaError, match="batch has no field"):
+                each[path]
+
+
+def test_names_of_fields_and_branches_are_completed():
+    one = np.zeros(2)
+    fields = {"observation/camera/left": one, "observation/joints": one, "reward": one}
+    batch = Batch(fields, *np.zeros((4, 2), int))
+    offered = batch._ipython_key_completions_()
+    assert offered == [
+        "observation", "observation/camera", "observation/camera/left",
+        "observation/joints", "reward",
+    ]  # fmt: skip
+    assert all(name in batch for name in offered)
+
+
+def test_the_batch_of_one_buffer_is_written_to_another():
+    plain = {"x": mr.Field((2,), "float32"), "terminated": mr.Field((), "bool")}
+    one = mr.ReplayBuffer.create(None, mr.Schema(plain), 10, engine="memory")
+    two = mr.ReplayBuffer.create(None, mr.Schema(plain), 10, engine="memory")
+    one.extend(
+        x=np.arange(6.0).reshape(3, 2), terminated=np.array([False, True, False])
+    )
+    two.extend(one.take(0, [2, 0]))
+    assert two.gather_all()["x"].tolist() == [[4, 5], [0, 1]]
+
+
+def test_a_dataloader_that_pins_or_collates_keeps_a_batch_whole(batch):
+    from torch.utils.data._utils.pin_memory import pin_memory
+
+    pinned = []
+
+    class Pinned(Batch):
+        def pin_memory(self):
+            pinned.append(self)
+            return self
+
+    tensors = batch.torch()
+    own = Pinned(
+        tensors.fields, tensors.env_ids, tensors.positions, tensors.probabilities,
+        tensors.weights,
+    )  # fmt: skip
+    assert pin_memory(own) is own
+    assert pinned == [own]
+    assert mr.collate(tensors) is tensors
+    with pytest.raises(SchemaError, match="collate: got a list of Batch"):
+        mr.collate([tensors, tensors])
 
 
 def test_tensors_share_the_memory_and_name_bfloat16(batch):

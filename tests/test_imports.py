@@ -63,6 +63,33 @@ def test_a_name_that_was_meant_is_told():
     assert "Did you mean: 'ReplayBuffer'?" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("ReplayBufer", "ReplayBuffer"), ("UniformSample", "UniformSampler"),
+     ("nstep", "NStep"), ("field", "Field")],
+)  # fmt: skip
+def test_a_misspelt_name_is_answered_with_the_near_one(name, near):
+    with pytest.raises(AttributeError, match=f"{name!r}. Did you mean: {near!r}?"):
+        getattr(mmreplay, name)
+    assert not hasattr(mmreplay, name)
+    assert getattr(mmreplay, name, None) is None
+    told = f"cannot import name {name!r} from 'mmreplay'. Did you mean: {near!r}?"
+    with pytest.raises(ImportError, match=told):
+        exec(f"from mmreplay import {name}", {})
+
+
+def test_a_name_that_is_near_to_nothing_is_told_as_python_does():
+    with pytest.raises(AttributeError, match=r"has no attribute 'quux'$"):
+        _ = mmreplay.quux
+    with pytest.raises(ImportError, match="cannot import name 'quux' from 'mmreplay'"):
+        exec("from mmreplay import quux", {})
+
+
+def test_modules_with_names_near_to_public_ones_are_imported():
+    code = "from mmreplay import schema, samplers, stats, batch, limiter, plan"
+    assert "mmreplay" in modules_after(code)
+
+
 def test_the_adapters_as_such_load_nothing_and_need_no_library():
     assert not HEAVY & modules_after("import mmreplay.adapters")
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.batch import Batch
 from mmreplay.errors import SchemaError
 from mmreplay.nesting import flatten, meant
 from mmreplay.schema import Field, Schema
@@ -49,7 +50,7 @@ class Intake:
         self._observation = schema.role("observation")
 
     def flat(
-        self, data: Mapping[str, object] | None, fields: Mapping[str, object]
+        self, data: Mapping[str, object] | Batch | None, fields: Mapping[str, object]
     ) -> Mapping[str, object]:
         """Values by path, of one nested mapping or of keywords.
 
@@ -62,10 +63,12 @@ class Intake:
                 f"{sorted(fields)} into the mapping"
             )
         if data is not None and not isinstance(data, Mapping):
-            raise SchemaError(
-                f"got {type(data).__name__}, expected a mapping of {list(self._names)} "
-                "or keywords; pass the step's fields by name"
-            )
+            if not isinstance(data, Batch):
+                raise SchemaError(
+                    f"got {type(data).__name__}, expected a mapping of "
+                    f"{list(self._names)} or keywords; pass the step's fields by name"
+                )
+            data = dict(data)
         given = fields if data is None else data
         if given.keys() != self._names:
             given = flatten(given)

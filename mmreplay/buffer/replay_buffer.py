@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from numpy.typing import ArrayLike
 
@@ -43,6 +43,22 @@ class ReplayBuffer(Adding):
         sampler: What `sample` draws with.
         transforms: What `sample` and `take` make of stored steps.
     """
+
+    if not TYPE_CHECKING:
+
+        def __new__(cls, *args: object, **_: object) -> ReplayBuffer:
+            """Refuse what is not the parts that `create` and `open` hand over.
+
+            Raises:
+                TypeError: It was called by somebody else.
+            """
+            if not args or not isinstance(args[0], lifecycle.Parts):
+                raise TypeError(
+                    f"{cls.__name__}: got a direct call, expected "
+                    "ReplayBuffer.create(path, schema, capacity) for a new buffer, or "
+                    "ReplayBuffer.open(path) for one that exists"
+                )
+            return super().__new__(cls)
 
     def __init__(
         self,
@@ -200,6 +216,47 @@ class ReplayBuffer(Adding):
             parts.close()
             raise
         return cls(parts, sampler, commit_every, transforms, limiter)
+
+    def __getitem__(self, key: object) -> NoReturn:
+        """Refuse to be indexed: which steps are meant is said by the call.
+
+        Raises:
+            TypeError: Always.
+        """
+        if isinstance(key, str):
+            raise TypeError(
+                f"buffer[{key!r}]: a buffer is not indexed by field, expected a batch; "
+                f"use buffer.sample(256)[{key!r}] for drawn steps, or "
+                f"buffer.gather_all()[{key!r}] for all rows"
+            )
+        raise TypeError(
+            f"buffer[{key!r}]: a buffer is not indexed by number, expected a call; use "
+            "buffer.take(env_ids, positions) for given steps, or "
+            "mmreplay.ReplayDataset(buffer) for a torch DataLoader"
+        )
+
+    def __iter__(self) -> NoReturn:
+        """Refuse to be iterated over: in which order is said by the call.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError(
+            "iter(buffer): a buffer is not iterated over, expected a call; use "
+            "mmreplay.ReplayLoader(buffer, batch_size) for batches, "
+            "buffer.gather_all() for all rows, or buffer.episodes for episodes"
+        )
+
+    def __contains__(self, key: object) -> NoReturn:
+        """Refuse to be asked: of fields and of steps others know.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError(
+            f"{key!r} in buffer: got a buffer, expected its schema or its span; use "
+            f"{key!r} in buffer.schema for a field, or buffer.span for positions"
+        )
 
     def sample(self, batch_size: int, *, contiguous: bool = False) -> Batch:
         """Draw a batch with the buffer's sampler, through its transforms.

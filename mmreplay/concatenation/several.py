@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Sequence, Sized
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -115,6 +115,30 @@ class Concat:
     def __len__(self) -> int:
         """Steps alive in all of them."""
         return sum(len(buffer) for buffer in self.buffers)
+
+    def __getitem__(self, key: object) -> NoReturn:
+        """Refuse to be indexed, as a buffer does.
+
+        Raises:
+            TypeError: Always.
+        """
+        batch = f"batch[{key!r}]" if isinstance(key, str) else "batch['reward']"
+        raise TypeError(
+            f"concat(...)[{key!r}]: several buffers are not indexed, expected a batch "
+            f"of them; use batch = both.sample(256) and {batch}, or both.buffers"
+        )
+
+    def __iter__(self) -> NoReturn:
+        """Refuse to be iterated over, as a buffer does.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError(
+            "iter(concat(...)): several buffers are not iterated over, expected a "
+            "call; use mmreplay.ReplayLoader(both, batch_size) for batches, or "
+            "both.buffers"
+        )
 
     def sample(self, batch_size: int) -> Batch:
         """Draw a batch, from each buffer with its own sampler.

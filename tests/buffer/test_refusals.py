@@ -195,3 +195,36 @@ def test_priorities_of_indices_are_told_what_is_wanted():
         ):
             buffer.update_priorities(batch.positions, np.ones(3))
         assert buffer.update_priorities(batch, np.ones(3)) == 0
+
+
+def test_a_buffer_that_is_indexed_or_iterated_over_says_what_to_call(tmp_path):
+    buffer = Twin(None, 5).buffer
+    told = r"buffer\['reward'\].*buffer.sample\(256\)\['reward'\].*gather_all\(\)\["
+    with pytest.raises(TypeError, match=told):
+        buffer["reward"]
+    told = r"buffer\[{}\].*buffer.take\(env_ids, positions\).*ReplayDataset\(buffer\)"
+    for key, text in ((0, "0"), (slice(2), r"slice\(None, 2, None\)")):
+        with pytest.raises(TypeError, match=told.format(text)):
+            buffer[key]
+    told = r"iter\(buffer\).*mmreplay.ReplayLoader\(buffer.*buffer.gather_all\(\)"
+    for call in (iter, list):
+        with pytest.raises(TypeError, match=told):
+            call(buffer)
+    told = r"'reward' in buffer.*'reward' in buffer\.schema"
+    with pytest.raises(TypeError, match=told):
+        assert "reward" in buffer
+    both = mr.concat([buffer])
+    with pytest.raises(TypeError, match=r"concat\(...\)\['a'\].*batch\['a'\]"):
+        both["a"]
+    with pytest.raises(TypeError, match=r"iter\(concat\(...\)\).*ReplayLoader\(both"):
+        iter(both)
+
+
+def test_the_class_called_by_itself_names_create_and_open(tmp_path):
+    told = r"ReplayBuffer: got a direct call.*\.create\(path.*\.open\(path\)"
+    calls = [(), (tmp_path,), (str(tmp_path), schema()), (tmp_path, schema(), 100)]
+    for arguments in calls:
+        with pytest.raises(TypeError, match=told):
+            mr.ReplayBuffer(*arguments)
+        with pytest.raises(TypeError, match=told):
+            mr.ReplayBuffer(*arguments, capacity=5, num_envs=1)
