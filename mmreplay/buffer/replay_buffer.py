@@ -14,7 +14,7 @@ from mmreplay.buffer.adding import Adding
 from mmreplay.buffer.arguments import check_mode, check_sampler
 from mmreplay.buffer.limiting import Limiter
 from mmreplay.buffer.reading import fold_of
-from mmreplay.errors import ForkedError, FullWarning, SchemaError
+from mmreplay.errors import FailedError, ForkedError, FullWarning, SchemaError
 from mmreplay.format.metadata import Autoreset, Engine
 from mmreplay.format.sharding import Codec
 from mmreplay.ring import Layout
@@ -37,6 +37,9 @@ class ReplayBuffer(Adding):
 
     Use `create` or `open`, and close it (or use ``with``). Any thread may call: changes
     take turns, and so do draws but for their gathering.
+
+    A buffer opened with mode ``"r"`` may be pickled, and is opened again by its path
+    where it is unpickled.
 
     Attributes:
         path: The folder, or None for a buffer in RAM.
@@ -71,8 +74,41 @@ class ReplayBuffer(Adding):
         """Wrap open parts; use `create` or `open`."""
         super().__init__(parts, transforms, commit_every)
         self.sampler = UniformSampler() if sampler is None else sampler
+        self._default_sampler = self.sampler if sampler is None else None
+        self._limiter = limiter
         self._limit_by(limiter)
         self._forks = forks.count
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle a buffer opened with mode ``"r"`` as its path and how it was opened.
+
+        Whoever unpickles it opens the path once more, and sees the rows that are there
+        then. The sampler goes along as it is now, and so do transforms, read mode,
+        advice and limiter.
+
+        Raises:
+            FailedError: The buffer is open for writing, in RAM, or closed.
+        """
+        where = self.source or self.path
+        name, way = self._name, "pass the path, and use ReplayBuffer.open(path) there"
+        if where is None:
+            state = "in the RAM of this process"
+            way = "create it with a path, or write it to a file by mmreplay.export"
+        elif self.closed:
+            state = "closed"
+        elif self.writable:
+            state = "open for writing, which one process does"
+        else:
+            own = None if self.sampler is self._default_sampler else self.sampler
+            policy = self.read_policy
+            return _opened_again, (
+                type(self), where, own, list(self.transforms), self._limiter,
+                policy.read_mode, policy.advise,
+            )  # fmt: skip
+        raise FailedError(
+            f"pickling or copying {name}: got a buffer that is {state}, expected one "
+            f"opened with mode='r'; {way}"
+        )
 
     @classmethod
     def create(
@@ -273,14 +309,17 @@ class ReplayBuffer(Adding):
         Raises:
             EmptyError: No step can be drawn yet.
             StarvedError: The writer overwrote every row before it could be read.
-            ForkedError: In a forked child, and the sampler has no seed: each child
-                would draw the same.
+            ForkedError: In a forked child, or in another process that a pickled
+                buffer was sent to, and the sampler has no seed: each child would draw
+                the same.
         """
         if self._forks != forks.count and (
             name := unseeded(self.sampler, elsewhere=True)
         ):
+            child = "a process that it was pickled for"
+            child = "a forked child" if self._forks >= 0 else child
             raise ForkedError(
-                f"sample: got a {name} without a seed in a forked child, expected one "
+                f"sample: got a {name} without a seed in {child}, expected one "
                 "that does not draw the same in every child; give it a seed of its own "
                 "there, or workers of a DataLoader ReplayStream or ReplayDataset"
             )
@@ -413,3 +452,22 @@ class ReplayBuffer(Adding):
             FullError: No space is left.
         """
         self._commit()
+
+
+def _opened_again(
+    kind: type[ReplayBuffer],
+    where: lifecycle.StrPath,
+    sampler: Sampler | None,
+    transforms: Sequence[Transform],
+    limiter: Limiter | None,
+    read_mode: ReadMode,
+    advise: Advise,
+) -> ReplayBuffer:
+    """Open a buffer that was pickled."""
+    buffer = kind.open(
+        where, sampler=sampler, transforms=transforms, limiter=limiter,
+        read_mode=read_mode, advise=advise,
+    )  # fmt: skip
+    if unseeded(sampler, elsewhere=True):
+        buffer._forks = -1  # of no count of forks: `sample` refuses, as in a child
+    return buffer

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Sequence, Sized
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -101,6 +101,21 @@ class Concat:
             for number, buffer in enumerate(self.buffers):
                 check_schema(number, buffer, self.buffers[0])
             self._opened = stack.pop_all()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled: the buffers, if all of them may be, and the next draw."""
+        return {
+            "buffers": self.buffers, "_shares": self._shares, "_random": self._random,
+            "_step": self._step,
+        }  # fmt: skip
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Go on drawing; the buffers were opened for it, and are closed with it."""
+        self.__dict__.update(state)
+        self.lock = threading.RLock()
+        self._opened = ExitStack()
+        for buffer in self.buffers:
+            self._opened.enter_context(buffer)
 
     @property
     def schema(self) -> Schema:

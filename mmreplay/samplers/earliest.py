@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from mmreplay.ring import Span
@@ -39,6 +41,9 @@ class _Earliest:
     def __init__(self, count: int) -> None:
         self._count = count
         self._last: tuple[View, View] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_last": None}
 
     def of(self, view: View) -> View:
         if self._last is None or self._last[0] is not view:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -96,17 +97,16 @@ def return_within(
         env_id: np.sort(table.end[good & (table.env_ids == env_id)])
         for env_id in np.unique(table.env_ids).tolist()
     }
-    none = np.empty(0, np.int64)
+    return partial(_ends_in, known)
 
-    def where(rows: EpisodeRows) -> NDArray[np.bool_]:
-        """Tell which episodes end where one with such a return does."""
-        found = np.zeros(len(rows.end), bool)
-        for env_id in np.unique(rows.env_ids).tolist():
-            here = rows.env_ids == env_id
-            found[here] = np.isin(rows.end[here], known.get(env_id, none))
-        return found
 
-    return where
+def _ends_in(known: dict[int, Ids], rows: EpisodeRows) -> NDArray[np.bool_]:
+    """Tell which episodes end where one of those known does."""
+    found, none = np.zeros(len(rows.end), bool), np.empty(0, np.int64)
+    for env_id in np.unique(rows.env_ids).tolist():
+        here = rows.env_ids == env_id
+        found[here] = np.isin(rows.end[here], known.get(env_id, none))
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,7 +79,24 @@ class Priorities:
         self._starts: Span | None = None
         self._torn = False
         self._pending: tuple[Saved, State] | None = None
+        self._carried = False
         self.num_legal = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled: the priorities as they are, and no file or lock."""
+        return {
+            "name": self._name, "initial": self._initial, "make_law": self._make_law,
+            "pending": self.save(), "carried": self._carried or self._pending is None,
+        }  # fmt: skip
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Go on with the priorities at the next look, as after `load`.
+
+        Unlike after `load`, those on disk count where they can be opened, and another
+        buffer's next look begins with none: a copy does what the original would do.
+        """
+        Priorities.__init__(self, state["name"], state["initial"], state["make_law"])
+        self._pending, self._carried = state["pending"], state["carried"]
 
     @property
     def home(self) -> Home | None:
@@ -149,6 +167,10 @@ class Priorities:
                 column = Column(ring, values, seen, old.where)
             self._leave()
         self.column = open_column(home, self._name) if column is None else column
+        if self._pending is not None and self._carried:
+            others = self._pending[0].uuid != home.uuid
+            if others or self.column.where == "disk":
+                self._pending = None
         if self._pending is not None:
             self._restore(home, span, self._pending[0])
         known = np.minimum(self.column.seen, span.stop)
@@ -201,7 +223,7 @@ class Priorities:
             state: Holds the law's own state.
         """
         self._leave()
-        self._pending = (saved, state)
+        self._pending, self._carried = (saved, state), False
 
     def _restore(self, home: Home, span: Span, saved: Saved) -> None:
         ring = home.ring

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -81,7 +83,7 @@ class PrioritizedSampler(PriorityDrawing):
         )  # fmt: skip
         self._work = Prioritizing(
             "PrioritizedSampler",
-            lambda num_rows: Powers(num_rows, power, floor, every),
+            partial(Powers, alpha=power, eps=floor, every=every),
             options,
             seed,
         )

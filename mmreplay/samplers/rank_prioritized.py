@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -76,7 +78,7 @@ class RankPrioritizedSampler(PriorityDrawing):
         )  # fmt: skip
         self._work = Prioritizing(
             "RankPrioritizedSampler",
-            lambda num_rows: Ranks(num_rows, power, resort_every),
+            partial(Ranks, alpha=power, every=resort_every),
             options,
             seed,
         )

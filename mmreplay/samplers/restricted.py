@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from mmreplay.ring import Span
 from mmreplay.samplers.base import Draw, Sampler, State, View
@@ -51,6 +51,10 @@ class RestrictedSampler(Wrapping):
         self._restriction = restriction
         self._parts = [checked(sampler)]
         self._last: tuple[View, Span, View] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the buffer behind: who unpickles it has its own."""
+        return self.__dict__ | {"_last": None}
 
     def _shown(self, view: View) -> View:
         """Restrict a view, once for each of its moments."""
