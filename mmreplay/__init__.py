@@ -82,6 +82,8 @@ if TYPE_CHECKING:
     from mmreplay.storage.zarr_source import ZarrSource as ZarrSource
     from mmreplay.sumtree import SegmentTree as SegmentTree
     from mmreplay.sumtree import SumTree as SumTree
+    from mmreplay.transforms.advantages import GAE as GAE
+    from mmreplay.transforms.advantages import LambdaReturn as LambdaReturn
     from mmreplay.transforms.apply import Apply as Apply
     from mmreplay.transforms.delta import Delta as Delta
     from mmreplay.transforms.elementwise import Cast as Cast
@@ -126,7 +128,9 @@ _HOMES = {
     "FrameStack": "mmreplay.transforms.stack",
     "FullError": "mmreplay.errors",
     "FullWarning": "mmreplay.errors",
+    "GAE": "mmreplay.transforms.advantages",
     "HER": "mmreplay.transforms.her",
+    "LambdaReturn": "mmreplay.transforms.advantages",
     "LinearSchedule": "mmreplay.samplers.schedules",
     "LockedError": "mmreplay.errors",
     "Memory": "mmreplay.storage.residency",

@@ -62,6 +62,30 @@ class EpisodeTable:
         """Bool ``[N]``, from their first steps to their ends: returns are exact."""
         return ~(self.headless | self.running | self.broken)
 
+    def to_dict(self) -> dict[str, NDArray[np.generic]]:
+        """Return the columns by name, arrays ``[N]``, `whole` included.
+
+        Pandas, polars and pyarrow make tables of it.
+
+        Returns:
+            The attributes in their order, then ``whole``. The arrays are the table's.
+
+        Example:
+            >>> import mmreplay as mr
+            >>> fields = {"reward": mr.Field((), "float32")}
+            >>> fields["terminated"] = mr.Field((), "bool")
+            >>> buffer = mr.ReplayBuffer.create(
+            ...     None, mr.Schema(fields), 8, engine="memory"
+            ... )
+            >>> for end in (False, True, False):
+            ...     buffer.add(reward=1.0, terminated=end)
+            >>> columns = mr.episode_table(buffer).to_dict()
+            >>> columns["returns"].tolist(), columns["whole"].tolist()
+            ([2.0, 1.0], [True, False])
+        """
+        columns = {name: getattr(self, name) for name in EpisodeTable.__slots__}
+        return columns | {"whole": self.whole}
+
     def pick(self, which: NDArray[np.generic]) -> EpisodeTable:
         """Return some of the episodes.
 

@@ -199,6 +199,34 @@ def test_headless_and_running_episodes_are_told_apart(tmp_path):
         assert episode_table(buffer, newest=1).begin.tolist() == [6]
 
 
+def test_a_table_is_also_a_dict_of_columns(buffer):
+    table = episode_table(buffer)
+    columns = table.to_dict()
+    assert list(columns) == [
+        "env_ids", "begin", "end", "lengths", "returns", "headless", "running",
+        "broken", "whole",
+    ]  # fmt: skip
+    assert type(columns) is dict
+    for name, column in columns.items():
+        assert column.shape == (len(table),)
+        assert column.dtype == getattr(table, name).dtype
+        assert column.tolist() == getattr(table, name).tolist()
+    assert [len(column) for column in table.newest(0).to_dict().values()] == [0] * 9
+
+
+def test_pandas_makes_a_frame_of_a_table(buffer):
+    pandas = pytest.importorskip("pandas")
+    table = episode_table(buffer)
+    frame = pandas.DataFrame(table.to_dict())
+    assert len(frame) == len(table)
+    assert frame["env_ids"].dtype == np.int64
+    assert frame["whole"].dtype == bool
+    means = frame[frame["whole"]].groupby("env_ids")["returns"].mean()
+    for env_id, mean in means.items():
+        some = table.whole & (table.env_ids == env_id)
+        assert mean == pytest.approx(table.returns[some].mean())
+
+
 def test_the_newest_none_are_none(buffer):
     assert len(episode_table(buffer).newest(0)) == 0
 

@@ -287,7 +287,8 @@ def fold_of(transforms: Sequence[Transform], metadata: Metadata) -> Fold | None:
         return None
     from mmreplay.transforms.pipeline import Pipeline
 
-    fold = Pipeline(transforms, metadata.schema)
+    follows = metadata.autoreset == "next_step"
+    fold = Pipeline(transforms, metadata.schema, final_follows=follows)
     rows, capacity = fold.before + 1 + fold.after, metadata.ring.capacity
     if rows > capacity:
         raise SchemaError(

@@ -119,7 +119,7 @@ class HER:
     def _check_names(
         self, outline: Outline, achieved: str, desired: str, reward: str | None
     ) -> None:
-        for name in ("HER", "DiscountedReturn"):
+        for name in ("HER", "DiscountedReturn", "LambdaReturn", "GAE"):
             if name in outline.names:
                 raise SchemaError(
                     f"HER: got transforms with a {name} before it, expected none: "

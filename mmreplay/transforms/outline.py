@@ -33,6 +33,8 @@ class Outline:
         before: Rows before a step that a field of it is read from; 0 if left out.
         touched: Names of the transforms that changed a field, oldest first.
         names: Classes of all transforms so far.
+        final_follows: The environment's own final row follows each end, with all its
+            fields (``autoreset="next_step"``). Other final rows hold an observation.
     """
 
     schema: Schema
@@ -43,9 +45,10 @@ class Outline:
     before: Mapping[str, int]
     touched: Mapping[str, tuple[str, ...]]
     names: tuple[str, ...]
+    final_follows: bool = False
 
     @classmethod
-    def of(cls, schema: Schema) -> Outline:
+    def of(cls, schema: Schema, *, final_follows: bool = False) -> Outline:
         """Outline of single steps with their next observations."""
         fields = dict(schema.fields)
         places = dict.fromkeys(fields, Place.HERE)
@@ -56,7 +59,7 @@ class Outline:
             name = nexts[path] = (stored or "next_observation") + rest
             fields[name] = fields[path]
             places[name] = Place.NEXT if stored is None else Place.LAST
-        return cls(schema, fields, places, nexts, 1, {}, {}, ())
+        return cls(schema, fields, places, nexts, 1, {}, {}, (), final_follows)
 
     @property
     def derived(self) -> bool:

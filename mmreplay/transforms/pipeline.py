@@ -37,18 +37,23 @@ class Pipeline:
         fields: Shape and dtype of what a batch holds, by name.
     """
 
-    def __init__(self, transforms: Sequence[Transform], schema: Schema) -> None:
+    def __init__(
+        self, transforms: Sequence[Transform], schema: Schema,
+        *, final_follows: bool = False,
+    ) -> None:  # fmt: skip
         """Compose transforms.
 
         Args:
             transforms: In the order they are applied; none give single steps with
                 their next observations.
             schema: Of the rows stored.
+            final_follows: As in `Outline`.
 
         Raises:
             SchemaError: A transform cannot stand where it does.
         """
-        outline, bounds = Outline.of(schema), list[Bound]()
+        outline = Outline.of(schema, final_follows=final_follows)
+        bounds = list[Bound]()
         for transform in transforms:
             made = not isinstance(transform, type)
             if not (made and callable(getattr(transform, "bind", None))):

@@ -16,6 +16,11 @@ def distance(achieved, desired, info):
     return -np.abs(achieved.astype(np.float32) - desired).mean((1, 2))
 
 
+def brightness(observations):
+    """A value of pixels, which have a file of their own."""
+    return observations["observation/pixels"].mean((1, 2))
+
+
 TRANSFORMS = {
     "steps": [],
     "stack": [mr.FrameStack(4, paths="observation/pixels")],
@@ -27,6 +32,10 @@ TRANSFORMS = {
     "history": [mr.ActionHistory(3)],
     "returns": [mr.FrameStack(3), mr.Delta("observation/number")],
     "to the end": [mr.DiscountedReturn(0.9)],
+    "to the end, valued": [mr.GAE(0.9, value="reward")],
+    "to the end, seen": [mr.LambdaReturn(0.9, value=brightness)],
+    "some steps, seen": [mr.GAE(0.9, value=brightness, horizon=3)],
+    "final ones, seen": [mr.GAE(0.9, value="reward", bootstrap=brightness)],
 }
 GOALS = {
     f"{strategy}, {name}": [mr.HER(strategy, 0.7, distance, **GOAL), *more]
@@ -125,7 +134,7 @@ class Spy:
 @pytest.mark.parametrize("transforms", TRANSFORMS | GOALS)
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_what_is_read_was_asked_for(paths, monkeypatch, transforms, sampler, stored):
-    to_the_end = transforms == "to the end"
+    to_the_end = transforms.startswith(("to the end", "some steps", "final ones"))
     sampler, transforms = SAMPLERS[sampler](), (TRANSFORMS | GOALS)[transforms]
     with mr.ReplayBuffer.open(paths[stored], transforms=transforms) as buffer:
         for _ in range(5):

@@ -74,6 +74,7 @@ TRANSFORMS: tuple[Callable[[], list[Any]], ...] = (
     lambda: [mr.NStep(3, gamma=0.9)],
     lambda: [mr.FrameStack(2, paths=PIXELS), mr.NStep(2, gamma=0.9)],
     lambda: [mr.DiscountedReturn(0.9)],
+    lambda: [mr.GAE(0.9, value="reward")],
     lambda: [mr.ActionHistory(2)],
     lambda: [mr.Apply(fails, True)],
     lambda: [mr.NStep(2, gamma=0.9), mr.Apply(fails, True)],
