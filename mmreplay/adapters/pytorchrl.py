@@ -6,6 +6,7 @@ in docs/migrating/pytorchrl.md.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
@@ -20,25 +21,32 @@ from mmreplay.adapters.pytorchrl_data import (
     DONE,
     DONE2,
     ENDED,
+    GAMMAS,
     IREW,
+    KEY,
     N_STEP,
     OBS,
     OBS2,
     REW,
     RHS,
     RHS2,
+    Columns,
+    Gammas,
 )
 from mmreplay.adapters.pytorchrl_priorities import (
+    LIMITS,
     Powers,
     SequencePriorities,
     priorities_of,
 )
 from mmreplay.adapters.pytorchrl_ring import RingStorage
-from mmreplay.adapters.pytorchrl_sequences import SequenceStorage
+from mmreplay.adapters.pytorchrl_sequences import Ids, SequenceStorage
 from mmreplay.adapters.values import array_of, check_counts
 from mmreplay.batch import Batch
+from mmreplay.episodes import END, FINAL, START
 from mmreplay.errors import EmptyError, SchemaError
 from mmreplay.samplers.base import Sampler
+from mmreplay.samplers.checks import is_number
 from mmreplay.samplers.prioritized import PrioritizedSampler
 from mmreplay.transforms.base import Transform
 from mmreplay.transforms.nstep import NStep
@@ -218,32 +226,149 @@ class NStepReplayBuffer(ReplayBuffer):
             resume: As there.
 
         Raises:
-            SchemaError: n_step is not positive.
+            SchemaError: n_step is not positive, or gamma is not in [0, 1].
         """
-        check_counts(n_step=n_step)
-        self.n_step, self.gamma = n_step, algorithm.gamma
+        self._check("n_step", n_step)
+        self._check("gamma", algorithm.gamma)
+        self._n_step, self._gammas = int(n_step), Gammas(float(algorithm.gamma))
+        # What the ring's transform sums by, whatever gamma has become since.
+        self._ring_gamma = float(algorithm.gamma)
         super().__init__(size, device, actor, algorithm, envs, path=path, resume=resume)
+
+    @classmethod
+    def _check(cls, name: str, value: object) -> None:
+        super()._check(name, value)
+        if name == "n_step":
+            check_counts(n_step=value)
+        elif name == "gamma" and not (is_number(value) and 0 <= value <= 1):
+            raise SchemaError(
+                f"gamma: got {value!r:.80}, expected a number in [0, 1]; give the "
+                "algorithm another discount"
+            )
+
+    @property
+    def n_step(self) -> int:
+        """Steps that are summed; fixed once there are rows."""
+        return self._n_step
+
+    @n_step.setter
+    def n_step(self, value: int) -> None:
+        self._check("n_step", value)
+        if value == self._n_step:
+            return
+        if self._ring is not None:
+            raise SchemaError(
+                f"n_step: got {value} for a storage whose rows are followed for "
+                f"{self._n_step} steps, expected the same; close it and make it again "
+                f"with resume=True and n_step={value}, which then holds for all rows"
+            )
+        self._n_step = int(value)
+        if self._grid is not None:
+            self._grid.n_step = int(value)
+
+    @property
+    def gamma(self) -> float:
+        """Discount of rows to come; rows that are complete keep theirs."""
+        assert self._gammas is not None
+        return self._gammas.values[-1]
+
+    @gamma.setter
+    def gamma(self, value: float) -> None:
+        self._check("gamma", value)
+        if self._ring is None:
+            self._gammas, self._ring_gamma = Gammas(float(value)), float(value)
+            return
+        assert self._gammas is not None
+        self._settle()
+        # The newest rows wait for what follows them, unless nothing can.
+        head = int(self._ring.heads[0])
+        before, self._gammas = self._gammas, copy.deepcopy(self._gammas)
+        self._gammas.begin(max(head - self._n_step + 1, self._cut_at), float(value))
+        try:
+            self._note()
+        except BaseException:
+            self._gammas = before
+            raise
+
+    def _make(self, columns: Columns) -> None:
+        super()._make(columns)
+        if self._n_step > 1:
+            self._note()
+
+    def _recall(self) -> None:
+        assert self._ring is not None
+        assert self._gammas is not None
+        head, gamma = int(self._ring.heads[0]), self.gamma
+        told = self._ring.statistics.get(KEY, {}).get(GAMMAS)
+        if told:
+            self._gammas = Gammas(gamma)
+            self._gammas.begins = [int(position) for position in told[0]]
+            self._gammas.values = [float(each) for each in told[1]]
+        # After a power cut, positions above the head are of rows to come.
+        self._gammas.begin(head, gamma)
+        super()._recall()
+        if self._n_step > 1:
+            self._note()
 
     def _transforms(self) -> tuple[Transform, ...]:
         if self.n_step == 1 or self.recurrent_actor:
             return ()
-        return (NStep(self.n_step, self.gamma, REW),)
+        return (NStep(self.n_step, self._ring_gamma, REW),)
 
     def _batch(self, drawn: Batch) -> dict[str, Any]:
         found = super()._batch(drawn)
-        if self.n_step > 1:
-            ended = drawn.fields[ENDED].astype(np.float32)
-            found[DONE2] = torch.from_numpy(ended[:, None]).to(self.device)
-        return {**found, N_STEP: self._summed(drawn)}
+        if self.n_step == 1:
+            return {**found, N_STEP: 1}
+        ended = drawn.fields[ENDED].astype(np.float32)
+        found[DONE2] = torch.from_numpy(ended[:, None]).to(self.device)
+        assert self._gammas is not None
+        gammas = self._gammas.at(drawn.positions)
+        if (gammas == self._ring_gamma).all():
+            return {**found, N_STEP: self._summed(drawn)}
+        counts, rewards = self._sums(drawn.env_ids, drawn.positions, gammas)
+        found |= self._tensors({REW: rewards.reshape(drawn.fields[REW].shape)})
+        return {**found, N_STEP: self._told(np.where(ended, np.inf, counts))}
+
+    def _sums(
+        self, env_ids: Ids, positions: Ids, gammas: NDArray[np.float64]
+    ) -> tuple[Ids, NDArray[np.float64]]:
+        """Count and sum the rewards of rows, each by its gamma.
+
+        Args:
+            env_ids: int64 ``[B]``.
+            positions: int64 ``[B]``.
+            gammas: float64 ``[B]``.
+
+        Returns:
+            Steps that are summed, int64 ``[B]``, and sums, float64 ``[B, features]``.
+        """
+        assert self._ring is not None
+        ring, envs = self._ring, env_ids[:, None]
+        steps = positions[:, None] + np.arange(self.n_step + 1)
+        written = steps < ring.heads[envs]
+        steps = np.minimum(steps, ring.heads[envs] - 1)
+        flags = ring.flags(envs, steps)
+        ends = (flags & END) != 0
+        ends[:, :-1] |= (flags[:, 1:] & (START | FINAL)) != 0
+        ends, written, steps = ends[:, :-1], written[:, :-1], steps[:, :-1]
+        # A step counts as long as none before it was an end.
+        counted = written & (np.cumsum(ends, 1) - ends == 0)
+        rewards = ring.get_field(REW, envs, steps).astype(np.float64)
+        rewards = np.where(counted[..., None], rewards.reshape(*steps.shape, -1), 0)
+        powers = gammas[:, None] ** np.arange(self.n_step)
+        return counted.sum(1), (rewards * powers[..., None]).sum(1)
 
     def _summed(self, drawn: Batch) -> Any:
-        """How many steps were summed: n, or ``[B, 1]`` where some ended at a cut."""
-        if self.n_step == 1 or not 0 < self.gamma < 1:
+        """How many steps were summed, as the discounts of the ring's transform say."""
+        if not 0 < self._ring_gamma < 1:
             return self.n_step
         # An end leaves 0, which no power of gamma is: nothing is discounted there.
         with np.errstate(divide="ignore"):
-            counts = np.log(drawn.fields["discount"]) / np.log(self.gamma)
-        counts = np.where(drawn.fields[ENDED], np.inf, np.rint(counts))
+            counts = np.log(drawn.fields["discount"]) / np.log(self._ring_gamma)
+        return self._told(np.where(drawn.fields[ENDED], np.inf, np.rint(counts)))
+
+    def _told(self, counts: NDArray[np.floating[Any]]) -> Any:
+        """``n_step`` of a batch: n, or ``[B, 1]`` where some rows end at a cut."""
         if (counts >= self.n_step).all():
             return self.n_step
         counts = np.minimum(counts, self.n_step).astype(np.float32)
@@ -266,6 +391,7 @@ class PERBuffer(NStepReplayBuffer, SequencePriorities):
         alpha: How much errors count; may be changed.
         beta: How much the weights make up for it; may be changed.
         epsilon: Added to errors; may be changed.
+        error: What new transitions enter at; may be changed.
     """
 
     def __init__(
@@ -299,13 +425,32 @@ class PERBuffer(NStepReplayBuffer, SequencePriorities):
             default_error: What new transitions enter at.
             path: As there.
             resume: As there.
+
+        Raises:
+            SchemaError: An option is out of range: alpha in [0, 4], beta in [0, 1],
+                epsilon at least 0, default_error above 0.
         """
+        given = {
+            "epsilon": epsilon, "alpha": alpha, "beta": beta,
+            "default_error": default_error,
+        }  # fmt: skip
+        for name, value in given.items():
+            self._check(name, value)
         self._powers = Powers(alpha, beta)
-        self.epsilon = epsilon
-        self.error = default_error
+        self._epsilon, self._error = epsilon, default_error
         super().__init__(
             size, device, actor, algorithm, envs, n_step, path=path, resume=resume
         )
+
+    @classmethod
+    def _check(cls, name: str, value: object) -> None:
+        super()._check(name, value)
+        least, most = LIMITS.get("default_error" if name == "error" else name, (0, 0))
+        if most and not (is_number(value) and least <= value <= most):
+            raise SchemaError(
+                f"{name}: got {value!r:.80}, expected a number in [{least:g}, "
+                f"{most:g}]; leave it out for the default"
+            )
 
     @property
     def alpha(self) -> float:  # noqa: D102 - an attribute of the class
@@ -313,6 +458,7 @@ class PERBuffer(NStepReplayBuffer, SequencePriorities):
 
     @alpha.setter
     def alpha(self, value: float) -> None:
+        self._check("alpha", value)
         self._powers.alpha = value
 
     @property
@@ -321,7 +467,43 @@ class PERBuffer(NStepReplayBuffer, SequencePriorities):
 
     @beta.setter
     def beta(self, value: float) -> None:
+        self._check("beta", value)
         self._powers.beta = value
+
+    @property
+    def epsilon(self) -> float:  # noqa: D102 - an attribute of the class
+        return self._epsilon
+
+    @epsilon.setter
+    def epsilon(self, value: float) -> None:
+        self._check("epsilon", value)
+        self._epsilon = value
+
+    @property
+    def error(self) -> float:  # noqa: D102 - an attribute of the class
+        return self._error
+
+    @error.setter
+    def error(self, value: float) -> None:
+        self._check("error", value)
+        if self._ring is not None and not self.recurrent_actor:
+            self._settle()
+            priorities, view = self._prioritized.priorities, self._ring.view
+            with view.lock:
+                # Rows that are there enter at what held when they came.
+                priorities.follow(view)
+                priorities.initial = float(value)
+        self._error = value
+
+    default_error = error
+    """The same, by the name that the constructor has for it."""
+
+    @property
+    def _prioritized(self) -> PrioritizedSampler:
+        """What keeps the priorities of steps."""
+        assert self._ring is not None
+        assert isinstance(self._ring.sampler, PrioritizedSampler)
+        return self._ring.sampler
 
     def _sampler(self) -> Sampler:
         if self.recurrent_actor:
@@ -330,7 +512,7 @@ class PERBuffer(NStepReplayBuffer, SequencePriorities):
             self._powers.alpha_at,
             self._powers.beta_at,
             eps=0.0,
-            initial_priority=float(self.error),
+            initial_priority=float(self._error),
             stratified=False,
             normalize="buffer",
             alpha_every=1,
@@ -341,8 +523,7 @@ class PERBuffer(NStepReplayBuffer, SequencePriorities):
         if self._forgotten is None or self.recurrent_actor or self._ring is None:
             super()._settle()
             return
-        sampler, (first, stop) = self._ring.sampler, self._alive()
-        assert isinstance(sampler, PrioritizedSampler)
+        sampler, (first, stop) = self._prioritized, self._alive()
         with self._ring.view.lock:
             sampler.priorities.follow(self._ring.view)
             errors = priorities_of(sampler, first, stop)
@@ -385,8 +566,9 @@ class PERBuffer(NStepReplayBuffer, SequencePriorities):
         if self.recurrent_actor:
             self._learned(places, errors)
             return info
-        sampler, view = self._ring.sampler, self._ring.view
-        assert isinstance(sampler, PrioritizedSampler)
+        view = self._ring.view
         with view.lock:
-            sampler.update_priorities(view, places[:, 0], places[:, 1], errors)
+            self._prioritized.update_priorities(
+                view, places[:, 0], places[:, 1], errors
+            )
         return info

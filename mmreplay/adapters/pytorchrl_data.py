@@ -34,6 +34,8 @@ KEY, UNSTORED = "pytorchrl", "unstored"
 hidden states that are not stored."""
 NARROW = frozenset(map(np.dtype, ("bool", "uint8", "int8")))
 """What is stored as it is; all else is float32, as pytorchrl stores everything."""
+GAMMAS = "gammas"
+"""Where the folder says from which position on which gamma holds."""
 Columns = dict[str, NDArray[Any]]
 COPY_ROWS = 1024
 
@@ -52,6 +54,55 @@ class Maker:
         return self.kind(
             self.size, device, actor, algorithm, envs, *self.options, **self.named
         )
+
+
+class Gammas:
+    """The discount that each row's rewards are summed with.
+
+    A change holds for the rows whose sum is not complete yet and for those to come;
+    older rows keep theirs.
+
+    Attributes:
+        begins: Positions from which on a gamma holds, ascending.
+        values: The gammas, one for each.
+    """
+
+    def __init__(self, gamma: float) -> None:
+        """Use one gamma for all rows."""
+        self.begins, self.values = [0], [gamma]
+
+    def begin(self, position: int, gamma: float) -> None:
+        """Use a gamma for the rows from a position on."""
+        while self.begins and self.begins[-1] >= position:
+            del self.begins[-1], self.values[-1]
+        if not self.values or self.values[-1] != gamma:
+            self.begins.append(position)
+            self.values.append(gamma)
+
+    def at(self, positions: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Gammas of rows, float64, in the shape of their positions."""
+        which = np.searchsorted(self.begins, positions, side="right") - 1
+        found: NDArray[np.float64] = np.array(self.values)[np.maximum(which, 0)]
+        return found
+
+    def copied(self, first: int, stop: int, shift: int) -> None:
+        """Give copies of the rows ``[first, stop)`` the gammas of those rows.
+
+        The copies lie `shift` rows later, behind all other rows. The rows behind the
+        copies have the gamma that the newest rows had.
+        """
+        newest = self.values[-1]
+        found = [(first, float(self.at(np.array(first))))]
+        pairs = zip(self.begins, self.values, strict=True)
+        found += [pair for pair in pairs if first < pair[0] < stop]
+        for position, gamma in found:
+            self.begin(position + shift, gamma)
+        self.begin(stop + shift, newest)
+
+    def forget(self, first: int) -> None:
+        """Drop what concerns only rows before a position."""
+        while len(self.begins) > 1 and self.begins[1] <= first:
+            del self.begins[0], self.values[0]
 
 
 class Hooks:

@@ -13,8 +13,17 @@ from numpy.typing import NDArray
 from mmreplay.adapters.pytorchrl_data import ENDED, PRIORITY, TOLD_ZERO, Columns
 from mmreplay.adapters.pytorchrl_sequences import Ids, SequenceStorage
 from mmreplay.errors import EmptyError, SchemaError
+from mmreplay.samplers.checks import MOST
+from mmreplay.samplers.laws import MAX_ALPHA
 from mmreplay.samplers.prioritized import PrioritizedSampler
 
+LIMITS = {
+    "alpha": (0.0, MAX_ALPHA),
+    "beta": (0.0, 1.0),
+    "epsilon": (0.0, MOST),
+    "default_error": (1e-30, MOST),
+}
+"""The least and the greatest value of what priorities are made with."""
 HIGHEST = 0.9
 """Of a sequence's error, the share of its highest step's; the rest is their mean's."""
 

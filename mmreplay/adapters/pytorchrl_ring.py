@@ -7,10 +7,12 @@ numbered from the oldest, whatever the ring has overwritten.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 from weakref import WeakValueDictionary
 
+from mmreplay import files
 from mmreplay.adapters.home import Home, StrPath
 from mmreplay.adapters.pytorchrl_data import (
     Columns,
@@ -32,6 +34,9 @@ class RingStorage(RowStorage):
         size: Rows stored, each with a step of every environment.
         step: Rows inserted since the last reset, modulo `max_size`.
     """
+
+    _fixed: ClassVar[dict[str, str]] = {"home": "make another storage, with a path"}
+    """Attributes that do not change once the storage is made, and what to do."""
 
     def __init__(
         self,
@@ -60,13 +65,15 @@ class RingStorage(RowStorage):
             SchemaError: The size is not positive, or less than that of the ring that
                 is there.
         """
-        check_counts(size=size)
+        self._check("size", size)
         self.actor, self.algo, self.device, self.envs = actor, algorithm, device, envs
         self.home = Home("pytorchrl", path, resume)
         self._max_size = int(size)
         self._ring: Ring | None = None
         self._empty: dict[str, Any] = {}
         self._mark = 0
+        # The newest position that no row before it leads to.
+        self._cut_at = 0
         self._nested = True
         # Rows of a reset stay until something else is done: the learner of the same
         # process takes them out and puts the very same ones in again.
@@ -95,8 +102,18 @@ class RingStorage(RowStorage):
         if self._ring.capacity < self._max_size:
             self._ring.resize(self._max_size)
         self._max_size = self._ring.capacity
-        self._mark = int(self._ring.heads[0])
+        self._mark = self._cut_at = int(self._ring.heads[0])
         self._recall()
+
+    @classmethod
+    def _check(cls, name: str, value: object) -> None:
+        """Refuse a value of an argument or attribute, by name.
+
+        Raises:
+            SchemaError: It is out of range.
+        """
+        if name in ("size", "max_size"):
+            check_counts(1, **{name: value})
 
     @classmethod
     def create_factory(
@@ -107,7 +124,15 @@ class RingStorage(RowStorage):
         resume: bool = False,
         **named: Any,
     ) -> Maker:
-        """What makes storages, of (device, actor, algorithm, envs) each; pickles."""
+        """What makes storages, of (device, actor, algorithm, envs) each; pickles.
+
+        Raises:
+            SchemaError: An option is out of range.
+        """
+        call = inspect.signature(cls)
+        made = call.bind(size, None, None, None, None, *options, **named)
+        for name, value in made.arguments.items():
+            cls._check(name, value)
         return Maker(cls, size, options, {"path": path, "resume": resume, **named})
 
     @property
@@ -199,6 +224,7 @@ class RingStorage(RowStorage):
         """Let what comes next not follow what is there."""
         if self._ring is not None:
             self._ring.cut()
+            self._cut_at = int(self._ring.heads[0])
 
     def _append(self, columns: Columns) -> None:
         """Insert steps that follow those that are there, ``[T, num_proc, *shape]``."""
@@ -262,11 +288,15 @@ class RingStorage(RowStorage):
         self._forgotten = None
         shift = int(self._ring.heads[0]) - first
         if stop > first:
+            self._copying(first, stop, shift)
             self._copy_forward(first, stop)
         else:
             self._ring.clear()
-        self._mark = int(self._ring.heads[0])
+        self._mark = self._cut_at = int(self._ring.heads[0])
         self._moved(shift)
+
+    def _copying(self, first: int, stop: int, shift: int) -> None:
+        """Rows ``[first, stop)`` are about to be written again, `shift` rows later."""
 
     def _moved(self, shift: int) -> None:
         """Rows that are kept were copied forward by so many positions."""
@@ -299,21 +329,36 @@ class RingStorage(RowStorage):
     ) -> None:
         """Change an attribute, if there is one of that name.
 
-        A new `max_size` resizes the ring, and keeps the newest rows.
+        A new `max_size` resizes the ring, and keeps the newest rows. Other parameters
+        hold from now on; what is stored already keeps its own.
 
         Raises:
-            SchemaError: A new `max_size` is no number of rows.
+            SchemaError: The value is out of range, or the attribute cannot change.
         """
+        self._check(parameter_name, new_parameter_value)
         if parameter_name == "max_size":
-            check_counts(max_size=new_parameter_value)
             self._settle()
             if self._ring is not None:
                 # What was taken out may be among what goes.
                 self._keep(self.max_size)
                 self._ring.resize(int(new_parameter_value))
             self._max_size = int(new_parameter_value)
-        elif hasattr(self, parameter_name):
-            setattr(self, parameter_name, new_parameter_value)
+            return
+        if not hasattr(self, parameter_name):
+            return
+        made = getattr(type(self), parameter_name, None)
+        settable = isinstance(made, property) and made.fset is not None
+        own = parameter_name in vars(self) and parameter_name not in self._fixed
+        if not settable and (not own or parameter_name.startswith("_")):
+            way_out = self._fixed.get(
+                parameter_name,
+                "it follows from the rows, or from how the storage was made",
+            )
+            raise SchemaError(
+                f"{parameter_name}: got the new value {new_parameter_value!r:.80}, "
+                f"expected a parameter that can change; {way_out}"
+            )
+        setattr(self, parameter_name, new_parameter_value)
 
     def __getstate__(self) -> dict[str, Any]:
         """See `Kept`."""
@@ -328,21 +373,34 @@ class RingStorage(RowStorage):
         """A storage of its own with the same rows, in a folder of its own.
 
         That is another temporary one, or ``<path>-copy1`` and so on. With resume=True,
-        a copy goes on with what its folder holds already, as the storage does.
+        a copy goes on with what its folder holds already, as the storage does. Actor,
+        algorithm and environments are those of the storage: they may hold processes,
+        which cannot be copied. A copy that fails leaves no folder.
         """
         state = self.__getstate__()
         del state["home"]
+        scaler = getattr(self, "scaler", None)
+        for shared in (self.actor, self.algo, self.envs, self.device, scaler):
+            memo[id(shared)] = shared
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        state = copy.deepcopy(state, memo)
         home = self.home.beside()
-        if self._ring is not None and not home.resumed:
-            self._ring.snapshot(home.path)
         if home.resumed:
             # How far another ring's draws are says nothing here.
             state["drawn"] = None
-        made = type(self).__new__(type(self))
-        memo[id(self)] = made
-        made.__setstate__({**copy.deepcopy(state, memo), "home": home})
-        if home.resumed:
-            made._go_on()
+        try:
+            if self._ring is not None and not home.resumed:
+                self._ring.snapshot(home.path)
+            made.__setstate__({**state, "home": home})
+            if home.resumed:
+                made._go_on()
+        except BaseException:
+            if home.buffer is not None:
+                home.buffer.close()
+            if not home.resumed:
+                files.remove_tree(home.path)
+            raise
         return made
 
     def _open_again(self, sampler: Sampler | None) -> None:
@@ -351,6 +409,7 @@ class RingStorage(RowStorage):
         self._ring = self.home.reopen(sampler, self._transforms())
         # A ring that is open already keeps the sampler that draws from it.
         if self._ring is not None and self._ring.sampler is sampler:
+            self._cut_at = int(self._ring.heads[0])
             self._recall()
             if drawn:
                 sampler.load_state_dict(drawn)

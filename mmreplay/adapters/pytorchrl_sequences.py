@@ -8,7 +8,7 @@ begin: it starts anew with each reset, and with each writer.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +17,14 @@ from mmreplay.adapters.home import StrPath
 from mmreplay.adapters.pytorchrl_data import (
     DONE2,
     ENDED,
+    GAMMAS,
     KEY,
     N_STEP,
     OBS2,
     REW,
     RHS,
     RHS2,
+    Gammas,
     Slice,
 )
 from mmreplay.adapters.pytorchrl_ring import RingStorage
@@ -139,8 +141,13 @@ class SequenceStorage(RingStorage):
         non_overlap_length: Its other rows.
     """
 
-    n_step: int = 1
-    gamma: float = 1.0
+    _fixed: ClassVar[dict[str, str]] = RingStorage._fixed | dict.fromkeys(
+        ("sequence_length", "overlap_length", "non_overlap_length", "recurrent_actor"),
+        "make another storage, with an actor and an algorithm's update_every that "
+        "give it",
+    )
+    _n_step: int = 1
+    _gammas: Gammas | None = None
 
     def __init__(
         self,
@@ -164,7 +171,7 @@ class SequenceStorage(RingStorage):
             self.overlap_length = int(actor.sequence_overlap * length)
             self.non_overlap_length = length - self.overlap_length
             self.staged_overlap: Mapping[str, Any] | None = None
-            self._grid = Grid(length, [0], self.overlap_length, self.n_step)
+            self._grid = Grid(length, [0], self.overlap_length, self._n_step)
             size = self._doubled(size)
         else:
             self._unstored = (RHS, RHS2)
@@ -189,18 +196,23 @@ class SequenceStorage(RingStorage):
         super()._recall()
         if self._grid is not None:
             assert self._ring is not None
-            told = self._ring.statistics.get(KEY, {"grid": [0]})
-            self._grid.origins = [int(origin) for origin in told["grid"]]
+            told = self._ring.statistics.get(KEY, {}).get("grid", [0])
+            self._grid.origins = [int(origin) for origin in told]
             self._start(int(self._ring.heads[0]))
 
     def _note(self) -> None:
-        """Keep the grid with the data; parts that are overwritten are let go."""
+        """Keep grid and gammas with the data; what is overwritten is let go."""
         assert self._ring is not None
-        assert self._grid is not None
         first = int(self._ring.span.first[0])
-        past = [n for n, origin in enumerate(self._grid.origins) if origin <= first]
-        self._grid.origins = self._grid.origins[past[-1] if past else 0 :]
-        self._ring.set_statistics({KEY: {"grid": self._grid.origins}})
+        told: dict[str, Any] = {}
+        if self._grid is not None:
+            past = [n for n, origin in enumerate(self._grid.origins) if origin <= first]
+            self._grid.origins = self._grid.origins[past[-1] if past else 0 :]
+            told["grid"] = self._grid.origins
+        if self._gammas is not None:
+            self._gammas.forget(first)
+            told[GAMMAS] = [self._gammas.begins, self._gammas.values]
+        self._ring.set_statistics({**self._ring.statistics, KEY: told})
 
     def _start(self, position: int) -> None:
         """Begin the grid anew."""
@@ -215,7 +227,7 @@ class SequenceStorage(RingStorage):
             return
         self._apart = True
         head = int(self._ring.heads[0])
-        if self.n_step > 1 or (head - self._grid.origins[-1]) % self.sequence_length:
+        if self._n_step > 1 or (head - self._grid.origins[-1]) % self.sequence_length:
             self._start(head)
 
     def insert_transition(self, sample: Mapping[str, Any]) -> None:
@@ -232,9 +244,24 @@ class SequenceStorage(RingStorage):
             since = stop - self._grid.origins[-1]
             again = self.overlap_length and since % self.sequence_length == 0
             if since and again:
-                first = max(0, self.size - self.overlap_length)
-                self._append(self._columns(self.get_data_slice(first, self.size)))
+                self._append_again(self.overlap_length)
         super().insert_transition(sample)
+
+    def _append_again(self, count: int) -> None:
+        """Insert copies of the newest rows."""
+        first, stop = max(0, self.size - count), self._alive()[1]
+        rows = self._columns(self.get_data_slice(first, self.size))
+        self._copying(stop - (self.size - first), stop, self.size - first)
+        self._append(rows)
+
+    def _copying(self, first: int, stop: int, shift: int) -> None:
+        """Keep the gammas of rows that are about to be copied, for their copies."""
+        if self._gammas is None:
+            return
+        before = self._gammas.begins.copy()
+        self._gammas.copied(first, stop, shift)
+        if self._gammas.begins != before:
+            self._note()
 
     def get_all_buffer_data(self, data_to_cpu: bool = False) -> Mapping[str, Any]:
         """All rows inserted since the last reset; of sequences, those that are whole.
@@ -281,14 +308,14 @@ class SequenceStorage(RingStorage):
         if self._ring is None or not len(starts):
             raise EmptyError(
                 f"cannot draw {count} sequences: got {stop - first} rows, expected at "
-                f"least {length} that follow each other and {self.n_step - 1} more "
+                f"least {length} that follow each other and {self._n_step - 1} more "
                 "steps; insert transitions first"
             )
         env_ids, starts, told = self._chosen(starts, count)
         places = starts[:, None] + np.arange(length)
         drawn = self._ring.take(np.repeat(env_ids, length), places.reshape(-1))
         fields = {path: drawn.fields[path] for path in self._paths}
-        if self.n_step > 1:
+        if self._n_step > 1:
             fields |= self._folded(env_ids, starts, stop, fields)
         hidden = [path for path in fields if path.split("/")[0] in (RHS, RHS2)]
         fields |= {path: fields[path][::length] for path in hidden}
@@ -316,7 +343,9 @@ class SequenceStorage(RingStorage):
         # A step counts as long as none before it was an end.
         alive = there & (np.cumsum(ends, -1) - ends == 0)
         rewards = ring.get_field(REW, envs, places).reshape(*places.shape, -1)
-        weights = alive * self.gamma ** np.arange(self.n_step)
+        assert self._gammas is not None
+        rows = starts[:, None, None] + np.arange(self.sequence_length)[:, None]
+        weights = alive * self._gammas.at(rows) ** np.arange(self._n_step)
         reward = (rewards * weights[..., None]).sum(-2)
         count = alive.sum(-1)
         last = np.take_along_axis(places, count[..., None] - 1, -1)[..., 0]
@@ -325,9 +354,9 @@ class SequenceStorage(RingStorage):
             if path.split("/")[0] in (OBS2, RHS2, DONE2):
                 array = ring.get_field(path, env_ids[:, None], last)
                 found[path] = array.reshape(fields[path].shape)
-        short = (count < self.n_step) & ~(ends & alive).any(-1)
+        short = (count < self._n_step) & ~(ends & alive).any(-1)
         if short.any():
-            found[N_STEP] = np.where(short, count, self.n_step).reshape(-1, 1)
+            found[N_STEP] = np.where(short, count, self._n_step).reshape(-1, 1)
         return found
 
     def _batches(self, num_mini_batch: int, size: int) -> Iterator[dict[str, Any]]:

@@ -59,6 +59,7 @@ class Priorities:
         column: Priorities by row, or None before the first look.
         law: Draws rows; those that are open.
         num_legal: Legal starts.
+        initial: The least priority that a new row enters at; may be changed.
     """
 
     column: Column
@@ -73,7 +74,7 @@ class Priorities:
             make_law: Called for every ring.
         """
         self._name = name
-        self._initial = initial
+        self.initial = initial
         self._make_law = make_law
         self._home: Home | None = None
         self._starts: Span | None = None
@@ -258,7 +259,7 @@ class Priorities:
             values = column.values[rows]
             bad = rows[~((values >= 0) & (values < np.inf))]
             if len(bad):
-                column.store(bad, np.float32(self._initial))
+                column.store(bad, np.float32(self.initial))
 
     def _expire(self, span: Span) -> None:
         """Take the priorities of rows that were given up out of the column."""
@@ -275,7 +276,7 @@ class Priorities:
         seen = self.column.seen
         if (seen == span.stop).all():
             return
-        entry = np.float32(max(self.highest(), self._initial))
+        entry = np.float32(max(self.highest(), self.initial))
         ring = self.column.ring
         for env_ids, positions in stretches(
             ring, np.maximum(seen, span.first), span.stop

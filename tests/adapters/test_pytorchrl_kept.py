@@ -2,14 +2,21 @@
 
 import copy
 import gc
+import multiprocessing
 import pickle
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from mmreplay.adapters.pytorchrl import NStepReplayBuffer, PERBuffer, ReplayBuffer
+from mmreplay.adapters.pytorchrl import (
+    MBReplayBuffer,
+    NStepReplayBuffer,
+    PERBuffer,
+    ReplayBuffer,
+)
 from mmreplay.adapters.pytorchrl_data import Slice
 from mmreplay.errors import FormatError, SchemaError
 from tests.adapters.pytorchrl_steps import (
@@ -100,6 +107,52 @@ def test_a_copy_has_the_rows_and_a_ring_of_its_own(make, tmp_path, kind):
         assert (storage.beta, taken.beta) == (1.0, 0.5)
     for each in (empty, taken):
         each.close()
+
+
+@pytest.mark.parametrize("kind", [ReplayBuffer, NStepReplayBuffer, PERBuffer])
+def test_a_copy_shares_actor_algorithm_and_environments(tmp_path, kind):
+    # As a vector of several environments does: it cannot be copied.
+    worker = SimpleNamespace(process=multiprocessing.Process())
+    with pytest.raises(TypeError, match="AuthenticationString"):
+        copy.deepcopy(worker)
+    algorithm = SimpleNamespace(gamma=0.9, update_every=5, envs=worker)
+    model = actor()
+    storage = kind(30, "cpu", model, algorithm, worker, path=tmp_path / "ring")
+    storage.insert_data_slice(slice_of(range(20)))
+    taken = copy.deepcopy(storage)
+    assert taken.actor is model
+    assert taken.algo is algorithm
+    assert taken.envs is worker
+    assert numbers(taken.data) == list(range(20))
+    taken.close()
+    storage.close()
+
+
+def test_the_scaler_of_a_copy_is_the_one_that_its_actor_uses(make):
+    model = actor()
+    storage = make(MBReplayBuffer, 30, with_=model)
+    storage.insert_data_slice(slice_of(range(20)))
+    taken = copy.deepcopy(storage)
+    list(taken.generate_batches(1, 8))
+    assert taken.scaler is model.dynamics_model.standard_scaler
+    assert model.dynamics_model.standard_scaler.means[0][0] == 9.5
+    taken.close()
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_copy_that_fails_leaves_no_folder(make, tmp_path, monkeypatch, late):
+    storage = make(size=30)
+    storage.insert_data_slice(slice_of(range(20)))
+    with monkeypatch.context() as patch:
+        if late:
+            patch.setattr(ReplayBuffer, "_recall", lambda self: 1 / 0)
+        else:
+            storage.extra = multiprocessing.Process()
+        with pytest.raises(ZeroDivisionError if late else TypeError):
+            copy.deepcopy(storage)
+    assert [each.name for each in tmp_path.iterdir()] == ["ring"]
+    storage.insert_transition(transition(20))
+    assert numbers(storage.data) == list(range(21))
 
 
 def test_a_copy_of_a_resumed_storage_goes_on_with_its_own_folder(make):

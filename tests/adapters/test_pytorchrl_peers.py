@@ -1,5 +1,8 @@
 """The same calls to pytorchrl's own storages and to ours; its own learner trains."""
 
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -142,6 +145,35 @@ def test_n_step_rewards_are_those_of_pytorchrl_where_no_end_is(tmp_path):
         # Both sum float32 numbers of at most 60.
         assert abs(float(batch["Reward"][i]) - expected[start]) < 1e-5
         assert float(batch["NextObservation"][i]) == following[start]
+    mine.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("NStepReplayBuffer", (3,)), ("PERBuffer", (3, 0.1, 0.6))]
+)
+def test_a_new_gamma_holds_for_the_same_rows_as_in_pytorchrl(tmp_path, name, options):
+    mine, other = both(name, tmp_path, 60, *options)
+    for number in range(40):
+        if number in (15, 30):
+            for storage in (mine, other):
+                storage.update_storage_parameter("gamma", 0.5 if number == 15 else 0.99)
+        for storage in (mine, other):
+            storage.insert_transition(transition(number, envs=2))
+    rows = other.get_data_slice(0, other.size)
+    keys = ("Observation", "Reward", "NextObservation")
+    columns = [rows[key].ravel() for key in keys]
+    expected = {start: told for start, *told in zip(*columns, strict=True)}
+    assert len(expected) == 76
+    seen = set()
+    for batch in mine.generate_batches(60, 16):
+        assert batch["n_step"] == other.n_step == 3
+        for row in zip(*(batch[key].ravel().tolist() for key in keys), strict=True):
+            start = np.float32(row[0])
+            # Both sum float32 numbers of at most 120.
+            np.testing.assert_allclose(row[1:], expected[start], atol=1e-4)
+            seen.add(start)
+    # 960 draws miss one of 76 with a probability below 1e-3.
+    assert len(seen) > 70
     mine.close()
 
 
@@ -293,3 +325,54 @@ def test_ddpg_trains_on_pendulum(tmp_path, name, options):
     assert (same | (rows["NextDone"][:-1, 0, 0] == 1)).all()
     assert rows["NextDone"].sum() in (3, 4)
     ring.close()
+
+
+ASYNC = """
+import os, sys
+import pytorchrl as prl
+from pytorchrl.agent.actors import OffPolicyActor
+from pytorchrl.agent.algorithms import DDPG
+from pytorchrl.agent.env import VecEnv
+from pytorchrl.learner import Learner
+from pytorchrl.scheme import Scheme
+from mmreplay.adapters import pytorchrl as ours
+from tests.adapters.test_pytorchrl_peers import Pendulum
+
+if __name__ == "__main__":
+    envs, actions, observations = VecEnv.create_factory(Pendulum, vec_env_size=2)
+    algo, algo_name = DDPG.create_factory(
+        start_steps=60, update_every=20, num_updates=5, mini_batch_size=16,
+        num_test_episodes=0,
+    )
+    actor = OffPolicyActor.create_factory(
+        observations, actions, algo_name, noise="Gauss"
+    )
+    scheme = Scheme(
+        algo_factory=algo, actor_factory=actor, train_envs_factory=envs,
+        storage_factory=ours.ReplayBuffer.create_factory(200, path=sys.argv[1]),
+        col_workers_communication=prl.ASYNC,
+    )
+    worker = scheme.update_worker().local_worker
+    learner = Learner(scheme, target_steps=400)
+    while not learner.done():
+        learner.step()
+    mine, collecting = worker.storage, worker.local_worker.storage
+    assert mine.actor is worker.actor
+    # The learner has what was collected first and what was sent since.
+    print(mine.size, mine.home.path.name, collecting.max_size, flush=True)
+    os._exit(0)  # its collecting thread never ends
+"""
+
+
+@pytest.mark.slow
+def test_ddpg_trains_on_two_environments_that_collect_apart(tmp_path):
+    pytest.importorskip("ray", reason="ray, which pytorchrl imports, is missing")
+    script = tmp_path / "train.py"
+    script.write_text(ASYNC)
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "ring")],
+        env=os.environ | {"PYTHONPATH": os.getcwd()},
+        capture_output=True, text=True, timeout=500,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines()[-1] == "200 ring-copy1 40"
