@@ -101,9 +101,9 @@ def plan_buffer(
     """
     # The very reckoning of `create`, so that the two cannot come apart.
     # Sizes do not depend on what the environments do after an end.
-    autoreset = getattr(schema, "autoreset", None) or "disabled"
+    stated = schema.autoreset if isinstance(schema, Schema) else None
     ring = arguments.describe(
-        schema, capacity, num_envs, "memmap", layout, autoreset, None
+        schema, capacity, num_envs, "memmap", layout, stated or "disabled", None
     ).ring
     placement = place(schema)
     sizes = placement.file_sizes(ring, schema)

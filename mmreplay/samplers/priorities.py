@@ -86,7 +86,7 @@ class Priorities:
     def __getstate__(self) -> dict[str, Any]:
         """What is pickled: the priorities as they are, and no file or lock."""
         return {
-            "name": self._name, "initial": self._initial, "make_law": self._make_law,
+            "name": self._name, "initial": self.initial, "make_law": self._make_law,
             "pending": self.save(), "carried": self._carried or self._pending is None,
         }  # fmt: skip
 
