@@ -42,7 +42,7 @@ def test_the_blocks_of_the_readme_run_one_after_another(tmp_path, monkeypatch):
         if "batch" in names:
             names.setdefault("first batch", names["batch"])
     # What was said of the shapes, where it was said.
-    assert len(found) == 8
+    assert len(found) == 9
     assert names["first batch"]["observation"].shape == (256, 4)
     assert names["first batch"]["next_observation"].dtype == "float32"
     assert names["tensors"]["observation"].shape == (256, 4)

@@ -29,8 +29,11 @@ class Adding(OpenBuffer):
         Args:
             data: The step as one nested mapping, or else keywords; every field of
                 the schema ``[E, *shape]``, or ``[*shape]`` where num_envs is 1.
-            final_observation: ``[E, *shape]``, what followed the steps that end an
-                episode; read only there. Not with ``autoreset="next_step"``.
+            final_observation: The observation that each ended episode ended with;
+                read only where the step ends one. ``[E, *shape]``, nested as the
+                observation is, or Gymnasium's ``infos["final_obs"]``: an object array
+                or list ``[E]`` of observations (arrays, dicts or tuples), with None
+                where no episode ended. Not with ``autoreset="next_step"``.
             env_ids: int ``[N]``, the environments that the step is of, each once;
                 all of them by default. Fields are then ``[N, *shape]``.
             **fields: The step's fields, in place of data.
@@ -123,7 +126,8 @@ class Adding(OpenBuffer):
         Args:
             data: As in `add`, every field ``[T, E, *shape]``, or ``[T, *shape]``
                 where num_envs is 1.
-            final_observation: ``[T, E, *shape]``; as in `add`.
+            final_observation: As in `add`, with a leading axis of steps; None in
+                place of a step's array where no episode ended.
             env_ids: As in `add`.
             **fields: As in `add`.
 

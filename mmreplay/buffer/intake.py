@@ -172,16 +172,26 @@ class Intake:
             )
         return columns, steps
 
-    def final(self, observation: object, lead: tuple[int, ...]) -> Columns:
+    def final(
+        self, observation: object, lead: tuple[int, ...], columns: Columns
+    ) -> Columns:
         """Check final observations.
 
         Args:
             observation: One leaf, or a nested mapping of the leaves under the
-                observation role, each ``[*lead, *shape]``.
+                observation role, each ``[*lead, *shape]``. Or an object array or a list
+                ``[*lead]`` of one observation, or None, for each environment (and
+                step), as Gymnasium's ``infos["final_obs"]`` is; None may stand for a
+                whole step.
             lead: ``(E,)`` for add, ``(T, E)`` for extend.
+            columns: The steps, which say where episodes ended.
 
         Returns:
-            By path of the observation's fields.
+            By path of the observation's fields; arbitrary where no episode ended.
+
+        Raises:
+            SchemaError: They do not fit the schema, or one is None where an episode
+                ended.
         """
         role = self._observation
         if role is None or self._schema.role("next_observation") is not None:
@@ -190,16 +200,10 @@ class Intake:
                 f"final_observation: got one, expected none, as the schema has {why}; "
                 "leave it out"
             )
-        nested = isinstance(observation, Mapping | tuple)
-        given = flatten({role: observation}) if nested else {role: observation}
-        paths = self._schema.role_paths("observation")
-        if set(given) != set(paths):
-            raise SchemaError(
-                f"final_observation: got {sorted(given)}, expected {sorted(paths)}; "
-                "give the observation in the shape of the schema"
-            )
+        if self._one_by_one(observation):
+            return self._final_cells(observation, lead, columns)
         found: Columns = {}
-        for path, value in given.items():
+        for path, value in self._final_leaves(observation).items():
             field = self._schema[path]
             axes = len(lead) + len(field.shape)
             name = f"final_observation/{path}"
@@ -207,6 +211,65 @@ class Intake:
             alone = self._num_envs == 1 and given_axes == axes - 1
             column = field.convert(value, name, lead[:-1] if alone else lead)
             found[path] = column.reshape(*lead, *field.shape)
+        return found
+
+    def _final_leaves(self, observation: object, where: str = "") -> dict[str, object]:
+        """Leaves by path of all final observations, or of the one at a place."""
+        paths, role = self._schema.role_paths("observation"), self._observation
+        assert role is not None
+        # One value of a single field may be a tuple of numbers.
+        branch = not where or paths != (role,)
+        nested = isinstance(observation, (Mapping, tuple) if branch else Mapping)
+        given = flatten({role: observation}) if nested else {role: observation}
+        if set(given) != set(paths):
+            raise SchemaError(
+                f"final_observation{where}: got {sorted(given)}, expected "
+                f"{sorted(paths)}; give the observation in the shape of the schema"
+            )
+        return given
+
+    def _one_by_one(self, value: object) -> bool:
+        """Whether final observations are an object array, or a list like it."""
+        if isinstance(value, np.ndarray):
+            return bool(value.dtype == object)
+        if not isinstance(value, list):
+            return False
+        branch = self._schema.role_paths("observation") != (self._observation,)
+        nested = (Mapping, tuple) if branch else Mapping
+        return any(
+            item is None or isinstance(item, nested) or self._one_by_one(item)
+            for item in value
+        )
+
+    def _final_cells(
+        self, observation: object, lead: tuple[int, ...], columns: Columns
+    ) -> Columns:
+        """Check final observations that come one by one; see `final`."""
+        ended = np.zeros(lead, bool)
+        for role in ("terminated", "truncated"):
+            if (end := self._schema.role(role)) is not None:
+                ended |= np.reshape(np.asarray(columns[end], bool), lead)
+        found: Columns = {}
+        for path in self._schema.role_paths("observation"):
+            field = self._schema[path]
+            found[path] = np.zeros((*lead, *field.shape), field.numpy)
+        cells = np.empty(lead, object)
+        _fill(cells, observation)
+        for index in zip(*np.nonzero(ended), strict=True):
+            where = f" of environment {index[-1]}"
+            where += f" in step {index[0]}" if len(lead) == 2 else ""
+            if cells[index] is None:
+                raise SchemaError(
+                    f"final_observation{where}: got None where an episode ended, "
+                    "expected the observation that it ended with; pass the infos of "
+                    "the same call of step, or leave final_observation out"
+                )
+            for path, leaf in self._final_leaves(cells[index], where).items():
+                # numpy joins equal shapes to one object array of their numbers.
+                boxed = isinstance(leaf, np.ndarray) and leaf.dtype == object
+                value = np.array(leaf.tolist()) if boxed else leaf  # type: ignore[attr-defined]  # an array
+                name = f"final_observation/{path}{where}"
+                found[path][index] = self._schema[path].convert(value, name, ())
         return found
 
     def env_ids(self, env_ids: object) -> NDArray[np.int64] | None:
@@ -236,6 +299,43 @@ class Intake:
                 "repeats out, and add several steps of one with extend"
             )
         return ids
+
+
+def _fill(cells: NDArray[np.object_], values: object) -> None:
+    """Put final observations into cells ``[*lead]``; None stands for a whole step.
+
+    Raises:
+        SchemaError: There are more or fewer of them than cells.
+    """
+    if values is None:
+        return
+    count = 0
+    if isinstance(values, list | tuple) or (
+        isinstance(values, np.ndarray) and values.ndim
+    ):
+        count = len(values)
+    if cells.shape == (1,) and not (count == 1 and _is_list(values)):
+        # Of an only environment, without an axis for it.
+        cells[0] = values
+        return
+    if count != len(cells):
+        what = "steps" if cells.ndim == 2 else "environments"
+        raise SchemaError(
+            f"final_observation: got {count} values, expected one for each of the "
+            f"{len(cells)} {what}; put None where no episode ended"
+        )
+    for index in range(count):
+        value = values[index]  # type: ignore[index]  # a sequence, as it has a count
+        if cells.ndim == 2:
+            _fill(cells[index], value)
+        else:
+            cells[index] = value
+
+
+def _is_list(values: object) -> bool:
+    """Whether values are listed, rather than the numbers of one."""
+    objects = isinstance(values, np.ndarray) and values.dtype == object
+    return objects or isinstance(values, list)
 
 
 def _scalars(field: Field) -> dict[type, tuple[float, float]]:

@@ -228,7 +228,7 @@ class Writer:
             final = None
             if final_observation is not None:
                 self._check_final()
-                given_final = self.intake.final(final_observation, (count,))
+                given_final = self.intake.final(final_observation, (count,), columns)
                 final = {path: column[None] for path, column in given_final.items()}
             self._add_block(wide, final, env_ids)
 
@@ -313,7 +313,7 @@ class Writer:
         final = None
         if final_observation is not None:
             self._check_final()
-            final = self.intake.final(final_observation, (steps, count))
+            final = self.intake.final(final_observation, (steps, count), columns)
         size = self._ring.reserve if final is None else self._ring.reserve // 2
         with self._add_lock:
             self._catch_up()
