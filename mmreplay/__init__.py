@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mmreplay.convert.load import load as load
     from mmreplay.errors import AutoresetWarning as AutoresetWarning
     from mmreplay.errors import CorruptError as CorruptError
+    from mmreplay.errors import DurabilityWarning as DurabilityWarning
     from mmreplay.errors import EmptyError as EmptyError
     from mmreplay.errors import FailedError as FailedError
     from mmreplay.errors import ForkedError as ForkedError
@@ -127,6 +128,7 @@ _HOMES = {
     "FormatError": "mmreplay.errors",
     "FrameStack": "mmreplay.transforms.stack",
     "FullError": "mmreplay.errors",
+    "DurabilityWarning": "mmreplay.errors",
     "FullWarning": "mmreplay.errors",
     "GAE": "mmreplay.transforms.advantages",
     "HER": "mmreplay.transforms.her",

@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import mmap
 import os
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +19,13 @@ RENAME_EXCHANGE = 2
 FICLONE = 0x40049409
 PUNCH_HOLE = 3  # keeps the size
 POPULATE_WRITE = 23
+AT_EMPTY_PATH = 0x1000
+STATX_BTIME = 0x800
+# struct statx: its mask, and stx_btime, seconds and nanoseconds.
+STATX_NBYTES = 256
+STATX_MASK = struct.Struct("<I")
+STATX_BIRTH = struct.Struct("<qI")
+STATX_BIRTH_OFFSET = 80
 
 Data = bytes | bytearray | memoryview
 Pack = Callable[..., None]
@@ -26,6 +35,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _madvise = getattr(_libc, "madvise", None)
 if _madvise is not None:
     _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_statx = getattr(_libc, "statx", None)
+if _statx is not None:
+    _statx.argtypes = [
+        ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_char_p,
+    ]  # fmt: skip
 
 
 class Disk:
@@ -65,6 +79,26 @@ class Disk:
     ) -> None:  # fmt: skip
         """Let pack store through a mapping, into pages that are populated."""
         pack(memoryview(mapping)[offset : offset + nbytes], *given)
+
+    def birth(self, fd: int) -> tuple[int, int] | None:
+        """Return when a file was created, or None where the system does not know.
+
+        Returns:
+            Seconds and nanoseconds of Unix time. A file that gets the inode number of
+            one that was removed has another time; a rename changes nothing.
+        """
+        if _statx is None:
+            return None
+        found = ctypes.create_string_buffer(STATX_NBYTES)
+        if _statx(fd, b"", AT_EMPTY_PATH, STATX_BTIME, found):
+            number = ctypes.get_errno()
+            if number in (errno.ENOSYS, errno.EPERM, errno.EINVAL, errno.EOPNOTSUPP):
+                return None
+            raise OSError(number, os.strerror(number))
+        if not STATX_MASK.unpack_from(found)[0] & STATX_BTIME:
+            return None
+        seconds, nanoseconds = STATX_BIRTH.unpack_from(found, STATX_BIRTH_OFFSET)
+        return seconds, nanoseconds
 
     def truncate(self, fd: int, nbytes: int) -> None:
         """Set the size of a new file; the bytes are zero and take no space."""

@@ -17,7 +17,8 @@ ReplayError
 Each is also the builtin that callers catch. A message says what, what was got,
 what was expected and the way out, in the user's names. Errors that are an
 `OSError` take the number of the error that caused them: ``FullError(message,
-errno_=errno.ENOSPC)``. The warnings are `FullWarning` and `AutoresetWarning`.
+errno_=errno.ENOSPC)``. The warnings are `FullWarning`, `AutoresetWarning` and
+`DurabilityWarning`.
 """
 
 from __future__ import annotations
@@ -84,6 +85,10 @@ class FullWarning(UserWarning):
 
 class AutoresetWarning(UserWarning):
     """Rows after episode ends look like resets; ``autoreset`` is probably wrong."""
+
+
+class DurabilityWarning(UserWarning):
+    """The file system lacks what a promise of docs/guarantees.md rests on."""
 
 
 class FullError(_SystemError):

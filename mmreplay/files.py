@@ -11,6 +11,7 @@ import errno
 import mmap
 import os
 import stat
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -31,6 +32,14 @@ ALLOCATION_NBYTES = 1 << 20
 PIECE_NBYTES = 16 << 10
 # Of a longer range Linux reads what a device takes in one request, and no more.
 AHEAD_NBYTES = 128 << 10
+
+BIRTH = struct.Struct("<qII")
+"""A file's creation: seconds and nanoseconds of Unix time, and 1."""
+NO_BIRTH = b"\xff" * 16
+"""In its place where the file system has none."""
+
+Identity = tuple[int, int, bytes]
+"""st_dev, st_ino and 16 bytes that tell a file from an earlier one of that number."""
 
 disk = Disk()
 
@@ -277,10 +286,16 @@ class File:
         """Return (apparent, allocated) bytes; a sparse file takes less than it has."""
         return self.nbytes, os.fstat(self.fd).st_blocks * 512
 
-    def identity(self) -> tuple[int, int]:
-        """Return (st_dev, st_ino): a copy of the file has others."""
-        status = os.fstat(self.fd)
-        return status.st_dev, status.st_ino
+    def identity(self) -> Identity:
+        """Return (st_dev, st_ino, birth); a copy of the file has another one.
+
+        A file system gives the number of a removed file to a new one, so the time of
+        creation counts too: 16 bytes, `BIRTH` or, where there is none, `NO_BIRTH`.
+        """
+        with _told("examine", self.path):
+            status, born = os.fstat(self.fd), disk.birth(self.fd)
+        birth = NO_BIRTH if born is None else BIRTH.pack(*born, 1)
+        return status.st_dev, status.st_ino, birth
 
     def close(self) -> None:
         """Give the descriptor back, and the mapping to whoever looks at it still."""

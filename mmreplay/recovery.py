@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from mmap import PAGESIZE
@@ -36,6 +37,7 @@ from mmreplay.storage.ledger import (
     open_commit,
 )
 from mmreplay.storage.lock import FILE_NAME as LOCK
+from mmreplay.storage.lock import locked
 from mmreplay.storage.placement import FLAGS
 
 How = Literal["new", "clean", "live", "killed", "power_cut", "failed"]
@@ -73,10 +75,19 @@ class Recovery:
     last_cut_rows: int = 0
 
 
-def identify(file: File, metadata: Metadata) -> Identity:
-    """Say what a trusted record of this COMMIT file must name."""
-    device, inode = file.identity()
-    return Identity(metadata.uuid, metadata.generation, boot.boot_id(), device, inode)
+def identify(
+    file: File, metadata: Metadata, held: Callable[[], bool] = commit.nobody
+) -> Identity:
+    """Say what a trusted record of this COMMIT file must name.
+
+    Args:
+        file: COMMIT.
+        metadata: Its generation's.
+        held: See `Identity`; by default nobody holds the lock but who asks.
+    """
+    return Identity(
+        metadata.uuid, metadata.generation, boot.boot_id(), *file.identity(), held
+    )
 
 
 def create(
@@ -104,6 +115,7 @@ def create(
         return Record(
             1, 1, commit.CLEAN, known.boot_id, known.uuid, known.generation,
             known.device, known.inode, moment, heads, heads, tails, zeros,
+            birth=known.birth,
         )  # fmt: skip
 
     if heads.any():
@@ -188,10 +200,14 @@ def open_reader(folder: Path, metadata: Metadata) -> tuple[CommitReader, Recover
     """Open the COMMIT file of a generation for reading; changes nothing."""
     file, data = open_commit(folder, metadata.ring.num_envs, writable=False)
     try:
-        identity = identify(file, metadata)
+        identity = identify(file, metadata, lambda: locked(folder.parent))
         slots = _read_whole(file, data, metadata)
         live, _, report = settle(slots, identity, metadata, folder)
-        return CommitReader(file, identity, live), report
+        # What is stored from now on in a file that is open is this file's own; what was
+        # in it before, and is not trusted, has no higher number.
+        numbers = [r.sequence for r in map(slots.__getitem__, commit.LIVE_SLOTS) if r]
+        start = replace(live, sequence=max([live.sequence, *numbers]))
+        return CommitReader(file, replace(identity, held=lambda: True), start), report
     except BaseException:
         file.close()
         raise
@@ -234,7 +250,7 @@ def open_writer(folder: Path, metadata: Metadata) -> tuple[CommitWriter, Recover
         number = 1 + max(record.sequence for record in slots if record is not None)
         fresh = replace(
             live, epoch=epoch, flags=0, boot_id=identity.boot_id,
-            device=identity.device, inode=identity.inode,
+            device=identity.device, inode=identity.inode, birth=identity.birth,
         )  # fmt: skip
         if report.how in CUTTING:
             fresh = _cut(fresh, live, report)
@@ -366,7 +382,8 @@ def _tell_moved(folder: Path, generation: int, metadata: Metadata) -> None:
     file, data = open_commit(folder, num_envs, writable=True)
     try:
         slots = commit.split(data, metadata.uuid, generation, num_envs)
-        live = commit.newest_live(slots, identify(file, metadata))
+        # It decides nothing about the rows, so the file's own number will do.
+        live = commit.newest_live(slots, identify(file, metadata, lambda: True))
         if live is not None and not live.flags & commit.MOVED:
             last = replace(live, flags=commit.MOVED, sequence=live.sequence + 1)
             older, _ = _oldest_first(slots, commit.LIVE_SLOTS)

@@ -27,11 +27,12 @@ class Place:
         self.folder = folder
         recovery.create(folder, METADATA)
         self.path = folder / "COMMIT"
-        status = self.path.stat()
-        self.device, self.inode = status.st_dev, status.st_ino
+        file = files.File.open(self.path, None)
+        self.device, self.inode, self.birth = file.identity()
+        file.close()
 
     def record(self, heads, *args, **changes):
-        given = {"device": self.device, "inode": self.inode}
+        given = {"device": self.device, "inode": self.inode, "birth": self.birth}
         return record_of(heads, *args, **(given | changes))
 
     def write(self, *slots):
@@ -113,7 +114,16 @@ def test_live_outranks_a_durable_record_that_only_gave_up_more(place):
     assert report.committed.tolist() == [10, 10]
 
 
-@pytest.mark.parametrize("foreign", [{"boot_id": OTHER}, {"inode": 1}, {"device": 1}])
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        {"boot_id": OTHER},
+        {"inode": 1},
+        {"device": 1},
+        {"birth": files.BIRTH.pack(1, 0, 1)},
+        {"birth": commit.NO_BIRTH},
+    ],
+)
 def test_live_records_of_another_boot_or_file_are_no_truth(place, foreign):
     durable = place.record([30, 31], sequence=5)
     live = place.record([40, 41], sequence=9, **foreign)

@@ -31,7 +31,7 @@ from mmreplay.storage.zarr import ZarrStore
 
 TARGET = Path(__file__).parent.parent / "tests" / "golden" / "v1"
 BOOT = bytes([0x11]) * 16
-IDENTITY = (2049, 77)
+IDENTITY = (2049, 77, bytes(16))  # as version 0.1 wrote it: no time of creation
 CREATED = time.struct_time((2026, 1, 2, 3, 4, 5, 4, 2, 0))
 TIME_NS = 1_767_323_045_000_000_000
 LONGEST_HEX = 64

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from mmreplay.buffer.committer import Committer
 from mmreplay.buffer.writer import Writer
 from mmreplay.errors import (
     CorruptError,
+    DurabilityWarning,
     FailedError,
     FormatError,
     SchemaError,
@@ -173,6 +175,16 @@ def create(
     lock = WriterLock(path)
     parts = None
     try:
+        if not lock.told_apart:
+            warnings.warn(
+                f"{path}: its file system does not say when a file was created, "
+                "expected one that does (such as ext4, XFS, btrfs or tmpfs), to tell "
+                "the buffer from a copy in its place; if the writer is killed here, "
+                "rows since the last commit are cut: commit more often "
+                "(commit_every), or choose another disk",
+                DurabilityWarning,
+                stacklevel=3,
+            )
         make_place(path, way_out)  # again: another process may have had the lock
         # metadata.json appears last: without it the folder is no buffer yet.
         recovery.clear_half(path)

@@ -134,7 +134,9 @@ class ReplayBuffer(Adding):
         """Create a buffer and open it for writing.
 
         Takes milliseconds and no disk space: files are sparse until written. Where the
-        disk has no room for all of them, a `FullWarning` says so.
+        disk has no room for all of them, a `FullWarning` says so. On a file system
+        that does not say when a file was created, a `DurabilityWarning` says what a
+        killed writer loses there.
 
         Args:
             path: Folder to make; new or empty. None with ``engine="memory"``.

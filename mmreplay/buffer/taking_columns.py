@@ -19,6 +19,7 @@ from mmreplay.format.metadata import Metadata
 from mmreplay.samplers import seen as states
 from mmreplay.samplers.columns import COLUMN, NAME, STATE
 from mmreplay.samplers.seen import Record
+from mmreplay.storage.lock import locked
 
 Array = NDArray[np.int64]
 FOLDER = "samplers"
@@ -55,7 +56,9 @@ class Columns:
                 data, known = state.pread(nbytes, 0), state.identity()
             finally:
                 state.close()
-            record = states.trusted(data, uuid, num_envs, boot.boot_id(), known)
+            record = states.trusted(
+                data, uuid, num_envs, boot.boot_id(), known, lambda: locked(place)
+            )
             if record is None:
                 return
             numbers = File.open(place / COLUMN, 4 * metadata.ring.num_rows)
@@ -85,9 +88,10 @@ class Columns:
             folder = copy.path.parent
             state = File.create(folder / STATE, states.NUM_SLOTS * size)
             try:
+                device, inode, birth = state.identity()
                 record = Record(
                     1, metadata.generation, states.CLEAN, boot.boot_id(),
-                    metadata.uuid, *state.identity(), np.minimum(seen, heads),
+                    metadata.uuid, device, inode, np.minimum(seen, heads), birth=birth,
                 )  # fmt: skip
                 state.pwrite(record.encode(), 0)
                 state.sync()

@@ -118,7 +118,9 @@ def _warning_in_a_line() -> Iterator[None]:
         def show(
             message: Any, category: type[Warning], *rest: Any, **more: Any
         ) -> None:
-            ours = errors.FullWarning, errors.AutoresetWarning
+            ours = (
+                errors.AutoresetWarning, errors.DurabilityWarning, errors.FullWarning
+            )  # fmt: skip
             if not issubclass(category, ours):
                 others(message, category, *rest, **more)
             elif str(message) not in said:

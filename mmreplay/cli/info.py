@@ -173,6 +173,7 @@ def disk(folder: Path) -> dict[str, int]:
 
 def _commit(buffer: ReplayBuffer) -> dict[str, Any]:
     """When the newest durable record was written, and its heads."""
+    from mmreplay.files import NO_BIRTH
     from mmreplay.format import commit
     from mmreplay.storage.ledger import open_commit
 
@@ -180,7 +181,10 @@ def _commit(buffer: ReplayBuffer) -> dict[str, Any]:
     assert buffer.path is not None
     num_envs = metadata.ring.num_envs
     file, data = open_commit(buffer.path / metadata.folder, num_envs, writable=False)
-    file.close()
+    try:
+        birth = file.identity()[2]
+    finally:
+        file.close()
     slots = commit.split(data, metadata.uuid, metadata.generation, num_envs)
     record = commit.newest_durable(slots)
     heads = buffer.recovery.committed if record is None else record.heads
@@ -199,6 +203,7 @@ def _commit(buffer: ReplayBuffer) -> dict[str, Any]:
         "exact": not older,
         "heads": heads.tolist(),
         "clean": bool(record is not None and record.flags & commit.CLEAN),
+        "survives_kill": birth != NO_BIRTH,
     }
 
 
@@ -235,6 +240,7 @@ def _print(name: str, facts: dict[str, Any]) -> None:
                         f"{size(on_disk['apparent'])} apparent"),
             *_compressed(facts),
             ("last commit", _committed(facts)),
+            *_exposed(facts["commit"]),
             ("opening", _opened(facts["recovery"])),
             ("writer", _holder(facts["writer"])),
         ],
@@ -270,6 +276,19 @@ def _committed(facts: dict[str, Any]) -> str:
         ago = max(0, time.time() - record["time_ns"] / 1e9)
         told += f" ({count_s(ago)} ago)" + ("" if record["exact"] else " or before")
     return f"{told}, {show.plural(max(0, behind), 'row')} published since"
+
+
+def _exposed(record: dict[str, Any]) -> list[tuple[str, str]]:
+    """What the file system lacks, if anything."""
+    if record["survives_kill"]:
+        return []
+    return [
+        (
+            "a kill",
+            "loses rows since the last commit: the file system does not say when a "
+            "file was created",
+        )
+    ]
 
 
 def count_s(seconds: float) -> str:

@@ -21,6 +21,7 @@ from mmreplay.format.metadata import Metadata
 from mmreplay.samplers import seen as states
 from mmreplay.samplers.base import Home
 from mmreplay.samplers.columns import COLUMN, STATE, check_name, open_column
+from mmreplay.storage.lock import locked
 
 Ids = NDArray[np.int64]
 Numbers = NDArray[np.float32]
@@ -62,8 +63,9 @@ class StoredPriorities:
         try:
             data = file.pread(min(file.nbytes, most), 0)
             found = states.trusted(
-                data, metadata.uuid, num_envs, boot.boot_id(), file.identity()
-            )
+                data, metadata.uuid, num_envs, boot.boot_id(), file.identity(),
+                lambda: locked(place),
+            )  # fmt: skip
         finally:
             file.close()
         if found is None:

@@ -9,14 +9,17 @@ with it. docs/format.md has the byte offsets.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.files import NO_BIRTH
+
 MAGIC = b"MMRCMT01"
-HEADER = struct.Struct("<8sIIQQ16s16sQQQqQQ")
+HEADER = struct.Struct("<8sIIQQ16s16sQQQqQQ16s")
 HEADER_NBYTES = 128
 SEQUENCE = struct.Struct("<Q")
 SEQUENCE_OFFSET = 16
@@ -29,6 +32,9 @@ LIVE_SLOTS = (2, 3)
 
 # No count comes near it in the life of a disk; arithmetic above would wrap around.
 MAX_COUNT = 1 << 62
+
+UNTOLD = bytes(16)
+"""The birth in records of version 0.1, which did not store it."""
 
 CLEAN = 1
 POISONED = 2
@@ -63,6 +69,8 @@ class Record:
             cuts, of this boot.
         cut_epoch: Of the opening that last cut rows; 0 if none did.
         cut_rows: How many it knew of.
+        birth: 16 bytes, when the COMMIT file was created: `files.BIRTH`,
+            `files.NO_BIRTH` or `UNTOLD`.
     """
 
     sequence: int
@@ -80,6 +88,7 @@ class Record:
     cuts: NDArray[np.int64]
     cut_epoch: int = 0
     cut_rows: int = 0
+    birth: bytes = UNTOLD
 
     @property
     def num_envs(self) -> int:
@@ -93,6 +102,7 @@ class Record:
             data, 0, MAGIC, self.flags, self.num_envs, self.sequence, self.epoch,
             self.boot_id, self.uuid, self.generation, self.device, self.inode,
             self.time_ns, self.cut_epoch, self.cut_rows,
+            self.birth,
         )  # fmt: skip
         columns = np.stack([self.heads, self.limits, self.tails, self.cuts])
         body = columns.astype("<i8").tobytes()
@@ -119,7 +129,7 @@ def decode(data: bytes, uuid: bytes, num_envs: int) -> Record | None:
     if CHECKSUM.unpack_from(data, end)[0] != google_crc32c.value(data[:end]):
         return None
     (_, flags, envs, sequence, epoch, boot, own_uuid, generation, device, inode,
-     time_ns, cut_epoch, cut_rows) = HEADER.unpack_from(data)  # fmt: skip
+     time_ns, cut_epoch, cut_rows, birth) = HEADER.unpack_from(data)  # fmt: skip
     if own_uuid != uuid or envs != num_envs:
         return None
     body = np.frombuffer(data, "<i8", 4 * num_envs, HEADER_NBYTES)
@@ -132,8 +142,13 @@ def decode(data: bytes, uuid: bytes, num_envs: int) -> Record | None:
         return None
     return Record(
         sequence, epoch, flags, boot, own_uuid, generation, device, inode, time_ns,
-        heads, limits, tails, cuts, cut_epoch, cut_rows,
+        heads, limits, tails, cuts, cut_epoch, cut_rows, birth,
     )  # fmt: skip
+
+
+def nobody() -> bool:
+    """Tell that no other process holds a lock, which is in our own hands."""
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +160,10 @@ class Identity:
         generation: The data folder.
         boot_id: 16 bytes, the running boot.
         device: st_dev of the open COMMIT file.
-        inode: st_ino of it: a copied folder has another.
+        inode: st_ino of it: a copied folder has another, until this one is removed.
+        birth: 16 bytes, when it was created, which tells both apart then.
+        held: Tells whether a writer holds the buffer's lock. Asked only where the
+            file system has no time of creation.
     """
 
     uuid: bytes
@@ -153,6 +171,8 @@ class Identity:
     boot_id: bytes
     device: int
     inode: int
+    birth: bytes = UNTOLD
+    held: Callable[[], bool] = nobody
 
     def trusts(self, record: Record) -> bool:
         """Tell whether a live record speaks of this boot's page cache."""
@@ -160,7 +180,22 @@ class Identity:
             any(self.boot_id)
             and record.boot_id == self.boot_id
             and (record.device, record.inode) == (self.device, self.inode)
+            and same_birth(record.birth, self.birth, self.held)
         )
+
+
+def same_birth(said: bytes, found: bytes, held: Callable[[], bool]) -> bool:
+    """Tell whether a record that names a file's number speaks of that very file.
+
+    Args:
+        said: 16 bytes, the record's birth.
+        found: 16 bytes, the open file's.
+        held: Tells whether somebody holds the lock of what the record is in: where
+            no birth is to be had, what a live process stores is all that is believed.
+    """
+    if said == UNTOLD:
+        return True
+    return held() if NO_BIRTH in (said, found) else said == found
 
 
 Slots = tuple[Record | None, ...]

@@ -195,11 +195,13 @@ class _Held:
             data = state.pread(nbytes, 0)
             found = states.newest(data, home.uuid, home.ring.num_envs)
         self.files += [state]
+        self._identity = state.identity()
         if found is None:
             return state, None
         slot, record = found
         self._slot, self._sequence = 1 - slot, record.sequence
-        here = self._boot_id, state.identity()
+        # With the lock in our hands nobody else draws.
+        here = self._boot_id, self._identity
         return state, states.trusted(data, home.uuid, home.ring.num_envs, *here)
 
     def _map(self) -> Numbers:
@@ -222,11 +224,11 @@ class _Held:
 
     def say(self, seen: Ids, generation: int, flags: int) -> None:
         """Write a record to the slot whose turn it is."""
-        device, inode = self._state.identity()
+        device, inode, birth = self._identity
         self._sequence += 1
         record = Record(
             self._sequence, generation, flags, self._boot_id, self.home.uuid,
-            device, inode, seen, self.home.cut_epoch,
+            device, inode, seen, self.home.cut_epoch, birth,
         )  # fmt: skip
         size = states.slot_nbytes(len(seen))
         self._state.store(record.encode(), size * self._slot)

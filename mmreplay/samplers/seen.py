@@ -8,16 +8,19 @@ speaks only of rows that outlive a power cut. docs/format.md has the byte offset
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.files import Identity
+from mmreplay.format.commit import UNTOLD, nobody, same_birth
 from mmreplay.samplers.base import Home
 
 MAGIC = b"MMRSMP01"
-HEADER = struct.Struct("<8sIIQQ16s16sQQQ")
+HEADER = struct.Struct("<8sIIQQ16s16sQQQ16s")
 HEADER_NBYTES = 128
 CHECKSUM = struct.Struct("<I")
 PAGE_NBYTES = 4096
@@ -49,6 +52,7 @@ class Record:
         inode: st_ino of the STATE file: a copied folder has another.
         seen: int64 ``[E]``, positions below have priorities of their own.
         cut_epoch: The buffer's, when they were seen; see `base.Home`.
+        birth: 16 bytes, when the STATE file was created; see `commit.Record`.
     """
 
     sequence: int
@@ -60,6 +64,7 @@ class Record:
     inode: int
     seen: NDArray[np.int64]
     cut_epoch: int = 0
+    birth: bytes = UNTOLD
 
     def encode(self) -> bytes:
         """Return the slot's bytes."""
@@ -67,7 +72,7 @@ class Record:
         HEADER.pack_into(
             data, 0, MAGIC, self.flags, len(self.seen), self.sequence,
             self.generation, self.boot_id, self.uuid, self.device, self.inode,
-            self.cut_epoch,
+            self.cut_epoch, self.birth,
         )  # fmt: skip
         body = self.seen.astype("<i8").tobytes()
         data[HEADER_NBYTES : HEADER_NBYTES + len(body)] = body
@@ -84,15 +89,16 @@ def decode(data: bytes, uuid: bytes, num_envs: int) -> Record | None:
     if CHECKSUM.unpack_from(data, end)[0] != google_crc32c.value(data[:end]):
         return None
     (_, flags, envs, sequence, generation, boot, own_uuid, device, inode,
-     cut_epoch) = HEADER.unpack_from(data)  # fmt: skip
+     cut_epoch, birth) = HEADER.unpack_from(data)  # fmt: skip
     if own_uuid != uuid or envs != num_envs or sequence >= MAX_COUNT:
         return None
     seen = np.frombuffer(data, "<i8", num_envs, HEADER_NBYTES).astype(np.int64)
     if (seen < 0).any() or (seen >= MAX_COUNT).any():
         return None
     return Record(
-        sequence, generation, flags, boot, own_uuid, device, inode, seen, cut_epoch
-    )
+        sequence, generation, flags, boot, own_uuid, device, inode, seen, cut_epoch,
+        birth,
+    )  # fmt: skip
 
 
 def newest(data: bytes, uuid: bytes, num_envs: int) -> tuple[int, Record] | None:
@@ -103,8 +109,9 @@ def newest(data: bytes, uuid: bytes, num_envs: int) -> tuple[int, Record] | None
 
 
 def trusted(
-    data: bytes, uuid: bytes, num_envs: int, boot_id: bytes, identity: tuple[int, int]
-) -> Record | None:
+    data: bytes, uuid: bytes, num_envs: int, boot_id: bytes, identity: Identity,
+    held: Callable[[], bool] = nobody,
+) -> Record | None:  # fmt: skip
     """The record that says what is there, or None where nothing is known.
 
     A CLEAN one speaks of durable rows alone. Where it is the newest, the one before
@@ -115,7 +122,9 @@ def trusted(
         uuid: 16 bytes, the buffer's.
         num_envs: Environments.
         boot_id: 16 bytes, the running boot's.
-        identity: st_dev and st_ino of the open STATE file.
+        identity: Of the open STATE file.
+        held: Tells whether another process draws with the column now; see
+            `commit.same_birth`.
     """
     found = [record for record in _records(data, uuid, num_envs) if record is not None]
     found.sort(key=lambda record: record.sequence)
@@ -123,7 +132,7 @@ def trusted(
     clean = last is not None and bool(last.flags & CLEAN)
     before = found.pop() if found and clean else None
     for record in (before, last):
-        if record is not None and _is_here(record, boot_id, identity):
+        if record is not None and _is_here(record, boot_id, identity, held):
             return record
     return last if clean else None
 
@@ -140,9 +149,13 @@ def known(record: Record | None, home: Home) -> NDArray[np.int64]:
     return home.known(record.seen, record.generation, record.cut_epoch)
 
 
-def _is_here(record: Record, boot_id: bytes, identity: tuple[int, int]) -> bool:
+def _is_here(
+    record: Record, boot_id: bytes, identity: Identity, held: Callable[[], bool]
+) -> bool:
     here = any(boot_id) and record.boot_id == boot_id
-    return here and (record.device, record.inode) == identity
+    device, inode, birth = identity
+    here = here and (record.device, record.inode) == (device, inode)
+    return here and same_birth(record.birth, birth, held)
 
 
 def _records(data: bytes, uuid: bytes, num_envs: int) -> list[Record | None]:

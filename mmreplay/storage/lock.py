@@ -17,7 +17,7 @@ from pathlib import Path
 
 from mmreplay import files
 from mmreplay.errors import FailedError, LockedError
-from mmreplay.files import File
+from mmreplay.files import NO_BIRTH, File, Identity
 from mmreplay.format import strict_json
 from mmreplay.mounts import NETWORK, file_system
 
@@ -25,9 +25,7 @@ FILE_NAME = "LOCK"
 TEXT_NBYTES = 512
 MAX_HOST_LENGTH = 253
 
-_held: weakref.WeakValueDictionary[tuple[int, int], WriterLock] = (
-    weakref.WeakValueDictionary()
-)
+_held: weakref.WeakValueDictionary[Identity, WriterLock] = weakref.WeakValueDictionary()
 
 
 class WriterLock:
@@ -35,6 +33,9 @@ class WriterLock:
 
     Ctrl-C may come between taking it and giving it to somebody who would release it:
     a dropped lock drops its file, whose descriptor is then closed.
+
+    Attributes:
+        told_apart: The file system tells a file from a later one of its number.
 
     Raises:
         LockedError: Somebody, here or in another process, holds it.
@@ -54,6 +55,7 @@ class WriterLock:
 
     def _take(self, folder: Path) -> None:
         key = self._file.identity()
+        self.told_apart = key[2] != NO_BIRTH
         if key in _held:
             raise LockedError(
                 f"{folder} is already open for writing in this process (pid "

@@ -15,6 +15,7 @@ from mmreplay.files import File
 from mmreplay.format import commit
 from mmreplay.format.commit import Identity, Record, Slots
 from mmreplay.format.metadata import Metadata
+from mmreplay.storage.lock import locked
 from mmreplay.verify.report import Notebook
 
 NAMES = ("D0", "D1", "L0", "L1")
@@ -83,10 +84,10 @@ class CommitFile:
     def check(self, notes: Notebook) -> Claim | None:
         """Check every slot, and return what they vouch for, if anything."""
         data, slots = self.read()
-        device, inode = self._file.identity()
+        known, folder = self._metadata, self._file.path.parent.parent
         identity = Identity(
-            self._metadata.uuid, self._metadata.generation, boot.boot_id(), device,
-            inode,
+            known.uuid, known.generation, boot.boot_id(), *self._file.identity(),
+            held=lambda: locked(folder),
         )  # fmt: skip
         durable = commit.newest_durable(slots)
         for slot, record in enumerate(slots):

@@ -9,6 +9,7 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.cli import show
+from mmreplay.files import Disk
 
 
 def test_info_tells_the_ring_its_contents_and_its_episodes(facts, path):
@@ -315,3 +316,26 @@ def test_numbers_have_separators_and_four_digits(value, text):
 def test_a_time_never_told_is_never():
     assert show.moment(0) == "never"
     assert show.moment(10**18) == "2001-09-09 01:46:40 UTC"
+
+
+def test_a_file_system_that_keeps_less_is_named(cli, facts, tmp_path, monkeypatch):
+    schema = mr.Schema({"x": mr.Field((), "float32")})
+    mr.ReplayBuffer.create(tmp_path / "a", schema, 100).close()
+    told = "loses rows since the last commit: the file system does not say when"
+    assert facts("info", tmp_path / "a")["commit"]["survives_kill"]
+    assert told not in " ".join(cli("info", tmp_path / "a")[1].split())
+    monkeypatch.setattr(Disk, "birth", lambda self, fd: None)
+    assert not facts("info", tmp_path / "a")["commit"]["survives_kill"]
+    assert told in " ".join(cli("info", tmp_path / "a")[1].split())
+
+
+@pytest.mark.filterwarnings("always::mmreplay.DurabilityWarning")
+def test_a_command_that_creates_a_buffer_there_says_so_in_one_line(
+    cli, tmp_path, monkeypatch
+):
+    pytest.importorskip("gymnasium")
+    monkeypatch.setattr(Disk, "birth", lambda self, fd: None)
+    code, _, told = cli("record", "CartPole-v1", tmp_path / "b", "--steps", "20")
+    assert code == 0
+    assert told.count("its file system does not say when a file was created") == 1
+    assert "Warning" not in told

@@ -3,6 +3,7 @@
 import numpy as np
 
 import mmreplay as mr
+from mmreplay import files
 from mmreplay.format import commit
 from mmreplay.format.commit import Record
 from mmreplay.format.metadata import Metadata
@@ -11,6 +12,7 @@ from mmreplay.ring import Ring
 UUID = bytes(range(16))
 BOOT = bytes(range(16, 32))
 DEVICE, INODE = 2049, 77
+BIRTH = files.BIRTH.pack(1_700_000_000, 5, 1)
 
 
 def schema_of(**more):
@@ -62,6 +64,7 @@ def record_of(heads, limits=None, tails=None, **changes):
         "inode": INODE,
         "time_ns": 5,
         "cuts": np.zeros_like(heads),
+        "birth": BIRTH,
     }
     return Record(heads=heads, limits=limits, tails=tails, **(given | changes))
 
@@ -74,6 +77,7 @@ def identity_of(**changes):
         "boot_id": BOOT,
         "device": DEVICE,
         "inode": INODE,
+        "birth": BIRTH,
     }
     return commit.Identity(**(given | changes))
 

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mmreplay import files
 from mmreplay.format import commit
-from tests.format.making import UUID, identity_of, record_of
+from tests.format.making import BIRTH, UUID, identity_of, record_of
 
 LITERAL = bytes.fromhex(
     "4d4d5243 4d543031 05000000 02000000"  # MMRCMT01, CLEAN | MOVED, two environments
@@ -19,7 +20,7 @@ LITERAL = bytes.fromhex(
     "0300000000000000 0108000000000000"  # generation, st_dev
     "4d00000000000000 00ca9a3b00000000"  # st_ino, time
     "0400000000000000 0b00000000000000"  # cut epoch, rows cut
-    "00000000000000000000000000000000"  # 112: zero
+    "00f1536500000000 05000000 01000000"  # birth: seconds, nanoseconds, 1
     "0500000000000000 0600000000000000"  # heads
     "0700000000000000 0800000000000000"  # limits
     "0100000000000000 0200000000000000"  # tails
@@ -156,6 +157,37 @@ def test_a_live_record_is_trusted_in_its_own_boot_and_file_only():
         assert not identity_of(**changes).trusts(record_of([1]))
     nowhere = record_of([1], boot_id=bytes(16))
     assert not identity_of(boot_id=bytes(16)).trusts(nowhere)
+
+
+BIRTHS = [BIRTH, files.BIRTH.pack(1_700_000_000, 6, 1), commit.NO_BIRTH, commit.UNTOLD]
+
+
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("found", BIRTHS[:3])
+@pytest.mark.parametrize("said", BIRTHS)
+def test_a_live_record_is_trusted_by_the_birth_of_its_file(said, found, held):
+    trusted = identity_of(birth=found, held=lambda: held).trusts(
+        record_of([1], birth=said)
+    )
+    if said == commit.UNTOLD:
+        assert trusted  # version 0.1 told files by their numbers alone
+    elif commit.NO_BIRTH in (said, found):
+        assert trusted == held
+    else:
+        assert trusted == (said == found)
+
+
+def test_no_time_is_taken_for_none_or_for_an_older_version():
+    """Neither the epoch nor the last second that a disk can hold."""
+    for seconds, nanoseconds in ((0, 0), (-1, 10**9 - 1), (-1, 2**32 - 1)):
+        birth = files.BIRTH.pack(seconds, nanoseconds, 1)
+        assert birth not in (commit.NO_BIRTH, commit.UNTOLD)
+
+
+def test_the_birth_is_at_byte_112_of_a_slot():
+    data = record_of([1]).encode()
+    assert data[112:128] == BIRTH
+    assert struct.unpack("<qII", data[112:128]) == (1_700_000_000, 5, 1)
 
 
 def test_the_newest_is_chosen_by_epoch_and_then_by_sequence():

@@ -1,15 +1,19 @@
 """Files of priorities: missing, torn, not theirs, and what the format says."""
 
 import os
+import shutil
 import struct
 
 import google_crc32c
 import numpy as np
 import pytest
 
+import mmreplay as mr
 from mmreplay import boot
 from mmreplay.errors import FormatError
-from mmreplay.samplers import durable, seen
+from mmreplay.files import Disk, File
+from mmreplay.samplers import columns, durable, seen
+from tests.inodes import numbered
 from tests.samplers.priority_columns import folder, make, mark, more, own
 
 
@@ -156,7 +160,11 @@ def test_the_state_is_as_the_format_says(ring):
     assert newest[32:48] == boot.boot_id()
     assert newest[48:64] == ring.metadata.uuid
     assert struct.unpack_from("<QQ", newest, 64) == (status.st_dev, status.st_ino)
-    assert newest[80:128] == bytes(48)
+    assert newest[80:88] == bytes(8)
+    state = File.open(folder(ring) / "STATE", None)
+    assert newest[88:104] == state.identity()[2]
+    state.close()
+    assert newest[104:128] == bytes(24)
     # CLEAN, and of durable rows alone; the record before it knows all.
     assert struct.unpack_from("<2q", newest, 128) == (70, 70)
     assert struct.unpack_from("<I", before, 8) == (0,)
@@ -171,3 +179,85 @@ def test_the_state_is_as_the_format_says(ring):
 def test_more_environments_take_more_pages():
     sizes = [seen.slot_nbytes(num_envs) for num_envs in (1, 495, 496, 5000)]
     assert sizes == [4096, 4096, 8192, 40960 + 0]
+
+
+class TestPutBack:
+    """A copied column in the place of its removed original, with its inode number."""
+
+    def copied(self, ring):
+        """Copy a column while somebody draws: the numbers first, then the record."""
+        sampler = make()
+        mark(ring, sampler, range(22, 30))
+        place = folder(ring)
+        backup = place.with_name("backup")
+        backup.mkdir()
+        shutil.copyfile(place / columns.COLUMN, backup / columns.COLUMN)
+        mark(ring, sampler, range(22, 70))
+        shutil.copyfile(place / columns.STATE, backup / columns.STATE)
+        number = (place / columns.STATE).stat().st_ino
+        kill(sampler)
+        shutil.rmtree(place)
+        backup.rename(place)
+        return numbered(place / columns.STATE, number)
+
+    def test_its_numbers_are_not_trusted(self, ring):
+        with self.copied(ring):
+            again = make()
+            assert set(own(ring, again).values()) == {1.0}
+            again.close()
+
+    def test_nor_are_they_taken_into_snapshots_or_exports(self, ring, tmp_path):
+        with self.copied(ring):
+            ring.snapshot(tmp_path / "snapshot")
+            assert not (tmp_path / "snapshot/samplers").exists()
+            mr.export(ring, tmp_path / "a.npz", priorities="prioritized")
+            with np.load(tmp_path / "a.npz") as found:
+                (name,) = (n for n in found.files if "priorit" in n)
+                assert (found[name] == -1).all()
+
+    def test_without_births_numbers_count_while_somebody_draws(
+        self, ring, tmp_path, monkeypatch
+    ):
+        monkeypatch.setattr(Disk, "birth", lambda self, fd: None)
+        ring.commit()
+        sampler = make()
+        mark(ring, sampler, range(22, 70))
+        ring.snapshot(tmp_path / "live")
+        kill(sampler)
+        ring.snapshot(tmp_path / "dead")
+        assert (tmp_path / "live/samplers/prioritized").is_dir()
+        assert not (tmp_path / "dead/samplers").exists()
+        again = make()
+        assert set(own(ring, again).values()) == {1.0}
+        mark(ring, again, range(22, 70))
+        again.close()
+        last = make()
+        assert own(ring, last) == {p: 1.0 + p for p in range(22, 70)}
+        last.close()
+
+    def test_numbers_of_an_older_version_are_kept(self, ring):
+        """It wrote zeros for the birth, and told files by their numbers alone."""
+        sampler = make()
+        mark(ring, sampler, range(22, 70))
+        kill(sampler)
+        path = folder(ring) / columns.STATE
+        data = bytearray(path.read_bytes())
+        size = len(data) // seen.NUM_SLOTS
+        for first in range(0, len(data), size):
+            part = data[first : first + size]
+            part[88:104] = bytes(16)
+            crc = google_crc32c.value(bytes(part[:-4]))
+            part[-4:] = crc.to_bytes(4, "little")
+            data[first : first + size] = part
+        with open(path, "r+b") as file:
+            file.write(data)
+        again = make()
+        assert own(ring, again) == {p: 1.0 + p for p in range(22, 70)}
+        again.close()
+
+
+def kill(sampler):
+    """Let go of a column as a dead process does."""
+    column = sampler._work._priorities.column
+    column._finalizer.detach()
+    column._held.give_back()

@@ -21,7 +21,7 @@ import numpy as np
 
 import mmreplay as mr
 from mmreplay import boot
-from mmreplay.files import File
+from mmreplay.files import BIRTH, File, Identity
 from mmreplay.storage.zarr import ZarrStore
 from tools.torture.disks import using
 from tools.torture.forged import Unsynced
@@ -73,8 +73,9 @@ def one_boot() -> Iterator[None]:
     Files that are put back have other inodes, and their live slots would be void.
     """
 
-    def identity(file: File) -> tuple[int, int]:
-        return 7, zlib.crc32("/".join(file.path.parts[-2:]).encode())
+    def identity(file: File) -> Identity:
+        number = zlib.crc32("/".join(file.path.parts[-2:]).encode())
+        return 7, number, BIRTH.pack(number, 0, 1)
 
     with (
         mock.patch.object(boot, "boot_id", return_value=BOOT),
