@@ -340,6 +340,11 @@ def read_bytes(path: Path, max_nbytes: int) -> bytes:
 
 def replace_bytes(path: Path, data: bytes) -> None:
     """Replace a file whole: after a crash it holds the old bytes or the new ones."""
+    rename(stage_bytes(path, data), path)
+
+
+def stage_bytes(path: Path, data: bytes) -> Path:
+    """Write what is to replace a file beside it, durably; return where."""
     temporary = path.with_name(f"tmp-{path.name}")
     remove_tree(temporary)
     file = File.create(temporary, len(data))
@@ -348,7 +353,7 @@ def replace_bytes(path: Path, data: bytes) -> None:
         file.sync()
     finally:
         file.close()
-    rename(temporary, path)
+    return temporary
 
 
 def sync_folder(path: Path) -> None:

@@ -121,6 +121,17 @@ class Parts:
         self.ledger.close()
         self.store.close()
 
+    def discard(self) -> None:
+        """Close the files of a generation that did not come into force."""
+        self.closed = True
+        try:
+            if self.committer is not None:
+                self.committer.stop()
+        finally:
+            self.ledger.close()
+            self.store.close()
+            self.store.unmap()
+
     def _settle(self) -> None:
         """Commit, with no thread left that writes, whatever Ctrl-C cuts short."""
         if self.committer is None:
@@ -377,9 +388,12 @@ def _abort(parts: Parts | None, lock: WriterLock) -> None:
 
 
 def _open_locked(
-    path: Path, metadata: Metadata, lock: WriterLock, policy: ReadPolicy = POLICY
+    path: Path,
+    metadata: Metadata,
+    lock: WriterLock | None,
+    policy: ReadPolicy = POLICY,
 ) -> Parts:
-    """Open a generation for writing, the lock being held."""
+    """Open a generation for writing; the lock is held, by these parts or by others."""
     folder = path / metadata.folder
     store = open_store(folder, metadata, writable=True, policy=policy)
     try:
@@ -399,21 +413,22 @@ def _open_locked(
     return Parts(path, metadata, store, ledger, found, writer, committer, lock, policy)
 
 
-def reopen(parts: Parts, commit_every: float | None) -> Parts:
-    """Open the generation now in force under the lock that is already held."""
+def succeed(parts: Parts, metadata: Metadata, commit_every: float | None) -> Parts:
+    """Open a generation that is to replace another one, before it does.
+
+    The lock stays with the present one, which goes on where this fails; whoever puts
+    the new one in force passes it on.
+    """
     assert parts.path is not None
-    assert parts.lock is not None
+    fresh = _open_locked(parts.path, metadata, None, parts.policy)
     try:
-        metadata = metadata_file.load(parts.path)
-        fresh = _open_locked(parts.path, metadata, parts.lock, parts.policy)
+        assert fresh.writer is not None
+        assert parts.writer is not None
+        fresh.writer.follow(parts.writer)
+        _start(fresh, commit_every)
     except BaseException:
-        # The former generation is closed: nobody else would give the lock back.
-        parts.lock.release()
+        fresh.discard()
         raise
-    assert fresh.writer is not None
-    assert parts.writer is not None
-    fresh.writer.follow(parts.writer)
-    _start(fresh, commit_every)
     return fresh
 
 

@@ -86,56 +86,68 @@ def swap(
 ) -> Parts:
     """Put another generation of a buffer in force and return it open for writing.
 
-    The present one stays open to read, for threads that draw; `Parts.retire` it.
+    Adding waits meanwhile. All that may fail comes before the switch, and leaves the
+    buffer as it was; a failure of the switch itself ends this writer, as nobody knows
+    which generation a later opening finds. The former one stays open to read, for
+    threads that draw; `Parts.retire` it.
     """
     if parts.path is None:
         return in_memory(parts, reading, ring, schema, fill)
-    on_disk(parts, reading, ring, schema, fill)
-    try:
-        return lifecycle.reopen(parts, commit_every)
-    except BaseException:
-        parts.retire()
-        raise
-
-
-def on_disk(
-    parts: Parts, reading: Reading, ring: Ring, schema: Schema, fill: Fill
-) -> None:
-    """Build the next generation and put it in force; the present one takes no more.
-
-    Adding waits meanwhile. Until the switch a failure leaves the buffer as it was.
-    """
-    assert parts.path is not None
     assert parts.committer is not None
     assert isinstance(parts.ledger, CommitWriter)
     parts.committer.commit()
     metadata = parts.metadata.next_generation(ring, schema)
     encoded = metadata_file.encode(metadata)
-    folder = parts.path / metadata.folder
+    target, folder = parts.path / metadata_file.FILE_NAME, parts.path / metadata.folder
     files.remove_tree(folder)
+    fresh = None
     try:
-        files.make_folder(folder)
-        _fill(reading, folder, metadata, fill)
-    except BaseException as error:
-        # What cannot be removed is left to the next opening; why it was half made is
-        # what is told.
-        with suppress(OSError):
-            files.remove_tree(folder)
-        if isinstance(error, FullError) and error.errno != errno.EFBIG:
+        try:
+            files.make_folder(folder)
+            _fill(reading, folder, metadata, fill)
+            fresh = lifecycle.succeed(parts, metadata, commit_every)
+            staged = files.stage_bytes(target, encoded)
+        except BaseException as error:
+            _take_back(folder, fresh)
+            if isinstance(error, FullError) and error.errno != errno.EFBIG:
+                raise _no_room(parts.path, metadata, reading, error) from error
+            raise
+        try:
+            files.rename(staged, target)
+        except FullError as error:
+            # A folder without room for the entry keeps the one that it has.
+            if metadata_file.load(parts.path).generation != parts.metadata.generation:
+                raise
+            _take_back(folder, fresh)
             raise _no_room(parts.path, metadata, reading, error) from error
-        raise
-    try:
-        files.replace_bytes(parts.path / metadata_file.FILE_NAME, encoded)
         parts.committer.stop()
-        parts.ledger.mark_moved()
+        # Readers that are not told learn of it when the buffer is next opened for
+        # writing.
+        with suppress(OSError):
+            parts.ledger.mark_moved()
     except BaseException as error:
-        # Which generation a later opening finds is not known: nothing more may be
-        # added to this one.
-        why = str(error) or type(error).__name__
-        parts.committer.poison(f"the switch to {metadata.folder} failed: {why}")
+        if fresh is not None and not fresh.closed:
+            # Nothing more may be added to a generation that may not be in force.
+            why = str(error) or type(error).__name__
+            parts.committer.poison(f"the switch to {metadata.folder} failed: {why}")
+            fresh.discard()
         raise
     # What is cut short from here on must not add to what is not in force.
     parts.committer.poison(f"the switch to {metadata.folder} was cut short")
+    fresh.lock, parts.lock = parts.lock, None
+    return fresh
+
+
+def _take_back(folder: Path, fresh: Parts | None) -> None:
+    """Remove a generation that did not come into force.
+
+    What cannot be removed is left to the next opening; why it was half made is what is
+    told.
+    """
+    if fresh is not None:
+        fresh.discard()
+    with suppress(OSError):
+        files.remove_tree(folder)
 
 
 def _no_room(

@@ -3,6 +3,7 @@
 import errno
 import gc
 import os
+import re
 import shutil
 from contextlib import suppress
 from unittest import mock
@@ -12,8 +13,9 @@ import pytest
 
 import mmreplay as mr
 from mmreplay import boot
+from mmreplay.buffer.compacting import compact
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.errors import FormatError, ReplayError
+from mmreplay.errors import FailedError, FormatError, ReplayError
 from mmreplay.files import Disk
 from mmreplay.schema import Field
 from tools.torture.disks import PRIMITIVES, FaultyDisk, WatchedDisk, using
@@ -281,3 +283,104 @@ def test_a_short_write_at_any_call_is_carried_on(name, prepared, tmp_path):
         assert disk.struck == 1
         with using(Unsynced()):
             check(work / "buffer", name)
+
+
+# The writer that met the fault goes on.
+
+BESIDE = {
+    "shrink": lambda buffer, work: buffer.resize(10),
+    "grow": lambda buffer, work: buffer.resize(40),
+    "add a field": lambda buffer, work: buffer.add_field("extra", Field((), "int8"), 7),
+    "snapshot": lambda buffer, work: buffer.snapshot(work / "copy", pause=True),
+    "compact": lambda buffer, work: compact(buffer.path, work / "copy"),
+    "unpack": lambda buffer, work: compact(buffer.path, work / "copy", codec=None),
+}
+SOME = 8
+# What a writer does not go on after: a write or sync of its own files that failed, and
+# a switch of which nobody knows whether it is on the disk.
+ENDING = re.compile(
+    r"(write|sync) \S*/data-000001/|rename \S*/tmp-metadata.json:|sync \S*/buffer:"
+)
+
+
+def begun(work):
+    """An open buffer with steps that are published and not committed."""
+    with using(Unsynced()):
+        buffer = reopen(work / "buffer")
+        add(buffer, 2)
+    return buffer
+
+
+def assert_goes_on(buffer, work):
+    """The same writer adds and commits, and what it wrote is read by the next one."""
+    heads = buffer.heads + 3
+    if "extra" in buffer.schema.paths:
+        for _ in range(3):
+            ones = np.ones(2, np.int64)
+            row = content(GEOMETRY, np.arange(2), buffer.heads, ones)
+            buffer.add({**row, "extra": np.full(2, 7)})
+    else:
+        add(buffer, 3)
+    buffer.commit()
+    assert (buffer.committed == heads).all()
+    buffer.close()
+    for mode in ("r", "r+"):
+        with ReplayBuffer.open(work / "buffer", mode, commit_every=None) as again:
+            assert again.recovery.how == "clean"
+            assert (again.heads == heads).all()
+            assert faults(again, GEOMETRY, STARTS) == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO], ids=["full", "failing"])
+@pytest.mark.parametrize("name", BESIDE)
+@pytest.mark.parametrize(
+    "every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["some", "all"]
+)
+def test_the_writer_goes_on_after_a_fault_at_any_call_or_says_why_it_cannot(
+    prepared, tmp_path, name, number, every
+):
+    names = raising(OSError(number, ""))
+    work = fresh(prepared, tmp_path, name)
+    buffer = begun(work)
+    with using(WatchedDisk()) as disk:
+        BESIDE[name](buffer, work)
+    total = sum(disk.calls[name] for name in names)
+    buffer.close()
+    rng = np.random.default_rng(total + number)
+    sites = set(range(total))
+    if not every:
+        # With the last ones, among which the switch is.
+        sites = {*rng.choice(total, SOME, replace=False).tolist()}
+        sites |= set(range(total - 6, total))
+    went_on = 0
+    for at in sorted(sites):
+        work = fresh(prepared, tmp_path, name)
+        buffer = begun(work)
+        disk = FaultyDisk(OSError(number, os.strerror(number)), at, names=names)
+        told = None
+        try:
+            with using(disk):
+                BESIDE[name](buffer, work)
+        except ReplayError as error:
+            told = error
+        assert disk.struck == 1
+        with using(Unsynced()):
+            if buffer._parts.committer.failure is not None:
+                # Each call says what failed, and not that the buffer is closed.
+                assert ENDING.search(str(told)), told
+                again = f"an earlier sync failed .*{re.escape(str(told))}"
+                for call in (add, ReplayBuffer.commit, ReplayBuffer.close):
+                    with pytest.raises(FailedError, match=again):
+                        call(buffer)
+                check(work / "buffer", name)
+                continue
+            went_on += 1
+            capacity = buffer.capacity
+            assert_goes_on(buffer, work)
+            assert ReplayBuffer.open(work / "buffer").capacity == capacity
+            copies = name in ("snapshot", "compact", "unpack")
+            if copies and not (work / "copy" / "metadata.json").exists():
+                again = reopen(work / "buffer")
+                BESIDE[name](again, work)
+                again.close()
+    assert went_on > len(sites) // 2
