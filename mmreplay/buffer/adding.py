@@ -38,6 +38,11 @@ class Adding(OpenBuffer):
                 all of them by default. Fields are then ``[N, *shape]``.
             **fields: The step's fields, in place of data.
 
+        Values decide what a field takes, as arrays, tensors, lists or scalars: integers
+        and bools that it holds exactly, and floats in a field of floats. A narrower
+        float rounds them. The first time that an array or a tensor is rounded, a
+        `RuntimeWarning` names the field, but for rewards.
+
         Raises:
             SchemaError: A field is unknown, missing, or of a wrong shape or dtype.
             FullError: No space is left; nothing of the step is visible.
@@ -125,14 +130,14 @@ class Adding(OpenBuffer):
 
         Args:
             data: As in `add`, every field ``[T, E, *shape]``, or ``[T, *shape]``
-                where num_envs is 1.
+                where num_envs is 1; T may be 0, which adds nothing.
             final_observation: As in `add`, with a leading axis of steps; None in
                 place of a step's array where no episode ended.
             env_ids: As in `add`.
             **fields: As in `add`.
 
         Raises:
-            SchemaError: As in `add`; or T is 0.
+            SchemaError: As in `add`.
             FullError: No space is left; whole blocks are in, and the note on the
                 error says how many steps.
             FailedError: As in `add`.

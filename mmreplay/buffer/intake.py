@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+import warnings
 from collections.abc import Mapping
 
 import numpy as np
@@ -12,7 +14,7 @@ from mmreplay.batch import Batch
 from mmreplay.errors import SchemaError
 from mmreplay.nesting import flatten, meant
 from mmreplay.schema import Field, Schema
-from mmreplay.schema.convert import array_of, shape_of
+from mmreplay.schema.convert import array_of, as_numpy, shape_of
 
 Columns = dict[str, NDArray[np.generic]]
 
@@ -48,6 +50,15 @@ class Intake:
             for path, field in schema.fields.items()
         }
         self._observation = schema.role("observation")
+        # Rewards are rounded in silence: Gymnasium gives float64 for all of them. So
+        # is what goes into bfloat16, which numpy does not have.
+        rewards = schema.role_paths("reward")
+        self.unrounded = {
+            path
+            for path, field in schema.fields.items()
+            if field.dtype in ("float16", "float32") and path not in rewards
+        }
+        """Fields that were given no float yet that they do not hold exactly."""
 
     def flat(
         self, data: Mapping[str, object] | Batch | None, fields: Mapping[str, object]
@@ -129,7 +140,31 @@ class Intake:
             # With an axis of environments, or without; any other is one too many.
             alone = len(given) == len(field.shape) + 1 and given[0] == 1
             lead = lead if alone else ()
-        return field.convert(value, path, lead)
+        return self._rounded(path, value, field.convert(value, path, lead))
+
+    def _rounded(
+        self, path: str, value: object, column: NDArray[np.generic]
+    ) -> NDArray[np.generic]:
+        """Pass on what a field makes of a value, and say once where it rounds."""
+        # Python's numbers have no width of their own that could be meant.
+        if path not in self.unrounded or not hasattr(value, "dtype"):
+            return column
+        given = as_numpy(value, path)[0]
+        if given.dtype.kind != "f" or given.dtype.itemsize <= column.dtype.itemsize:
+            return column
+        lost = (column.astype(given.dtype) != given) & ~np.isnan(given)
+        if lost.any():
+            self.unrounded.discard(path)
+            got, kept = given.dtype.name, column.dtype.name
+            number = given[lost].reshape(-1)[0]
+            warnings.warn(
+                f"field {path!r}: got {got} values that {kept} does not hold exactly, "
+                f"such as {number!s}; these and later ones are rounded. Pass .astype("
+                f"{kept!r}) where that is meant, or declare the field {got}",
+                RuntimeWarning,
+                stacklevel=_callers(),
+            )
+        return column
 
     def block(self, given: Mapping[str, object], count: int) -> tuple[Columns, int]:
         """Check T steps of count environments.
@@ -149,9 +184,13 @@ class Intake:
             shape = shape_of(value, f"field {path!r}")
             lead = shape[: len(shape) - len(field.shape)]
             if self._num_envs == 1 and len(lead) == 1:
-                column = field.convert(value, path, (lead[0],))[:, None]
+                column = field.convert(value, path, (lead[0],))
+                column = self._rounded(path, value, column)[:, None]
             elif len(lead) == 2:
                 column = field.convert(value, path, (lead[0], count))
+                column = self._rounded(path, value, column)
+            elif shape == (0,):
+                column = np.empty((0, count, *field.shape), field.numpy)
             else:
                 raise SchemaError(
                     f"field {path!r}: got shape {list(shape)}, expected "
@@ -165,11 +204,6 @@ class Intake:
                 )
             steps = len(column)
             columns[path] = column
-        if steps < 1:
-            raise SchemaError(
-                "extend: got T=0 steps, expected at least 1; skip the call when "
-                "there is nothing to write"
-            )
         return columns, steps
 
     def final(
@@ -210,6 +244,7 @@ class Intake:
             given_axes = len(shape_of(value, f"field {name!r}"))
             alone = self._num_envs == 1 and given_axes == axes - 1
             column = field.convert(value, name, lead[:-1] if alone else lead)
+            column = self._rounded(path, value, column)
             found[path] = column.reshape(*lead, *field.shape)
         return found
 
@@ -336,6 +371,14 @@ def _is_list(values: object) -> bool:
     """Whether values are listed, rather than the numbers of one."""
     objects = isinstance(values, np.ndarray) and values.dtype == object
     return objects or isinstance(values, list)
+
+
+def _callers() -> int:
+    """Frames of the package between this call's caller and the user's call."""
+    frame, count = sys._getframe(1), 0
+    while frame.f_back and frame.f_globals["__name__"].startswith("mmreplay."):
+        frame, count = frame.f_back, count + 1
+    return count + 1
 
 
 def _scalars(field: Field) -> dict[type, tuple[float, float]]:

@@ -89,6 +89,8 @@ class Writer:
         self.hold = writer.hold
         self.checks_ends = writer.checks_ends
         self._num_ends, self._check_at = writer._num_ends, writer._check_at
+        # Said once a buffer, also of one that was resized.
+        self.intake.unrounded &= writer.intake.unrounded
 
     def _know(self, heads: Array, limits: Array, tails: Array) -> None:
         """Note what was published, and the head that all environments share, if any.

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from mmreplay.batch import Batch
 from mmreplay.buffer.view import ReplacedError
 from mmreplay.errors import SchemaError
+from mmreplay.loader.states import as_arrays, as_tensors
 from mmreplay.samplers.base import Draw, Sampler, State
 from mmreplay.samplers.checks import checked, whole
 from mmreplay.samplers.epochs import epochs_of
@@ -95,7 +96,7 @@ class Draws:
         """
         for done, state in self._states:
             if done == num_batches:
-                return state
+                return as_tensors(state)  # type: ignore[no-any-return]  # a State too
         kept = [done for done, _ in self._states]
         raise SchemaError(
             f"num_batches: got {num_batches}, expected the batches taken in this "
@@ -115,7 +116,7 @@ class Draws:
             FormatError: It is another sampler's, or not a state at all.
         """
         with self._dataset.buffer.view.lock:
-            self._sampler.load_state_dict(state)
+            self._sampler.load_state_dict(as_arrays(state))
         self._states.clear()
 
     def update_priorities(self, batch: Batch, values: ArrayLike) -> int:

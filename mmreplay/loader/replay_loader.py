@@ -32,6 +32,7 @@ from mmreplay.loader.sources import (
     recycler_of,
     source_of,
 )
+from mmreplay.loader.states import as_arrays, as_tensors
 from mmreplay.samplers.base import State
 from mmreplay.samplers.states import check_kind
 
@@ -240,12 +241,16 @@ class ReplayLoader:
         they are if none was updated since the next batch was drawn.
 
         Args:
-            priorities: Also those that the sampler keeps, as arrays.
+            priorities: Also those that the sampler keeps, as tensors.
+
+        Returns:
+            Numbers, strings, lists, dicts and tensors: what ``torch.save`` writes and
+            ``torch.load(path, weights_only=True)`` reads.
         """
         state = self._work.state()
         if priorities:
             state = _over(self._source.state_dict(priorities=True), state)
-        return {"kind": "ReplayLoader", "sampler": state}
+        return {"kind": "ReplayLoader", "sampler": as_tensors(state)}
 
     def load_state_dict(self, state: State) -> None:
         """Go on from a state; what was drawn ahead is dropped.
@@ -270,7 +275,7 @@ class ReplayLoader:
                 "expected none under way; in a signal's handler, a sampler or a "
                 "transform note what is to be loaded, and load it between two batches"
             )
-        self._source.load_state_dict(state["sampler"])
+        self._source.load_state_dict(as_arrays(state["sampler"]))
 
     @property
     def closed(self) -> bool:

@@ -17,6 +17,7 @@ from mmreplay.concatenation import Concat, ConcatDraw, joined
 from mmreplay.errors import SchemaError
 from mmreplay.loader.dataset import ReplayDataset
 from mmreplay.loader.draws import MAX_AHEAD, check_counts
+from mmreplay.loader.states import as_arrays, as_tensors
 from mmreplay.samplers.base import State
 
 
@@ -155,7 +156,7 @@ class ConcatDraws:
         """
         for done, state in self._states:
             if done == num_batches:
-                return state
+                return as_tensors(state)  # type: ignore[no-any-return]  # a State too
         raise SchemaError(
             f"num_batches: got {num_batches}, expected the batches taken in this "
             f"iteration, of which the last {MAX_AHEAD} are kept; ask while iterating"
@@ -168,7 +169,7 @@ class ConcatDraws:
             FormatError: It is of other buffers' samplers, or not a state at all.
         """
         with self._concat.lock:
-            self._concat.load_state_dict(state)
+            self._concat.load_state_dict(as_arrays(state))
         self._states.clear()
 
     def update_priorities(self, batch: Batch, values: ArrayLike) -> int:

@@ -55,7 +55,8 @@ def integers(state: State, name: str) -> NDArray[np.int64]:
         FormatError: It is missing or none.
     """
     value = state.get(name)
-    array = np.asarray(value) if isinstance(value, list | np.ndarray) else None
+    arrays = isinstance(value, list) or hasattr(value, "__array__")  # or a tensor
+    array = np.asarray(value) if arrays else None
     good = array is not None and array.ndim == 1
     if array is None or not good or (array.size and array.dtype.kind not in "iu"):
         raise FormatError(

@@ -1,9 +1,11 @@
 """What a field takes at the door, and how it is cast.
 
-Casts that lose nothing pass. So do casts that are meant: Python and numpy
-scalars and lists whose numbers fit, and floats into narrower floats, since
-Gymnasium gives float64 rewards. A field with ``exact=True`` takes only what
-loses nothing. All else is refused with the cast to write.
+Values decide, whatever wraps them: integers and bools go into any field that holds
+each of them exactly, as arrays, tensors, scalars or lists. Floats go into floats,
+also narrower ones, since Gymnasium gives float64 rewards, and never into integers or
+bools. Python and numpy scalars and lists of integers are rounded in a float field. A
+field with ``exact=True`` takes only dtypes of which every value fits. All else is
+refused with the cast to write.
 """
 
 from __future__ import annotations
@@ -22,9 +24,17 @@ if TYPE_CHECKING:
 
     from mmreplay.schema.field import Field
 
-# Their numbers are cast by value if they fit; arrays go by dtype alone.
+# Their integers are rounded in a float field; those of arrays must fit exactly.
 _LOOSE = (bool, int, float, complex, np.generic, list, tuple)
 _NUMPY = (np.ndarray, *_LOOSE)
+
+PRECISIONS = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}
+"""Significant bits of a float: it holds each integer of at most so many."""
+LARGEST = {
+    "bfloat16": 255 << 120, "float16": 65504, "float32": (2**24 - 1) << 104,
+    "float64": (2**53 - 1) << 971,
+}  # fmt: skip
+"""The largest finite number."""
 
 
 class _Tensor(Protocol):
@@ -44,14 +54,30 @@ def convert(
     """Cast one incoming value to a field; see `Field.convert`."""
     got, brain = as_numpy(value, path)
     shape = lead + field.shape
-    way_out = _refusal(
-        got.dtype, brain, field.dtype, field.exact, isinstance(value, _LOOSE)
-    )
+    way_out, misfit = _refusal(got.dtype, brain, field.dtype, field.exact), ""
+    rounds = field.numpy.kind == "f" or field.dtype == "bfloat16"
+    if way_out is None or got.dtype.kind not in "biuf":
+        pass
+    elif not got.size:
+        way_out = None  # an empty list has the dtype float64, and no value to lose
+    elif got.dtype.kind != "f" and not brain and not (rounds and field.exact):
+        loose = rounds and isinstance(value, _LOOSE)
+        found = None if loose else _first_misfit(got, field.dtype)
+        if found is None:
+            way_out = None
+        elif field.numpy.kind in "iu" and not rounds:
+            info = np.iinfo(field.dtype)
+            raise SchemaError(
+                f"field {path!r}: got the value {found}, expected {field.dtype} "
+                f"({info.min} to {info.max}); declare a wider dtype"
+            )
+        else:
+            misfit = f" with the value {found}"
     if way_out is None and got.shape != shape:
         way_out = _shape_way_out(field, got.shape, lead)
     if way_out is not None:
         raise SchemaError(
-            f"field {path!r}: got {_describe(value, got, brain)}, expected "
+            f"field {path!r}: got {_describe(value, got, brain)}{misfit}, expected "
             f"{describe(field.dtype, shape)}; {way_out}"
         )
     if field.dtype == "bfloat16":
@@ -124,9 +150,9 @@ def _no_array(value: object, name: str) -> SchemaError:
 # Rewards come as float64 with every step: the same few questions each time.
 @lru_cache(maxsize=1024)
 def _refusal(
-    got: np.dtype[np.generic], brain: bool, expected: str, exact: bool, loose: bool
+    got: np.dtype[np.generic], brain: bool, expected: str, exact: bool
 ) -> str | None:
-    """Why a dtype is not taken, as the way out; None where it is."""
+    """Why not every value of a dtype is taken, as the way out; None where it is."""
     got_name = "bfloat16" if brain else got.name
     if got_name == expected:
         return None
@@ -135,30 +161,30 @@ def _refusal(
     if got.kind not in "biuf":
         return WAYS_OUT.get(got.kind, "pass an array of numbers")
     if expected == "bfloat16":
-        return _bfloat16_refusal(got, exact, loose)
+        return _bfloat16_refusal(got, exact)
     target = np.dtype(expected)
-    if _lossless(got, target) if exact else np.can_cast(got, target, "safe"):
+    if _lossless(got, target):
         return None
     if target.kind == "b":
         return "pass .astype('bool') if it means true and false"
     if target.kind in "iu":
         if got.kind == "f":
             return f"round it and pass .astype({expected!r}), or declare {got_name}"
-        return None if loose else _pass_cast(got_name, expected)
+        return "declare a wider dtype"
     if exact:
         return f"{_pass_cast(got_name, expected)}, or leave out exact=True"
-    return None if got.kind == "f" or loose else _pass_cast(got_name, expected)
+    if got.kind == "f":
+        return None
+    return f"pass .astype({expected!r}) to round it, or declare {got_name}"
 
 
-def _bfloat16_refusal(
-    got: np.dtype[np.generic], exact: bool, loose: bool
-) -> str | None:
+def _bfloat16_refusal(got: np.dtype[np.generic], exact: bool) -> str | None:
     # uint16 is taken as bits. bfloat16 has 8 bits of precision: bytes fit.
     if got.name == "uint16" or got.itemsize == 1:
         return None
     if exact:
         return "pass torch.bfloat16 or its bits as uint16, or leave out exact=True"
-    return None if got.kind == "f" or loose else "pass .astype('float32')"
+    return None if got.kind == "f" else "pass .astype('float32') to round it"
 
 
 def _lossless(got: np.dtype[np.generic], target: np.dtype[np.generic]) -> bool:
@@ -166,6 +192,35 @@ def _lossless(got: np.dtype[np.generic], target: np.dtype[np.generic]) -> bool:
     if got.kind in "iu" and target.kind == "f" and got.itemsize >= target.itemsize:
         return False
     return np.can_cast(got, target, "safe")
+
+
+def _first_misfit(got: NDArray[np.generic], expected: str) -> int | None:
+    """The first integer that a dtype does not hold exactly, or None."""
+    # Python's integers and Fractions have no limits: only the values that may not fit
+    # are looked at one by one, and of those nearly always the first one does not.
+    integers = cast("NDArray[np.signedinteger]", got)
+    if got.dtype.kind == "b" or not got.size:
+        return None
+    least, most = int(integers.min()), int(integers.max())
+    if expected == "bool":
+        bounds = 0, 1
+    elif expected[:1] in "iu":
+        info = np.iinfo(expected)
+        bounds = int(info.min), int(info.max)
+    else:
+        limit = 1 << PRECISIONS[expected]
+        bounds = -limit, limit
+    if bounds[0] <= least and most <= bounds[1]:
+        return None
+    beyond = integers[(integers < bounds[0]) | (integers > bounds[1])]
+    if expected[:1] in "iu" or expected == "bool":
+        return int(beyond[0])
+    for value in beyond.tolist():
+        # A float holds what has no more significant bits than its mantissa.
+        significant = abs(value) >> ((value & -value).bit_length() - 1)
+        if significant >= limit or abs(value) > LARGEST[expected]:
+            return int(value)
+    return None
 
 
 def _pass_cast(got: str, expected: str) -> str:
@@ -197,8 +252,6 @@ def _from_tensor(tensor: _Tensor) -> tuple[NDArray[np.generic], bool]:
 def _cast(field: Field, got: NDArray[np.generic], path: str) -> NDArray[np.generic]:
     target = field.numpy
     if target.kind != "f":
-        if target.kind in "iu":
-            _check_range(got, target, path)
         return got.astype(target, copy=False)
     try:
         # Infinity where a number was is a loss that nobody asked for.
@@ -219,21 +272,6 @@ def _cast_bfloat16(
     if (((bits & 0x7FFF) == 0x7F80) & np.isfinite(values)).any():
         raise _overflow(got, "bfloat16", path)
     return bits.astype("<u2", copy=False)
-
-
-def _check_range(
-    got: NDArray[np.generic], target: np.dtype[np.generic], path: str
-) -> None:
-    if not got.size or np.can_cast(got.dtype, target, "safe"):
-        return
-    integers = cast("NDArray[np.signedinteger]", got)
-    info = np.iinfo(cast("np.dtype[np.signedinteger]", target))
-    for value in (int(integers.min()), int(integers.max())):
-        if not info.min <= value <= info.max:
-            raise SchemaError(
-                f"field {path!r}: got the value {value}, expected {target.name} "
-                f"({info.min} to {info.max}); declare a wider dtype"
-            )
 
 
 def _overflow(got: NDArray[np.generic], expected: str, path: str) -> SchemaError:

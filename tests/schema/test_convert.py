@@ -18,29 +18,12 @@ UNSIGNED = ["uint8", "uint16", "uint32", "uint64"]
 FLOATS = ["float16", "float32", "float64"]
 
 
-# What each field takes besides its own dtype, as arrays, written out.
-TAKES = {
-    "bool": "",
-    "int8": "bool",
-    "int16": "bool int8 uint8",
-    "int32": "bool int8 int16 uint8 uint16",
-    "int64": "bool int8 int16 int32 uint8 uint16 uint32",
-    "uint8": "bool",
-    "uint16": "bool uint8",
-    "uint32": "bool uint8 uint16",
-    "uint64": "bool uint8 uint16 uint32",
-    "float16": "bool int8 uint8 float32 float64",
-    "float32": "bool int8 uint8 int16 uint16 float16 float64",
-    "float64": "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 float32",
-}
-
-
 @pytest.mark.parametrize("got", NUMPY)
 @pytest.mark.parametrize("name", NUMPY)
-def test_arrays_are_taken_by_dtype_alone(got, name):
+def test_arrays_of_floats_are_taken_by_floats_alone_and_others_by_all(got, name):
     value = np.ones((2, 3), got)
     field = Field((3,), name)
-    if got == name or got in TAKES[name].split():
+    if got not in FLOATS or name in FLOATS:
         cast = field.convert(value, "x", (2,))
         assert cast.dtype == field.numpy
         assert (cast == 1).all()
@@ -91,12 +74,72 @@ def test_a_python_integer_is_taken_if_it_fits(name, value, listed):
             field.convert(given_, "x", ())
 
 
+INTEGERS = (
+    st.integers(-(2**63), 2**64 - 1)
+    | st.integers(-300, 300)
+    | st.builds(
+        lambda n, sign, off: sign * 2**n + off,
+        st.sampled_from([7, 8, 11, 12, 15, 16, 24, 25, 31, 32, 53, 54, 62, 63]),
+        st.sampled_from([1, -1]),
+        st.integers(-3, 3),
+    )
+    | st.builds(lambda odd, shift: odd << shift, st.integers(-500, 500),
+                st.integers(0, 54))
+)  # fmt: skip
+
+
+def holds(name, value):
+    """Whether a dtype holds an integer exactly, by Python's own numbers."""
+    if name == "bool":
+        return value in (0, 1)
+    if name in [*FLOATS, "bfloat16"]:
+        if value == 0:
+            return True
+        bits, largest = {
+            "bfloat16": (8, 127), "float16": (11, 15), "float32": (24, 127),
+            "float64": (53, 1023),
+        }[name]  # fmt: skip
+        significant = bin(abs(value)).strip("0b")
+        return len(significant) <= bits and abs(value).bit_length() - 1 <= largest
+    info = np.iinfo(name)
+    return info.min <= value <= info.max
+
+
+@given(
+    st.sampled_from(DTYPES), st.sampled_from(SIGNED + UNSIGNED),
+    st.lists(INTEGERS, min_size=1, max_size=4), st.booleans(),
+)  # fmt: skip
+def test_integers_of_an_array_are_taken_where_each_fits_exactly(
+    name, got, values, scalar
+):
+    info = np.iinfo(got)
+    values = [value for value in values if info.min <= value <= info.max] or [1]
+    array = np.array(values[0] if scalar else values, got)
+    field = Field(array.shape, name)
+    if name == "bfloat16" and got == "uint16":
+        return  # those are its bits
+    if all(holds(name, value) for value in array.ravel().tolist()):
+        cast = field.convert(array, "x", ())
+        if name == "bfloat16":
+            cast = (cast.astype("u4") << 16).view("f4")
+        assert [int(each) for each in cast.ravel()] == array.ravel().tolist()
+    else:
+        told = rf"field 'x': got .*the value -?\d+, expected {name}.*; "
+        with pytest.raises(SchemaError, match=told):
+            field.convert(array, "x", ())
+
+
 def test_a_number_that_does_not_fit_is_named_with_the_range():
-    with pytest.raises(
-        SchemaError,
-        match=r"'a/b': got the value 300, expected uint8 \(0 to 255\); declare a wider",
-    ):
-        Field((), "uint8").convert(np.int64(300), "a/b", ())
+    told = r"'a/b': got the value 300, expected uint8 \(0 to 255\); declare a wider"
+    for value in (300, np.int64(300), np.array(300), np.array(300, "u2")):
+        with pytest.raises(SchemaError, match=told):
+            Field((), "uint8").convert(value, "a/b", ())
+    told = (
+        r"'x': got int64\[2\] with the value 16777217, expected float32\[2\]; pass "
+        r"\.astype\('float32'\) to round it, or declare int64"
+    )
+    with pytest.raises(SchemaError, match=told):
+        Field((2,), "float32").convert(np.array([1, 2**24 + 1]), "x", ())
 
 
 @pytest.mark.parametrize("value", [1, 1.5, np.int64(3), np.float64(0.1), True])
@@ -107,8 +150,15 @@ def test_scalars_go_into_floats(value, name):
     assert cast == np.dtype(name).type(value)
 
 
-@pytest.mark.parametrize("value", [1, 0.0, np.int8(1), np.uint8(0), [1, 0]])
-def test_only_bools_are_bools(value):
+@pytest.mark.parametrize("value", [1, 0, np.int8(1), np.uint8(0), [1, 0], [[1], [0]]])
+def test_zero_and_one_are_bools(value):
+    cast = Field(np.shape(value), "bool").convert(value, "x", ())
+    assert cast.dtype == bool
+    assert cast.tolist() == np.array(value, bool).tolist()
+
+
+@pytest.mark.parametrize("value", [2, -1, 0.0, 1.0, np.int8(3), [1, 2], [0.0, 1.0]])
+def test_other_numbers_are_no_bools(value):
     field = Field(np.shape(value), "bool")
     with pytest.raises(SchemaError, match=r"expected bool.*pass \.astype\('bool'\)"):
         field.convert(value, "x", ())
@@ -208,6 +258,8 @@ def test_a_wrong_shape_is_told_with_the_right_one(shape, lead, message):
 
 
 def test_no_step_is_a_value_too():
+    for name in DTYPES:
+        assert Field((), name).convert([], "x", (0,)).shape == (0,)
     assert Field((), "int8").convert(np.zeros(0, "i1"), "x", (0,)).shape == (0,)
 
 
@@ -273,7 +325,7 @@ def test_a_bfloat16_field_takes_bits_bytes_and_numbers():
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (np.ones(2, "i4"), r"got int32\[2\], .*; pass \.astype\('float32'\)"),
+        (np.full(2, 257), r"got int64\[2\] with the value 257, .*astype\('float32'\)"),
         (np.array([3.4e38, 1]), "values that bfloat16 can hold; clip them"),
         (np.ones(2, complex), "trailing axis of 2"),
         (np.ones(3, "u2"), r"got uint16\[3\], expected bfloat16\[2\]; pass the value"),
@@ -294,8 +346,10 @@ def test_tensors_are_taken_like_arrays(torch):
     tensor = torch.tensor([0.5, 1.0], requires_grad=True)
     assert field.convert(tensor, "x", ()).tolist() == [0.5, 1.0]
     assert field.convert(tensor.double(), "x", ()).dtype == np.float32
-    with pytest.raises(SchemaError, match=r"got int64\[2\], expected float32\[2\]"):
-        field.convert(torch.tensor([1, 2]), "x", ())
+    assert field.convert(torch.tensor([1, 2]), "x", ()).tolist() == [1, 2]
+    assert Field((2,), "bool").convert(torch.tensor([1, 0]), "x", ()).tolist() == [1, 0]
+    with pytest.raises(SchemaError, match=r"got int64\[2\] with the value 16777217, "):
+        field.convert(torch.tensor([1, 2**24 + 1]), "x", ())
 
 
 def test_torch_bfloat16_is_taken_bit_by_bit(torch):
