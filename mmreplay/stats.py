@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +22,8 @@ from mmreplay.schema import Field
 
 BLOCK_NBYTES = 8 << 20
 MAX_BLOCK_ROWS = 1 << 16
+CACHED = 1 << 15
+"""Elements that are reckoned with at once."""
 
 Array = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -162,18 +166,44 @@ class Moments:
 def moments_of(values: NDArray[np.generic]) -> Moments:
     """Moments of one array, any shape."""
     flat = values.ravel()
-    if flat.dtype.kind == "f":
-        flat = flat[np.isfinite(flat)]
     if flat.size == 0:
-        return Moments(nonfinite=values.size)
-    wide = flat.astype(np.float64)
-    mean = float(wide.mean())
-    wide -= mean
-    # As Python numbers: an int64 need not fit a float.
-    least, most = flat.min().item(), flat.max().item()
-    return Moments(
-        flat.size, values.size - flat.size, least, most, mean, float(wide @ wide)
-    )
+        return Moments()
+    if flat.dtype.itemsize == 1:
+        # Exact, from how often each of 256 values occurs.
+        offset = 128 if flat.dtype.kind == "i" else 0
+        codes = flat.view(np.uint8) ^ np.uint8(offset)
+        occurs = np.zeros(256, np.int64)
+        for first in range(0, flat.size, CACHED):
+            occurs += np.bincount(codes[first : first + CACHED], minlength=256)
+        kinds = np.flatnonzero(occurs)
+        count, numbers = occurs[kinds].astype(np.float64), kinds - offset
+        mean = float(count @ numbers) / flat.size
+        least, most = numbers[0].item(), numbers[-1].item()
+        if flat.dtype.kind == "b":
+            least, most = bool(least), bool(most)
+        m2 = float(count @ (numbers - mean) ** 2)
+        return Moments(flat.size, 0, least, most, mean, m2)
+    total = Moments()
+    # So few that what is made of them stays in the processor's cache.
+    for first in range(0, flat.size, CACHED):
+        piece = flat[first : first + CACHED]
+        least, most, nonfinite = piece.min(), piece.max(), 0
+        if not (np.isfinite(least) and np.isfinite(most)):
+            finite = piece[np.isfinite(piece)]
+            nonfinite = piece.size - finite.size
+            if finite.size == 0:
+                total = total.merge(Moments(nonfinite=nonfinite))
+                continue
+            piece, least, most = finite, finite.min(), finite.max()
+        wide = piece.astype(np.float64)
+        mean = float(wide.mean())
+        wide -= mean
+        # Not by BLAS, whose threads cost more than they gain here. Limits as Python
+        # numbers: an int64 need not fit a float.
+        m2 = float(np.einsum("i,i", wide, wide))
+        found = Moments(piece.size, nonfinite, least.item(), most.item(), mean, m2)
+        total = total.merge(found)
+    return total
 
 
 def field_moments(
@@ -188,15 +218,24 @@ def field_moments(
         paths: Fields; all by default.
         progress: Called with (steps read, steps to read).
     """
-    chosen = buffer.schema.paths if paths is None else paths
-    counter = _Counter(progress, len(chosen) * len(buffer))
-    found = {}
-    for path in chosen:
-        total = Moments()
-        for values in blocks(buffer, path, counter):
-            total = total.merge(moments_of(values))
-        found[path] = total
-    return found
+    chosen = buffer.schema.paths if paths is None else tuple(paths)
+    return _scan(buffer, _episodes(buffer), chosen, None, progress)[0]
+
+
+def summarize(
+    buffer: ReplayBuffer,
+    paths: tuple[str, ...] | None = None,
+    progress: Progress | None = None,
+) -> tuple[dict[str, Moments], EpisodeTable]:
+    """Return what `field_moments` and `episode_table` do, and read each row once.
+
+    Args:
+        buffer: Open in any mode.
+        paths: Fields; all by default.
+        progress: Called with (steps read, steps to read).
+    """
+    chosen = buffer.schema.paths if paths is None else tuple(paths)
+    return _scan(buffer, _episodes(buffer), chosen, _reward(buffer), progress)
 
 
 def histogram(
@@ -214,14 +253,63 @@ def histogram(
     Returns:
         Counts int64 ``[N]`` and edges float64 ``[N + 1]``.
     """
-    total = field_moments(buffer, (path,), progress)[path]
-    edges = _edges(total, buffer.schema[path], bins)
-    counts = np.zeros(len(edges) - 1, np.int64)
-    counter = _Counter(progress, len(buffer))
-    for values in blocks(buffer, path, counter):
-        finite = values[np.isfinite(values)].astype(np.float64)
-        counts += np.histogram(finite, edges)[0]
-    return counts, edges
+    moments = field_moments(buffer, (path,), progress)
+    return histograms(buffer, moments, bins, progress)[path]
+
+
+def histograms(
+    buffer: ReplayBuffer,
+    moments: dict[str, Moments],
+    bins: int,
+    progress: Progress | None = None,
+) -> dict[str, tuple[Array, Floats]]:
+    """Count the values of fields whose moments are known, in one pass.
+
+    Args:
+        buffer: Open in any mode.
+        moments: As `field_moments` gives them. Values beyond their limits, of rows
+            that came since, are left out.
+        bins: See `histogram`.
+        progress: Called with (steps read, steps to read).
+
+    Returns:
+        By field what `histogram` returns.
+    """
+    schema, paths = buffer.schema, tuple(moments)
+    edges = {path: _edges(moments[path], schema[path], bins) for path in paths}
+    counts = {path: np.zeros(len(edges[path]) - 1, np.int64) for path in paths}
+    table, counter = _episodes(buffer), _Counter(progress, len(buffer))
+    for _, columns in _all_pieces(buffer, paths, table, counter):
+        for path, values in columns.items():
+            flat = values.ravel()
+            for first in range(0, flat.size, CACHED):
+                piece = flat[first : first + CACHED]
+                counts[path] += _count(piece, moments[path], edges[path])
+    return {path: (counts[path], edges[path]) for path in paths}
+
+
+def _count(values: NDArray[Any], total: Moments, edges: Floats) -> Array:
+    """How many values lie between neighbouring edges."""
+    if total.count == 0:
+        return np.zeros(len(edges) - 1, np.int64)
+    bins, least, most = len(edges) - 1, total.min, total.max
+    if values.dtype.kind in "iub" and int(most) - int(least) < 1 << 62:
+        # As `_edges` has it, of which floats may have lost the last digits.
+        width = -(-(int(most) - int(least) + 1) // bins)
+        inside = values
+        if values.min() < least or values.max() > most:
+            inside = values[(values >= least) & (values <= most)]
+        wrapping = inside.astype(np.uint64) - np.uint64(int(least) % (1 << 64))
+        places = wrapping.astype(np.int64)
+        return np.bincount(places if width == 1 else places // width, minlength=bins)
+    finite = values
+    if not (np.isfinite(values.min()) and np.isfinite(values.max())):
+        finite = values[np.isfinite(values)]
+    wide = finite.astype(np.float64)
+    if math.isfinite(edges[-1] - edges[0]) and (edges[1:] > edges[:-1]).all():
+        # Bins of one width take no sorting.
+        return np.histogram(wide, bins, (float(edges[0]), float(edges[-1])))[0]
+    return np.histogram(wide, edges)[0]
 
 
 def _edges(total: Moments, field: Field, bins: int) -> Floats:
@@ -252,16 +340,29 @@ def episode_table(
         newest: Read rewards of the newest so many whole episodes of each
             environment only, and leave out the others.
     """
-    index = buffer.episodes
-    parts = [_columns(buffer, index.episodes(e)) for e in range(buffer.num_envs)]
-    joined = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    table = EpisodeTable(*joined)
+    table = _episodes(buffer)
     if newest is not None:
         table = table.newest(newest)
-    reward = buffer.schema.role("reward")
-    if reward is None or _elements(buffer.schema.fields.get(reward)) != 1:
+    reward = _reward(buffer)
+    if reward is None:
         return table
-    return _with_returns(buffer, reward, table, progress)
+    return _scan(buffer, table, (), reward, progress)[1]
+
+
+def _reward(buffer: ReplayBuffer) -> str | None:
+    """The field whose sums are returns, if there is a scalar one."""
+    reward = buffer.schema.role("reward")
+    field = None if reward is None else buffer.schema.fields.get(reward)
+    return None if field is None or math.prod(field.shape) != 1 else reward
+
+
+def _episodes(buffer: ReplayBuffer) -> EpisodeTable:
+    """The episodes alive, without their returns."""
+    index = buffer.episodes
+    parts = [_columns(buffer, index.episodes(e)) for e in range(buffer.num_envs)]
+    return EpisodeTable(
+        *(np.concatenate(column) for column in zip(*parts, strict=True))
+    )
 
 
 def _columns(buffer: ReplayBuffer, found: Episodes) -> tuple[NDArray[np.generic], ...]:
@@ -285,34 +386,49 @@ def _broken(buffer: ReplayBuffer, found: Episodes) -> NDArray[np.bool_]:
     return broken
 
 
-def _elements(field: Field | None) -> int:
-    return 0 if field is None else math.prod(field.shape)
+def _scan(
+    buffer: ReplayBuffer,
+    table: EpisodeTable,
+    paths: tuple[str, ...],
+    reward: str | None,
+    progress: Progress | None,
+) -> tuple[dict[str, Moments], EpisodeTable]:
+    """Read the steps of some episodes once: moments of fields, sums of rewards.
 
+    Args:
+        buffer: Open in any mode.
+        table: The episodes.
+        paths: Fields to take moments of.
+        reward: The field whose sums are returns; None for no returns.
+        progress: Called with (steps read, steps to read).
 
-def _with_returns(
-    buffer: ReplayBuffer, reward: str, table: EpisodeTable, progress: Progress | None
-) -> EpisodeTable:
-    """Sum rewards episode by episode, and count the steps that were really read."""
+    Returns:
+        Moments by field, and the table with returns and the lengths really read.
+    """
     counter = _Counter(progress, int(table.lengths.sum()))
+    moments = dict.fromkeys(paths, Moments())
     returns, lengths = np.zeros(len(table)), np.zeros(len(table), np.int64)
-    for env_id in np.unique(table.env_ids).tolist():
-        mine = np.flatnonzero(table.env_ids == env_id)
-        begin, end = table.begin[mine], table.end[mine]
-        for which, values in _pieces(buffer, reward, env_id, begin, end, counter):
-            if len(which):
-                some = mine[which[0] : which[-1] + 1]
-                numbers = which - which[0]
-                flat = values.reshape(len(which)).astype(np.float64)
-                returns[some] += np.bincount(numbers, flat)
-                lengths[some] += np.bincount(numbers)
+    read = paths if reward is None or reward in paths else (*paths, reward)
+    for which, columns in _all_pieces(buffer, read, table, counter):
+        for path in paths:
+            moments[path] = moments[path].merge(moments_of(columns[path]))
+        if reward is not None and len(which):
+            some = slice(which[0], which[-1] + 1)
+            numbers = which - which[0]
+            flat = columns[reward].reshape(len(which)).astype(np.float64)
+            returns[some] += np.bincount(numbers, flat)
+            lengths[some] += np.bincount(numbers)
+    if reward is None:
+        return moments, table
     kept = lengths > 0
-    return replace(
+    known = replace(
         table,
         returns=returns,
         begin=np.maximum(table.begin, table.end - lengths),
         lengths=lengths,
         headless=table.headless | (lengths < table.lengths),
     ).pick(kept)
+    return moments, known
 
 
 @dataclass(slots=True)
@@ -329,48 +445,63 @@ class _Counter:
             self.progress(min(self.done, self.total), self.total)
 
 
-def blocks(
-    buffer: ReplayBuffer, path: str, counter: _Counter | None = None
-) -> Iterator[NDArray[np.generic]]:
-    """Read one field of all steps alive, in blocks, environment by environment.
+def _all_pieces(
+    buffer: ReplayBuffer,
+    paths: tuple[str, ...],
+    table: EpisodeTable,
+    counter: _Counter,
+) -> Iterator[tuple[Array, dict[str, NDArray[np.generic]]]]:
+    """Read some fields of a table's episodes, in blocks, environment by environment.
+
+    Of a live buffer, rows given up meanwhile are left out.
 
     Yields:
-        Values ``[B, *shape]``, bfloat16 as float32. Of a live buffer, rows given up
-        meanwhile are left out.
+        int64 ``[B]``, the number in the table of each step's episode, and values
+        ``[B, *shape]`` by path, bfloat16 as float32.
     """
-    counter = counter or _Counter(None, 0)
-    index = buffer.episodes
-    for env_id in range(buffer.num_envs):
-        found = index.episodes(env_id)
-        for _, values in _pieces(buffer, path, env_id, found.begin, found.end, counter):
-            yield values
+    edges = np.searchsorted(table.env_ids, np.arange(buffer.num_envs + 1))
+    for env_id, (low, high) in enumerate(pairwise(edges.tolist())):
+        begin, end = table.begin[low:high], table.end[low:high]
+        for which, columns in _pieces(buffer, paths, env_id, begin, end, counter):
+            yield which + low, columns
 
 
 def _pieces(
-    buffer: ReplayBuffer, path: str, env_id: int, begin: Array, end: Array,
+    buffer: ReplayBuffer, paths: tuple[str, ...], env_id: int, begin: Array, end: Array,
     counter: _Counter,
-) -> Iterator[tuple[Array, NDArray[np.generic]]]:  # fmt: skip
-    """Read one field of some episodes of one environment, in blocks.
+) -> Iterator[tuple[Array, dict[str, NDArray[np.generic]]]]:  # fmt: skip
+    """Read some fields of some episodes of one environment, in blocks.
 
     Yields:
-        int64 ``[B]``, the episode of each step, and values ``[B, *shape]``.
+        int64 ``[B]``, the episode of each step, and values ``[B, *shape]`` by path.
     """
-    field = buffer.schema[path]
-    rows = max(1, min(MAX_BLOCK_ROWS, BLOCK_NBYTES // field.nbytes))
-    first, stop = (int(begin[0]), int(end[-1])) if len(begin) else (0, 0)
-    while first < stop:
-        positions = np.arange(first, min(first + rows, stop))
+    fields = {path: buffer.schema[path] for path in paths}
+    row_nbytes = max(1, sum(field.nbytes for field in fields.values()))
+    rows = max(1, min(MAX_BLOCK_ROWS, BLOCK_NBYTES // row_nbytes))
+    first, last = (int(begin[0]), int(end[-1])) if len(begin) else (0, 0)
+    while first < last:
+        stop = min(first + rows, last)
+        # Episodes with a step in the block, and the stretch of it that each has.
+        low = int(np.searchsorted(end, first, side="right"))
+        high = int(np.searchsorted(begin, stop, side="left"))
+        starts, ends = begin[low:high].clip(first), end[low:high].clip(None, stop)
+        which = np.repeat(np.arange(low, high), ends - starts)
         try:
-            values = buffer.get_field(path, env_id, positions)
+            columns = buffer.get_fields(paths, env_id, np.arange(first, stop))
         except StaleError:
             # A writer overwrote them while we read: go on with the oldest alive.
             first = max(first + 1, int(buffer.span.first[env_id]))
             continue
-        first += len(positions)
-        which = np.searchsorted(begin, positions, side="right") - 1
-        steps = positions < end[which]
-        counter.add(int(steps.sum()))
-        yield which[steps], _wide(values[steps], field)
+        if len(which) < stop - first:
+            # Between episodes lie final rows, or episodes that were not asked for.
+            between = np.concatenate([[first], ends]), np.concatenate([starts, [stop]])
+            lengths = np.zeros(2 * (high - low) + 1, np.int64)
+            lengths[::2], lengths[1::2] = between[1] - between[0], ends - starts
+            steps = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
+            columns = {path: values[steps] for path, values in columns.items()}
+        first = stop
+        counter.add(len(which))
+        yield which, {p: _wide(v, fields[p]) for p, v in columns.items()}
 
 
 def _wide(values: NDArray[np.generic], field: Field) -> NDArray[np.generic]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -289,6 +290,24 @@ class OpenBuffer(Generations):
             StaleError: A position is not in the buffer.
         """
         return self._in_force(lambda r: r.get_field(path, env_ids, positions))
+
+    def get_fields(
+        self, paths: Sequence[str], env_ids: ArrayLike, positions: ArrayLike
+    ) -> dict[str, NDArray[np.generic]]:
+        """Read several fields of given rows at once.
+
+        Args:
+            paths: Such as ``["observation/pixels", "reward"]``.
+            env_ids: int, any shape that broadcasts with positions.
+            positions: int, any shape; final rows are legal.
+
+        Returns:
+            By path ``[*broadcast, *shape]``.
+
+        Raises:
+            StaleError: A position is not in the buffer.
+        """
+        return self._in_force(lambda r: r.get_fields(tuple(paths), env_ids, positions))
 
     def mapped(self, path: str) -> list[NDArray[Any]] | None:
         """Map one field of all rows alive: views of its file, oldest first.

@@ -200,12 +200,21 @@ class Reading:
         self, path: str, env_ids: ArrayLike, positions: ArrayLike
     ) -> NDArray[np.generic]:
         """One field; see `ReplayBuffer.get_field`."""
-        field = self._schema[path]
+        return self.get_fields((path,), env_ids, positions)[path]
+
+    def get_fields(
+        self, paths: tuple[str, ...], env_ids: ArrayLike, positions: ArrayLike
+    ) -> Fields:
+        """Some fields of given rows; see `ReplayBuffer.get_fields`."""
+        fields = [self._schema[path] for path in paths]
         moment = self.view.moment
         ids, places = self._ids(env_ids, positions)
-        found = self.view.read((path,), ids.ravel(), places.ravel())[path]
+        found = self.view.read(paths, ids.ravel(), places.ravel())
         self._still(ids.ravel(), places.ravel(), moment)
-        return np.ascontiguousarray(found).reshape((*ids.shape, *field.shape))
+        return {
+            path: np.ascontiguousarray(found[path]).reshape((*ids.shape, *field.shape))
+            for path, field in zip(paths, fields, strict=True)
+        }
 
     def flags(self, env_ids: ArrayLike, positions: ArrayLike) -> NDArray[np.uint8]:
         """Flags of rows; see `OpenBuffer.flags`."""

@@ -19,12 +19,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from mmreplay.buffer.replay_buffer import ReplayBuffer
+    from mmreplay.schema import Field
     from mmreplay.stats import EpisodeTable
 
 INCHES, DPI = (12.0, 8.0), 100
 BINS = 60
 SMOOTHED = 20
-POINT_SIZE, CROWD = 22, 2000
+CROWD = 2000
+MOST_POINTS = 1000
+"""Across and up: more of them than pixels hide each other."""
+AXES_WIDTH, DIGIT_WIDTH = 460, 9
+"""In pixels: of a panel at least, and of a digit at most."""
+LONGEST_NAME = 80
 LABELLED = 12
 POINT, LINE, BARS, OTHER = "#9ecae1", "#08519c", "#4292c6", "#756bb1"
 
@@ -38,6 +44,15 @@ class Counts:
     edges: NDArray[np.float64]
     whole: bool
     unit: str
+
+    @classmethod
+    def of(
+        cls, field: Field, path: str, counts: NDArray[np.int64],
+        edges: NDArray[np.float64],
+    ) -> Counts:  # fmt: skip
+        """Name what was counted of a field."""
+        whole = field.numpy.kind in "iub" and field.dtype != "bfloat16"
+        return cls(path, counts, edges, whole, "elements" if field.shape else "steps")
 
 
 def plot(
@@ -53,7 +68,7 @@ def plot(
 ) -> None:  # fmt: skip
     """Draw episode returns and lengths over time, and action and reward histograms."""
     from mmreplay.buffer.replay_buffer import ReplayBuffer
-    from mmreplay.stats import episode_table
+    from mmreplay.stats import histograms, summarize
 
     with ReplayBuffer.open(path) as buffer:
         if len(buffer) == 0:
@@ -63,9 +78,19 @@ def plot(
         figure_of = _figure_maker()
         target = output or Path(f"{buffer.path.name if buffer.path else 'buffer'}.png")
         _check(target)
-        with show.waiting("episodes") as progress:
-            table = episode_table(buffer, progress)
-        found = [_counts(buffer, role) for role in ("action", "reward")]
+        # The first field that plays each role.
+        roles = [buffer.schema.role_paths(role)[:1] for role in ("action", "reward")]
+        paths = tuple(dict.fromkeys(path for role in roles for path in role))
+        with show.waiting("reading") as progress:
+            moments, table = summarize(buffer, paths, progress)
+        with show.waiting("counting") as progress:
+            counted = histograms(buffer, moments, BINS, progress)
+        found = [
+            Counts.of(buffer.schema[role[0]], role[0], *counted[role[0]])
+            if role
+            else None
+            for role in roles
+        ]
         figure = draw(figure_of, buffer, table, found)
     figure.savefig(target)
     if json:
@@ -98,21 +123,6 @@ def _figure_maker() -> type[Figure]:
     return Figure
 
 
-def _counts(buffer: ReplayBuffer, role: str) -> Counts | None:
-    """The histogram of the first field that plays a role."""
-    from mmreplay.stats import histogram
-
-    paths = buffer.schema.role_paths(role)
-    if not paths:
-        return None
-    with show.waiting(role) as progress:
-        counts, edges = histogram(buffer, paths[0], BINS, progress)
-    field = buffer.schema[paths[0]]
-    whole = field.numpy.kind in "iub" and field.dtype != "bfloat16"
-    unit = "elements" if field.shape else "steps"
-    return Counts(paths[0], counts, edges, whole, unit)
-
-
 def draw(
     figure_of: type[Figure],
     buffer: ReplayBuffer,
@@ -130,11 +140,13 @@ def draw(
     note = f"{show.plural(len(whole), 'whole episode')}"
     if left_out:
         note += f"; {show.count(left_out)} cut or running left out"
-    name = buffer.path.name if buffer.path else "buffer"
+    name = show.printable(buffer.path.name if buffer.path else "buffer")
+    if len(name) > LONGEST_NAME:
+        name = f"{name[: LONGEST_NAME - 1]}…"
     figure.suptitle(
-        f"{name}: {show.plural(len(buffer), 'step')} of "
+        f"{name}\n{show.plural(len(buffer), 'step')} of "
         f"{show.plural(buffer.num_envs, 'environment')}, {note}",
-        fontsize=14, fontweight="bold",
+        fontsize=13, fontweight="bold", parse_math=False,
     )  # fmt: skip
     series(
         panels[0, 0], whole, whole.returns, "Episode returns", "return (sum of rewards)"
@@ -152,37 +164,59 @@ def series(
     import numpy as np
 
     values = np.asarray(values, np.float64)
-    _tidy(axes, title)
+    # Above the legend, which hides no episode and no title there.
+    _tidy(axes, title, pad=24)
     axes.set_ylabel(label)
     axes.set_xlabel("position of the episode's end (rows of its environment)")
-    if len(values) == 0 or np.isnan(values).all():
-        _nothing(axes, "no whole episode" if len(values) == 0 else "no scalar reward")
+    known = np.isfinite(values)
+    end, values = table.end[known], values[known]
+    if len(values) == 0:
+        none = known.size and np.isnan(table.returns).all()
+        _nothing(axes, "no scalar reward" if none else "no whole episode")
         return
-    axes.scatter(
-        table.end,
-        values,
-        s=POINT_SIZE if len(values) < CROWD else POINT_SIZE / 4,
-        color=POINT,
-        label="one episode",
-        zorder=2,
-    )
+    crowd = len(values) >= CROWD
+    shown = _apart(end, values) if crowd else np.arange(len(values))
+    axes.plot(
+        end[shown], values[shown], "o", color=POINT, label="one episode", zorder=2,
+        markersize=2.5 if crowd else 5, markeredgewidth=0,
+    )  # fmt: skip
     # Longer over many episodes, or the line is as restless as the points.
     window = min(max(SMOOTHED, len(values) // 50), len(values) // 3)
     if window > 1:
-        mean = np.convolve(values, np.full(window, 1 / window), "valid")
+        # Sums of what differs from the mean: of large values no digit is lost.
+        middle = values.mean()
+        sums = np.concatenate([[0.0], np.cumsum(values - middle)])
+        mean = middle + (sums[window:] - sums[:-window]) / window
+        few = slice(None, None, -(-len(mean) // MOST_POINTS))
         axes.plot(
-            table.end[window - 1 :], mean, color=LINE, linewidth=2, zorder=3,
+            end[window - 1 :][few], mean[few], color=LINE, linewidth=2, zorder=3,
             label=f"mean of {show.count(window)} episodes",
         )  # fmt: skip
-    # Beside the title, where it hides no episode.
     axes.legend(
-        loc="lower right", bbox_to_anchor=(1.0, 0.99), ncols=2, frameon=False,
-        borderaxespad=0.2,
+        loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=2, frameon=False,
+        borderaxespad=0.2, borderpad=0.0, fontsize=9, markerscale=2 if crowd else 1,
     )  # fmt: skip
+    low, high = axes.get_xlim() if end.min() < end.max() else (end[0], end[0])
+    _tick_x(axes, low, high, whole=True)
+    if values.min() == values.max():
+        axes.set_yticks([values[0]])
+
+
+def _apart(x: NDArray[np.int64], y: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Which points to draw of many: one of those that would hide each other."""
+    import numpy as np
+
+    across = (x - x.min()) / max(1, int(x.max() - x.min())) * MOST_POINTS
+    spread = float(y.max() - y.min())
+    up = (y - y.min()) / spread * MOST_POINTS if 0 < spread < np.inf else 0 * y
+    places = across.astype(np.int64) * (MOST_POINTS + 1) + up.astype(np.int64)
+    return np.unique(places, return_index=True)[1]
 
 
 def bars(axes: Axes, found: Counts | None, title: str, color: str) -> None:
     """Draw a histogram; on a logarithmic scale where one value dwarfs the rest."""
+    import numpy as np
+
     _tidy(axes, title)
     if found is None or found.counts.sum() == 0:
         _nothing(axes, "no such field" if found is None else "no finite value")
@@ -191,35 +225,82 @@ def bars(axes: Axes, found: Counts | None, title: str, color: str) -> None:
     log = bool(found.counts.max() > 100 * found.counts[filled].min())
     centres = (found.edges[:-1] + found.edges[1:]) / 2
     width = found.edges[1] - found.edges[0]
+    low, high = found.edges[0], found.edges[-1]
     if filled.sum() <= LABELLED:
         # A few values: bars that can be seen and counted.
         centres, counts = centres[filled], found.counts[filled]
-        width = max(width, (found.edges[-1] - found.edges[0]) / 30) * 0.8
+        width = max(width, (high - low) / 30) * 0.8
         drawn = axes.bar(centres, counts, width=width, color=color, zorder=2)
-        axes.bar_label(drawn, [show.count(n) for n in counts], padding=2)
-        # Room for the numbers; a lone bar should not look like a wall.
-        axes.margins(x=1.0 if len(counts) == 1 else 0.05, y=0.12)
+        # For half a number; and a lone bar should not look like a wall.
+        margin = (1.0 if len(counts) == 1 else 0.1) * (high - low)
+        low, high = low - margin, high + margin
+        gap = np.diff(centres).min(initial=high - low) / (high - low) * AXES_WIDTH
+        for spell in (show.count, _tick):
+            labels = [spell(n) for n in counts]
+            if max(map(len, labels)) * DIGIT_WIDTH < gap:
+                axes.bar_label(drawn, labels, padding=2)
+                break
+        axes.margins(y=0.12)  # for the numbers
     else:
         axes.bar(centres, found.counts, width=width, color=color, zorder=2)
-    if found.whole and len(found.counts) <= BINS // 2:
-        axes.set_xticks((found.edges[:-1] + found.edges[1:]) / 2)
+    axes.set_xlim(low, high)
+    if filled.sum() == 1:
+        axes.set_xticks([centres[0] if len(centres) == 1 else centres[filled][0]])
+    else:
+        _tick_x(axes, low, high, whole=found.whole)
     if log:
         axes.set_yscale("log")
-    axes.set_xlabel(f"value of {found.path}")
+    axes.set_xlabel(f"value of {show.printable(found.path)}", parse_math=False)
     axes.set_ylabel(found.unit + (" (log scale)" if log else ""))
 
 
-def _tidy(axes: Axes, title: str) -> None:
-    from matplotlib.ticker import StrMethodFormatter
+def _tick_x(axes: Axes, low: float, high: float, whole: bool) -> None:
+    """Set as many ticks as there is room for their labels.
 
-    axes.set_title(title, loc="left", fontweight="bold")
+    Args:
+        axes: Where.
+        low: The least value.
+        high: The largest; a tick of its own where it is the least.
+        whole: Whole numbers only.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    if low == high:
+        axes.set_xticks([low])
+        return
+    for number in range(10, 0, -1):
+        ticks = MaxNLocator(
+            number, steps=[1, 2, 2.5, 5, 10], integer=whole
+        ).tick_values(low, high)
+        ticks = [tick for tick in ticks if low <= tick <= high]
+        widest = max((len(_tick(tick)) for tick in ticks), default=0)
+        if (widest + 1) * DIGIT_WIDTH * len(ticks) < AXES_WIDTH:
+            break
+    axes.set_xticks(ticks)
+
+
+def _tick(value: float, _: int = 0) -> str:
+    """A number on an axis: 1,200,000 is 1.2M, where that is exact."""
+    for unit, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
+        short = f"{value / unit:.4g}"
+        if 1 <= abs(value) / unit < 1000 and abs(float(short) * unit - value) < 1e-3:
+            return short + letter
+    return f"{value:,.12g}"
+
+
+def _tidy(axes: Axes, title: str, pad: float = 6) -> None:
+    from matplotlib.ticker import FuncFormatter
+
+    axes.set_title(title, loc="left", fontweight="bold", pad=pad)
     axes.grid(True, color="#e5e5e5", zorder=0)
     axes.spines[["top", "right"]].set_visible(False)
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(StrMethodFormatter("{x:,.12g}"))
+        axis.set_major_formatter(FuncFormatter(_tick))
 
 
 def _nothing(axes: Axes, why: str) -> None:
+    axes.set_xticks([])
+    axes.set_yticks([])
     axes.text(
         0.5, 0.5, why, ha="center", va="center", transform=axes.transAxes, color="#777"
     )

@@ -16,13 +16,11 @@ if TYPE_CHECKING:
 def stats(path: BufferPath, json: Json = False) -> None:
     """Tell each field's range, mean and spread, and all episodes' returns."""
     from mmreplay.buffer.replay_buffer import ReplayBuffer
-    from mmreplay.stats import episode_table, field_moments
+    from mmreplay.stats import summarize
 
     with ReplayBuffer.open(path) as buffer:
-        with show.waiting("fields") as progress:
-            moments = field_moments(buffer, progress=progress)
-        with show.waiting("episodes") as progress:
-            episodes = episode_table(buffer, progress)
+        with show.waiting("reading") as progress:
+            moments, episodes = summarize(buffer, progress=progress)
         steps = len(buffer)
     if json:
         show.print_json(_facts(steps, moments, episodes))
