@@ -1,8 +1,13 @@
 """Kernels in C equal their numpy twins, and step aside where they are not built."""
 
+import json
+import os
+import shutil
+import subprocess
 import sys
 import threading
 from array import array
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+import mmreplay as mr
 from mmreplay import kernels
 from mmreplay.kernels import tree as twin
 
@@ -50,6 +56,113 @@ def test_the_twin_serves_where_c_was_not_built():
     found = kernels.choose("tree", "")
     assert (found.runs, found.module) == ("numpy", twin)
     assert found.why.startswith("C was not built when mmreplay was installed")
+
+
+@pytest.fixture(scope="module")
+def without_c(tmp_path_factory):
+    """Run Python where mmreplay was installed without a compiler."""
+    folder = tmp_path_factory.mktemp("installed")
+    unbuilt = shutil.ignore_patterns("*.so", "*.c", "*.h", "__pycache__")
+    package = Path(kernels.__file__).parent.parent
+    shutil.copytree(package, folder / "mmreplay", ignore=unbuilt)
+
+    def call(*words, code=0, kernels=""):
+        done = subprocess.run(
+            [sys.executable, *map(str, words)],
+            env={
+                **os.environ,
+                "PYTHONPATH": str(folder), "MMREPLAY_KERNELS": kernels,
+                # As users run it: the tests' own filters are not theirs.
+                "PYTHONWARNINGS": "",
+            },
+            capture_output=True, text=True, timeout=120, cwd=folder,
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr
+        return done.stdout, done.stderr
+
+    return call
+
+
+OPENS = """
+import sys
+from pathlib import Path
+import mmreplay as mr
+assert mr.__file__.startswith(str(Path.cwd())), mr.__file__
+schema = mr.Schema({"x": mr.Field((), "float32")})
+for number in range(2):
+    mr.ReplayBuffer.create(f"{sys.argv[1]}{number}", schema, 10).close()
+    mr.ReplayBuffer.open(f"{sys.argv[1]}{number}").close()
+    mr.ReplayBuffer.create(None, schema, 10, engine="memory").close()
+"""
+ALL = ", ".join(kernels.NAMES)
+WARNED = (
+    f"KernelsWarning: mmreplay runs without its C kernels ({ALL}), "
+    "which were not built when it was installed"
+)
+
+
+def test_c_that_was_not_built_is_told_of_once_a_process(without_c, tmp_path):
+    _, err = without_c("-c", OPENS, tmp_path / "b")
+    assert err.count("Warning") == 1
+    assert err.startswith("<string>:8: " + WARNED)
+    assert "Install a C compiler and reinstall mmreplay" in err
+    assert "or set MMREPLAY_KERNELS=numpy" in err
+
+
+def test_a_reader_and_a_buffer_in_ram_are_told_of_it_too(without_c, tmp_path):
+    without_c("-c", OPENS, tmp_path / "b", kernels="numpy")
+    reads = "import sys, mmreplay as mr; mr.ReplayBuffer.open(sys.argv[1])"
+    assert WARNED in without_c("-c", reads, tmp_path / "b0")[1]
+    ram = (
+        "import mmreplay as mr; mr.ReplayBuffer.create(None, "
+        "mr.Schema({'x': mr.Field((), 'int8')}), 9, engine='memory')"
+    )
+    assert WARNED in without_c("-c", ram)[1]
+
+
+def test_numpy_chosen_on_purpose_is_silent(without_c, tmp_path):
+    assert without_c("-c", OPENS, tmp_path / "b", kernels="numpy") == ("", "")
+
+
+def test_who_wants_warnings_as_errors_gets_no_folder(without_c, tmp_path):
+    _, err = without_c("-W", "error", "-c", OPENS, tmp_path / "b", code=1)
+    assert WARNED in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_line_tells_of_c_that_was_not_built(without_c, tmp_path):
+    without_c("-c", OPENS, tmp_path / "b", kernels="numpy")
+    module = ("-m", "mmreplay")
+    out, err = without_c(*module, "--version")
+    told = f"(without C kernels, slower: {ALL})"
+    assert (out, err) == (f"mmreplay {mr.__version__} {told}\n", "")
+    out, err = without_c(*module, "info", tmp_path / "b0")
+    assert f"kernels      numpy, slower: C was not built ({ALL})" in out
+    assert (err.count("\n"), err[:31]) == (1, "mmreplay: mmreplay runs without")
+    out, _ = without_c(*module, "info", tmp_path / "b0", "--json")
+    assert json.loads(out)["kernels_not_built"] == list(kernels.NAMES)
+    out, err = without_c(*module, "info", tmp_path / "b0", kernels="numpy")
+    assert ("kernels" in out, err) == (False, "")
+    assert without_c(*module, "--version", kernels="numpy")[0] == (
+        f"mmreplay {mr.__version__}\n"
+    )
+
+
+@needs_c
+def test_nothing_is_told_where_c_was_built(monkeypatch, recwarn):
+    monkeypatch.setattr(kernels, "_warned", False)
+    monkeypatch.delenv("MMREPLAY_KERNELS", raising=False)
+    assert kernels.missing() == ()
+    kernels.warn_of_missing(1)
+    assert not recwarn
+
+
+@pytest.mark.usefixtures("unbuilt")
+def test_a_part_that_was_not_built_is_named(monkeypatch):
+    monkeypatch.setattr(kernels, "_warned", False)
+    monkeypatch.delenv("MMREPLAY_KERNELS", raising=False)
+    with pytest.warns(kernels.KernelsWarning, match=r"its C kernels \(.*tree\), which"):
+        kernels.warn_of_missing(1)
 
 
 @pytest.mark.usefixtures("unbuilt")

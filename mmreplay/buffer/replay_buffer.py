@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from numpy.typing import ArrayLike
 
+from mmreplay import kernels
 from mmreplay.batch import Batch
 from mmreplay.buffer import arguments, forks, groups, lifecycle, rebuild, room
 from mmreplay.buffer.adding import Adding
@@ -172,6 +173,7 @@ class ReplayBuffer(Adding):
             FormatError: The path holds something already.
             FullError: No space is left.
         """
+        kernels.warn_of_missing(2)
         if (path is None) != (engine == "memory"):
             raise SchemaError(
                 f"path: got {path!r} with engine={engine!r}, expected a folder for "
@@ -236,6 +238,7 @@ class ReplayBuffer(Adding):
             FailedError: The disk cannot be written.
             SchemaError: As in `create`.
         """
+        kernels.warn_of_missing(2)
         check_mode(mode)
         check_sampler(sampler)
         policy = ReadPolicy(read_mode, advise)

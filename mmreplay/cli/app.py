@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -55,9 +56,18 @@ app = typer.Typer(
 )
 
 
+def _without_kernels() -> str:
+    """What the version says where numpy runs because C was not built."""
+    # A choice that is none is told of by every command; the version is still one.
+    with suppress(ValueError):
+        absent = kernels.missing()
+        return f" (without C kernels, slower: {', '.join(absent)})" if absent else ""
+    return ""
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"mmreplay {__version__}")
+        typer.echo(f"mmreplay {__version__}{_without_kernels()}")
         raise typer.Exit
 
 

@@ -18,6 +18,7 @@ from mmreplay import errors
 from mmreplay.cli.show import printable
 from mmreplay.files import disk
 from mmreplay.format.metadata import FILE_NAME
+from mmreplay.kernels import KernelsWarning
 
 WELL, FAILED, USAGE, REFUSED, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -119,8 +120,11 @@ def _warning_in_a_line() -> Iterator[None]:
             message: Any, category: type[Warning], *rest: Any, **more: Any
         ) -> None:
             ours = (
-                errors.AutoresetWarning, errors.DurabilityWarning, errors.FullWarning
-            )  # fmt: skip
+                errors.AutoresetWarning,
+                errors.DurabilityWarning,
+                errors.FullWarning,
+                KernelsWarning,
+            )
             if not issubclass(category, ours):
                 others(message, category, *rest, **more)
             elif str(message) not in said:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mmreplay import kernels
 from mmreplay.cli import group, installation, show
 from mmreplay.cli.options import Json, MaybePath, usage_error
 
@@ -98,6 +99,7 @@ def gather(buffer: ReplayBuffer) -> dict[str, Any]:
             "last_cut_rows": buffer.recovery.last_cut_rows,
         },
         "writer": _writer(buffer.path),
+        "kernels_not_built": kernels.missing(),
     }
 
 
@@ -243,6 +245,7 @@ def _print(name: str, facts: dict[str, Any]) -> None:
             *_exposed(facts["commit"]),
             ("opening", _opened(facts["recovery"])),
             ("writer", _holder(facts["writer"])),
+            *_slow(facts),
         ],
     )  # fmt: skip
     _print_schema(facts)
@@ -257,6 +260,14 @@ def _compressed(facts: dict[str, Any]) -> list[tuple[str, str]]:
         if packed
     ]
     return [("compressed", f"{facts['codec']}: {', '.join(told)}")] if told else []
+
+
+def _slow(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """That numpy runs because C was not built."""
+    if not facts["kernels_not_built"]:
+        return []
+    absent = ", ".join(facts["kernels_not_built"])
+    return [("kernels", f"numpy, slower: C was not built ({absent})")]
 
 
 def _summary(found: dict[str, float] | None) -> str:

@@ -8,12 +8,18 @@ read once, forces a choice: ``numpy`` the twins, ``c`` the extensions.
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
 
 NAMES = ("copies", "rows", "steps", "tree")
 CHOICES = ("", "c", "numpy")
+_warned = False
+
+
+class KernelsWarning(RuntimeWarning):
+    """The C kernels were not built, so that their slower numpy twins run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,3 +83,41 @@ def choose(name: str, asked: str) -> Kernel:
 def load(name: str) -> ModuleType:
     """Return the module of one kernel that runs in this process."""
     return choose(name, choice()).module
+
+
+def missing() -> tuple[str, ...]:
+    """Return the kernels whose C module was not built, or cannot be loaded.
+
+    None where ``MMREPLAY_KERNELS=numpy`` asks for the twins.
+    """
+    if choice() == "numpy":
+        return ()
+    absent = []
+    for name in NAMES:
+        try:
+            import_module(f"{__name__}._{name}")
+        except ImportError:
+            absent.append(name)
+    return tuple(absent)
+
+
+def warn_of_missing(frames: int) -> None:
+    """Warn once per process that numpy twins run because C was not built.
+
+    Args:
+        frames: Calls from the user's own to this one.
+    """
+    global _warned
+    if _warned:
+        return
+    _warned = True
+    if absent := missing():
+        warnings.warn(
+            f"mmreplay runs without its C kernels ({', '.join(absent)}), which were "
+            "not built when it was installed: adds take twice as long, draws and "
+            "n-step returns several times as long. Install a C compiler and reinstall "
+            "mmreplay (pip install --force-reinstall --no-deps --no-cache-dir), or set "
+            "MMREPLAY_KERNELS=numpy to use numpy without this warning",
+            KernelsWarning,
+            stacklevel=frames + 1,
+        )
