@@ -7,7 +7,10 @@ in docs/migrating/pytorchrl.md.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -32,9 +35,14 @@ from mmreplay.adapters.pytorchrl_data import (
     RHS2,
     Columns,
     Gammas,
+    Maker,
+    first_of,
+    put,
+    shapes_of,
 )
 from mmreplay.adapters.pytorchrl_priorities import (
     LIMITS,
+    EmphasizingSampler,
     Powers,
     SequencePriorities,
     priorities_of,
@@ -45,13 +53,22 @@ from mmreplay.adapters.values import array_of, check_counts
 from mmreplay.batch import Batch
 from mmreplay.episodes import END, FINAL, START
 from mmreplay.errors import EmptyError, SchemaError
+from mmreplay.nesting import unflatten
 from mmreplay.samplers.base import Sampler
-from mmreplay.samplers.checks import is_number
+from mmreplay.samplers.checks import is_number, share
 from mmreplay.samplers.prioritized import PrioritizedSampler
 from mmreplay.transforms.base import Transform
 from mmreplay.transforms.nstep import NStep
 
-ALGORITHM = "Algorithm"
+ALGORITHM, EPISODES = "Algorithm", "Episodes"
+HerFunction = Callable[..., tuple[Any, Any, Any, Any, Any]]
+
+
+def unchanged(
+    o: Any, rhs: Any, o2: Any, rhs2: Any, r: Any, initial_state: Any, final_state: Any
+) -> tuple[Any, Any, Any, Any, Any]:
+    """The `her_function` that changes nothing, pytorchrl's default."""
+    return o, rhs, o2, rhs2, r
 
 
 class MBReplayBuffer(RingStorage):
@@ -508,6 +525,9 @@ class PERBuffer(NStepReplayBuffer, SequencePriorities):
     def _sampler(self) -> Sampler:
         if self.recurrent_actor:
             return super()._sampler()
+        return self._by_priority()
+
+    def _by_priority(self) -> PrioritizedSampler:
         return PrioritizedSampler(
             self._powers.alpha_at,
             self._powers.beta_at,
@@ -536,11 +556,14 @@ class PERBuffer(NStepReplayBuffer, SequencePriorities):
                 sampler.update_priorities(self._ring.view, ids, positions, each)
 
     def _batch(self, drawn: Batch) -> dict[str, Any]:
-        weights: Any = 1.0
-        if self.alpha != 0:
-            weights = torch.from_numpy(drawn.weights[:, None]).to(self.device)
         places = np.stack([drawn.env_ids, drawn.positions], axis=1)
-        return {**super()._batch(drawn), "per_weights": weights, "idxs": places}
+        return {**super()._batch(drawn), **self._weights(drawn), "idxs": places}
+
+    def _weights(self, drawn: Batch) -> dict[str, Any]:
+        """Importance weights of a batch, float32 ``[B, 1]``; 1.0 without priorities."""
+        if self.alpha == 0:
+            return {"per_weights": 1.0}
+        return {"per_weights": torch.from_numpy(drawn.weights[:, None]).to(self.device)}
 
     def after_gradients(self, batch: Any, info: Any) -> Any:
         """Give the transitions of a batch their errors; returns the info.
@@ -572,3 +595,402 @@ class PERBuffer(NStepReplayBuffer, SequencePriorities):
                 view, places[:, 0], places[:, 1], errors
             )
         return info
+
+
+class EREBuffer(PERBuffer):
+    """Draws from the newest transitions, of which fewer are left batch by batch.
+
+    Emphasizing Recent Experience (Wang and Ross 2019): of N transitions, batch k of K
+    is from the newest ``max(N * eta ** (1000 * k / K), cmin)``, k from 0; of less than
+    cmin all are drawn uniformly. Priorities, where alpha is not 0, count within the
+    window, as their weights do. Of a recurrent actor's, the newest whole sequences of
+    each environment are drawn so, N and cmin being numbers of them.
+
+    Attributes:
+        eta: How fast the window shrinks; `update_eta` adapts it.
+        initial_eta: The eta that the storage was made with, and the least one.
+        cmin: Transitions that the window has at least.
+
+    Example:
+        >>> make = EREBuffer.create_factory(1_000_000, eta=0.996, path="runs/ere")
+    """
+
+    def __init__(
+        self,
+        size: int,
+        device: Any,
+        actor: Any,
+        algorithm: Any,
+        envs: Any,
+        n_step: int = 1,
+        epsilon: float = 0.0,
+        alpha: float = 0.0,
+        beta: float = 1.0,
+        default_error: float = 1000000,
+        eta: float = 1.0,
+        cmin: int = 5000,
+        *,
+        path: StrPath | None = None,
+        resume: bool = False,
+    ) -> None:
+        """Make a storage.
+
+        Args:
+            size: As in `PERBuffer`, as are those not listed here.
+            device: As there.
+            actor: As there.
+            algorithm: As there.
+            envs: As there.
+            n_step: As there.
+            epsilon: As there.
+            alpha: As there.
+            beta: As there.
+            default_error: As there.
+            eta: How fast the window shrinks, in ``(0, 1]``; 1 draws from everything.
+            cmin: Transitions that the window has at least.
+            path: As there.
+            resume: As there.
+
+        Raises:
+            SchemaError: As there; or eta or cmin is out of range.
+        """
+        self._check("eta", eta)
+        self._check("cmin", cmin)
+        self.eta, self.initial_eta, self.cmin = eta, eta, int(cmin)
+        self.eps_reward: deque[float] = deque(maxlen=20)
+        self.max_grad_rew, self.min_grad_rew = -np.inf, 0.0
+        self._share = 1.0
+        super().__init__(
+            size, device, actor, algorithm, envs, n_step, epsilon, alpha, beta,
+            default_error, path=path, resume=resume,
+        )  # fmt: skip
+
+    @classmethod
+    def _check(cls, name: str, value: object) -> None:
+        super()._check(name, value)
+        if name in ("eta", "initial_eta"):
+            share(name, value, "1 draws from everything")
+        elif name == "cmin":
+            check_counts(1, cmin=value)
+
+    def _sampler(self) -> Sampler:
+        if self.recurrent_actor:
+            return super()._sampler()
+        return EmphasizingSampler(
+            self._powers, self._by_priority(), self.cmin, self._seed
+        )
+
+    @property
+    def _emphasizing(self) -> EmphasizingSampler:
+        assert self._ring is not None
+        assert isinstance(self._ring.sampler, EmphasizingSampler)
+        return self._ring.sampler
+
+    @property
+    def _prioritized(self) -> PrioritizedSampler:
+        return self._emphasizing.prioritized
+
+    def generate_batches(
+        self, num_mini_batch: int, mini_batch_size: int, num_epochs: int = 1
+    ) -> Iterator[dict[str, Any]]:
+        """Draw batches; see `ReplayBuffer.generate_batches`.
+
+        Batches have ``ck``, the size of the window, as well, and ``per_weights`` only
+        where priorities count.
+        """
+        self._settle()
+        for k in range(num_mini_batch):
+            self._share = self.eta ** (1000 * k / num_mini_batch)
+            if self.recurrent_actor:
+                yield self._sequences(mini_batch_size)
+            else:
+                yield self._batch(self._drawn(mini_batch_size))
+
+    def _drawn(self, count: int) -> Batch:
+        if self._ring is not None:
+            sampler = self._emphasizing
+            sampler.share, sampler.smallest = self._share, int(self.cmin)
+        return super()._drawn(count)
+
+    def _weights(self, drawn: Batch) -> dict[str, Any]:
+        told = {"ck": self._emphasizing.window}
+        return told | super()._weights(drawn) if self._emphasizing.by_priority else told
+
+    def _chosen(self, starts: Ids, count: int) -> tuple[Ids, Ids, dict[str, Any]]:
+        assert self._ring is not None
+        num_envs = self._ring.num_envs
+        if num_envs * self.size < self.cmin:
+            env_ids, chosen, told = self._evenly(starts, count)
+            return env_ids, chosen, {**told, "ck": len(starts)}
+        least = max(1, int(self.cmin) // self.sequence_length // num_envs)
+        window = min(max(int(len(starts) * self._share), least), len(starts))
+        env_ids, chosen, told = super()._chosen(starts[-window:], count)
+        return env_ids, chosen, {**told, "ck": window}
+
+    def after_gradients(self, batch: Any, info: Any) -> Any:
+        """Give the transitions of a batch their errors, and adapt eta.
+
+        Args:
+            batch: What `generate_batches` gave; its ``idxs`` and ``ck`` are taken out
+                where it has weights.
+            info: As in `PERBuffer.after_gradients`; see `update_eta`, too.
+
+        Returns:
+            The info.
+
+        Raises:
+            SchemaError: There are no errors, or they do not fit.
+        """
+        if isinstance(batch.get("per_weights"), torch.Tensor):
+            super().after_gradients(batch, info)
+            batch.pop("ck")
+        return self.update_eta(info)
+
+    def update_eta(self, info: Any) -> Any:
+        """Adapt eta to how fast the returns of the last 20 reports have grown.
+
+        Where they grow fastest it is the initial one, where they fall fastest it is 1.
+
+        Args:
+            info: ``info["Episodes"]["TrainReward"]`` is a return, if there is one.
+
+        Returns:
+            The info; from the 20th return on its ``"Algorithm"`` has ``eta`` and
+            ``RewardGradient``, in ``[-1, 1]``.
+        """
+        episodes = info.get(EPISODES, {})
+        if "TrainReward" in episodes:
+            self.eps_reward.append(episodes["TrainReward"])
+        if len(self.eps_reward) < 20:
+            return info
+        slope = float(np.gradient(np.array(self.eps_reward, np.float64)).mean())
+        if slope > self.max_grad_rew:
+            self.max_grad_rew = slope
+        else:
+            self.max_grad_rew *= 0.9999
+        if slope < -self.min_grad_rew:
+            self.min_grad_rew = abs(slope)
+        else:
+            self.min_grad_rew *= 0.9999
+        if slope:
+            slope /= self.max_grad_rew if slope > 0 else self.min_grad_rew
+        # The nearest of 1000 steps.
+        rank = int(np.abs(np.linspace(-1.0, 1.0, 1000) - slope).argmin())
+        self.eta = float(np.linspace(1.0, self.initial_eta, 1000)[rank])
+        info[ALGORITHM].update({"RewardGradient": slope, "eta": self.eta})
+        return info
+
+
+class HERBuffer(EREBuffer):
+    """Inserts each episode twice: as it was, and as if it had reached its goal.
+
+    Hindsight experience replay (Andrychowicz et al. 2017). When a step ends the
+    episodes of all environments, `her_function` is called with each of the episode's
+    steps but the last, and what it returns is inserted behind them, with the step's
+    own action and ends. Draws are those of `EREBuffer`.
+
+    With several environments, episodes must have one length: where some environments'
+    episodes end before others', nothing is inserted for them, which a warning says.
+    The steps of the episodes that are not over are kept in memory.
+
+    Example:
+        >>> def reach(o, rhs, o2, rhs2, r, initial_state, final_state):
+        ...     o["goal"][:] = o2["goal"][:] = final_state["position"]
+        ...     reached = (o2["position"] == o2["goal"]).all(-1, keepdims=True)
+        ...     return o, rhs, o2, rhs2, reached.astype("float32")
+        >>> make = HERBuffer.create_factory(1_000_000, reach, path="runs/her")
+    """
+
+    def __init__(
+        self,
+        size: int,
+        device: Any,
+        actor: Any,
+        algorithm: Any,
+        envs: Any,
+        her_function: HerFunction,
+        n_step: int = 1,
+        epsilon: float = 0.0,
+        alpha: float = 0.0,
+        beta: float = 1.0,
+        default_error: float = 1000000,
+        eta: float = 1.0,
+        cmin: int = 5000,
+        *,
+        path: StrPath | None = None,
+        resume: bool = False,
+    ) -> None:
+        """Make a storage.
+
+        Args:
+            size: As in `EREBuffer`, as are those not listed here. Relabelled steps
+                take as much room as others.
+            device: As there.
+            actor: As there.
+            algorithm: As there.
+            envs: As there.
+            her_function: ``(o, rhs, o2, rhs2, r, initial_state, final_state)`` to new
+                ``(o, rhs, o2, rhs2, r)``: float32 arrays ``[num_proc, *shape]``, or
+                dicts of them, of one step; the states are the observations of the
+                episode's first and last step.
+            n_step: As there; 1 where the actor is recurrent.
+            epsilon: As there.
+            alpha: As there.
+            beta: As there.
+            default_error: As there.
+            eta: As there.
+            cmin: As there.
+            path: As there.
+            resume: As there.
+
+        Raises:
+            SchemaError: As there; or `her_function` cannot be called, or the actor is
+                recurrent and n_step above 1.
+        """
+        self._check("her_function", her_function)
+        if actor.is_recurrent and n_step != 1:
+            raise SchemaError(
+                f"n_step: got {n_step} of a HERBuffer with a recurrent actor, expected "
+                "1; relabelled steps are sequences of their own"
+            )
+        self.her_function = her_function
+        self._episode: list[Columns] = []
+        self._uneven = False
+        super().__init__(
+            size, device, actor, algorithm, envs, n_step, epsilon, alpha, beta,
+            default_error, eta, cmin, path=path, resume=resume,
+        )  # fmt: skip
+
+    @classmethod
+    def create_factory(
+        cls,
+        size: int,
+        her_function: HerFunction = unchanged,
+        *options: Any,
+        path: StrPath | None = None,
+        resume: bool = False,
+        **named: Any,
+    ) -> Maker:
+        """What makes storages; pickles where `her_function` does.
+
+        Raises:
+            SchemaError: An option is out of range.
+        """
+        return super().create_factory(
+            size, her_function, *options, path=path, resume=resume, **named
+        )
+
+    @classmethod
+    def _check(cls, name: str, value: object) -> None:
+        super()._check(name, value)
+        if name == "her_function" and not callable(value):
+            raise SchemaError(
+                f"her_function: got {value!r:.80}, expected a function of (o, rhs, o2, "
+                "rhs2, r, initial_state, final_state); leave it out to change nothing"
+            )
+
+    def insert_transition(self, sample: Mapping[str, Any]) -> None:
+        """Insert one step, and behind an episode's last one the relabelled steps.
+
+        Raises:
+            SchemaError: See `RingStorage.insert_transition`; or `her_function` raised,
+                or returned what does not fit. The step is inserted then.
+        """
+        columns = {path: np.array(each) for path, each in self._columns(sample).items()}
+        if ENDED not in columns:
+            raise SchemaError(
+                f"transition: got no {DONE2}, expected it, as it says where episodes "
+                "end; give it with each transition"
+            )
+        super().insert_transition(sample)
+        ends = columns[ENDED]
+        if ends.any() and not ends.all():
+            self._episode.clear()
+            if not self._uneven:
+                warnings.warn(
+                    "HERBuffer: got episodes of several environments that end at "
+                    "different steps, expected episodes of one length; these are not "
+                    "relabelled. Use one environment for episodes of any length",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+            self._uneven = True
+        if not self._uneven:
+            self._episode.append(columns)
+        if ends.all():
+            self.handle_end_of_episode()
+
+    def handle_end_of_episode(self) -> None:
+        """Insert the relabelled steps of the episode; called at its end.
+
+        Raises:
+            SchemaError: `her_function` raised, or returned what does not fit.
+        """
+        steps, self._episode, self._uneven = self._episode, [], False
+        if len(steps) < 2:
+            return
+        initial, final = (self._part(steps[place], OBS) for place in (0, -1))
+        made = [self._relabelled(step, initial, final) for step in steps[:-1]]
+        columns = {path: np.stack([each[path] for each in made]) for path in made[0]}
+        # They do not follow the step before them.
+        columns[DONE][0] = 1
+        if self.recurrent_actor:
+            # Sequences go on through them, as through the ends of other episodes.
+            for place in range(len(made)):
+                rows = {path: torch.from_numpy(c[place]) for path, c in columns.items()}
+                super().insert_transition(unflatten(rows))
+            return
+        self._interrupt()
+        self._append(columns)
+        self._interrupt()
+
+    def _append(self, columns: Columns) -> None:
+        """Insert steps; see `RingStorage`. Where Done says so, an episode begins.
+
+        Of another process's slice, nothing else says where relabelled steps end.
+        """
+        if self.recurrent_actor or DONE not in columns:
+            super()._append(columns)
+            return
+        begun = (columns[DONE] != 0).reshape(len(columns[DONE]), -1).all(1)
+        edges = [0, *(1 + np.flatnonzero(begun[1:])).tolist(), len(begun)]
+        for begin, end in pairwise(edges):
+            if begin:
+                self._interrupt()
+            super()._append({path: each[begin:end] for path, each in columns.items()})
+
+    def _part(self, columns: Columns, key: str) -> Any:
+        """What `her_function` gets of a key: a float32 array, or a dict of them."""
+        found: dict[str, Any] = {}
+        for path, array in columns.items():
+            if path.partition("/")[0] == key:
+                put(found, path, array.astype(np.float32))
+        if key in found:
+            return found[key]
+        # Hidden states that are not stored are zeros, as in batches.
+        return first_of(self._empty[key]) if key in self._empty else None
+
+    def _relabelled(self, step: Columns, initial: Any, final: Any) -> Columns:
+        """A step as `her_function` makes it, by path, of the same shapes and dtypes."""
+        keys = (OBS, RHS, OBS2, RHS2, REW)
+        try:
+            given = [self._part(step, key) for key in keys]
+            made = self.her_function(
+                *given, copy.deepcopy(initial), copy.deepcopy(final)
+            )
+            found = self._columns(dict(zip(keys, made, strict=True)))
+        except Exception as error:
+            raise SchemaError(
+                f"her_function: got {type(error).__name__}: {error}, expected (o, rhs, "
+                f"o2, rhs2, r) for a step of {shapes_of(dict(step))}; the episode is "
+                "inserted, and not relabelled"
+            ) from error
+        found = {path: found.get(path, step[path]) for path in step}
+        for path, array in found.items():
+            if array.shape != step[path].shape:
+                raise SchemaError(
+                    f"her_function: got {path} of shape {list(array.shape)}, expected "
+                    f"{list(step[path].shape)}; the episode is inserted, and not "
+                    "relabelled"
+                )
+        return found

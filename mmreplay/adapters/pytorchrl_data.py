@@ -202,6 +202,13 @@ def zeros_like(value: Any, lead: int) -> Any:
     return np.zeros((1, *np.shape(value)[lead:]), np.float32)
 
 
+def first_of(value: Any) -> Any:
+    """Copy the first row of an array, or of nested ones."""
+    if isinstance(value, Mapping):
+        return {name: first_of(part) for name, part in value.items()}
+    return value[0].copy()
+
+
 def shapes_of(values: Mapping[str, Any], above: str = "") -> dict[str, list[int]]:
     """Shapes of nested arrays by path, as JSON."""
     found: dict[str, list[int]] = {}

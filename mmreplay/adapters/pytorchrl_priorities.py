@@ -13,9 +13,16 @@ from numpy.typing import NDArray
 from mmreplay.adapters.pytorchrl_data import ENDED, PRIORITY, TOLD_ZERO, Columns
 from mmreplay.adapters.pytorchrl_sequences import Ids, SequenceStorage
 from mmreplay.errors import EmptyError, SchemaError
+from mmreplay.samplers.base import Draw, State, View
 from mmreplay.samplers.checks import MOST
+from mmreplay.samplers.joined import state_of
 from mmreplay.samplers.laws import MAX_ALPHA
 from mmreplay.samplers.prioritized import PrioritizedSampler
+from mmreplay.samplers.ranks import newest, num_legal, rank_edges
+from mmreplay.samplers.recent import newest_counts
+from mmreplay.samplers.states import check_kind, parts
+from mmreplay.samplers.uniform import UniformSampler
+from mmreplay.samplers.wrapping import Wrapping
 
 LIMITS = {
     "alpha": (0.0, MAX_ALPHA),
@@ -48,6 +55,81 @@ class Powers:
         return self.beta
 
 
+class EmphasizingSampler(Wrapping):
+    """Draws from the newest steps of all environments together, as many as it is told.
+
+    As pytorchrl does, it draws from all steps, uniformly, while there are less than
+    `smallest`. Else it draws from the window: uniformly while alpha is 0, or by
+    priorities, whose weights are those within the window.
+
+    Attributes:
+        share: Of all steps, those that are in the window.
+        smallest: Steps that the window has at least.
+        window: Steps that the last draw was from.
+        by_priority: Whether the last draw was by priorities.
+        prioritized: Keeps the priorities.
+    """
+
+    def __init__(
+        self, powers: Powers, prioritized: PrioritizedSampler, smallest: int, seed: int
+    ) -> None:
+        """Make a sampler.
+
+        Args:
+            powers: Alpha decides whether priorities count.
+            prioritized: Draws by priorities.
+            smallest: See above.
+            seed: Of uniform draws.
+        """
+        self.share, self.smallest = 1.0, smallest
+        self.window, self.by_priority = 0, False
+        self.prioritized = prioritized
+        self._parts = [prioritized]
+        self._powers = powers
+        self._uniform = UniformSampler(seed)
+        self._counts: Ids | None = None
+
+    def draw(self, view: View, batch_size: int) -> Draw:
+        """Draw a batch; see `Sampler.draw`.
+
+        Raises:
+            EmptyError: There is no legal start, or all have an error of 0.
+        """
+        total = num_legal(view)
+        if total < self.smallest:
+            self.window, self.by_priority = total, False
+            return self._uniform.draw(view, batch_size)
+        self.window = max(int(total * self.share), self.smallest)
+        counts = np.diff(rank_edges(view))
+        self._counts = newest_counts(counts, self.window)
+        # The same number of each may be some too many: the last environments' are
+        # the newest, as pytorchrl lays them out.
+        surplus = int(self._counts.sum()) - self.window
+        most = np.flatnonzero(self._counts == self._counts.max())
+        self._counts[most[:surplus]] -= 1
+        self.by_priority = self._powers.alpha != 0
+        sampler = self.prioritized if self.by_priority else self._uniform
+        return sampler.draw(self._shown(view), batch_size)
+
+    def _shown(self, view: View) -> View:
+        """The window of the last draw, so that updates open no other rows."""
+        if self._counts is None:
+            return view
+        return newest(view, self._counts, rank_edges(view))
+
+    def state_dict(self, priorities: bool = False) -> State:
+        """The states of both samplers."""
+        mine, other = self._uniform.state_dict(), state_of(self.prioritized, priorities)
+        return {"kind": "EmphasizingSampler", "parts": [mine, other]}
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from a state; see `Sampler.load_state_dict`."""
+        check_kind(state, "EmphasizingSampler")
+        mine, other = parts(state, "parts", 2)
+        self._uniform.load_state_dict(mine)
+        self.prioritized.load_state_dict(other)
+
+
 class SequencePriorities(SequenceStorage):
     """Draws sequences of a recurrent actor by their errors.
 
@@ -78,32 +160,36 @@ class SequencePriorities(SequenceStorage):
     def _chosen(self, starts: Ids, count: int) -> tuple[Ids, Ids, dict[str, Any]]:
         assert self._ring is not None
         if self.alpha == 0:
-            env_ids, chosen, _ = super()._chosen(starts, count)
-            weights: Any = 1.0
-        else:
-            envs = np.arange(self._ring.num_envs)[:, None]
-            errors = self._ring.get_field(PRIORITY, envs, starts).astype(np.float64)
-            errors[errors == 0] = max(float(self.error), float(errors.max()))
-            errors[errors == TOLD_ZERO] = 0
-            shares = errors.reshape(-1) ** self.alpha
-            if not shares.any():
-                raise EmptyError(
-                    f"cannot draw {count} sequences: got an error of 0 of all "
-                    f"{len(shares)}, expected one above it; give an epsilon, or "
-                    "insert transitions"
-                )
-            shares /= shares.sum()
-            ranks = self._random.choice(len(shares), size=count, p=shares)
-            env_ids, which = np.divmod(ranks, len(starts))
-            chosen = starts[which]
-            # The greatest weight is that of the rarest that can be drawn.
-            found = (len(shares) * shares[ranks]) ** -self.beta
-            found /= (len(shares) * shares[shares > 0].min()) ** -self.beta
-            found = np.repeat(found, self.sequence_length)
-            weights = torch.from_numpy(found.astype(np.float32)[:, None])
-            weights = weights.to(self.device)
+            return self._evenly(starts, count)
+        envs = np.arange(self._ring.num_envs)[:, None]
+        errors = self._ring.get_field(PRIORITY, envs, starts).astype(np.float64)
+        errors[errors == 0] = max(float(self.error), float(errors.max()))
+        errors[errors == TOLD_ZERO] = 0
+        shares = errors.reshape(-1) ** self.alpha
+        if not shares.any():
+            raise EmptyError(
+                f"cannot draw {count} sequences: got an error of 0 of all "
+                f"{len(shares)}, expected one above it; give an epsilon, or "
+                "insert transitions"
+            )
+        shares /= shares.sum()
+        ranks = self._random.choice(len(shares), size=count, p=shares)
+        env_ids, which = np.divmod(ranks, len(starts))
+        chosen = starts[which]
+        # The greatest weight is that of the rarest that can be drawn.
+        found = (len(shares) * shares[ranks]) ** -self.beta
+        found /= (len(shares) * shares[shares > 0].min()) ** -self.beta
+        found = np.repeat(found, self.sequence_length)
+        weights = torch.from_numpy(found.astype(np.float32)[:, None])
+        weights = weights.to(self.device)
         places = np.stack([env_ids, chosen], axis=1)
         return env_ids, chosen, {"per_weights": weights, "idxs": places}
+
+    def _evenly(self, starts: Ids, count: int) -> tuple[Ids, Ids, dict[str, Any]]:
+        """Sequences drawn uniformly, whatever their errors."""
+        env_ids, chosen, _ = super()._chosen(starts, count)
+        places = np.stack([env_ids, chosen], axis=1)
+        return env_ids, chosen, {"per_weights": 1.0, "idxs": places}
 
     def _learned(self, places: Ids, errors: NDArray[np.floating[Any]]) -> None:
         """Give sequences ``[S, 2]`` the errors of their rows, or of the last ones.

@@ -188,7 +188,7 @@ class ShrinkingSampler:
         if num_legal(view) == 0:
             raise nothing_to_draw(view, batch_size)
         edges = rank_edges(view)
-        counts = _newest_counts(np.diff(edges), self.window(int(edges[-1])))
+        counts = newest_counts(np.diff(edges), self.window(int(edges[-1])))
         draw = self._sampler.draw(newest(view, counts, edges), batch_size)
         self._update = (self._update + 1) % self._num_updates
         self._step += 1
@@ -221,7 +221,7 @@ class ShrinkingSampler:
         self._num_updates, self._update = num_updates, update
 
 
-def _newest_counts(counts: Ids, window: int) -> Ids:
+def newest_counts(counts: Ids, window: int) -> Ids:
     """How many of each environment the newest of all are.
 
     The same number of each, the smallest that makes at least window of them,

@@ -59,6 +59,8 @@ NAMES = {
     pytorchrl.ReplayBuffer: PARTS,
     pytorchrl.NStepReplayBuffer: PARTS,
     pytorchrl.PERBuffer: PARTS,
+    pytorchrl.EREBuffer: f"{PARTS} update_eta",
+    pytorchrl.HERBuffer: f"{PARTS} update_eta handle_end_of_episode",
 }
 
 
@@ -102,11 +104,13 @@ PAIRS = [
         (getattr(pytorchrl, name), "pytorchrl.agent.storages", name)
         for name in (
             "MBReplayBuffer", "ReplayBuffer", "NStepReplayBuffer", "PERBuffer",
+            "EREBuffer", "HERBuffer",
         )
     ),
 ]  # fmt: skip
-INSIDE = {"get_priority", "get_sequence_priority"}
-"""What pytorchrl's priorities are made by; ours are the sampler's."""
+INSIDE = {"get_priority", "get_sequence_priority", "copy_single_tensor"}
+"""What pytorchrl's priorities and relabelled steps are made by; ours are made
+otherwise."""
 
 
 def arguments(call):

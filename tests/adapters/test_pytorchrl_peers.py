@@ -1,8 +1,10 @@
 """The same calls to pytorchrl's own storages and to ours; its own learner trains."""
 
+import inspect
 import os
 import subprocess
 import sys
+from importlib import import_module
 from types import SimpleNamespace
 
 import numpy as np
@@ -261,6 +263,185 @@ def test_n_step_sequences_are_those_of_pytorchrl_where_no_end_is(
                 np.testing.assert_allclose(part, expected[start][key], atol=1e-4)
             seen.add(start)
     assert seen == set(expected)
+    mine.close()
+
+
+@pytest.fixture
+def recent(tmp_path, monkeypatch):
+    """Both of EREBuffer; theirs asks for a name that NumPy 2 has no more."""
+    monkeypatch.setattr(np, "Inf", np.inf, raising=False)
+    made = []
+
+    def make(size, **options):
+        mine, other = [
+            module.EREBuffer.create_factory(size, **options, **places)(
+                "cpu", actor(), algorithm(), None
+            )
+            for module, places in ((ours, {"path": tmp_path / "ring"}), (theirs, {}))
+        ]
+        made.append(mine)
+        return mine, other
+
+    yield make
+    for storage in made:
+        storage.close()
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6])
+@pytest.mark.parametrize("envs", [1, 2])
+@pytest.mark.parametrize("cmin", [30, 5000])
+def test_recent_draws_are_from_the_windows_of_pytorchrl(recent, alpha, envs, cmin):
+    storages = recent(
+        100, n_step=1, epsilon=0.1, alpha=alpha, beta=0.5, default_error=1.0,
+        eta=0.999, cmin=cmin,
+    )  # fmt: skip
+    # With hidden states, theirs fails once the window leaves rows out.
+    hidden = {"RecurrentHiddenStates": {}, "NextRecurrentHiddenStates": {}}
+    for number in range(80):
+        for storage in storages:
+            storage.insert_transition(transition(number, envs) | hidden)
+    counts = [[{} for _ in range(4)] for _ in storages]
+    for turn in range(40):
+        for storage in storages:
+            storage.before_gradients()
+        for k, batches in enumerate(
+            zip(*(s.generate_batches(4, 200) for s in storages), strict=True)
+        ):
+            mine, other = batches
+            assert set(mine) == set(other) - {"priority"}
+            assert mine["ck"] == other["ck"]
+            for key in set(mine) - {"idxs", "ck"}:
+                assert_alike(mine[key], other[key])
+            if "per_weights" in other and turn >= 20:
+                # Once all errors are known, a step's weight is the same in both.
+                weights = [
+                    dict(zip(b["Observation"].ravel().tolist(),
+                             b["per_weights"].ravel().tolist(), strict=True))
+                    for b in batches
+                ]  # fmt: skip
+                same = weights[0].keys() & weights[1].keys()
+                assert len(same) > 5
+                for seen in same:
+                    assert weights[0][seen] == pytest.approx(weights[1][seen], 1e-3)
+            for number, (storage, batch) in enumerate(
+                zip(storages, batches, strict=True)
+            ):
+                if turn >= 20:
+                    for seen in batch["Observation"].ravel().tolist():
+                        found = counts[number][k]
+                        found[seen] = found.get(seen, 0) + 1
+                errors = 0.2 + batch["Observation"] % 5
+                storage.after_gradients(batch, {"Algorithm": {"errors": errors}})
+    for mine, other in zip(*counts, strict=True):
+        # All steps of the window are drawn by both, 4,000 draws of each.
+        assert set(mine) == set(other)
+        both_ = np.array([[c[seen] for seen in sorted(mine)] for c in (mine, other)])
+        # Two samples of one law: a mean of the number of steps, a variance of twice
+        # that; six standard deviations are exceeded once in a million.
+        chi = ((both_[0] - both_[1]) ** 2 / both_.sum(0)).sum()
+        assert chi < len(mine) + 6 * np.sqrt(2 * len(mine))
+
+
+@pytest.mark.parametrize("overlap", [0.0, 0.4])
+def test_recent_sequences_are_from_the_windows_of_pytorchrl(
+    tmp_path, monkeypatch, overlap
+):
+    monkeypatch.setattr(np, "Inf", np.inf, raising=False)
+    storages = []
+    for module, places in ((ours, {"path": tmp_path / "ring"}), (theirs, {})):
+        remembering = actor()
+        remembering.is_recurrent, remembering.sequence_overlap = True, overlap
+        make = module.EREBuffer.create_factory(80, eta=0.999, cmin=30, **places)
+        storages.append(make("cpu", remembering, algorithm(), None))
+    mine = storages[0]
+    for number in range(5 + 9 * mine.non_overlap_length):
+        for storage in storages:
+            storage.insert_transition(transition(number, envs=2))
+    firsts = [[set() for _ in range(4)] for _ in storages]
+    for _ in range(60):
+        for storage, found in zip(storages, firsts, strict=True):
+            storage.before_gradients()
+            cks = []
+            for k, batch in enumerate(storage.generate_batches(4, 12)):
+                assert (batch["per_weights"], batch["n_step"]) == (1.0, 1)
+                found[k] |= set(batch["Observation"][::5, 0].tolist())
+                cks.append(batch["ck"])
+            assert cks == [10, 7, 6, 4]
+    # 180 draws miss one of at most 20 with a probability below 1e-2, together.
+    for seen in zip(*firsts, strict=True):
+        assert len(seen[0] ^ seen[1]) <= 1
+    mine.close()
+
+
+def test_eta_is_adapted_as_by_pytorchrl(recent):
+    mine, other = recent(50, eta=0.995)
+    returns = np.random.default_rng(4).normal(size=100).cumsum()
+    for number, each in enumerate(returns):
+        infos = []
+        for storage in (mine, other):
+            info = {"Algorithm": {}, "Episodes": {"TrainReward": float(each)}}
+            if number % 7 == 6:
+                del info["Episodes"]
+            infos.append(storage.after_gradients({}, info))
+        assert infos[0] == infos[1]
+        assert mine.eta == other.eta
+    assert len({mine.eta, 1.0, 0.995}) == 3
+
+
+def repaired():
+    """pytorchrl's HERBuffer without what ends its call at each episode's end."""
+    module = import_module("pytorchrl.agent.storages.off_policy.her_buffer")
+    source = inspect.getsource(module)
+    for wrong, right in (
+        ("torch.as_tensor(k,", "torch.as_tensor(v,"),
+        ("in k.items():", "in v.items():"),
+        ("obs2, rhs2, done2)._asdict()", "obs2, rhs2, done2, {})._asdict()"),
+        ("actor, algorithm, her_function, n_step,",
+         "actor, algorithm, envs, her_function, n_step,"),
+    ):  # fmt: skip
+        assert source.count(wrong) == 1, wrong
+        source = source.replace(wrong, right)
+    names = dict(vars(module))
+    exec(compile(source, module.__file__, "exec"), names)
+    return names["HERBuffer"]
+
+
+def relabel(o, rhs, o2, rhs2, r, initial_state, final_state):
+    assert set(rhs) == set(rhs2) == {"rhs"}
+    return o + 1000, rhs, o2 + 1000, rhs2, r + 7 * initial_state + 11 * final_state
+
+
+@pytest.mark.parametrize("envs", [1, 2])
+def test_hindsight_rows_are_those_of_pytorchrl_without_its_faults(
+    tmp_path, monkeypatch, envs
+):
+    monkeypatch.setattr(np, "Inf", np.inf, raising=False)
+    places = {"path": tmp_path / "ring"}
+    mine, other = [
+        kind.create_factory(60, relabel, cmin=10, **named)(
+            "cpu", actor(), algorithm(), None
+        )
+        for kind, named in ((ours.HERBuffer, places), (repaired(), {}))
+    ]
+    number = 0
+    for length in (4, 6, 2, 1, 5):
+        for place in range(length):
+            step = transition(number, envs, done=place == length - 1)
+            # It takes Done for the end of this step, as its comments say.
+            step["Done"] = step["NextDone"]
+            for storage in (mine, other):
+                storage.insert_transition(step)
+            number += 1
+    rows = [storage.get_all_buffer_data() for storage in (mine, other)]
+    assert (mine.size, mine.step) == (other.size, other.step) == (31, 31)
+    for key in ("Observation", "Action", "Reward", "NextObservation", "NextDone"):
+        np.testing.assert_allclose(rows[0][key], rows[1][key], rtol=1e-6)
+    for storage in (mine, other):
+        storage.before_gradients()
+    batches = [next(storage.generate_batches(1, 12)) for storage in (mine, other)]
+    assert set(batches[0]) == set(batches[1]) - {"priority"}
+    for key in set(batches[0]) - {"idxs", "ck"}:
+        assert_alike(batches[0][key], batches[1][key])
     mine.close()
 
 

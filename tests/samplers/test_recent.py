@@ -8,7 +8,7 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.errors import EmptyError, FormatError, SchemaError
-from mmreplay.samplers.recent import _newest_counts
+from mmreplay.samplers.recent import newest_counts
 from tests.buffer.support import Twin
 from tests.contracts.sampler import VIEWS, ListedView, SamplerContract, places
 from tests.samplers.law import assert_law
@@ -205,7 +205,7 @@ def test_windows_of_many_environments_are_the_newest_of_all(rng):
     for _ in range(300):
         counts = rng.integers(0, 9, size=rng.integers(1, 6))
         for window in range(1, int(counts.sum()) + 1):
-            found = _newest_counts(counts, window).tolist()
+            found = newest_counts(counts, window).tolist()
             assert found == brute_counts(counts.tolist(), window)
 
 
