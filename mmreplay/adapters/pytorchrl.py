@@ -340,7 +340,9 @@ class NStepReplayBuffer(ReplayBuffer):
         found[DONE2] = torch.from_numpy(ended[:, None]).to(self.device)
         assert self._gammas is not None
         gammas = self._gammas.at(drawn.positions)
-        if (gammas == self._ring_gamma).all():
+        # Discounts of gammas 0 and 1 do not tell how many steps were summed.
+        tells = 0 < self._ring_gamma < 1 or len(self._gammas.values) == 1
+        if tells and (gammas == self._ring_gamma).all():
             return {**found, N_STEP: self._summed(drawn)}
         counts, rewards = self._sums(drawn.env_ids, drawn.positions, gammas)
         found |= self._tensors({REW: rewards.reshape(drawn.fields[REW].shape)})
