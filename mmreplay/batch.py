@@ -18,6 +18,9 @@ Array = Any
 DRAWN = frozenset(("env_ids", "positions", "probabilities", "weights"))
 """Columns of every draw."""
 
+OWN = DRAWN | {"mask", "key", "window_positions", "offsets", "buffer_ids"}
+"""Attributes of a batch that hold numbers, as fields do."""
+
 
 @dataclass(slots=True, repr=False)  # frozen, each costs a microsecond more
 class Batch:
@@ -37,6 +40,9 @@ class Batch:
         batch["observation"]  # {"pixels": ..., "joints": ...}
         shapes = {path: array.shape for path, array in batch.items()}
         learn(**batch.data)  # nested observations as one argument
+
+    A field of the schema that is named like an attribute, such as ``weights``, is
+    ``batch["weights"]``; ``batch.weights`` stays what the sampler gave.
 
     Small fields are views of one packed array, so their rows are strided;
     ``sample(..., contiguous=True)`` copies them apart.

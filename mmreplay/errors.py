@@ -24,7 +24,10 @@ errno_=errno.ENOSPC)``. The warnings are `FullWarning`, `AutoresetWarning` and
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
 OR_REPAIR = ", or run mmreplay repair SOURCE TARGET"
 """Ends the way out of a damaged buffer of which `repair` can keep the rest."""
@@ -195,3 +198,40 @@ def system_failure(what: str, path: Path, error: OSError) -> FailedError:
         f"cannot {what} {path}: {error.strerror} (errno {error.errno}), {expected}",
         errno_=error.errno,
     )
+
+
+def called(what: str, function: Callable[..., Any], *given: Any) -> Any:
+    """Call a function of the user's; what it raises tells which one, and what it got.
+
+    Args:
+        what: What it is to us, as in ``"HER reward_fn"``.
+        function: The function.
+        *given: What it is called with.
+
+    Returns:
+        What it returns.
+
+    Raises:
+        Exception: What it raises, of its own type, with a note.
+    """
+    try:
+        return function(*given)
+    except Exception as error:
+        own = type(function)
+        name = getattr(function, "__qualname__", own.__qualname__)
+        home = getattr(function, "__module__", own.__module__)
+        got = ", ".join(_outline(each) for each in given)
+        error.add_note(f"raised by {what} {home}.{name}, which got ({got})")
+        raise
+
+
+def _outline(value: Any) -> str:
+    """What a value is: dtypes and shapes of arrays, and no numbers of them."""
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{k!r}: {_outline(v)}" for k, v in value.items()) + "}"
+    if is_dataclass(value) and not isinstance(value, type):
+        parts = (f"{f.name}={_outline(getattr(value, f.name))}" for f in fields(value))
+        return f"{type(value).__name__}({', '.join(parts)})"
+    return repr(value) if isinstance(value, int | float) else type(value).__name__

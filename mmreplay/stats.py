@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.episodes import BREAK, CUT, END, Episodes
-from mmreplay.errors import StaleError
+from mmreplay.errors import StaleError, called
 from mmreplay.schema import Field
 
 BLOCK_NBYTES = 8 << 20
@@ -442,7 +442,8 @@ class _Counter:
     def add(self, steps: int) -> None:
         self.done += steps
         if self.progress is not None:
-            self.progress(min(self.done, self.total), self.total)
+            done = min(self.done, self.total)
+            called("progress", self.progress, done, self.total)
 
 
 def _all_pieces(

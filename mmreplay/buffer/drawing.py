@@ -6,6 +6,7 @@ overwriting meanwhile is drawn again, the batch whole.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -86,6 +87,7 @@ class Drawing:
         self._view = view
         self._fold = fold
         self._row_nbytes = schema.row_nbytes
+        self._told_of_firsts = False
         self._bfloat16 = _bfloat16(schema, view) if fold is None else fold.bfloat16
 
     def sample(self, sampler: Sampler, batch_size: int, contiguous: bool) -> Batch:
@@ -208,6 +210,15 @@ class Drawing:
         for path in _under(windows.first_only, found):
             found[path] = found[path][:, 0]
         if windows.is_first is not None:
+            if "is_first" in found and not self._told_of_firsts:
+                self._told_of_firsts = True
+                warnings.warn(
+                    "field 'is_first': got a field of the name that a sampler of "
+                    "windows gives its own marks of where episodes begin; batches hold "
+                    "the field, and not the marks: rename the field to have both",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
             found.setdefault("is_first", windows.is_first)
         return found
 

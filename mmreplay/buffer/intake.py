@@ -96,6 +96,12 @@ class Intake:
         if missing:
             parts.append(f"missing fields {missing}")
         way_out = "fix the names"
+        if own := [
+            path for path in missing if path in ("env_ids", "final_observation")
+        ]:
+            way_out = (
+                f"{own[0]} is a keyword of the call itself: pass the step as a dict"
+            )
         if unknown and missing:
             told = meant(unknown[0], missing)
             way_out = told if told.endswith("?") else way_out

@@ -19,7 +19,7 @@ from mmreplay.buffer import lifecycle, room
 from mmreplay.buffer.arguments import ROWS_EACH, check_count
 from mmreplay.buffer.lifecycle import Parts
 from mmreplay.buffer.reading import SCAN_ROWS, Reading
-from mmreplay.errors import FullError, SchemaError
+from mmreplay.errors import FullError, SchemaError, called
 from mmreplay.format import metadata as metadata_file
 from mmreplay.format.metadata import Metadata
 from mmreplay.ring import Ring, runs
@@ -225,7 +225,7 @@ def copy(
             store.write(runs(ring.rows(ids, positions)), columns, flags)
             done += len(positions)
             if progress is not None:
-                progress(done, rows)
+                called("progress", progress, done, rows)
     return firsts
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from numpy.typing import ArrayLike
 
 from mmreplay import kernels
-from mmreplay.batch import Batch
+from mmreplay.batch import OWN, Batch
 from mmreplay.buffer import arguments, forks, groups, lifecycle, rebuild, room
 from mmreplay.buffer.adding import Adding
 from mmreplay.buffer.arguments import check_mode, check_sampler
@@ -184,6 +185,14 @@ class ReplayBuffer(Adding):
             level, chunk_crc32c,
         )  # fmt: skip
         check_sampler(sampler)
+        if shared := sorted(OWN & {path.partition("/")[0] for path in schema.fields}):
+            warnings.warn(
+                f"field {shared[0]!r}: got a field with the name of an attribute of "
+                f"batches, which batch.{shared[0]} stays; the field is "
+                f"batch[{shared[0]!r}]: rename it if the two could be confused",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         # Refused before there is a folder.
         fold_of(transforms, metadata)
         if limiter is not None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from mmreplay import files
 from mmreplay.buffer.lifecycle import Parts
-from mmreplay.errors import system_error
+from mmreplay.errors import called, system_error
 from mmreplay.files import File
 from mmreplay.storage.base import CheckedStore
 from mmreplay.storage.ledger import refuse_cut
@@ -203,7 +203,8 @@ class Taking:
         if self._progress is not None:
             rows = int((self.heads - self._begins).sum())
             total = rows * sum(self._row_nbytes(t) for _, t in self._pairs)
-            self._progress(self.nbytes, max(self.nbytes, total))
+            total = max(self.nbytes, total)
+            called("progress", self._progress, self.nbytes, total)
 
     def _forget_lost(self) -> None:
         """Clear the flags of an environment's newest row where that is lost too."""

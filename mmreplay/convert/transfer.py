@@ -10,7 +10,7 @@ from pathlib import Path
 from mmreplay.convert.base import Progress, Reader, Report, Writer
 from mmreplay.convert.count import Beginnings
 from mmreplay.convert.description import Description
-from mmreplay.errors import SourceError
+from mmreplay.errors import SourceError, called
 
 
 def transfer(
@@ -42,7 +42,7 @@ def transfer(
             rows += len(block)
             episodes += int(beginnings.look(block).sum())
             if progress is not None:
-                progress(rows, description.rows)
+                called("progress", progress, rows, description.rows)
         if rows != description.rows:
             raise SourceError(
                 f"the source ended after {rows} rows, expected the "

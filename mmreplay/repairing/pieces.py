@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.errors import called
 from mmreplay.repairing.evidence import Evidence
 from mmreplay.repairing.kept import Flags, Kept
 from mmreplay.ring import Run, runs
@@ -69,4 +70,4 @@ def pieces(
             yield Piece(sources, rows, to, each.marks)
             done += len(positions)
             if progress is not None:
-                progress(done, total)
+                called("progress", progress, done, total)

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.episodes import START, EpisodeIndex
-from mmreplay.errors import SchemaError
+from mmreplay.errors import SchemaError, called
 from mmreplay.samplers.base import Draw, Sampler, State, View, Windows
 from mmreplay.samplers.checks import whole
 from mmreplay.samplers.epochs import epochs_of
@@ -142,7 +142,9 @@ class Filter:
         if self.where is not None and good.any():
             some = np.flatnonzero(good)
             asked = EpisodeRows(env_ids[some], begins[some], ends[some], running[some])
-            good[some] = _told(self.where(asked), len(some))
+            good[some] = _told(
+                called("EpisodeSampler where", self.where, asked), len(some)
+            )
         return good
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mmreplay.errors import SchemaError
+from mmreplay.errors import SchemaError, called
 from mmreplay.samplers.checks import is_number
 
 Schedule = float | Callable[[int], float]
@@ -79,7 +79,9 @@ class Scheduled:
         """
         if not callable(self.schedule):
             return float(self.schedule)
-        return self._checked(self.schedule(step))
+        return self._checked(
+            called(f"the schedule of {self.name}", self.schedule, step)
+        )
 
     def _checked(self, number: object) -> float:
         if not (is_number(number) and 0 <= number <= self.most):

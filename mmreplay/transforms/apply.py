@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mmreplay.errors import SchemaError
+from mmreplay.errors import SchemaError, called
 from mmreplay.transforms.anchors import Anchors
 from mmreplay.transforms.base import Bound, Fields, Layer, Over
 from mmreplay.transforms.outline import Outline
@@ -71,7 +71,7 @@ class _Applied(Over):
         given = {p: a.reshape(*lead, *a.shape[1:]) for p, a in below.items()}
         apply = self._apply
         chance = (self.anchors.random(self._stream),) if apply.random else ()
-        found = apply.function(given, *chance)
+        found = called("Apply's function", apply.function, given, *chance)
         if not isinstance(found, Mapping):
             raise SchemaError(
                 f"Apply: got {type(found).__name__} from {apply.function!r}, expected "

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.episodes import FINAL
-from mmreplay.errors import SchemaError
+from mmreplay.errors import SchemaError, called
 from mmreplay.schema import Field
 from mmreplay.transforms.anchors import Anchors, around
 from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over, Touched
@@ -309,7 +309,8 @@ class _Relabelled(Over):
         )
         info = self.below.read(tuple(goals.her.info), rows)
         told = {p: _flat(goals.numbers(p, a[chosen])) for p, a in info.items()}
-        made = np.asarray(goals.her.reward_fn(_flat(achieved), _flat(desired), told))
+        given = _flat(achieved), _flat(desired), told
+        made = np.asarray(called("HER reward_fn", goals.her.reward_fn, *given))
         field = goals.outline.fields[goals.reward]
         rewards = stored.copy()
         rewards[chosen] = _as_rewards(made, field, shape)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.episodes import CUT, FINAL, TERMINATED, TRUNCATED
-from mmreplay.errors import SchemaError
+from mmreplay.errors import SchemaError, called
 from mmreplay.transforms.anchors import Anchors
 from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over, Touched
 from mmreplay.transforms.checks import fraction, label, number, numbers, real
@@ -300,7 +300,8 @@ class _Returns(Over):
             for n, a in found.items()
         }
         assert spec.value_fn is not None
-        values = np.asarray(spec.value_fn(given), np.float64)
+        found = called("DiscountedReturn value_fn", spec.value_fn, given)
+        values = np.asarray(found, np.float64)
         reward = outline.schema.roles["reward"]
         expected = (len(ends), *outline.fields[reward].shape)
         if values.shape != expected:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from mmreplay.errors import raise_if_out_of_files
+from mmreplay.errors import called, raise_if_out_of_files
 
 Kind = Literal[
     "metadata", "statistics", "file", "commit", "slot", "sum", "lap", "flags",
@@ -120,7 +120,8 @@ class Notebook:
         """Count bytes read, and tell whoever waits."""
         self.nbytes += nbytes
         if self.progress is not None:
-            self.progress(self.nbytes, max(self.nbytes, self.expected_nbytes))
+            expected = max(self.nbytes, self.expected_nbytes)
+            called("progress", self.progress, self.nbytes, expected)
 
     def report(self, path: Path) -> VerifyReport:
         """Close the book."""
