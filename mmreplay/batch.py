@@ -6,7 +6,7 @@ from collections.abc import ItemsView, Iterator, KeysView, ValuesView
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from mmreplay.errors import SchemaError
+from mmreplay.errors import SchemaError, shown
 from mmreplay.nesting import SEPARATOR, meant, under, unflatten
 
 if TYPE_CHECKING:
@@ -140,11 +140,12 @@ class Batch:
                 return unflatten({each[cut:]: self.fields[each] for each in below})
             if not isinstance(path, str):
                 raise SchemaError(
-                    f"batch has no step {path!r}, expected the path of a field; a "
+                    f"batch has no step {shown(path)}, expected the path of a field; a "
                     "DataLoader with batch_sampler= needs collate_fn=mmreplay.collate"
                 ) from None
             raise SchemaError(
-                f"batch has no field {path!r}, expected one of {list(self.fields)}; "
+                f"batch has no field {shown(path)}, expected one of "
+                f"{list(self.fields)}; "
                 f"{meant(path, self.fields)}"
             ) from None
 

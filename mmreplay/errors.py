@@ -26,7 +26,8 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
-from pathlib import Path
+from enum import Enum
+from pathlib import Path, PurePath
 from typing import Any
 
 OR_REPAIR = ", or run mmreplay repair SOURCE TARGET"
@@ -235,3 +236,26 @@ def _outline(value: Any) -> str:
         parts = (f"{f.name}={_outline(getattr(value, f.name))}" for f in fields(value))
         return f"{type(value).__name__}({', '.join(parts)})"
     return repr(value) if isinstance(value, int | float) else type(value).__name__
+
+
+def shown(value: Any) -> str:
+    """A value as messages show it: numbers and short texts, and the type of all else.
+
+    Args:
+        value: What was given.
+
+    Returns:
+        At most some 80 characters.
+    """
+    if isinstance(value, str | bytes):
+        return repr(value) if len(value) <= 60 else f"{value[:57]!r}..."
+    if isinstance(value, list | tuple | set | frozenset) and len(value) <= 8:
+        parts = [shown(each) for each in value]
+        opened, closed = ("(", ")") if isinstance(value, tuple) else ("[", "]")
+        text = f"{opened}{', '.join(parts)}{closed}"
+        return text if len(text) <= 80 else type(value).__name__
+    plain = isinstance(value, int | float | complex | slice | type | Enum | PurePath)
+    if plain or value is None or type(value).__module__ == "numpy":
+        text = repr(value)
+        return text if len(text) <= 80 and "\n" not in text else type(value).__name__
+    return type(value).__name__

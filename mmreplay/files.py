@@ -53,6 +53,29 @@ def _told(what: str, path: Path) -> Iterator[None]:
         raise system_error(what, path, error) from error
 
 
+def expanded(path: str | os.PathLike[str]) -> str:
+    """A path that a user gave as text, with ``~`` or ``~user`` as a home folder.
+
+    Raises:
+        FormatError: It is no path, or no home of that user is known.
+    """
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not isinstance(text, str):
+        raise FormatError(
+            f"path: got {type(path).__name__}, expected a path as text or a "
+            "pathlib.Path; os.fsdecode makes text of bytes"
+        )
+    found = os.path.expanduser(text)
+    if found == text and text.startswith("~"):
+        user = text.partition("/")[0]
+        raise FormatError(
+            f"path: got {text!r}, but no home folder is known for {user!r}, expected "
+            f"~, or the name of a user of this machine after it; write ./{text} for a "
+            "folder of that name"
+        )
+    return found
+
+
 class File:
     """One open regular file of known size, read and written at offsets.
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from numpy import ndarray
 
-from mmreplay.errors import SchemaError
+from mmreplay.errors import SchemaError, shown
 
 SEPARATOR = "/"
 MAX_PATH_LENGTH = 256
@@ -100,7 +100,7 @@ def split(path: object) -> list[str]:
     """
     if not isinstance(path, str):
         raise SchemaError(
-            f"field path: got {path!r} ({type(path).__name__}), expected a string "
+            f"field path: got {shown(path)} ({type(path).__name__}), expected a string "
             "such as 'observation/pixels'"
         )
     names = path.split(SEPARATOR)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.errors import EmptyError, FormatError, SchemaError
+from mmreplay.errors import EmptyError, FormatError, SchemaError, shown
 from mmreplay.ring import Span
 from mmreplay.samplers.base import Sampler, State, View
 from mmreplay.samplers.checks import is_number
@@ -182,7 +182,8 @@ def split(
         )
     if by not in ("episode", "step"):
         raise SchemaError(
-            f"by: got {by!r}, expected 'episode' or 'step'; the first is the default"
+            f"by: got {shown(by)}, expected 'episode' or 'step'; the first is the "
+            "default"
         )
     env_ids, begins, ends = _units(buffer, by)
     sizes = _sizes(len(begins), fractions)

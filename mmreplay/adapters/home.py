@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from mmreplay import files
 from mmreplay.adapters import places
+from mmreplay.buffer.lifecycle import absolute
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import FormatError, SchemaError
 from mmreplay.format import metadata
@@ -80,11 +81,11 @@ class Home:
         self.temporary = path is None and not folder
         self._name: WriterLock | None = None
         if path is None and folder:
-            top = Path(os.path.abspath(folder))
+            top = absolute(folder)
             path, self._name = places.numbered(top, system, resume=resume, fresh=fresh)
         if path is None:
             path = places.temporary(system)
-        self.path = Path(os.path.abspath(path))
+        self.path = absolute(path)
         self.buffer: ReplayBuffer | None = None
         self.resumed = (self.path / FILE_NAME).exists()
         if self.resumed and not resume:

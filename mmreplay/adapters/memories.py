@@ -21,6 +21,7 @@ from mmreplay.adapters.memory_files import Format, check_format
 from mmreplay.adapters.memory_rows import Rows
 from mmreplay.adapters.tensors import Tensor
 from mmreplay.batch import Batch
+from mmreplay.buffer.lifecycle import absolute
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import EmptyError, SchemaError, StaleError
 from mmreplay.samplers.base import Sampler
@@ -264,7 +265,7 @@ class Memory(Rows):
             raise EmptyError(
                 "cannot save a memory without samples, expected some; add them first"
             )
-        folder = Path(directory or self.export_directory).absolute() / "memories"
+        folder = absolute(directory or self.export_directory) / "memories"
         for place in [*reversed(folder.parents), folder]:
             if not place.exists():
                 files.make_folder(place, exist_ok=True)

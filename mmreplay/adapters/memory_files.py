@@ -12,6 +12,7 @@ import numpy as np
 
 from mmreplay.adapters.memory_cursor import Cursor
 from mmreplay.adapters.tensors import UNDER, Tensor
+from mmreplay.buffer.lifecycle import absolute
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.convert import registry
 from mmreplay.convert.base import Block, Reader, Writer
@@ -105,7 +106,7 @@ def load(
         SchemaError: One is of another size there.
         SourceError: It is of another number of environments, or damaged.
     """
-    source = Path(path).absolute()
+    source = absolute(path)
     found = registry.source_format(source, None)
     with open_source(source, found, {"layout": "skrl"}) as opened:
         reader: Reader = opened

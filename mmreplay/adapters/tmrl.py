@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from mmreplay import files
 from mmreplay.adapters.home import FOLDER, Kept, StrPath
 from mmreplay.adapters.tmrl_memory import PICKLE, Preprocessor, dataset_of
 from mmreplay.adapters.tmrl_memory import STATS as STATS
@@ -91,7 +92,7 @@ class GenericTorchMemory(Kept, TorchMemory):
             device, nb_steps, sample_preprocessor, memory_size, batch_size,
             "", crc_debug, path=path, resume=resume,
         )  # fmt: skip
-        self.path = Path(dataset_path)
+        self.path = Path(files.expanded(dataset_path))
         self._rows = Rows(imgs_obs, act_buf_len, imgs_shape, imgs_scale, crc_debug)
         self._held: list[Any] = []
         self._noted: dict[str, float] = {}

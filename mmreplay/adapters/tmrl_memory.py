@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from mmreplay import files
 from mmreplay.adapters.home import Home, StrPath
 from mmreplay.adapters.tmrl_nests import check_crcs, collate_torch, crcs_of
 from mmreplay.adapters.values import seed_of_draws
@@ -73,7 +74,7 @@ class Memory(ABC):
         self.memory_size = memory_size
         self.batch_size = batch_size
         self.crc_debug = crc_debug
-        self.path = Path(dataset_path)
+        self.path = Path(files.expanded(dataset_path))
         self.stat_test_return = 0.0
         self.stat_train_return = 0.0
         self.stat_test_steps = 0
@@ -170,7 +171,7 @@ class TorchMemory(Memory, ABC):
 
 def dataset_of(folder: StrPath, allowed: bool) -> list[Any]:
     """What a folder's pickle of a memory's `data` holds; nothing without one."""
-    path = Path(folder) / PICKLE
+    path = Path(files.expanded(folder)) / PICKLE
     if not str(folder) or not path.is_file():
         return []
     found = pickles.load(path, allowed)

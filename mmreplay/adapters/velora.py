@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -24,6 +23,7 @@ from mmreplay.adapters.home import Home, Kept, StrPath
 from mmreplay.adapters.values import plain_rows, rows_of, seed_of_draws
 from mmreplay.adapters.velora_files import METADATA, BufferConfig
 from mmreplay.adapters.velora_play import played
+from mmreplay.buffer.lifecycle import absolute
 from mmreplay.buffer.replay_buffer import ReplayBuffer as Ring
 from mmreplay.convert.tensors import TensorFile, write_tensors
 from mmreplay.errors import SchemaError
@@ -280,7 +280,7 @@ class BufferBase(Kept):
             dirpath: The folder; made if it is missing.
             prefix: What the names begin with; dots belong to it.
         """
-        names, folder = tuple(self._dims), Path(dirpath)
+        names, folder = tuple(self._dims), absolute(dirpath)
         metadata = json.dumps(self.metadata(), indent=2)
 
         def read(first: int, stop: int) -> dict[str, NDArray[np.generic]]:
@@ -312,7 +312,7 @@ class BufferBase(Kept):
             FormatError: The metadata lacks a key, is not of these tensors, or the
                 file is damaged; or the path holds a buffer.
         """
-        source = Path(state_path)
+        source = absolute(state_path)
         if source.suffix != ".safetensors":
             source = source.with_name(f"{source.name}.safetensors")
         told = saved.checked(metadata, source)

@@ -9,7 +9,7 @@ from typing import cast
 
 import numpy as np
 
-from mmreplay.errors import SchemaError
+from mmreplay.errors import SchemaError, shown
 from mmreplay.format import metadata as metadata_file
 from mmreplay.format import strict_json
 from mmreplay.format.metadata import AUTORESETS, ENGINES, Autoreset, Engine, Metadata
@@ -31,7 +31,8 @@ def check_count(name: str, number: int, most: int, way_out: str) -> None:
     whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
     if not whole or not 1 <= number <= most:
         raise SchemaError(
-            f"{name}: got {number!r}, expected an integer in [1, {most}]; {way_out}"
+            f"{name}: got {shown(number)}, expected an integer in [1, {most}]; "
+            f"{way_out}"
         )
 
 
@@ -44,7 +45,7 @@ def check_sampler(sampler: object) -> None:
     made = sampler is not None and not isinstance(sampler, type)
     if sampler is not None and not (made and callable(getattr(sampler, "draw", None))):
         raise SchemaError(
-            f"sampler: got {sampler!r}, expected a sampler such as "
+            f"sampler: got {shown(sampler)}, expected a sampler such as "
             "UniformSampler(seed=0); make one, or leave it out"
         )
 
@@ -57,7 +58,7 @@ def check_mode(mode: str) -> None:
     """
     if mode not in ("r", "r+"):
         raise SchemaError(
-            f"mode: got {mode!r}, expected 'r' or 'r+'; to make a new buffer, use "
+            f"mode: got {shown(mode)}, expected 'r' or 'r+'; to make a new buffer, use "
             "ReplayBuffer.create"
         )
 
@@ -71,7 +72,8 @@ def check_interval(commit_every: float | None) -> None:
     number = isinstance(commit_every, int | float | np.integer | np.floating)
     if commit_every is not None and not (number and commit_every > 0):
         raise SchemaError(
-            f"commit_every: got {commit_every!r}, expected seconds above 0, or None "
+            f"commit_every: got {shown(commit_every)}, expected seconds above 0, or "
+            "None "
             "to commit only by commit() and close()"
         )
 
@@ -138,7 +140,8 @@ def describe(
     for name, value in asked.items():
         if value is not None and engine != "zarr":
             raise SchemaError(
-                f"{name}: got {value!r} with engine={engine!r}, expected one with "
+                f"{name}: got {shown(value)} with engine={shown(engine)}, expected "
+                "one with "
                 "engine='zarr' only; leave it out, or name that engine"
             )
     ring = Ring.sized(int(capacity), int(num_envs), layout, schema.row_nbytes)
@@ -165,17 +168,20 @@ def describe(
 def _check_choices(engine: str, layout: str | None, autoreset: str) -> None:
     if engine not in ENGINES:
         raise SchemaError(
-            f"engine: got {engine!r}, expected one of {list(ENGINES)}; leave it out "
+            f"engine: got {shown(engine)}, expected one of {list(ENGINES)}; leave it "
+            "out "
             "for files that are mapped"
         )
     if layout is not None and layout not in LAYOUTS:
         raise SchemaError(
-            f"layout: got {layout!r}, expected one of {LAYOUTS} or None; leave it out "
+            f"layout: got {shown(layout)}, expected one of {LAYOUTS} or None; leave "
+            "it out "
             "to have it chosen by num_envs"
         )
     if autoreset not in AUTORESETS:
         raise SchemaError(
-            f"autoreset: got {autoreset!r}, expected one of {AUTORESETS}; name what "
+            f"autoreset: got {shown(autoreset)}, expected one of {AUTORESETS}; name "
+            "what "
             "your environments do after an end: 'next_step' is Gymnasium's vector "
             "default, 'disabled' where you call reset yourself"
         )

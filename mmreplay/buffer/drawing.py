@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mmreplay.batch import Batch
 from mmreplay.buffer.steps import Fields, Ids
 from mmreplay.buffer.view import LiveView, Moment, Window
-from mmreplay.errors import SchemaError, StaleError, StarvedError
+from mmreplay.errors import SchemaError, StaleError, StarvedError, shown
 from mmreplay.samplers.base import Draw, Sampler
 from mmreplay.samplers.epochs import draws_once
 from mmreplay.schema import Schema
@@ -95,7 +95,8 @@ class Drawing:
         whole = isinstance(batch_size, int | np.integer) and batch_size is not True
         if not whole or batch_size < 1:
             raise SchemaError(
-                f"batch_size: got {batch_size!r}, expected an integer of at least 1; "
+                f"batch_size: got {shown(batch_size)}, expected an integer of at "
+                "least 1; "
                 "pass a number of steps, such as 256"
             )
         try:

@@ -46,15 +46,17 @@ def absolute(path: StrPath) -> Path:
     """The path whatever the working folder becomes; links, and URLs, are left.
 
     Raises:
-        FormatError: It starts from a working folder that was removed.
+        FormatError: It is no path, or starts from a home folder that is not known, or
+            from a working folder that was removed.
     """
-    if url_of(os.fspath(path)) is not None:
-        return Path(path)
+    text = files.expanded(path)
+    if url_of(text) is not None:
+        return Path(text)
     try:
-        return Path(os.path.abspath(path))
+        return Path(os.path.abspath(text))
     except FileNotFoundError as error:
         raise FormatError(
-            f"{os.fspath(path)} starts from the working folder, which was removed, "
+            f"{text} starts from the working folder, which was removed, "
             "expected one that is there; cd to another, or give a whole path"
         ) from error
 

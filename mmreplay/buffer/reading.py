@@ -16,7 +16,7 @@ from mmreplay.buffer.lifecycle import Parts
 from mmreplay.buffer.steps import Fields
 from mmreplay.buffer.view import LiveView, Moment
 from mmreplay.episodes import FINAL, EpisodeIndex
-from mmreplay.errors import EmptyError, SchemaError
+from mmreplay.errors import EmptyError, SchemaError, shown
 from mmreplay.files import File
 from mmreplay.format.metadata import Metadata
 from mmreplay.ring import Span
@@ -164,7 +164,8 @@ class Reading:
         """The oldest rows of each environment; see `ReplayBuffer.dequeue`."""
         if not isinstance(count, int | np.integer) or count < 1:
             raise SchemaError(
-                f"count: got {count!r}, expected an integer of at least 1; ask for rows"
+                f"count: got {shown(count)}, expected an integer of at least 1; ask "
+                "for rows"
             )
         moment = self.view.moment
         ids = np.arange(self._ring.num_envs) if env_ids is None else env_ids
@@ -280,7 +281,8 @@ def listed(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
     """
     if not isinstance(transforms, Sequence):
         raise SchemaError(
-            f"transforms: got {transforms!r}, expected a list of transforms; put one "
+            f"transforms: got {shown(transforms)}, expected a list of transforms; put "
+            "one "
             "into a list of its own"
         )
     return tuple(transforms)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay import files
 from mmreplay.buffer.committer import Committer
 from mmreplay.errors import FullWarning
 from mmreplay.format.metadata import Metadata
@@ -68,7 +69,7 @@ def ring_nbytes(metadata: Metadata, heads: Array | None = None) -> int:
 
 def free_nbytes(path: str | os.PathLike[str]) -> int:
     """Bytes free to this user on the disk that holds, or would hold, path."""
-    place_ = Path(os.path.abspath(path))
+    place_ = Path(os.path.abspath(files.expanded(path)))
     while not place_.exists():
         place_ = place_.parent
     return shutil.disk_usage(place_).free

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from mmreplay.errors import SchemaError
+from mmreplay.errors import SchemaError, shown
 from mmreplay.format.metadata import MAX_NUM_ENVS
 
 ATARI = "ALE/"
@@ -33,7 +33,8 @@ def make_vector(name: str, num_envs: int, kwargs: Mapping[str, Any]) -> Any:
         )
     except gymnasium.error.Error as error:
         raise SchemaError(
-            f"environment {name!r}: got {str(error).rstrip('.')!r}, expected an id "
+            f"environment {shown(name)}: got {str(error).rstrip('.')!r}, expected an "
+            "id "
             "that gymnasium.make knows; gymnasium.pprint_registry() lists them"
         ) from error
 
@@ -72,7 +73,8 @@ def check_number(name: str, number: object, most: int | None = None) -> None:
     whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
     if not whole or cast("int", number) < 1:
         raise SchemaError(
-            f"{name}: got {number!r}, expected an integer of at least 1; give a number"
+            f"{name}: got {shown(number)}, expected an integer of at least 1; give a "
+            "number"
         )
     if most is not None and cast("int", number) > most:
         raise SchemaError(

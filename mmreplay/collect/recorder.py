@@ -117,7 +117,7 @@ def record(
         LockedError: Somebody else is writing the buffer.
     """
     check_number("steps", steps)
-    path = Path(path)
+    path = Path(files.expanded(path))
     missing = [each for each in (path, *path.parents) if not os.path.lexists(each)]
     had_lock = os.path.lexists(path / LOCK)
     made = isinstance(env, str)

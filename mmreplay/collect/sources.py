@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.collect.environments import gymnasium_for
-from mmreplay.errors import SchemaError
+from mmreplay.errors import SchemaError, shown
 from mmreplay.format.metadata import AUTORESETS, Autoreset
 from mmreplay.nesting import flatten
 
@@ -185,7 +185,7 @@ def open_source(env: Any, autoreset: Autoreset | None, num_envs: int | None) -> 
 def _mode(env: Any, told: Autoreset | None) -> Autoreset:
     """A vector environment's autoreset mode, in our words."""
     if told is not None and told not in AUTORESETS:
-        raise SchemaError(f"autoreset: got {told!r}, expected one of {AUTORESETS}")
+        raise SchemaError(f"autoreset: got {shown(told)}, expected one of {AUTORESETS}")
     stated = env.metadata.get("autoreset_mode")
     if stated is None:
         if told is None:

@@ -25,7 +25,7 @@ from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.concatenation.batches import as_numpy, joined, rows_of
 from mmreplay.concatenation.draws import BufferDraw, ConcatDraw
 from mmreplay.concatenation.opening import check_schema, opened
-from mmreplay.errors import EmptyError, SchemaError
+from mmreplay.errors import EmptyError, SchemaError, shown
 from mmreplay.samplers.base import State
 from mmreplay.samplers.forms import PADDED, form_of
 from mmreplay.samplers.joined import check_each, keeps_priorities, state_of
@@ -84,7 +84,8 @@ class Concat:
         """Open what is not open; see `concat`."""
         if isinstance(sources, str | bytes) or not len(sources):
             raise SchemaError(
-                f"sources: got {sources!r}, expected a list of buffers or folders; "
+                f"sources: got {shown(sources)}, expected a list of buffers or "
+                "folders; "
                 "such as [offline, online]"
             )
         if shares is not None and len(shares) != len(sources):

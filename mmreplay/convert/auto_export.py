@@ -25,7 +25,7 @@ from mmreplay.convert.description import Description
 from mmreplay.convert.rows import BufferReader
 from mmreplay.convert.select import Selected
 from mmreplay.convert.transfer import transfer
-from mmreplay.errors import SchemaError
+from mmreplay.errors import SchemaError, shown
 from mmreplay.ring import Span
 
 Array = NDArray[np.int64]
@@ -91,7 +91,8 @@ class AutoExport:
         capacity = buffer.capacity
         if every is not None and (type(every) is not int or not 0 < every <= capacity):
             raise SchemaError(
-                f"every: got {every!r}, expected an integer in [1, {capacity}], the "
+                f"every: got {shown(every)}, expected an integer in [1, {capacity}], "
+                "the "
                 "capacity; leave it out for a file of each whole ring"
             )
         self._every = every

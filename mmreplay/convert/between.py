@@ -42,8 +42,8 @@ def local(path: StrPath, what: str, *, remote: bool = False) -> Path:
     typed = os.fspath(path) if isinstance(path, str | os.PathLike) else path
     if not isinstance(typed, str):
         raise FormatError(
-            f"{what}: got {path!r}, expected a path as text or a pathlib.Path; "
-            "os.fsdecode makes text of bytes"
+            f"{what}: got {type(path).__name__}, expected a path as text or a "
+            "pathlib.Path; os.fsdecode makes text of bytes"
         )
     if ADDRESS.match(typed) and not (remote and url_of(typed)):
         raise FormatError(

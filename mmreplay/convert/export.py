@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypedDict
@@ -97,7 +96,7 @@ def _home(buffer: ReplayBuffer | StrPath) -> Path | None:
     """The folder of a buffer, or None for one in RAM."""
     if isinstance(buffer, ReplayBuffer):
         return buffer.path
-    return absolute(os.fspath(buffer))
+    return absolute(buffer)
 
 
 def _reader(buffer: ReplayBuffer | StrPath, wanted: Wanted) -> buffers.BufferReader:
@@ -105,5 +104,5 @@ def _reader(buffer: ReplayBuffer | StrPath, wanted: Wanted) -> buffers.BufferRea
         return buffers.BufferReader(buffer, **wanted)
     # A Zarr group that says more than where it lies stays what it is.
     known = isinstance(buffer, ZarrSource)
-    place = buffer if known else absolute(os.fspath(buffer))
+    place = buffer if known else absolute(buffer)
     return buffers.open_reader(place, **wanted)

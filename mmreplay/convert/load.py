@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from typing import Any, Protocol, cast
 
 from numpy.typing import ArrayLike
 
@@ -12,6 +14,7 @@ from mmreplay.convert import rows as buffers
 from mmreplay.convert.base import Progress, Report
 from mmreplay.convert.between import local, open_source, refuse_inside
 from mmreplay.convert.description import Description
+from mmreplay.convert.foreign import minari
 from mmreplay.convert.rows_writer import BufferWriter
 from mmreplay.convert.select import Choice
 from mmreplay.convert.transfer import told_of, transfer
@@ -20,8 +23,16 @@ from mmreplay.format.sharding import Codec
 from mmreplay.storage.zarr_source import ZarrSource
 
 
+class MinariDataset(Protocol):
+    """What is taken of a ``minari.MinariDataset``."""
+
+    @property
+    def storage(self) -> Any:
+        """Its files; ``data_path`` is their folder."""
+
+
 def load(
-    source: StrPath,
+    source: StrPath | MinariDataset,
     target: StrPath,
     *,
     format: str | None = None,
@@ -46,7 +57,9 @@ def load(
     whole, synced and renamed, or not at all; nothing read from the file is executed.
 
     Args:
-        source: A file, or a folder of a known kind.
+        source: A file, or a folder of a known kind; or a Minari dataset, by its id
+            or as ``minari.load_dataset`` gives it: of that the episodes are loaded
+            that it was filtered to.
         target: The buffer's folder to make.
         format: A format's name, where the source does not tell it.
         capacity: Rows per environment; the source's by default. Of more rows the
@@ -70,7 +83,12 @@ def load(
         SourceError: Its rows contradict each other, or strict and doubtful.
         FullError: No space is left; the target is as it was.
     """
-    path, place = local(source, "source", remote=True), local(target, "target")
+    named = format in (None, "minari") and not isinstance(source, os.PathLike)
+    if named and (dataset := minari.located(source)) is not None:
+        source, told = dataset
+        format, options = "minari", {**told, **options}
+    path = local(cast("StrPath", source), "source", remote=True)
+    place = local(target, "target")
     if isinstance(source, ZarrSource):
         options = {**source.options, **options}
     found = registry.source_format(path, format)

@@ -25,7 +25,7 @@ from mmreplay.convert.formats import FOREIGN
 from mmreplay.convert.formats import OURS as OURS
 from mmreplay.convert.formats import Format as Format
 from mmreplay.convert.staging import STAGED
-from mmreplay.errors import FormatError, SchemaError
+from mmreplay.errors import FormatError, SchemaError, shown
 from mmreplay.format.metadata import FILE_NAME as METADATA
 from mmreplay.storage.remote import url_of
 
@@ -102,7 +102,7 @@ def named(name: str, able: str = "name") -> Format:
     if name not in known:
         fit = sorted(each.name for each in known.values() if getattr(each, able))
         raise SchemaError(
-            f"format: got {name!r}, expected one of {', '.join(fit)}; "
+            f"format: got {shown(name)}, expected one of {', '.join(fit)}; "
             "install what adds it, or choose another"
         )
     return known[name]

@@ -6,7 +6,6 @@ statistics, so that what was exported and loaded again is the same to the bit.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +29,7 @@ from mmreplay.convert.priorities import StoredPriorities
 from mmreplay.convert.rows_writer import BufferWriter
 from mmreplay.convert.select import mask_of, paths_of
 from mmreplay.episodes import CUT, TRUNCATED
-from mmreplay.errors import SchemaError, StaleError
+from mmreplay.errors import SchemaError, StaleError, shown
 from mmreplay.format.metadata import Engine, Metadata
 from mmreplay.format.sharding import Codec
 from mmreplay.ring import Layout, Span
@@ -214,14 +213,12 @@ def open_writer(
     if priorities is not None:
         if not description.priorities:
             raise SchemaError(
-                f"priorities: got {priorities!r} for a source that holds none, "
+                f"priorities: got {shown(priorities)} for a source that holds none, "
                 "expected None; export them with priorities=, or leave it out"
             )
         description = replace(description, priorities=priorities)
     metadata = _metadata(description, capacity, engine, ring_layout, codec)
-    return BufferWriter(
-        lifecycle.absolute(os.fspath(target)), description, metadata, overwrite
-    )
+    return BufferWriter(lifecycle.absolute(target), description, metadata, overwrite)
 
 
 def planned(
@@ -255,7 +252,7 @@ def _metadata(
     """
     if engine not in ON_DISK:
         raise SchemaError(
-            f"engine: got {engine!r}, expected one of {list(ON_DISK)}, which are "
+            f"engine: got {shown(engine)}, expected one of {list(ON_DISK)}, which are "
             "on a disk; leave it out for 'memmap'"
         )
     return arguments.describe(

@@ -12,7 +12,7 @@ from mmreplay.convert.base import Block, Reader
 from mmreplay.convert.count import Begins, inside
 from mmreplay.convert.description import PRIORITY, Description
 from mmreplay.episodes import FINAL, TRUNCATED
-from mmreplay.errors import SchemaError
+from mmreplay.errors import SchemaError, shown
 from mmreplay.nesting import under
 from mmreplay.ring import Span
 
@@ -50,7 +50,8 @@ def paths_of(paths: tuple[str, ...], fields: Sequence[str]) -> tuple[str, ...]:
     names = list(fields) if several else []
     if not names:
         raise SchemaError(
-            f"fields: got {fields!r}, expected a list of at least one path; leave it "
+            f"fields: got {shown(fields)}, expected a list of at least one path; "
+            "leave it "
             "out for all"
         )
     kept: set[str] = set()
@@ -58,7 +59,7 @@ def paths_of(paths: tuple[str, ...], fields: Sequence[str]) -> tuple[str, ...]:
         found = under(paths, name) if isinstance(name, str) else ()
         if not found:
             raise SchemaError(
-                f"fields: got {name!r}, expected fields or subtrees of "
+                f"fields: got {shown(name)}, expected fields or subtrees of "
                 f"{', '.join(paths[:20])}; check the spelling"
             )
         kept.update(found)
@@ -79,7 +80,7 @@ def mask_of(num_envs: int, env_ids: ArrayLike) -> NDArray[np.bool_]:
     whole = ids.dtype.kind in "iu" and ids.ndim <= 1 and ids.size > 0
     if not whole or ids.min() < 0 or ids.max() >= num_envs:
         raise SchemaError(
-            f"env_ids: got {env_ids!r}, expected integers in [0, {num_envs}), at "
+            f"env_ids: got {shown(env_ids)}, expected integers in [0, {num_envs}), at "
             "least one; environments are counted from 0"
         )
     kept = np.zeros(num_envs, bool)
@@ -98,7 +99,8 @@ def bounds_of(what: str, chosen: slice, total: int) -> tuple[int, int]:
         end is None or type(end) is int for end in (chosen.start, chosen.stop)
     ):
         raise SchemaError(
-            f"{what}: got {chosen!r}, expected a slice of step 1, such as slice(0, "
+            f"{what}: got {shown(chosen)}, expected a slice of step 1, such as "
+            "slice(0, "
             "100) (0:100); rows of a buffer have no gaps"
         )
     first, stop, _ = chosen.indices(total)

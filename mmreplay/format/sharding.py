@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from mmreplay.errors import SchemaError
+from mmreplay.errors import SchemaError, shown
 from mmreplay.ring import Ring
 
 Codec = Literal["blosc-lz4", "zstd", "none"]
@@ -41,7 +41,7 @@ class Sharding:
         """Check the values."""
         if self.codec not in CODECS:
             raise SchemaError(
-                f"codec: got {self.codec!r}, expected one of {list(CODECS)}; "
+                f"codec: got {shown(self.codec)}, expected one of {list(CODECS)}; "
                 "'blosc-lz4' is read fastest, 'zstd' is smallest"
             )
         for name, number, most in (
@@ -50,12 +50,14 @@ class Sharding:
         ):
             if type(number) is not int or not 0 <= number <= most:
                 raise SchemaError(
-                    f"{name}: got {number!r}, expected an integer in [0, {most}] with "
+                    f"{name}: got {shown(number)}, expected an integer in [0, {most}] "
+                    "with "
                     f"{self.codec!r}; leave it to mmreplay"
                 )
         if not isinstance(self.chunk_crc32c, bool):
             raise SchemaError(
-                f"chunk_crc32c: got {self.chunk_crc32c!r}, expected True or False; "
+                f"chunk_crc32c: got {shown(self.chunk_crc32c)}, expected True or "
+                "False; "
                 "leave it out"
             )
         if self.shard_rows < 1 or self.shard_rows & (self.shard_rows - 1):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, SupportsFloat, cast
 
 from mmreplay.buffer.limiting import Count
-from mmreplay.errors import SchemaError
+from mmreplay.errors import SchemaError, shown
 from mmreplay.limiter.bound import FOLDER, BoundLimit
 
 
@@ -47,34 +47,38 @@ class RateLimiter:
         ratio = _number(self.samples_per_insert)
         if not 0 < ratio < math.inf:
             raise SchemaError(
-                f"samples_per_insert: got {self.samples_per_insert!r}, expected a "
+                f"samples_per_insert: got {shown(self.samples_per_insert)}, expected a "
                 "number above 0; give the items drawn for each row written"
             )
         if not _number(self.min_size, Integral) >= 1:
             raise SchemaError(
-                f"min_size: got {self.min_size!r}, expected an integer of at least 1; "
+                f"min_size: got {shown(self.min_size)}, expected an integer of at "
+                "least 1; "
                 "give the rows to be there before the first draw"
             )
         if not _number(self.error_buffer) >= max(1.0, ratio):
             raise SchemaError(
-                f"error_buffer: got {self.error_buffer!r}, expected a number of at "
+                f"error_buffer: got {shown(self.error_buffer)}, expected a number of "
+                "at "
                 f"least {max(1.0, ratio):g} (the larger of 1 and samples_per_insert), "
                 "or writer and learner could wait for each other; give a larger one, "
                 "or float('inf') for min_size alone"
             )
         if not (self.timeout is None or _number(self.timeout) >= 0):
             raise SchemaError(
-                f"timeout: got {self.timeout!r}, expected seconds of at least 0, or "
+                f"timeout: got {shown(self.timeout)}, expected seconds of at least 0, "
+                "or "
                 "None; give the longest that a call may wait, or leave it out"
             )
         if not _number(self.patience) >= 0:
             raise SchemaError(
-                f"patience: got {self.patience!r}, expected seconds of at least 0; "
+                f"patience: got {shown(self.patience)}, expected seconds of at least "
+                "0; "
                 "give how long a call may wait alone, or leave it out"
             )
         if self.then not in ("raise", "go_on"):
             raise SchemaError(
-                f"then: got {self.then!r}, expected 'raise' or 'go_on'; name what "
+                f"then: got {shown(self.then)}, expected 'raise' or 'go_on'; name what "
                 "happens when a wait is over"
             )
 

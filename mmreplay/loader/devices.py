@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from mmreplay.batch import Batch
-from mmreplay.errors import SchemaError
+from mmreplay.errors import SchemaError, shown
 from mmreplay.storage.recycler import Recycler
 
 if TYPE_CHECKING:
@@ -65,7 +65,8 @@ def sender_of(
         found = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise SchemaError(
-            f"device: got {device!r}, expected one such as 'cpu' or 'cuda'; name one"
+            f"device: got {shown(device)}, expected one such as 'cpu' or 'cuda'; name "
+            "one"
         ) from error
     if found.type == "cpu":
         return ToCpu(room, kind)

@@ -22,6 +22,7 @@ from mmreplay.errors import (
     FormatError,
     SchemaError,
     no_thread,
+    shown,
 )
 from mmreplay.loader import forks
 from mmreplay.loader.devices import Sender, sender_of
@@ -361,6 +362,7 @@ def _count(name: str, number: object) -> int:
     whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
     if not whole or number < 1:  # type: ignore[operator]  # an integer by now
         raise SchemaError(
-            f"{name}: got {number!r}, expected an integer of at least 1; pass a number"
+            f"{name}: got {shown(number)}, expected an integer of at least 1; pass a "
+            "number"
         )
     return int(number)  # type: ignore[call-overload,no-any-return]  # likewise

@@ -8,7 +8,7 @@ from typing import Any, TypeGuard, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.errors import SchemaError
+from mmreplay.errors import SchemaError, shown
 from mmreplay.samplers.base import Sampler
 
 MOST = float(np.finfo(np.float32).max)
@@ -24,7 +24,8 @@ def whole(name: str, value: object, least: int, way_out: str) -> int:
     number = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not number or cast(int, value) < least:
         raise SchemaError(
-            f"{name}: got {value!r}, expected an integer of at least {least}; {way_out}"
+            f"{name}: got {shown(value)}, expected an integer of at least {least}; "
+            f"{way_out}"
         )
     return int(cast(int, value))
 
@@ -37,7 +38,7 @@ def truth(name: str, value: object) -> bool:
     """
     if not isinstance(value, bool | np.bool_):
         raise SchemaError(
-            f"{name}: got {value!r}, expected True or False; leave it out for the "
+            f"{name}: got {shown(value)}, expected True or False; leave it out for the "
             "default"
         )
     return bool(value)
@@ -68,7 +69,7 @@ def share(name: str, value: object, way_out: str) -> float:
     """
     if not is_number(value) or not 0 < value <= 1:
         raise SchemaError(
-            f"{name}: got {value!r}, expected a number in (0, 1]; {way_out}"
+            f"{name}: got {shown(value)}, expected a number in (0, 1]; {way_out}"
         )
     return float(value)
 
@@ -82,7 +83,8 @@ def finite(name: str, number: object) -> float:
     if is_number(number) and 0 <= number < math.inf:
         return float(number)
     raise SchemaError(
-        f"{name}: got {number!r}, expected a finite number of at least 0; leave it out "
+        f"{name}: got {shown(number)}, expected a finite number of at least 0; leave "
+        "it out "
         "for the default"
     )
 

@@ -27,6 +27,7 @@ from mmreplay.errors import (
     FullError,
     LockedError,
     SchemaError,
+    shown,
 )
 from mmreplay.files import File, rename
 from mmreplay.mounts import COPY_ON_WRITE, NETWORK, file_system, refuse_link
@@ -55,7 +56,8 @@ def check_name(name: str | None) -> str | None:
     if name is None or (isinstance(name, str) and NAME.fullmatch(name)):
         return name
     raise SchemaError(
-        f"name: got {name!r}, expected 1 to 64 letters, digits, '_', '-' or '.', not "
+        f"name: got {shown(name)}, expected 1 to 64 letters, digits, '_', '-' or '.', "
+        "not "
         "beginning with '-' or '.'; or pass None to keep priorities in RAM"
     )
 

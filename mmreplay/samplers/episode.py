@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.episodes import START, EpisodeIndex
-from mmreplay.errors import SchemaError, called
+from mmreplay.errors import SchemaError, called, shown
 from mmreplay.samplers.base import Draw, Sampler, State, View, Windows
 from mmreplay.samplers.checks import whole
 from mmreplay.samplers.epochs import epochs_of
@@ -315,6 +315,7 @@ def _check_pairs(sampler: Sampler | None, by: str, layout: str, chosen: Filter) 
 def _check_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise SchemaError(
-            f"{name}: got {value!r}, expected one of {list(known)}; the first is the "
+            f"{name}: got {shown(value)}, expected one of {list(known)}; the first is "
+            "the "
             "default"
         )

@@ -8,7 +8,7 @@ from typing import Literal, Protocol, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.errors import EmptyError, FormatError, SchemaError
+from mmreplay.errors import EmptyError, FormatError, SchemaError, shown
 from mmreplay.samplers import states
 from mmreplay.samplers.base import Draw, State, View
 from mmreplay.samplers.checks import MOST, storable, truth
@@ -48,14 +48,14 @@ class Options:
         truth("stratified", self.stratified)
         if self.normalize not in get_args(Normalize):
             raise SchemaError(
-                f"normalize: got {self.normalize!r}, expected one of "
+                f"normalize: got {shown(self.normalize)}, expected one of "
                 f"{get_args(Normalize)}; 'batch' divides by the greatest weight drawn"
             )
         for name, low, high in (("initial_priority", 1e-30, MOST), ("eta", 0, 1)):
             number = getattr(self, name)
             if not (isinstance(number, int | float) and low <= number <= high):
                 raise SchemaError(
-                    f"{name}: got {number!r}, expected a number in [{low:g}, "
+                    f"{name}: got {shown(number)}, expected a number in [{low:g}, "
                     f"{high:g}]; leave it out for the default"
                 )
 

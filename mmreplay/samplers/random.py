@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay import kernels
-from mmreplay.errors import SchemaError
+from mmreplay.errors import SchemaError, shown
 from mmreplay.kernels.steps import Judge
 
 INT64 = np.dtype(np.int64)
@@ -143,6 +143,7 @@ def _checked(seed: object) -> int:
         if 0 <= number < 1 << 63:
             return number
     raise SchemaError(
-        f"seed: got {seed!r}, expected None or an integer in [0, 2**63); pass None "
+        f"seed: got {shown(seed)}, expected None or an integer in [0, 2**63); pass "
+        "None "
         "to take one from the system"
     )

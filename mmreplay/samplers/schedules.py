@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mmreplay.errors import SchemaError, called
+from mmreplay.errors import SchemaError, called, shown
 from mmreplay.samplers.checks import is_number
 
 Schedule = float | Callable[[int], float]
@@ -32,12 +32,14 @@ class LinearSchedule:
             number = getattr(self, name)
             if not (is_number(number) and math.isfinite(number)):
                 raise SchemaError(
-                    f"LinearSchedule {name}: got {number!r}, expected a finite number; "
+                    f"LinearSchedule {name}: got {shown(number)}, expected a finite "
+                    "number; "
                     "such as 0.4"
                 )
         if type(self.steps) is not int or self.steps < 1:
             raise SchemaError(
-                f"LinearSchedule steps: got {self.steps!r}, expected an integer of at "
+                f"LinearSchedule steps: got {shown(self.steps)}, expected an integer "
+                "of at "
                 "least 1; for a constant give the number itself"
             )
 
@@ -86,7 +88,7 @@ class Scheduled:
     def _checked(self, number: object) -> float:
         if not (is_number(number) and 0 <= number <= self.most):
             raise SchemaError(
-                f"{self.name}: got {number!r}, expected a number in [0, "
+                f"{self.name}: got {shown(number)}, expected a number in [0, "
                 f"{self.most:g}], or a callable of the step that returns one, such as "
                 "mmreplay.LinearSchedule(0.4, 1.0, steps=100_000)"
             )

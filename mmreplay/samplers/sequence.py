@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.episodes import START
-from mmreplay.errors import SchemaError
+from mmreplay.errors import SchemaError, shown
 from mmreplay.samplers.base import (
     Draw,
     Sampler,
@@ -217,16 +217,17 @@ class SequenceSampler(WindowDrawing):
 def _check_kinds(boundary: str, first_only: object) -> None:
     if boundary not in BOUNDARIES:
         raise SchemaError(
-            f"boundary: got {boundary!r}, expected one of {list(BOUNDARIES)}; "
+            f"boundary: got {shown(boundary)}, expected one of {list(BOUNDARIES)}; "
             "'episode' keeps windows within an episode"
         )
     if isinstance(first_only, str):
         raise SchemaError(
-            f"first_only: got the string {first_only!r}, expected a sequence of "
+            f"first_only: got the string {shown(first_only)}, expected a sequence of "
             f"paths; write ({first_only!r},)"
         )
     if not isinstance(first_only, Sequence):
         raise SchemaError(
-            f"first_only: got {first_only!r}, expected a sequence of paths; such as "
+            f"first_only: got {shown(first_only)}, expected a sequence of paths; such "
+            "as "
             "('state',)"
         )

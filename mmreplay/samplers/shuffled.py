@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.errors import EmptyError, FormatError, SchemaError
+from mmreplay.errors import EmptyError, FormatError, SchemaError, shown
 from mmreplay.ring import LAYOUTS, Layout, Span
 from mmreplay.samplers.base import Draw, State, View
 from mmreplay.samplers.blocks import BlockPermutation, checked_block, order_of
@@ -333,7 +333,8 @@ def _check(
         )
     if layout not in LAYOUTS:
         raise SchemaError(
-            f"layout: got {layout!r}, expected one of {list(LAYOUTS)}; the first is "
+            f"layout: got {shown(layout)}, expected one of {list(LAYOUTS)}; the first "
+            "is "
             "the default"
         )
     if batches is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mmreplay.errors import SchemaError
+from mmreplay.errors import SchemaError, shown
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -65,13 +65,27 @@ def storage_dtype(name: str) -> np.dtype[np.generic]:
 
 
 def canonical_name(dtype: object) -> str:
-    """Name in `DTYPES` of a numpy dtype, class or string, whatever its byte order.
+    """Name in `DTYPES` of a dtype of numpy or torch, a Python type or a string.
+
+    The byte order does not count. Python's bool, int and float are bool, int64 and
+    float64, as for numpy; ``torch.float32`` is float32.
 
     Raises:
         SchemaError: It is no dtype, or one that a field cannot have.
     """
     if isinstance(dtype, str) and dtype in _STORED:
         return dtype
+    # By its name: torch is not imported for it.
+    own = type(dtype)
+    if own.__module__ == "torch" and own.__qualname__ == "dtype":
+        name = str(dtype).removeprefix("torch.")
+        if name in _STORED:
+            return name
+        kind = "c" if "complex" in name else ""
+        raise SchemaError(
+            f"field dtype: got {dtype}, expected one of {', '.join(DTYPES)}; "
+            f"{WAYS_OUT.get(kind, 'use one of them')}"
+        )
     try:
         # numpy reads None as float64.
         known = None if dtype is None else np.dtype(dtype)  # type: ignore[call-overload]  # any object may come; numpy refuses what is none
@@ -79,7 +93,7 @@ def canonical_name(dtype: object) -> str:
         known = None
     if known is not None and known.name in _STORED:
         return str(known.name)
-    got = repr(dtype) if known is None else known
+    got = shown(dtype) if known is None else known
     way_out = WAYS_OUT.get(known.kind if known is not None else "", "use one of them")
     raise SchemaError(
         f"field dtype: got {got}, expected one of {', '.join(DTYPES)}; {way_out}"

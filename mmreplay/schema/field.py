@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, SupportsIndex, cast
 
 import numpy as np
 
-from mmreplay.errors import SchemaError
+from mmreplay.errors import SchemaError, shown
 from mmreplay.schema.convert import convert
 from mmreplay.schema.dtypes import canonical_name, storage_dtype
 
@@ -67,7 +67,7 @@ class Field:
         for option, value in (("exact", exact), ("mutable", mutable)):
             if not isinstance(value, bool | np.bool_):
                 raise SchemaError(
-                    f"field option {option}: got {value!r}, expected True or False"
+                    f"field option {option}: got {shown(value)}, expected True or False"
                 )
         stored = storage_dtype(name)
         set_ = object.__setattr__
@@ -114,7 +114,8 @@ def _checked_shape(shape: Iterable[object]) -> tuple[int, ...]:
         axes = tuple(operator.index(cast("SupportsIndex", part)) for part in parts)
     except TypeError:
         raise SchemaError(
-            f"field shape: got {shape!r}, expected a tuple of integers; write (3,) "
+            f"field shape: got {shown(shape)}, expected a tuple of integers; write "
+            "(3,) "
             "for a vector of 3 and () for a scalar"
         ) from None
     if len(axes) > MAX_AXES:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from mmreplay.errors import SchemaError
+from mmreplay.errors import SchemaError, shown
 from mmreplay.nesting import SEPARATOR, flatten, meant, split, under, unflatten
 from mmreplay.schema.dtypes import describe
 from mmreplay.schema.field import Field
@@ -323,7 +323,8 @@ class Schema:
             return self.fields[path]
         except (KeyError, TypeError):
             raise SchemaError(
-                f"field {path!r}: got a path that is not in the schema, expected one "
+                f"field {shown(path)}: got a path that is not in the schema, expected "
+                "one "
                 f"of {listing(self.fields)}; {meant(path, self.fields)}"
             ) from None
 

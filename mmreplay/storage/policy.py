@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from mmreplay.errors import SchemaError
+from mmreplay.errors import SchemaError, shown
 from mmreplay.mounts import NETWORK, file_system
 
 ReadMode = Literal["auto", "mmap", "pread"]
@@ -37,7 +37,8 @@ class ReadPolicy:
             value = getattr(self, name)
             if value not in get_args(kinds):
                 raise SchemaError(
-                    f"{name}: got {value!r}, expected one of {list(get_args(kinds))}; "
+                    f"{name}: got {shown(value)}, expected one of "
+                    f"{list(get_args(kinds))}; "
                     "leave it out unless you measured"
                 )
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mmreplay.errors import FormatError, SchemaError
+from mmreplay import files
+from mmreplay.errors import FormatError, SchemaError, shown
 from mmreplay.format.metadata import FILE_NAME as METADATA
 from mmreplay.storage.blobs import Blobs, FolderBlobs, ZipBlobs
 from mmreplay.storage.remote import RemoteBlobs, url_of
@@ -51,7 +52,8 @@ class ZarrSource(os.PathLike[str]):
         """Check the arguments, and make the location absolute."""
         if self.ends not in ENDS:
             raise SchemaError(
-                f"ends: got {self.ends!r}, expected one of {', '.join(ENDS)}; leave it "
+                f"ends: got {shown(self.ends)}, expected one of {', '.join(ENDS)}; "
+                "leave it "
                 "out if you do not know"
             )
         if self.fields is not None and not _texts(self.fields):
@@ -77,7 +79,7 @@ class ZarrSource(os.PathLike[str]):
                 f"location: got {told!r:.200}, expected a path or s3://bucket/prefix; "
                 "name the group's folder, zip file or URL"
             )
-        location = os.fspath(self.location)
+        location = files.expanded(self.location)
         found = url_of(location) or os.path.abspath(location)
         object.__setattr__(self, "location", found)
 
@@ -138,7 +140,7 @@ def source_of(path: str | os.PathLike[str]) -> ZarrSource | None:
     """The group that a path is; None where it is none, such as a buffer's folder."""
     if isinstance(path, ZarrSource):
         return path
-    text = os.fspath(path)
+    text = files.expanded(path)
     if url_of(text) is not None:
         return ZarrSource(text)
     place = Path(text)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mmreplay.errors import SchemaError, called
+from mmreplay.errors import SchemaError, called, shown
 from mmreplay.transforms.anchors import Anchors
 from mmreplay.transforms.base import Bound, Fields, Layer, Over
 from mmreplay.transforms.outline import Outline
@@ -38,7 +38,7 @@ class Apply:
         """Check the arguments."""
         if not callable(self.function):
             raise SchemaError(
-                f"Apply: got {self.function!r}, expected a function of a batch's "
+                f"Apply: got {shown(self.function)}, expected a function of a batch's "
                 "fields; pass one"
             )
 

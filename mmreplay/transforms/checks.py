@@ -7,7 +7,7 @@ from typing import TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.errors import SchemaError
+from mmreplay.errors import SchemaError, shown
 from mmreplay.schema import Field
 
 
@@ -24,7 +24,7 @@ def whole(name: str, value: object, least: int) -> int:
         SchemaError: It is none, or less than the least.
     """
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise SchemaError(f"{name}: got {value!r}, expected an integer; give one")
+        raise SchemaError(f"{name}: got {shown(value)}, expected an integer; give one")
     if value < least:
         raise SchemaError(f"{name}: got {value}, expected at least {least}; give more")
     return int(value)
@@ -38,7 +38,7 @@ def fraction(name: str, value: object) -> float:
     """
     if not is_number(value) or not 0 <= value <= 1:
         raise SchemaError(
-            f"{name}: got {value!r}, expected a number in [0, 1]; give another"
+            f"{name}: got {shown(value)}, expected a number in [0, 1]; give another"
         )
     return float(value)
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.episodes import FINAL
-from mmreplay.errors import SchemaError, called
+from mmreplay.errors import SchemaError, called, shown
 from mmreplay.schema import Field
 from mmreplay.transforms.anchors import Anchors, around
 from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over, Touched
@@ -74,12 +74,12 @@ class HER:
         fraction("HER ratio", self.ratio)
         if self.strategy not in STRATEGIES:
             raise SchemaError(
-                f"HER strategy: got {self.strategy!r}, expected one of "
+                f"HER strategy: got {shown(self.strategy)}, expected one of "
                 f"{', '.join(STRATEGIES)}; 'future' is the usual one"
             )
         if not callable(self.reward_fn):
             raise SchemaError(
-                f"HER reward_fn: got {self.reward_fn!r}, expected a function of "
+                f"HER reward_fn: got {shown(self.reward_fn)}, expected a function of "
                 "achieved and desired goals and info; pass the environment's "
                 "compute_reward"
             )

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.errors import SchemaError
+from mmreplay.errors import SchemaError, shown
 from mmreplay.schema import Field, Schema
 from mmreplay.transforms.anchors import Anchors, anchor, around
 from mmreplay.transforms.base import (
@@ -58,7 +58,7 @@ class Pipeline:
             made = not isinstance(transform, type)
             if not (made and callable(getattr(transform, "bind", None))):
                 raise SchemaError(
-                    f"transforms: got {transform!r}, expected transforms such as "
+                    f"transforms: got {shown(transform)}, expected transforms such as "
                     "NStep(3, gamma=0.99); wrap a function in Apply"
                 )
             name = type(transform).__name__

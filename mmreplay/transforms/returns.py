@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.episodes import CUT, FINAL, TERMINATED, TRUNCATED
-from mmreplay.errors import SchemaError, called
+from mmreplay.errors import SchemaError, called, shown
 from mmreplay.transforms.anchors import Anchors
 from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over, Touched
 from mmreplay.transforms.checks import fraction, label, number, numbers, real
@@ -84,12 +84,12 @@ class DiscountedReturn:
         ):
             if value not in known:
                 raise SchemaError(
-                    f"DiscountedReturn {option}: got {value!r}, expected one of "
+                    f"DiscountedReturn {option}: got {shown(value)}, expected one of "
                     f"{', '.join(known)}; see its documentation"
                 )
         if self.value_fn is not None and not callable(self.value_fn):
             raise SchemaError(
-                f"DiscountedReturn value_fn: got {self.value_fn!r}, expected a "
+                f"DiscountedReturn value_fn: got {shown(self.value_fn)}, expected a "
                 "function of the final observations; pass one, or leave it out"
             )
         if (self.time_limit == "bootstrap") != (self.value_fn is not None):
@@ -100,7 +100,7 @@ class DiscountedReturn:
             )
         if self.clip is not None and not _ordered(self.clip):
             raise SchemaError(
-                f"DiscountedReturn clip: got {self.clip!r}, expected (lowest, "
+                f"DiscountedReturn clip: got {shown(self.clip)}, expected (lowest, "
                 "highest); give the lower bound first"
             )
 

@@ -54,7 +54,7 @@ def verify_buffer(
         FormatError: There is no buffer at path.
         VersionError: It needs a newer mmreplay.
     """
-    folder = Path(os.path.abspath(path))
+    folder = Path(os.path.abspath(files.expanded(path)))
     for _ in range(TRIES):
         notes = Notebook(progress, deep)
         metadata = _metadata(folder, notes)

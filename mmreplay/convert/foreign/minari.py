@@ -6,7 +6,9 @@ and other metadata go along as text, so that a dataset written again has them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -27,7 +29,7 @@ from mmreplay.convert.foreign.minari_out import MinariWriter
 from mmreplay.convert.foreign.minari_out import planned as planned
 from mmreplay.convert.foreign.spaces import parse
 from mmreplay.convert.foreign.stretches import Stretch, StretchReader
-from mmreplay.errors import FormatError, ReplayError
+from mmreplay.errors import FormatError, ReplayError, SchemaError
 from mmreplay.format import strict_json
 from mmreplay.format.strict_json import Json
 
@@ -35,6 +37,8 @@ FILE_NAME = "metadata.json"
 MAX_NBYTES = 64 << 20
 MAX_EPISODES = 10_000_000
 ENDS = ("terminations", "truncations")
+ID = re.compile(r"([-_\w][-_\w/]*/)?[-_\w]+-v\d+")
+"""An id of Minari's: ``(namespace/)name-v0``."""
 KEPT = (
     "dataset_id", "observation_space", "action_space", "env_spec", "author",
     "author_email", "algorithm_name", "code_permalink", "description", "requirements",
@@ -73,7 +77,13 @@ def _renamed(path: str) -> str:
 class MinariReader(StretchReader):
     """Reads the episodes one after another as one environment."""
 
-    def __init__(self, folder: Path, metadata: Json, episodes: Episodes) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        metadata: Json,
+        episodes: Episodes,
+        indices: Sequence[int] | None = None,
+    ) -> None:
         self._episodes = episodes
         self._untold: set[str] = set()
         self._folder = folder
@@ -83,25 +93,29 @@ class MinariReader(StretchReader):
             raise FormatError(
                 f"{folder} has no episodes, expected at least one; record some first"
             )
-        first = self._stretch(names[0], 0)
+        wanted = range(len(names)) if indices is None else _checked(indices, len(names))
+        first = self._stretch(names[wanted[0]], wanted[0])
         schema = make_schema(first.columns, notes, folder)
         if episodes.lossy:
             notes.note(f"images were kept as JPEG: {LOSSY}")
         ends = [end for end in ENDS if end not in self._untold]
         notes.note(
-            f"{len(names):,} episodes of T steps and T + 1 observations were read in "
+            f"{len(wanted):,} episodes of T steps and T + 1 observations were read in "
             f"their order; their ends are told by {' and '.join(ends) or 'nothing'}"
         )
         super().__init__(
-            self._stretches_of(names), schema, notes, episodes.close,
+            self._stretches_of(names, wanted), schema, notes, episodes.close,
             user={"minari": kept_of(metadata, KEPT, notes)},
         )  # fmt: skip
-        self._compare(metadata, len(names))
+        if indices is None:
+            self._compare(metadata, len(names))
 
-    def _stretches_of(self, names: list[str]) -> Callable[[], Iterator[Stretch]]:
+    def _stretches_of(
+        self, names: list[str], wanted: Sequence[int]
+    ) -> Callable[[], Iterator[Stretch]]:
         def make() -> Iterator[Stretch]:
-            for index, name in enumerate(names):
-                yield self._stretch(name, index)
+            for index in wanted:
+                yield self._stretch(names[index], index)
 
         return make
 
@@ -176,8 +190,64 @@ def recognizes(path: Path) -> bool:
         return False
 
 
+def _checked(indices: Sequence[int], count: int) -> list[int]:
+    """Numbers of episodes, refused where they are none of the dataset's."""
+    found = [int(index) for index in indices]
+    bad = [index for index in found if not 0 <= index < count]
+    if bad or not found:
+        got = f"{bad[0]}" if bad else "no episode"
+        raise SchemaError(
+            f"episode_indices: got {got}, expected one or more numbers in [0, {count})"
+            "; leave it out for all episodes"
+        )
+    return found
+
+
+def _root() -> Path:
+    """Where Minari keeps the datasets of this user."""
+    return Path(
+        files.expanded(os.environ.get("MINARI_DATASETS_PATH", "~/.minari/datasets"))
+    )
+
+
+def located(source: object) -> tuple[Path, dict[str, object]] | None:
+    """The folder of a dataset that Minari has open, or knows by an id.
+
+    Args:
+        source: A ``minari.MinariDataset``, of which the episodes that it was filtered
+            to are taken; or an id such as ``"D4RL/door/human-v2"``, where no such path
+            is there.
+
+    Returns:
+        The folder and options of `open_reader`; None for what is neither.
+
+    Raises:
+        FormatError: It has the form of an id, and nothing is there.
+    """
+    # By its interface: a dataset that is open was made by a Minari of any version.
+    folder = getattr(getattr(source, "storage", None), "data_path", None)
+    if folder is not None:
+        indices = getattr(source, "episode_indices", None)
+        return Path(folder), {} if indices is None else {"episode_indices": indices}
+    text = source if isinstance(source, str) else ""
+    if not ID.fullmatch(text) or os.path.lexists(text):
+        return None
+    path = _root() / text
+    if not path.is_dir():
+        raise FormatError(
+            f"{text} does not exist, neither as a path nor as a dataset of Minari in "
+            f"{_root()}, expected one of them; check the path, or fetch the dataset by "
+            f"minari.download_dataset({text!r})"
+        )
+    return path, {}
+
+
 def open_reader(
-    path: Path, *, infos: bool = False, allow_expansion: bool = False
+    path: Path,
+    *,
+    infos: bool = False,
+    allow_expansion: bool = False,
+    episode_indices: Sequence[int] | None = None,
 ) -> MinariReader:
     """Open a dataset as a source.
 
@@ -186,6 +256,8 @@ def open_reader(
         infos: Take what is recorded under ``infos`` as fields, where every episode
             has it.
         allow_expansion: Read data that holds more than 1,000 times what it takes.
+        episode_indices: Numbers of the episodes to read, in the order to read them in;
+            all of them by default.
     """
     folder = _data_folder(path)
     if folder is None:
@@ -224,8 +296,10 @@ def open_reader(
             f"{folder / FILE_NAME} says data_format {str(kind)[:40]!r}, expected hdf5, "
             "arrow or parquet; write the dataset in one of them with Minari"
         )
+    if episode_indices is not None and list(episode_indices) == list(range(count)):
+        episode_indices = None
     try:
-        return MinariReader(folder, metadata, episodes)
+        return MinariReader(folder, metadata, episodes, episode_indices)
     except BaseException:
         episodes.close()
         raise

@@ -114,6 +114,81 @@ def test_every_step_comes_with_what_followed_it(tmp_path, rng, kind):
         assert buffer.metadata.user["minari"]["dataset_id"] == "some/thing-v0"
 
 
+class Opened:
+    """What is used of a MinariDataset: where it lies, and which episodes it has."""
+
+    class Storage:
+        def __init__(self, folder):
+            self.data_path = folder / "data"
+
+    def __init__(self, folder, indices):
+        self.storage = self.Storage(folder)
+        self.episode_indices = np.array(indices)
+
+    def __repr__(self):
+        return "contents" * 1000
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("indices", [[0, 1, 2], [2, 0], [1]])
+def test_an_open_dataset_is_loaded_with_the_episodes_that_it_has(
+    tmp_path, rng, kind, indices
+):
+    episodes = made(rng)
+    dataset = Opened(write(tmp_path / "thing-v0", kind, episodes), indices)
+    report = mr.load(dataset, tmp_path / "buffer", strict=True)
+    assert report.episodes == len(indices)
+    episodes[2][4][-1] = True
+    got, _ = drawn(tmp_path / "buffer", ["observation"])
+    assert_same(got, joined([episode(*episodes[index]) for index in indices]))
+
+
+@pytest.mark.parametrize(
+    ("indices", "told"),
+    [
+        ([3], "got 3, expected .*in \\[0, 3\\)"),
+        ([-1], "got -1"),
+        ([], "got no episode"),
+    ],
+)
+def test_episodes_that_a_dataset_has_not_are_told(tmp_path, rng, indices, told):
+    dataset = Opened(write(tmp_path / "thing-v0", "hdf5", made(rng)), indices)
+    with pytest.raises(SchemaError, match=f"episode_indices: {told}"):
+        mr.load(dataset, tmp_path / "buffer")
+    assert not (tmp_path / "buffer").exists()
+
+
+@pytest.mark.parametrize("root", ["MINARI_DATASETS_PATH", "HOME"])
+def test_a_dataset_is_loaded_by_its_id(tmp_path, rng, monkeypatch, root):
+    monkeypatch.delenv("MINARI_DATASETS_PATH", raising=False)
+    monkeypatch.setenv(root, str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    datasets = tmp_path / (".minari/datasets" if root == "HOME" else "")
+    for number, name in enumerate(("mine-v0", "ours/door/human-v2")):
+        episodes = made(rng)
+        write(datasets / name, "hdf5", episodes)
+        for format in (None, "minari"):
+            target = tmp_path / f"buffer-{number}-{format}"
+            mr.load(name, target, format=format, strict=True)
+            got, _ = drawn(target, ["observation"])
+            episodes[2][4][-1] = True
+            assert_same(got, joined([episode(*each) for each in episodes]))
+    # A path that is there is the path.
+    write(tmp_path / "near-v0", "hdf5", made(rng, lengths=(4,)))
+    assert mr.load("near-v0", tmp_path / "near").episodes == 1
+
+
+def test_an_id_of_nothing_tells_where_it_was_looked_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "sets"))
+    monkeypatch.chdir(tmp_path)
+    told = (
+        r"ours/none-v3 does not exist, neither as a path nor as a dataset of Minari in "
+        r".*sets, .*minari.download_dataset\('ours/none-v3'\)"
+    )
+    with pytest.raises(FormatError, match=told):
+        mr.load("ours/none-v3", tmp_path / "buffer")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_infos_come_along_when_asked_for(tmp_path, rng, kind):
     folder = write(tmp_path / "thing-v0", kind, made(rng))
