@@ -76,6 +76,12 @@ class SegmentTree:
         self._kernel = cast(twin.TreeKernel, kernels.load("tree"))
         self._nodes = aligned(twin.num_nodes(self.capacity), self.identity)
 
+    def __repr__(self) -> str:
+        """Show the call that makes it again."""
+        usual = self.identity == _IDENTITIES[self.op]
+        told = "" if usual else f", identity={self.identity!r}"
+        return f"SegmentTree({self.capacity}, {self.op!r}{told})"
+
     @property
     def leaves(self) -> NDArray[np.float64]:
         """float64 ``[capacity]``, read-only, and a view: it changes with the tree."""
@@ -226,6 +232,10 @@ class SumTree:
         """
         self._tree = SegmentTree(capacity, "sum")
         self.capacity = self._tree.capacity
+
+    def __repr__(self) -> str:
+        """Show the call that makes it again."""
+        return f"SumTree({self.capacity})"
 
     @property
     def total(self) -> float:

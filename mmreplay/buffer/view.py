@@ -85,6 +85,13 @@ class LiveView:
         self.num_illegal = 0
         self._span = self._make_span(ledger.heads, ledger.tails)
 
+    def __repr__(self) -> str:
+        """Say what it is."""
+        buffer = self.home.folder or "a buffer in RAM"
+        rows = int(self._span.lengths.sum())
+        known = "replaced" if self.replaced else f"{rows:,} rows"
+        return f"<View of {buffer}: {known}>"
+
     @property
     def span(self) -> Span:
         """What is alive now."""

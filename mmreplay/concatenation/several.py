@@ -118,6 +118,11 @@ class Concat:
         for buffer in self.buffers:
             self._opened.enter_context(buffer)
 
+    def __repr__(self) -> str:
+        """Say what it is."""
+        shares = "" if self._shares is None else f", shares={self.shares}"
+        return f"<Concat of {list(self.buffers)}{shares}>"
+
     @property
     def schema(self) -> Schema:
         """The fields of one step."""

@@ -207,6 +207,10 @@ class EpisodeIndex:
             dropped = self._illegal.drop_below(env_id, int(firsts[env_id]))
             self.num_illegal -= dropped
 
+    def __repr__(self) -> str:
+        """Say what it is."""
+        return f"<EpisodeIndex of {self.num_steps:,} steps>"
+
     @property
     def starts(self) -> Span:
         """The stretch of each environment that holds all its legal starts."""

@@ -118,6 +118,15 @@ class ReplayDataset(Dataset[Any]):
         assert self._buffer is not None
         return self._buffer
 
+    def __repr__(self) -> str:
+        """Show the call that makes it again."""
+        if self._path is None:
+            return "<ReplayDataset of a buffer in RAM>"
+        path = self._path
+        where = os.fspath(path) if isinstance(path, os.PathLike) else path
+        made = f", transforms={list(self._transforms)}" if self._transforms else ""
+        return f"ReplayDataset({where!r}{made})"
+
     def __getstate__(self) -> dict[str, Any]:
         """What goes to a spawned worker: the path, transforms, and how to read."""
         if self._path is None:

@@ -49,6 +49,13 @@ class Draws:
         self._num_batches = num_batches
         self._states: deque[tuple[int, State]] = deque(maxlen=MAX_AHEAD)
 
+    def __repr__(self) -> str:
+        """Say what it is."""
+        numbers = f"batch_size={self._batch_size}"
+        if self._num_batches is not None:
+            numbers += f", num_batches={self._num_batches}"
+        return f"<Draws of {self._dataset!r} by {self._sampler!r}, {numbers}>"
+
     def __iter__(self) -> Iterator[Draw]:
         """Draw num_batches times, or until an epoch ends, or without end."""
         # Now and not when the first draw is asked for: see state_after.

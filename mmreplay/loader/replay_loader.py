@@ -137,6 +137,14 @@ class ReplayLoader:
             self, _end, self._work, self._threads, self._sender, self._pid
         )
 
+    def __repr__(self) -> str:
+        """Say what it is."""
+        closed = ", closed" if self._closed else ""
+        return (
+            f"<ReplayLoader of {self._source!r}, batch_size={self._batch_size}, "
+            f"prefetch={self.prefetch}{closed}>"
+        )
+
     def __iter__(self) -> Iterator[Batch]:
         """Go on with the batches; start the threads if they do not run.
 

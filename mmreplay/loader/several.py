@@ -47,6 +47,10 @@ class ConcatDataset(Dataset[Any]):
         self._concat: Concat | None = concat
         self._datasets = [ReplayDataset(buffer) for buffer in concat.buffers]
 
+    def __repr__(self) -> str:
+        """Say what it is."""
+        return f"<ConcatDataset of {self._datasets}>"
+
     def __getstate__(self) -> dict[str, Any]:
         """What goes to a spawned worker: the folders."""
         return {"_datasets": self._datasets, "_concat": None}
@@ -129,6 +133,13 @@ class ConcatDraws:
         self._batch_size = batch_size
         self._num_batches = num_batches
         self._states: deque[tuple[int, State]] = deque(maxlen=MAX_AHEAD)
+
+    def __repr__(self) -> str:
+        """Say what it is."""
+        numbers = f"batch_size={self._batch_size}"
+        if self._num_batches is not None:
+            numbers += f", num_batches={self._num_batches}"
+        return f"<Draws of {self._concat!r}, {numbers}>"
 
     def __iter__(self) -> Iterator[ConcatDraw]:
         """Draw num_batches times, or without end."""

@@ -69,6 +69,13 @@ class ConcatStream(DealtStream):
         self._steps = None if num_batches is None else num_batches * num_ranks
         super().__init__(concat.state_dict(), rank, num_ranks)
 
+    def __repr__(self) -> str:
+        """Say what it is."""
+        return (
+            f"<ConcatStream of {self._dataset!r}, batch_size={self._batch_size}, "
+            f"rank {self._rank} of {self._num_ranks}>"
+        )
+
     def __getstate__(self) -> dict[str, Any]:
         """What goes to a spawned worker: the folders, samplers and shares."""
         return {**self.__dict__, "_concat": None}

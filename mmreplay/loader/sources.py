@@ -52,6 +52,10 @@ class OneBuffer:
         self._lock = buffer.view.lock
         self._epoch: int | None = None
 
+    def __repr__(self) -> str:
+        """Say which buffers."""
+        return repr(self._buffer)
+
     def begin(self) -> None:
         """See `Source.begin`."""
         epochs = epochs_of(self._sampler)
@@ -213,6 +217,10 @@ class SeveralBuffers:
         self._concat = concat
         self._recycler = recycler
         self._each = [OneBuffer(buffer) for buffer in concat.buffers]
+
+    def __repr__(self) -> str:
+        """Say which buffers."""
+        return repr(self._concat)
 
     def begin(self) -> None:
         """See `Source.begin`; there are no epochs."""

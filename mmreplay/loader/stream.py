@@ -191,8 +191,20 @@ class ReplayStream(DealtStream):
         steps = None if num_batches is None else num_batches * num_ranks
         self._draws = self._dataset.draws(sampler, batch_size, steps)
         self._sampler = sampler
-        self._num_batches = num_batches
+        self._batch_size, self._num_batches = batch_size, num_batches
         super().__init__(sampler.state_dict(), rank, num_ranks)
+
+    def __repr__(self) -> str:
+        """Show the call that makes it again."""
+        source = repr(self._dataset).removeprefix("ReplayDataset(").removesuffix(")")
+        path, comma, transforms = source.partition(", transforms=")
+        told = f"{path}, {self._sampler!r}, batch_size={self._batch_size}"
+        if self._num_batches is not None:
+            told += f", num_batches={self._num_batches}"
+        told += comma + transforms
+        if self._num_ranks > 1:
+            told += f", rank={self._rank}, num_ranks={self._num_ranks}"
+        return f"ReplayStream({told})"
 
     def _begin(self, state: State) -> None:
         self._sampler.load_state_dict(state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Any, TypeGuard, cast
 
@@ -13,6 +14,24 @@ from mmreplay.samplers.base import Sampler
 
 MOST = float(np.finfo(np.float32).max)
 """The greatest priority that can be stored."""
+
+
+def shown(thing: object, **arguments: object) -> str:
+    """Text of the call that makes a sampler again: its `repr`.
+
+    Args:
+        thing: The sampler.
+        arguments: By name; those that are the constructor's default are left out
+            where they are given by keyword alone, or are None.
+    """
+    parameters = inspect.signature(type(thing)).parameters
+    told = []
+    for name, value in arguments.items():
+        parameter = parameters[name]
+        plain = parameter.kind is parameter.KEYWORD_ONLY or value is None
+        if not (plain and value == parameter.default):
+            told.append(f"{name}={value!r}")
+    return f"{type(thing).__name__}({', '.join(told)})"
 
 
 def whole(name: str, value: object, least: int, way_out: str) -> int:

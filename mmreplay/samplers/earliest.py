@@ -45,6 +45,9 @@ class _Earliest:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_last": None}
 
+    def __repr__(self) -> str:
+        return f"ignore_earliest({self._count})"
+
     def of(self, view: View) -> View:
         if self._last is None or self._last[0] is not view:
             self._last = view, _LaterView(view, self._count)

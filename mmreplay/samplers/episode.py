@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from mmreplay.episodes import START, EpisodeIndex
 from mmreplay.errors import SchemaError, called, shown
 from mmreplay.samplers.base import Draw, Sampler, State, View, Windows
-from mmreplay.samplers.checks import whole
+from mmreplay.samplers.checks import shown, whole
 from mmreplay.samplers.epochs import epochs_of
 from mmreplay.samplers.forms import PADDED, RAGGED, single
 from mmreplay.samplers.joined import keeps_priorities
@@ -218,6 +218,14 @@ class EpisodeSampler(WindowDrawing):
         stride = FIRST_ONLY if by == "episode" else 1
         inside = None if sampler is None else single(sampler, "EpisodeSampler")
         self._inner = Inner(inside, Shape(0, 1, stride, False), chosen)
+        self._where = where
+
+    def __repr__(self) -> str:
+        """Show the call that makes it again."""
+        arguments = dict(self._arguments)
+        if arguments["max_length"] == FIRST_ONLY:
+            arguments["max_length"] = None
+        return shown(self, sampler=self._inner.sampler, **arguments, where=self._where)
 
     @property
     def form(self) -> str:

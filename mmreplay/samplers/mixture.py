@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from mmreplay.errors import SchemaError
 from mmreplay.samplers.base import Draw, Sampler, State, View
+from mmreplay.samplers.checks import shown
 from mmreplay.samplers.forms import alike
 from mmreplay.samplers.joined import draw_joined, state_of
 from mmreplay.samplers.random import StepGenerator
@@ -51,6 +52,16 @@ class MixtureSampler(Wrapping):
         self._parts = alike([sampler for sampler, _ in pairs])
         self._random = StepGenerator(seed)
         self._step = 0
+
+    def __repr__(self) -> str:
+        """Show the call that makes it again."""
+        return shown(
+            self,
+            samplers=list(
+                zip(self._parts, self._shares.fractions.tolist(), strict=True)
+            ),
+            seed=self._random.shown,
+        )
 
     def draw(self, view: View, batch_size: int) -> Draw:
         """Draw a batch, part by part; see `Sampler.draw`.

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.samplers.checks import finite, whole
+from mmreplay.samplers.checks import finite, shown, whole
 from mmreplay.samplers.laws import MAX_ALPHA, Powers
 from mmreplay.samplers.prioritizing import (
     Normalize,
@@ -74,6 +74,7 @@ class PrioritizedSampler(PriorityDrawing):
         Raises:
             SchemaError: An argument is out of range.
         """
+        self._alpha, self._beta = alpha, beta
         power = Scheduled("alpha", alpha, MAX_ALPHA)
         floor = finite("eps", eps)
         every = whole("alpha_every", alpha_every, 1, "1 looks at alpha at every draw")
@@ -81,9 +82,17 @@ class PrioritizedSampler(PriorityDrawing):
             Scheduled("beta", beta, 1.0), initial_priority, stratified, normalize,
             eta, name,
         )  # fmt: skip
+        self._eps, self._alpha_every = floor, every
         self._work = Prioritizing(
             "PrioritizedSampler",
             partial(Powers, alpha=power, eps=floor, every=every),
             options,
             seed,
         )
+
+    def __repr__(self) -> str:
+        """Show the call that makes it again."""
+        return shown(
+            self, alpha=self._alpha, beta=self._beta, eps=self._eps,
+            alpha_every=self._alpha_every, **self._work.options,
+        )  # fmt: skip

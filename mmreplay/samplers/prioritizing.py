@@ -181,11 +181,12 @@ class Prioritizing:
             return None
         return self._priorities.column.where
 
-    def describe(self) -> str:
-        """Say what it is and where its priorities are."""
-        where = self.where
-        at = "priorities of no buffer yet" if where is None else f"priorities: {where}"
-        return f"<{self._kind} {self._options.name!r}, step {self._step}, {at}>"
+    @property
+    def options(self) -> dict[str, object]:
+        """Arguments that samplers have in common, by name, for a `repr`."""
+        names = ("initial_priority", "stratified", "normalize", "eta", "name")
+        found = {name: getattr(self._options, name) for name in names}
+        return {**found, "seed": self._random.shown}
 
     def state_dict(self, priorities: bool) -> State:
         """Seed and step, and the priorities if asked for."""
@@ -301,10 +302,6 @@ class PriorityDrawing(Protocol):
     def priorities(self) -> Priorities:
         """The priorities kept, and the law over them, as of the last look."""
         return self._work._priorities
-
-    def __repr__(self) -> str:
-        """Say where its priorities are."""
-        return self._work.describe()
 
     def draw(self, view: View, batch_size: int) -> Draw:
         """Draw a batch; see `Sampler.draw`.

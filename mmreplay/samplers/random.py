@@ -47,6 +47,11 @@ class StepGenerator:
         self._counter[:] = 0
         self._generator = np.random.Generator(self._philox)
 
+    @property
+    def shown(self) -> int | None:
+        """The seed that was given, for a `repr`; None where none was."""
+        return self.seed if self.given else None
+
     def at(self, step: int) -> np.random.Generator:
         """Return the generator of one step; it is void when the next is asked for.
 

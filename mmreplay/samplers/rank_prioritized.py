@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.samplers.checks import whole
+from mmreplay.samplers.checks import shown, whole
 from mmreplay.samplers.laws import MAX_ALPHA
 from mmreplay.samplers.prioritizing import (
     Normalize,
@@ -68,6 +68,7 @@ class RankPrioritizedSampler(PriorityDrawing):
         Raises:
             SchemaError: An argument is out of range.
         """
+        self._alpha, self._beta = alpha, beta
         power = Scheduled("alpha", alpha, MAX_ALPHA)
         if resort_every is not None:
             way_out = "leave it out to sort at every quarter of the rows"
@@ -76,9 +77,17 @@ class RankPrioritizedSampler(PriorityDrawing):
             Scheduled("beta", beta, 1.0), initial_priority, stratified, normalize,
             eta, name,
         )  # fmt: skip
+        self._resort_every = resort_every
         self._work = Prioritizing(
             "RankPrioritizedSampler",
             partial(Ranks, alpha=power, every=resort_every),
             options,
             seed,
         )
+
+    def __repr__(self) -> str:
+        """Show the call that makes it again."""
+        return shown(
+            self, alpha=self._alpha, beta=self._beta, resort_every=self._resort_every,
+            **self._work.options,
+        )  # fmt: skip

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.samplers.base import Draw, Sampler, State, View
-from mmreplay.samplers.checks import share, whole
+from mmreplay.samplers.checks import share, shown, whole
 from mmreplay.samplers.forms import single
 from mmreplay.samplers.joined import draw_joined, state_of
 from mmreplay.samplers.random import StepGenerator
@@ -67,6 +67,13 @@ class RecentSampler(Wrapping):
             if sampler is None
             else single(sampler, "RecentSampler")
         ]
+
+    def __repr__(self) -> str:
+        """Show the call that makes it again."""
+        return shown(
+            self, steps=self._steps, ratio=self._ratio, sampler=self._parts[0],
+            seed=self._random.shown,
+        )  # fmt: skip
 
     def draw(self, view: View, batch_size: int) -> Draw:
         """Draw a batch, newest steps first; see `Sampler.draw`.
@@ -158,6 +165,13 @@ class ShrinkingSampler:
         self._sampler = UniformSampler(self._random.seed)
         self._step = 0
         self.begin(num_updates)
+
+    def __repr__(self) -> str:
+        """Show the call that makes it again."""
+        return shown(
+            self, num_updates=self._num_updates, eta=self.eta,
+            smallest=self._smallest, seed=self._random.shown,
+        )  # fmt: skip
 
     def begin(self, num_updates: int) -> None:
         """Begin a phase of updates with the whole buffer.

@@ -64,6 +64,10 @@ class RestrictedSampler(Wrapping):
             last = self._last = (view, starts, self._restriction.of(view))
         return last[2]
 
+    def __repr__(self) -> str:
+        """Say what draws, and within what."""
+        return f"<{self._parts[0]!r} within {self._restriction!r}>"
+
     def draw(self, view: View, batch_size: int) -> Draw:
         """Draw a batch; see `Sampler.draw`.
 

@@ -41,7 +41,7 @@ from mmreplay.samplers.base import (
     View,
     Windows,
 )
-from mmreplay.samplers.checks import whole
+from mmreplay.samplers.checks import shown, whole
 from mmreplay.samplers.forms import single
 from mmreplay.samplers.windows import Shape, WindowView
 from mmreplay.samplers.windows_inner import Inner, WindowDrawing
@@ -115,6 +115,14 @@ class SequenceSampler(WindowDrawing):
         self._inner = Inner(inside, Shape(*around, stride, boundary == "any"))
         self._first_only = tuple(first_only)
         self._offsets = np.arange(-burn_in, length + bootstrap)
+
+    def __repr__(self) -> str:
+        """Show the call that makes it again."""
+        return shown(
+            self, length=self.length, sampler=self._inner.sampler,
+            **{n: each for n, each in self._arguments.items() if n != "length"},
+            first_only=self._first_only,
+        )  # fmt: skip
 
     @property
     def window_length(self) -> int:

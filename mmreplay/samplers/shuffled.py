@@ -11,7 +11,7 @@ from mmreplay.errors import EmptyError, FormatError, SchemaError, shown
 from mmreplay.ring import LAYOUTS, Layout, Span
 from mmreplay.samplers.base import Draw, State, View
 from mmreplay.samplers.blocks import BlockPermutation, checked_block, order_of
-from mmreplay.samplers.checks import truth, whole
+from mmreplay.samplers.checks import shown, truth, whole
 from mmreplay.samplers.frozen import Frozen
 from mmreplay.samplers.permutation import Permutation
 from mmreplay.samplers.random import StepGenerator
@@ -107,6 +107,13 @@ class ShuffledSampler:
         self._order: Permutation | BlockPermutation | None = None
         self._chunk: tuple[int, Ids, Ids] = (0, np.empty(0, int), np.empty(0, int))
         self._moment: Span | None = None
+
+    def __repr__(self) -> str:
+        """Show the call that makes it again."""
+        return shown(
+            self, seed=self._random.shown, rank=self.rank, block=self._block,
+            **{name: each for name, each in self._options.items() if name != "block"},
+        )  # fmt: skip
 
     @property
     def epoch(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mmreplay.samplers.base import Draw, State, View
+from mmreplay.samplers.checks import shown
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.ranks import nothing_to_draw, rank_edges
 from mmreplay.samplers.states import check_kind, integer
@@ -31,6 +32,10 @@ class StratifiedSampler:
         self._random = StepGenerator(seed)
         self._stratified = stratified
         self._step = 0
+
+    def __repr__(self) -> str:
+        """Show the call that makes it again."""
+        return shown(self, seed=self._random.shown, stratified=self._stratified)
 
     def draw(self, view: View, batch_size: int) -> Draw:
         """Draw a batch; see `Sampler.draw`.

@@ -12,6 +12,7 @@ from mmreplay.kernels.steps import Judge
 from mmreplay.ring import Span
 from mmreplay.samplers.base import Draw, State, View
 from mmreplay.samplers.blocks import block_ranks, checked_block
+from mmreplay.samplers.checks import shown
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.ranks import nothing_to_draw
 from mmreplay.samplers.states import same
@@ -49,6 +50,10 @@ class UniformSampler:
         self._step = 0
         self._starts = _Starts(Span(np.zeros(1, np.int64), np.zeros(1, np.int64)))
         self._alike = (0, 0, (np.empty(0), np.empty(0, np.float32)))
+
+    def __repr__(self) -> str:
+        """Show the call that makes it again."""
+        return shown(self, seed=self._random.shown, block=self._block)
 
     def draw(self, view: View, batch_size: int) -> Draw:
         """Draw a batch; see `Sampler.draw`.

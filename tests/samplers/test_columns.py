@@ -252,7 +252,6 @@ class TestPlaces:
         mark(ring, second, [31])
         assert first.where == "disk"
         assert second.where.startswith("RAM: another sampler holds ")
-        assert "RAM: another sampler holds" in repr(second)
         assert (own(ring, first)[31], own(ring, second)[30]) == (1.0, 1.0)
         first.close()
 
