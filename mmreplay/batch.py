@@ -64,6 +64,14 @@ class Batch:
         buffer_ids: int64 ``[B]``, which buffer each step is of, where `concat` drew
             from several; else None.
         buffer: uuid of the buffer it is of, or b"" where that is not one buffer.
+
+    Example:
+        >>> buffer = mr.ReplayBuffer.open("runs/cartpole")
+        >>> batch = buffer.sample(32)
+        >>> batch["observation"].shape, batch.weights.dtype
+        ((32, 4), dtype('float32'))
+        >>> batch.torch()["reward"].shape
+        torch.Size([32])
     """
 
     fields: dict[str, Array]

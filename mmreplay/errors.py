@@ -38,23 +38,58 @@ OUT_OF_FILES = {errno.EMFILE, errno.ENFILE}
 
 
 class ReplayError(Exception):
-    """Base of every error mmreplay raises on purpose."""
+    """Base of every error mmreplay raises on purpose.
+
+    Example:
+        >>> try:
+        ...     buffer = mr.ReplayBuffer.open("runs/typo")
+        ... except mr.ReplayError as error:  # the base of all errors of mmreplay
+        ...     print(type(error).__name__)
+        FormatError
+    """
 
 
 class SchemaError(ReplayError, ValueError):
-    """Data or a declaration does not match the fields declared."""
+    """Data or a declaration does not match the fields declared.
+
+    Example:
+        >>> mr.Field((), "floot")
+        Traceback (most recent call last):
+        mmreplay.errors.SchemaError: ...'floot'...
+    """
 
 
 class FormatError(ReplayError, ValueError):
-    """The files are not a replay that this version can read."""
+    """The files are not a replay that this version can read.
+
+    Example:
+        >>> mr.ReplayBuffer.open("runs/typo")
+        Traceback (most recent call last):
+        mmreplay.errors.FormatError: ...runs/typo does not exist, ...
+    """
 
 
 class CorruptError(FormatError):
-    """The files were a replay, and are damaged."""
+    """The files were a replay, and are damaged.
+
+    Example:
+        >>> with open("runs/cartpole/data-000001/COMMIT", "wb"):
+        ...     pass  # empties the file
+        >>> mr.ReplayBuffer.open("runs/cartpole")
+        Traceback (most recent call last):
+        mmreplay.errors.CorruptError: ...COMMIT has 0 bytes, ...
+    """
 
 
 class VersionError(FormatError):
-    """The files are a replay of a version this one does not read."""
+    """The files are a replay of a version this one does not read.
+
+    Example:
+        >>> try:
+        ...     buffer = mr.ReplayBuffer.open("runs/cartpole")
+        ... except mr.VersionError:
+        ...     print("install a newer mmreplay")
+    """
 
 
 class _SystemError(ReplayError, OSError):
@@ -76,15 +111,35 @@ class _SystemError(ReplayError, OSError):
 
 
 class LockedError(_SystemError):
-    """Another writer holds the buffer."""
+    """Another writer holds the buffer.
+
+    Example:
+        >>> writer = mr.ReplayBuffer.open("runs/cartpole", "r+")
+        >>> mr.ReplayBuffer.open("runs/cartpole", "r+")
+        Traceback (most recent call last):
+        mmreplay.errors.LockedError: ...runs/cartpole is already open for writing ...
+    """
 
 
 class ForkedError(ReplayError, RuntimeError):
-    """A writer was used in a process forked from the one that opened it."""
+    """A writer was used in a process forked from the one that opened it.
+
+    Example:
+        >>> buffer = mr.ReplayBuffer.open("runs/cartpole")
+        >>> try:
+        ...     batch = buffer.sample(32)
+        ... except mr.ForkedError:  # in a forked child, without a seed
+        ...     buffer = mr.ReplayBuffer.open("runs/cartpole")
+    """
 
 
 class FullWarning(UserWarning):
-    """A ring is larger than its disk has room for; adds will meet a `FullError`."""
+    """A ring is larger than its disk has room for; adds will meet a `FullError`.
+
+    Example:
+        >>> import warnings
+        >>> warnings.simplefilter("error", mr.FullWarning)  # refuse such a buffer
+    """
 
 
 class AutoresetWarning(UserWarning):
@@ -96,27 +151,72 @@ class DurabilityWarning(UserWarning):
 
 
 class FullError(_SystemError):
-    """The disk has no room for what was to be written."""
+    """The disk has no room for what was to be written.
+
+    Example:
+        >>> buffer = mr.ReplayBuffer.open("runs/cartpole", "r+")
+        >>> try:
+        ...     buffer.commit()
+        ... except mr.FullError:
+        ...     print("free some space, then call commit again")
+    """
 
 
 class FailedError(_SystemError):
-    """The device failed, so this writer writes no more."""
+    """The device failed, so this writer writes no more.
+
+    Example:
+        >>> buffer = mr.ReplayBuffer.open("runs/cartpole")  # mode="r"
+        >>> buffer.clear()
+        Traceback (most recent call last):
+        mmreplay.errors.FailedError: ... expected it open for writing; ...
+    """
 
 
 class EmptyError(ReplayError, LookupError):
-    """There is nothing to draw yet."""
+    """There is nothing to draw yet.
+
+    Example:
+        >>> schema = mr.Schema({"x": mr.Field((), "float32")})
+        >>> buffer = mr.ReplayBuffer.create(None, schema, 100, engine="memory")
+        >>> buffer.sample(32)
+        Traceback (most recent call last):
+        mmreplay.errors.EmptyError: ...
+    """
 
 
 class StarvedError(ReplayError, TimeoutError):
-    """A reader found no whole record within its time."""
+    """A reader found no whole record within its time.
+
+    Example:
+        >>> buffer = mr.ReplayBuffer.open("runs/cartpole")
+        >>> try:
+        ...     batch = buffer.sample(32)
+        ... except mr.StarvedError:
+        ...     print("the writer laps the reader: enlarge the capacity")
+    """
 
 
 class StaleError(ReplayError, IndexError):
-    """Steps were asked for that are no longer, or not yet, alive."""
+    """Steps were asked for that are no longer, or not yet, alive.
+
+    Example:
+        >>> buffer = mr.ReplayBuffer.open("runs/cartpole")
+        >>> buffer.get_field("reward", 0, 10**9)
+        Traceback (most recent call last):
+        mmreplay.errors.StaleError: ... is not in the buffer, ...
+    """
 
 
 class SourceError(ReplayError, ValueError):
-    """Data to be read in is not what it says it is."""
+    """Data to be read in is not what it says it is.
+
+    Example:
+        >>> np.savez("scalar.npz", x=1.0)
+        >>> mr.load("scalar.npz", "runs/new")
+        Traceback (most recent call last):
+        mmreplay.errors.SourceError: ... holds no array of one row a step, ...
+    """
 
 
 def raise_if_out_of_files(error: BaseException) -> None:

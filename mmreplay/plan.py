@@ -62,6 +62,12 @@ class Plan:
             takes these pages back whenever something else needs them.
         flags_working_nbytes: RAM that every open process reads and keeps warm: the
             flags.
+
+    Example:
+        >>> schema = mr.Schema({"observation": mr.Field((84, 84), "uint8")})
+        >>> plan = mr.plan_buffer(schema, capacity=1_000_000)
+        >>> plan.row_nbytes  # pixels, and a byte of flags
+        7057
     """
 
     ring: Ring
@@ -98,6 +104,12 @@ def plan_buffer(
 
     Raises:
         SchemaError: A number is not legal.
+
+    Example:
+        >>> schema = mr.Schema({"observation": mr.Field((84, 84), "uint8")})
+        >>> plan = mr.plan_buffer(schema, capacity=1_000_000)
+        >>> plan.nbytes > 7_000_000_000
+        True
     """
     # The very reckoning of `create`, so that the two cannot come apart.
     # Sizes do not depend on what the environments do after an end.

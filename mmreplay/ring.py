@@ -40,6 +40,11 @@ class Span:
     Attributes:
         first: int64 ``[E]``, the oldest position alive.
         stop: int64 ``[E]``, the next position to be written.
+
+    Example:
+        >>> buffer = mr.ReplayBuffer.open("runs/cartpole")
+        >>> int(buffer.span.lengths.sum()) >= len(buffer)  # rows, final ones too
+        True
     """
 
     first: NDArray[np.int64]

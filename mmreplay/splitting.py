@@ -43,6 +43,12 @@ class Part:
         env_ids: int64 ``[N]``, never falling.
         begins: int64 ``[N]``, growing within an environment.
         ends: int64 ``[N]``, at most the next begin.
+
+    Example:
+        >>> buffer = mr.ReplayBuffer.open("runs/cartpole")
+        >>> train, test = mr.split(buffer, [0.9, 0.1], seed=0)
+        >>> buffer.sampler = train.sampler(mr.UniformSampler(seed=0))
+        >>> batch = buffer.sample(32)  # of the episodes in train
     """
 
     buffer: str
@@ -172,6 +178,12 @@ def split(
     Raises:
         SchemaError: An argument is not legal.
         EmptyError: There are fewer episodes, or steps, than parts.
+
+    Example:
+        >>> buffer = mr.ReplayBuffer.open("runs/cartpole")
+        >>> train, test = mr.split(buffer, [0.9, 0.1], seed=0)
+        >>> len(train) > len(test)
+        True
     """
     listed = isinstance(fractions, Sequence | np.ndarray) and len(fractions) > 0
     positive = listed and all(is_number(f) and isfinite(f) and f > 0 for f in fractions)

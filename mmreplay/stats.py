@@ -46,6 +46,13 @@ class EpisodeTable:
         running: bool ``[N]``, no end was seen yet.
         broken: bool ``[N]``, broken off: no end was seen, and what follows was said
             not to go on with it (``on_resume="break"``).
+
+    Example:
+        >>> buffer = mr.ReplayBuffer.open("runs/cartpole")
+        >>> table = mr.episode_table(buffer)
+        >>> whole = table.pick(table.whole)
+        >>> bool((whole.returns == whole.lengths).all())  # each step is rewarded by 1
+        True
     """
 
     env_ids: Array
@@ -125,6 +132,12 @@ class Moments:
         max: Largest.
         mean: Arithmetic mean.
         m2: Sum of squared distances from the mean.
+
+    Example:
+        >>> buffer = mr.ReplayBuffer.open("runs/cartpole")
+        >>> reward = mr.field_moments(buffer, ("reward",))["reward"]
+        >>> reward.mean, reward.std
+        (1.0, 0.0)
     """
 
     count: int = 0
@@ -217,6 +230,12 @@ def field_moments(
         buffer: Open in any mode.
         paths: Fields; all by default.
         progress: Called with (steps read, steps to read).
+
+    Example:
+        >>> buffer = mr.ReplayBuffer.open("runs/cartpole")
+        >>> moments = mr.field_moments(buffer, ("reward",))
+        >>> moments["reward"].max
+        1.0
     """
     chosen = buffer.schema.paths if paths is None else tuple(paths)
     return _scan(buffer, _episodes(buffer), chosen, None, progress)[0]
@@ -252,6 +271,12 @@ def histogram(
 
     Returns:
         Counts int64 ``[N]`` and edges float64 ``[N + 1]``.
+
+    Example:
+        >>> buffer = mr.ReplayBuffer.open("runs/cartpole")
+        >>> counts, edges = mr.histogram(buffer, "action", bins=10)
+        >>> edges
+        array([-0.5,  0.5,  1.5])
     """
     moments = field_moments(buffer, (path,), progress)
     return histograms(buffer, moments, bins, progress)[path]
@@ -339,6 +364,12 @@ def episode_table(
         progress: Called with (steps read, steps to read).
         newest: Read rewards of the newest so many whole episodes of each
             environment only, and leave out the others.
+
+    Example:
+        >>> buffer = mr.ReplayBuffer.open("runs/cartpole")
+        >>> table = mr.episode_table(buffer)
+        >>> len(table) == len(table.returns) == len(table.lengths)
+        True
     """
     table = _episodes(buffer)
     if newest is not None:

@@ -35,6 +35,12 @@ class SegmentTree:
         capacity: Leaves.
         op: ``"sum"``, ``"min"`` or ``"max"``.
         identity: Value of a leaf that was never set.
+
+    Example:
+        >>> tree = mr.SegmentTree(4, "min")
+        >>> tree.set([0, 2], [3.0, 1.5])
+        >>> tree.summary
+        1.5
     """
 
     __slots__ = (
@@ -217,6 +223,14 @@ class SumTree:
 
     Attributes:
         capacity: Leaves.
+
+    Example:
+        >>> tree = mr.SumTree(4)
+        >>> tree.set([0, 1, 3], [1.0, 2.0, 5.0])
+        >>> tree.total
+        8.0
+        >>> tree.find([0.5, 2.5, 7.0])
+        array([0, 1, 3])
     """
 
     __slots__ = ("_tree", "capacity")

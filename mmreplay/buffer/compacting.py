@@ -39,6 +39,11 @@ class Compacted:
         nbytes_before: Bytes that the rows' buffer takes on the disk.
         nbytes: Bytes that the new one takes.
         notes: What does not come along, in sentences.
+
+    Example:
+        >>> made = mr.compact("runs/cartpole", "runs/compact")
+        >>> made.nbytes < made.nbytes_before
+        True
     """
 
     path: Path
@@ -81,6 +86,11 @@ def compact(
         StaleError: The source's writer gave up rows that were not copied yet.
         FailedError: Another one cut rows, after a sync that failed.
         FullError: No space is left.
+
+    Example:
+        >>> made = mr.compact("runs/cartpole", "runs/compact", codec="zstd")
+        >>> len(mr.ReplayBuffer.open("runs/compact")) > 0
+        True
     """
     where, place = lifecycle.absolute(source), lifecycle.absolute(target)
     with ExitStack() as stack:

@@ -47,6 +47,20 @@ class ReplayBuffer(Adding):
         path: The folder, or None for a buffer in RAM.
         sampler: What `sample` draws with.
         transforms: What `sample` and `take` make of stored steps.
+
+    Example:
+        >>> schema = mr.Schema(
+        ...     {
+        ...         "observation": mr.Field((3,), "float32"),
+        ...         "terminated": mr.Field((), "bool"),
+        ...     }
+        ... )
+        >>> with mr.ReplayBuffer.create("runs/new", schema, capacity=1000) as buffer:
+        ...     for step in range(50):
+        ...         ended = step % 10 == 9
+        ...         heads = buffer.add(observation=np.zeros(3), terminated=ended)
+        >>> mr.ReplayBuffer.open("runs/new").sample(32)["observation"].shape
+        (32, 3)
     """
 
     if not TYPE_CHECKING:

@@ -46,6 +46,12 @@ class Snapshot:
         cut_rows: Rows alive when it began that the writer gave up before they were
             taken; 0 with a pause.
         nbytes: Bytes copied or shared.
+
+    Example:
+        >>> buffer = mr.ReplayBuffer.open("runs/cartpole")
+        >>> taken = buffer.snapshot("runs/copy")
+        >>> taken.cut_rows
+        0
     """
 
     path: Path

@@ -46,6 +46,11 @@ class Recorded:
         episodes: Episodes that ended.
         held: Steps that the buffer holds in the end: fewer than were written, where
             its ring has come round.
+
+    Example:
+        >>> done = mr.record("CartPole-v1", "runs/new", steps=100, seed=0)
+        >>> done.steps, done.held
+        (100, 100)
     """
 
     path: Path
@@ -115,6 +120,11 @@ def record(
             observation, or gives an action that fails and is none of the space's.
         ModuleNotFoundError: gymnasium, or ale-py for Atari, is not installed.
         LockedError: Somebody else is writing the buffer.
+
+    Example:
+        >>> done = mr.record("CartPole-v1", "runs/new", steps=100, num_envs=2, seed=0)
+        >>> done.steps
+        100
     """
     check_number("steps", steps)
     path = Path(files.expanded(path))

@@ -60,6 +60,11 @@ def concat(
     Raises:
         SchemaError: There is no source, schemas differ, or a share is not above 0.
         FormatError: There is no buffer at a path.
+
+    Example:
+        >>> both = mr.concat(["runs/cartpole", "runs/cartpole"], shares=[3, 1], seed=0)
+        >>> np.bincount(both.sample(32).buffer_ids)
+        array([24,  8])
     """
     return Concat(sources, shares, seed)
 
@@ -73,6 +78,14 @@ class Concat:
     Attributes:
         buffers: Those it draws from.
         lock: Held from the beginning of a draw to its end.
+
+    Example:
+        >>> mr.record("CartPole-v1", "runs/more", steps=500).steps
+        500
+        >>> both = mr.concat(["runs/cartpole", "runs/more"], shares=[1, 1])
+        >>> batch = both.sample(32)
+        >>> np.bincount(batch.buffer_ids)
+        array([16, 16])
     """
 
     def __init__(

@@ -49,6 +49,11 @@ class AutoExport:
 
     Attributes:
         reports: Path and report of each file so far.
+
+    Example:
+        >>> buffer = mr.ReplayBuffer.open("runs/cartpole", "r+")
+        >>> exporter = mr.AutoExport(buffer, "exported", every=1000)
+        >>> buffer.close()
     """
 
     def __init__(

@@ -170,6 +170,11 @@ class Report:
         seconds: Time it took.
         notes: How ends were found, what was left out and why.
         doubts: What was guessed and may be wrong.
+
+    Example:
+        >>> report = mr.export("runs/cartpole", "cartpole.npz")
+        >>> report.rows > 0, report.doubts
+        (True, ())
     """
 
     rows: int

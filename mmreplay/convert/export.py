@@ -74,6 +74,11 @@ def export(
         SourceError: Strict, and something would be lost.
         StaleError: A live writer gave up rows before they were read.
         FullError: No space is left; the target is as it was.
+
+    Example:
+        >>> report = mr.export("runs/cartpole", "cartpole.npz")
+        >>> np.load("cartpole.npz")["observation"].shape[1:]
+        (4,)
     """
     place = local(target, "target")
     refuse_inside(place, _home(buffer))

@@ -82,6 +82,12 @@ def load(
         CorruptError: The source is damaged.
         SourceError: Its rows contradict each other, or strict and doubtful.
         FullError: No space is left; the target is as it was.
+
+    Example:
+        >>> report = mr.export("runs/cartpole", "cartpole.npz")
+        >>> report = mr.load("cartpole.npz", "runs/again")
+        >>> report.rows > 0
+        True
     """
     named = format in (None, "minari") and not isinstance(source, os.PathLike)
     if named and (dataset := minari.located(source)) is not None:

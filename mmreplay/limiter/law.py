@@ -33,6 +33,12 @@ class RateLimiter:
             or thread lives that could end the wait.
         patience: Seconds that a call waits where none lives, and nothing is counted.
         then: ``"raise"`` StarvedError when the wait is over, or ``"go_on"``.
+
+    Example:
+        >>> limiter = mr.RateLimiter(
+        ...     samples_per_insert=8, min_size=1000, error_buffer=100
+        ... )
+        >>> buffer = mr.ReplayBuffer.open("runs/cartpole", limiter=limiter)
     """
 
     samples_per_insert: float

@@ -26,6 +26,14 @@ def collate(items: Batch | list[dict[str, Any]]) -> Any:
 
     Raises:
         SchemaError: It is a list of batches.
+
+    Example:
+        >>> from torch.utils.data import DataLoader
+        >>> dataset = mr.ReplayDataset("runs/cartpole")
+        >>> draws = dataset.draws(mr.UniformSampler(seed=0), batch_size=32)
+        >>> loader = DataLoader(dataset, batch_sampler=draws, collate_fn=mr.collate)
+        >>> next(iter(loader))["observation"].shape
+        torch.Size([32, 4])
     """
     return items if isinstance(items, Batch) else default_collate(items)
 

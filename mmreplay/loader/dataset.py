@@ -55,6 +55,14 @@ class ReplayDataset(Dataset[Any]):
 
     Attributes:
         left_out: Steps, or windows, left out so, in this process.
+
+    Example:
+        >>> from torch.utils.data import DataLoader
+        >>> dataset = mr.ReplayDataset("runs/cartpole")
+        >>> draws = dataset.draws(mr.UniformSampler(seed=0), batch_size=32)
+        >>> loader = DataLoader(dataset, sampler=draws, batch_size=None)
+        >>> next(iter(loader))["observation"].shape
+        torch.Size([32, 4])
     """
 
     def __init__(

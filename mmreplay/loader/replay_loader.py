@@ -52,12 +52,6 @@ ENTANGLED_S = 0.5
 class ReplayLoader:
     """Batches of a buffer as tensors, made by threads while the learner works.
 
-    For example::
-
-        with mr.ReplayLoader(buffer, batch_size=256, device="cuda") as loader:
-            for batch in loader:
-                loader.update_priorities(batch, learn(batch))
-
     **Order.** Batches come in the order in which the buffer's sampler draws them,
     through the buffer's transforms. At most `prefetch` of them are drawn and not yet
     handed over. An update of priorities counts for every draw that is made after it:
@@ -84,6 +78,14 @@ class ReplayLoader:
 
     Attributes:
         prefetch: Batches drawn ahead, at most.
+
+    Example:
+        >>> buffer = mr.ReplayBuffer.open("runs/cartpole")
+        >>> with mr.ReplayLoader(buffer, batch_size=32, device="cpu") as loader:
+        ...     for _, batch in zip(range(2), loader):
+        ...         print(batch["observation"].shape)
+        torch.Size([32, 4])
+        torch.Size([32, 4])
     """
 
     def __init__(

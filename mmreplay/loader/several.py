@@ -24,14 +24,16 @@ from mmreplay.samplers.base import State
 class ConcatDataset(Dataset[Any]):
     """Draws of `concat` for torch's DataLoader, with workers or without.
 
-    For example::
-
-        both = mr.concat([offline, online], shares=[0.5, 0.5], seed=0)
-        dataset = mr.ConcatDataset(both)
-        DataLoader(dataset, sampler=dataset.draws(256), batch_size=None, num_workers=2)
-
     Draws are made in the main process. Workers open the folders themselves, as those
     of a `ReplayDataset` do.
+
+    Example:
+        >>> from torch.utils.data import DataLoader
+        >>> both = mr.concat(["runs/cartpole", "runs/cartpole"], shares=[1, 1])
+        >>> dataset = mr.ConcatDataset(both)
+        >>> loader = DataLoader(dataset, sampler=dataset.draws(32), batch_size=None)
+        >>> next(iter(loader))["observation"].shape
+        torch.Size([32, 4])
     """
 
     def __init__(self, concat: Concat) -> None:

@@ -18,17 +18,18 @@ from mmreplay.samplers.base import State
 class ConcatStream(DealtStream):
     """Batches of `concat` for torch's DataLoader, drawn in its workers.
 
-    For example::
-
-        both = mr.concat([kitchen, maze], shares=[0.5, 0.5], seed=0)
-        stream = mr.ConcatStream(both, 256)
-        DataLoader(stream, batch_size=None, num_workers=4)
-
     What holds of a `ReplayStream` holds of it: over buffers that nobody writes the
     batches of a rank are the same whatever the workers, and those of all ranks are
     those of one process. It has no epochs of its own, whatever the buffers' samplers
     go by: an iteration has num_batches, or no end. Each worker follows writers at its
     own pace. Samplers that keep priorities are refused.
+
+    Example:
+        >>> from torch.utils.data import DataLoader
+        >>> both = mr.concat(["runs/cartpole", "runs/cartpole"], shares=[1, 1])
+        >>> stream = mr.ConcatStream(both, 32, num_batches=10)
+        >>> len(list(DataLoader(stream, batch_size=None)))
+        10
     """
 
     def __init__(

@@ -127,11 +127,6 @@ class DealtStream(IterableDataset[Batch]):
 class ReplayStream(DealtStream):
     """Batches of a buffer for torch's DataLoader, drawn in its workers.
 
-    For example::
-
-        stream = mr.ReplayStream("runs/pong", mr.ShuffledSampler(seed=0), 256)
-        DataLoader(stream, batch_size=None, num_workers=4)
-
     Draws are steps of one sequence, which the sampler's seed decides. Rank r of R
     takes steps r, r + R, ...; of those, worker w of W takes every W-th. Each makes all
     draws, which are cheap, and gathers its own. So over a buffer that nobody writes
@@ -150,6 +145,14 @@ class ReplayStream(DealtStream):
 
     Prioritized samplers are refused: their priorities are in one process. Make their
     draws there, by `ReplayDataset.draws` or a `ReplayLoader`.
+
+    Example:
+        >>> from torch.utils.data import DataLoader
+        >>> stream = mr.ReplayStream("runs/cartpole", mr.ShuffledSampler(seed=0), 1024)
+        >>> batches = DataLoader(stream, batch_size=None)  # one epoch
+        >>> steps = sum(len(batch) for batch in batches)
+        >>> 3000 < steps <= 4000  # all that can be drawn
+        True
     """
 
     def __init__(

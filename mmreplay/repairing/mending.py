@@ -44,6 +44,11 @@ class Cut:
         why: ``"checksum"`` (the data does not fit it), ``"unproven"`` (the checksum
             itself is lost), ``"missing"`` (the file ends before, or cannot be read),
             ``"flags"`` (no episode has them so).
+
+    Example:
+        >>> report = mr.repair("runs/cartpole", "runs/repaired")
+        >>> [cut.why for cut in report.cuts]
+        []
     """
 
     env_id: int
@@ -63,6 +68,11 @@ class Repaired:
         cuts: What is not in it, by environment and position.
         restored: What was found out in another way than the plain one, or is left out,
             in sentences.
+
+    Example:
+        >>> report = mr.repair("runs/cartpole", "runs/repaired")
+        >>> report.rows > 0, report.cuts
+        (True, ())
     """
 
     path: Path
@@ -116,6 +126,11 @@ def repair(
         FormatError: There is no buffer, or the target holds something.
         CorruptError: Too little is left.
         LockedError: Somebody is writing it.
+
+    Example:
+        >>> report = mr.repair("runs/cartpole", "runs/repaired")
+        >>> report.cuts  # nothing was damaged
+        ()
     """
     source = lifecycle.absolute(path)
     named = "damaged" if in_place else "repaired"

@@ -79,6 +79,14 @@ class Draw:
         offsets: int64 ``[N + 1]`` where the steps are those of N episodes one after
             another: where each begins, and B; else None.
         buffer: uuid of the buffer it is of, where a dataset's draws made it; or b"".
+
+    Example:
+        >>> buffer = mr.ReplayBuffer.open("runs/cartpole")
+        >>> draw = mr.UniformSampler(seed=0).draw(buffer.view, 32)
+        >>> draw.positions.shape
+        (32,)
+        >>> buffer.gather(draw)["reward"].shape
+        (32,)
     """
 
     env_ids: NDArray[np.int64]

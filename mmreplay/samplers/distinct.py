@@ -17,6 +17,13 @@ class DistinctSampler:
     Where fewer steps than asked for can be drawn, all of them are, each once. For
     each step once an epoch, see `ShuffledSampler`. Costs O(batch log rows), and
     O(rows) where a batch takes more than a fiftieth of them.
+
+    Example:
+        >>> sampler = mr.DistinctSampler(seed=0)
+        >>> buffer = mr.ReplayBuffer.open("runs/cartpole", sampler=sampler)
+        >>> batch = buffer.sample(32)
+        >>> len(set(zip(batch.env_ids, batch.positions)))
+        32
     """
 
     def __init__(self, seed: int | None = None) -> None:

@@ -28,6 +28,12 @@ def ignore_earliest(count: int, sampler: Sampler | None = None) -> RestrictedSam
 
     Raises:
         SchemaError: The count is no integer of at least 1, or the sampler is none.
+
+    Example:
+        >>> sampler = mr.ignore_earliest(10, mr.UniformSampler(seed=0))
+        >>> buffer = mr.ReplayBuffer.open("runs/cartpole", sampler=sampler)
+        >>> bool((buffer.sample(32).positions >= 10).all())
+        True
     """
     way_out = "leave ignore_earliest out to draw from every row"
     count = whole("count", count, 1, way_out)

@@ -91,6 +91,13 @@ def return_within(
             reads them; an episode that is not in it, or has no return, is not drawn.
         least: The smallest return.
         most: The largest one.
+
+    Example:
+        >>> buffer = mr.ReplayBuffer.open("runs/cartpole")
+        >>> good = mr.return_within(mr.episode_table(buffer), least=20.0)
+        >>> buffer.sampler = mr.EpisodeSampler(mr.UniformSampler(seed=0), where=good)
+        >>> bool((buffer.sample(8).mask.sum(1) >= 20).all())
+        True
     """
     good = (table.returns >= least) & (table.returns <= most)
     known = {
@@ -155,6 +162,13 @@ class EpisodeSampler(WindowDrawing):
     length of the longest episode drawn; ``"ragged"`` ones hold the steps one after
     another, ``[N, *shape]``, and `Batch.offsets`, int64 ``[B + 1]``, where each
     episode begins. Costs O(steps drawn + B log episodes).
+
+    Example:
+        >>> sampler = mr.EpisodeSampler(mr.UniformSampler(seed=0), max_length=100)
+        >>> buffer = mr.ReplayBuffer.open("runs/cartpole", sampler=sampler)
+        >>> batch = buffer.sample(8)  # padded to the longest
+        >>> batch["reward"].shape == batch.mask.shape
+        True
     """
 
     def __init__(

@@ -27,6 +27,13 @@ class MixtureSampler(Wrapping):
     Probabilities and weights are of the sampler that drew the step, not of the
     mixture: samplers do not know how likely another one's steps are to them.
     Priorities go to every part that keeps some, whoever drew the steps.
+
+    Example:
+        >>> newest = mr.ShrinkingSampler(1000, seed=0)
+        >>> sampler = mr.MixtureSampler([(mr.UniformSampler(seed=0), 3), (newest, 1)])
+        >>> buffer = mr.ReplayBuffer.open("runs/cartpole", sampler=sampler)
+        >>> len(buffer.sample(32))
+        32
     """
 
     def __init__(

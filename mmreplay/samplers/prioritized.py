@@ -38,6 +38,14 @@ class PrioritizedSampler(PriorityDrawing):
     A draw costs O(new rows + batch log rows). An alpha that is not constant is looked
     at every `alpha_every` draws, and a change costs O(rows). Not thread-safe: hold
     the view's lock. Memory: 8.8 bytes a row beside the stored 4 (9.4 with "buffer").
+
+    Example:
+        >>> sampler = mr.PrioritizedSampler(alpha=0.6, beta=0.4, seed=0)
+        >>> buffer = mr.ReplayBuffer.open("runs/cartpole", sampler=sampler)
+        >>> batch = buffer.sample(32)
+        >>> td_errors = np.ones(32)  # of your learner; weight its loss by batch.weights
+        >>> buffer.update_priorities(batch, td_errors)
+        0
     """
 
     def __init__(

@@ -36,6 +36,11 @@ class RecentSampler(Wrapping):
 
     Probabilities are of the law that drew each step, not of both together. Steps
     drawn as newest have weight 1; the others the weights of the sampler given.
+
+    Example:
+        >>> sampler = mr.RecentSampler(steps=100, ratio=0.25, seed=0)
+        >>> buffer = mr.ReplayBuffer.open("runs/cartpole", sampler=sampler)
+        >>> batch = buffer.sample(32)  # 8 of the newest 100 steps of each environment
     """
 
     def __init__(
@@ -138,6 +143,12 @@ class ShrinkingSampler:
 
     Attributes:
         eta: In ``(0, 1]``; set it to anneal, as the paper does, towards 1.
+
+    Example:
+        >>> sampler = mr.ShrinkingSampler(num_updates=1000, eta=0.996, seed=0)
+        >>> buffer = mr.ReplayBuffer.open("runs/cartpole", sampler=sampler)
+        >>> len(buffer.sample(32))
+        32
     """
 
     def __init__(

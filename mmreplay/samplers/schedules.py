@@ -21,6 +21,12 @@ class LinearSchedule:
         start: The number at step 0.
         stop: The number from step `steps` on.
         steps: At least 1.
+
+    Example:
+        >>> beta = mr.LinearSchedule(0.4, 1.0, steps=100_000)
+        >>> beta(50_000)
+        0.7
+        >>> sampler = mr.PrioritizedSampler(beta=beta)
     """
 
     start: float

@@ -66,6 +66,12 @@ class SequenceSampler(WindowDrawing):
         length: Steps to learn from in each window.
         burn_in: Steps before them.
         bootstrap: Steps after them.
+
+    Example:
+        >>> sampler = mr.SequenceSampler(8, mr.UniformSampler(seed=0))
+        >>> buffer = mr.ReplayBuffer.open("runs/cartpole", sampler=sampler)
+        >>> buffer.sample(32)["observation"].shape
+        (32, 8, 4)
     """
 
     def __init__(

@@ -48,6 +48,12 @@ class ShuffledSampler:
         num_ranks: Processes that share an epoch.
         skipped: Steps that were given up before they were drawn, of the epoch that
             the last draw is of; so it can be read when that one has ended.
+
+    Example:
+        >>> sampler = mr.ShuffledSampler(seed=0)  # each step once an epoch
+        >>> buffer = mr.ReplayBuffer.open("runs/cartpole", sampler=sampler)
+        >>> len(buffer.sample(32))
+        32
     """
 
     def __init__(

@@ -20,6 +20,12 @@ class StratifiedSampler:
     first; so they are often, but not always, different steps. Environments without a
     legal start are left out. With P a step's probability, ``1 / (environments *
     legal starts of its own)``.
+
+    Example:
+        >>> sampler = mr.StratifiedSampler(seed=0)
+        >>> buffer = mr.ReplayBuffer.open("runs/cartpole", sampler=sampler)
+        >>> np.bincount(buffer.sample(32).env_ids)
+        array([4, 4, 4, 4, 4, 4, 4, 4])
     """
 
     def __init__(self, seed: int | None = None, *, stratified: bool = True) -> None:

@@ -31,6 +31,12 @@ class UniformSampler:
     ones left out, which is exact and never enumerates the buffer. Where many rows are
     illegal, legal ones are drawn by rank. Costs O(batch), by rank with the logarithm
     of the illegal rows.
+
+    Example:
+        >>> sampler = mr.UniformSampler(seed=0)
+        >>> buffer = mr.ReplayBuffer.open("runs/cartpole", sampler=sampler)
+        >>> len(buffer.sample(32))
+        32
     """
 
     def __init__(self, seed: int | None = None, *, block: int = 1) -> None:

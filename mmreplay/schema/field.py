@@ -33,6 +33,10 @@ class Field:
         mutable: Whether `ReplayBuffer.set` may rewrite its values.
         numpy: The numpy dtype it is stored in (uint16 for bfloat16).
         nbytes: Bytes per step.
+
+    Example:
+        >>> mr.Field((84, 84), "uint8").nbytes
+        7056
     """
 
     shape: tuple[int, ...]

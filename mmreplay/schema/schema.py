@@ -40,6 +40,16 @@ class Schema:
     Attributes:
         fields: Field by path, in order.
         roles: Path of a leaf or of a subtree, by role.
+
+    Example:
+        >>> schema = mr.Schema(
+        ...     {
+        ...         "observation": {"pixels": mr.Field((84, 84), "uint8")},
+        ...         "reward": mr.Field((), "float32"),
+        ...     }
+        ... )
+        >>> schema.paths
+        ('observation/pixels', 'reward')
     """
 
     __slots__ = ("_autoreset", "fields", "roles")

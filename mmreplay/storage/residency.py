@@ -39,6 +39,11 @@ class Memory:
         private: What the process has of its own, all of it, buffers or not.
         page_cache: Pages of the buffer's files in memory, whoever read or wrote them;
             None where the system does not tell this user.
+
+    Example:
+        >>> buffer = mr.ReplayBuffer.open("runs/cartpole")
+        >>> buffer.memory().mapped > 0
+        True
     """
 
     mapped: int

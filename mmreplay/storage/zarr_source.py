@@ -37,6 +37,12 @@ class ZarrSource(os.PathLike[str]):
         endpoint: Of an S3 server that is not Amazon's; ``AWS_ENDPOINT_URL`` if None.
         region: ``AWS_REGION`` if None.
         anonymous: Send no credentials.
+
+    Example:
+        >>> made = mr.compact("runs/cartpole", "runs/compact")
+        >>> with mr.ReplayBuffer.open("runs/compact") as buffer:
+        ...     source = mr.ZarrSource(str(buffer.zarr_path))
+        >>> group = mr.ReplayBuffer.open(source)
     """
 
     location: str

@@ -29,6 +29,13 @@ class Apply:
         function: ``function(fields)``, or ``function(fields, generator)``.
         random: Give it a `numpy.random.Generator`, which the draw determines: the same
             draw gives the same batch. Use no other source of chance.
+
+    Example:
+        >>> def clip_rewards(batch):
+        ...     return {"reward": np.clip(batch["reward"], -1, 1)}
+        >>> transform = mr.Apply(clip_rewards)
+        >>> buffer = mr.ReplayBuffer.open("runs/cartpole", transforms=[transform])
+        >>> batch = buffer.sample(32)
     """
 
     function: Callable[..., Mapping[str, Any]]

@@ -36,6 +36,11 @@ class Delta:
     Attributes:
         paths: Observation leaves or subtrees; all by default.
         name: Of what it makes.
+
+    Example:
+        >>> buffer = mr.ReplayBuffer.open("runs/cartpole", transforms=[mr.Delta()])
+        >>> buffer.sample(32)["delta"].shape  # next_observation - observation
+        (32, 4)
     """
 
     paths: str | Sequence[str] | None = None

@@ -84,6 +84,12 @@ class Cast:
             default.
         scale: Factor, for floating dtypes.
         offset: Added after it, for floating dtypes.
+
+    Example:
+        >>> scale = mr.Cast("float16", "observation", scale=0.5)
+        >>> buffer = mr.ReplayBuffer.open("runs/cartpole", transforms=[scale])
+        >>> buffer.sample(32)["observation"].dtype
+        dtype('float16')
     """
 
     dtype: DTypeLike
@@ -168,6 +174,12 @@ class OneHot:
         path: Field of integers; by default the one that plays the action.
         start: The lowest value (`Discrete(start=...)`).
         dtype: Of the vectors; the field becomes ``[*shape, num_classes]``.
+
+    Example:
+        >>> one_hot = mr.OneHot(2, "action")
+        >>> buffer = mr.ReplayBuffer.open("runs/cartpole", transforms=[one_hot])
+        >>> buffer.sample(32)["action"].shape
+        (32, 2)
     """
 
     num_classes: int

@@ -60,6 +60,21 @@ class HER:
         desired: Field of the goal; by default the observation's ``desired_goal``.
         info: Fields whose values ``[M, *shape]`` at the rewarded steps `reward_fn` gets
             by path.
+
+    Example:
+        >>> box = mr.Field((2,), "float32")
+        >>> schema = mr.Schema(
+        ...     {
+        ...         "observation": {"achieved_goal": box, "desired_goal": box},
+        ...         "reward": mr.Field((), "float32"),
+        ...         "terminated": mr.Field((), "bool"),
+        ...     }
+        ... )
+        >>> def reached(achieved, desired, info):
+        ...     return (np.abs(achieved - desired).max(-1) < 0.1).astype(np.float32)
+        >>> buffer = mr.ReplayBuffer.create(
+        ...     "runs/goals", schema, 100, transforms=[mr.HER("future", 0.8, reached)]
+        ... )
     """
 
     strategy: str

@@ -49,6 +49,14 @@ class Normalize:
         means: By path of a leaf; a number, or an array that fits the field's shape.
         stds: Likewise; below 1e-8 it is taken as 1.
         clip: Bound of what comes out, both ways; None for none.
+
+    Example:
+        >>> buffer = mr.ReplayBuffer.open("runs/cartpole")
+        >>> moments = mr.field_moments(buffer, ("observation",))["observation"]
+        >>> normalize = mr.Normalize(
+        ...     {"observation": moments.mean}, {"observation": moments.std}
+        ... )
+        >>> buffer = mr.ReplayBuffer.open("runs/cartpole", transforms=[normalize])
     """
 
     means: Mapping[str, ArrayLike]

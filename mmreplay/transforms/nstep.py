@@ -37,6 +37,13 @@ class NStep:
         gamma: Discount per step, in [0, 1].
         rewards: Fields to sum; by default those that play the reward.
         discount: Name of the field for the discount.
+
+    Example:
+        >>> nstep = mr.NStep(3, gamma=0.99)
+        >>> buffer = mr.ReplayBuffer.open("runs/cartpole", transforms=[nstep])
+        >>> batch = buffer.sample(32)
+        >>> batch["reward"].shape, batch["discount"].shape
+        ((32,), (32,))
     """
 
     n: int

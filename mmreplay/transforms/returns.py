@@ -62,6 +62,12 @@ class DiscountedReturn:
         discount: Path of a field of discounts.
         discount_with: What it stands with: ``"reward"`` or ``"observation"``.
         name: Of the field made.
+
+    Example:
+        >>> returns = mr.DiscountedReturn(gamma=0.99)
+        >>> buffer = mr.ReplayBuffer.open("runs/cartpole", transforms=[returns])
+        >>> buffer.sample(32)["discounted_return"].shape
+        (32,)
     """
 
     gamma: float

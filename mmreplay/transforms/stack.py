@@ -35,6 +35,12 @@ class FrameStack:
         paths: Fields or subtrees to stack; the observation by default.
         axis: None stacks along a new first axis: ``[k, *shape]``. An axis of the field
             joins the frames along it: -1 gives ``[H, W, k * C]`` of ``[H, W, C]``.
+
+    Example:
+        >>> stack = mr.FrameStack(4)
+        >>> buffer = mr.ReplayBuffer.open("runs/cartpole", transforms=[stack])
+        >>> buffer.sample(32)["observation"].shape
+        (32, 4, 4)
     """
 
     k: int
@@ -157,6 +163,12 @@ class ActionHistory:
         path: Field of the action; by default the one that plays it.
         name: Of the field it makes.
         fill: A number, or an array of the action's shape.
+
+    Example:
+        >>> history = mr.ActionHistory(3)
+        >>> buffer = mr.ReplayBuffer.open("runs/cartpole", transforms=[history])
+        >>> buffer.sample(32)["action_history"].shape
+        (32, 3)
     """
 
     k: int

@@ -53,6 +53,10 @@ def verify_buffer(
     Raises:
         FormatError: There is no buffer at path.
         VersionError: It needs a newer mmreplay.
+
+    Example:
+        >>> mr.verify_buffer("runs/cartpole").ok
+        True
     """
     folder = Path(os.path.abspath(files.expanded(path)))
     for _ in range(TRIES):

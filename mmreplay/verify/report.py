@@ -39,6 +39,11 @@ class Finding:
         file: Path within the buffer's folder.
         offset: Byte in the file, where it has one.
         message: What, got, expected, in one sentence.
+
+    Example:
+        >>> report = mr.verify_buffer("runs/cartpole")
+        >>> [finding.message for finding in report.findings if finding.damage]
+        []
     """
 
     kind: Kind
@@ -69,6 +74,11 @@ class VerifyReport:
             newest of each environment) or no longer; 0 where not `deep`.
         nbytes: Bytes read from the data files.
         deep: Whether checksums, and the numbers of samplers, were looked at.
+
+    Example:
+        >>> report = mr.verify_buffer("runs/cartpole")
+        >>> report.ok, report.findings
+        (True, ())
     """
 
     path: Path
