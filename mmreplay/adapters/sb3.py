@@ -7,19 +7,23 @@ buffers of Stable-Baselines3 is told in docs/migrating/sb3.md.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from mmreplay.adapters import sb3_goals
 from mmreplay.adapters.home import Home, StrPath
 from mmreplay.adapters.sb3_steps import NONE, Steps, fitted
 from mmreplay.adapters.values import check_counts
 from mmreplay.batch import Batch
 from mmreplay.buffer.replay_buffer import ReplayBuffer as Ring
+from mmreplay.episodes import END, FINAL
 from mmreplay.errors import EmptyError, SchemaError
+from mmreplay.format import metadata
 from mmreplay.samplers.base import Sampler
 from mmreplay.samplers.prioritized import PrioritizedSampler
 from mmreplay.samplers.uniform import UniformSampler
@@ -29,6 +33,8 @@ from mmreplay.transforms.nstep import NStep
 try:
     from stable_baselines3.common import buffers, preprocessing, type_aliases
     from stable_baselines3.common.utils import get_device
+    from stable_baselines3.her import goal_selection_strategy as strategies
+    from stable_baselines3.her import her_replay_buffer
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         "mmreplay.adapters.sb3 needs stable-baselines3, which is not installed; "
@@ -63,6 +69,17 @@ class DictSamples(type_aliases.DictReplayBufferSamples):  # type: ignore[misc]  
     weights = Samples.weights
 
 
+class HerSamples(DictSamples):
+    """The same for hindsight; `batch` has the goals and rewards that were given.
+
+    Attributes:
+        goal_positions: int64 ``[V]``, numpy: positions of the steps whose achieved
+            goals the last V transitions got.
+    """
+
+    goal_positions: NDArray[np.int64]
+
+
 class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
     """`stable_baselines3.common.buffers.ReplayBuffer` in files.
 
@@ -77,8 +94,12 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
     """
 
     _expected = "no Dict; use DictReplayBuffer"
+    _dicts: type[DictSamples] = DictSamples
+    _extra: Mapping[str, Field] = MappingProxyType({})
+    """Fields beside those of Stable-Baselines3's arrays."""
     _timeouts_end = True
     """Whether a time limit ends an episode where `done` is false."""
+    _on_resume: Literal["truncate", "continue"] = "truncate"
     _unlearned: int | None = None
     """Prioritized draws without priorities so far; None if no warning is to come."""
 
@@ -154,7 +175,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         dtype = self._maybe_cast_dtype(self.action_space.dtype)
         self._steps = Steps(
             self.observation_space, self.obs_shape, Field((self.action_dim,), dtype),
-            self.n_envs, self.optimize_memory_usage,
+            self.n_envs, self.optimize_memory_usage, self._extra,
         )  # fmt: skip
 
     @property
@@ -171,7 +192,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
             self._ring = self.home.ring(
                 self._steps.schema, self.buffer_size, self.n_envs,
                 autoreset="same_step", sampler=self.sampler,
-                transforms=self._transforms, on_resume="truncate",
+                transforms=self._transforms, on_resume=self._on_resume,
                 size_name="buffer_size",
             )  # fmt: skip
             self.sampler = self._ring.sampler
@@ -205,6 +226,10 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
     def dones(self) -> _Cuts:
         """What Stable-Baselines3 sets to end the last episode before another run."""
         return _Cuts(self)
+
+    def _cut(self, env_ids: NDArray[np.int64]) -> None:
+        """Let the next steps of some environments begin episodes."""
+        self._ready().cut(env_ids)
 
     def add(
         self,
@@ -326,7 +351,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         )
         ends = fields["terminated"].astype(np.float32)
         rewards = self._normalize_reward(fields["reward"].reshape(-1, 1), env)
-        kind = DictSamples if isinstance(now, dict) else Samples
+        kind = self._dicts if isinstance(now, dict) else Samples
         samples = kind(
             *map(self._tensor, (now, fields["action"], then, ends[:, None], rewards)),
             # 0 at an end, where what it is multiplied by is 0 as well.
@@ -404,6 +429,292 @@ class DictReplayBuffer(ReplayBuffer):
     _expected = "a Dict; use ReplayBuffer"
 
 
+class HerReplayBuffer(DictReplayBuffer, her_replay_buffer.HerReplayBuffer):  # type: ignore[misc]  # untyped here
+    """`stable_baselines3.her.HerReplayBuffer` in files.
+
+    Draws are uniform over the transitions of whole episodes that have ended. The last
+    ``int(her_ratio * batch_size)`` transitions of a batch get another desired goal,
+    one that their own episode achieved, and the reward that ``compute_reward`` of the
+    first environment gives for it.
+
+    A buffer that is opened with `resume` ends the episodes that were running, as
+    `truncate_last_trajectory` does. One that is loaded from a pickle goes on with
+    them, unless that is called, as ``model.load_replay_buffer`` does by default.
+
+    Attributes:
+        env: What rewards are computed by; None after a pickle, until `set_env`.
+        her_ratio: ``1 - 1 / (n_sampled_goal + 1)``.
+
+    Example:
+        ```python
+        model = SAC(
+            "MultiInputPolicy", env, learning_starts=1000,
+            replay_buffer_class=HerReplayBuffer,
+            replay_buffer_kwargs={"path": "runs/reach/buffer", "resume": True},
+        )
+        ```
+    """
+
+    _dicts = HerSamples
+    _timeouts_end = False
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: Any,
+        action_space: Any,
+        env: Any,
+        device: torch.device | str = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,
+        handle_timeout_termination: bool = True,
+        n_sampled_goal: int = 4,
+        goal_selection_strategy: strategies.GoalSelectionStrategy | str = "future",
+        copy_info_dict: bool = False,
+        *,
+        path: StrPath | None = None,
+        resume: bool = False,
+        seed: int | None = None,
+        info_keys: Sequence[str] | None = None,
+        info_bytes: int | None = None,
+    ) -> None:
+        """Declare a buffer; see Stable-Baselines3 for those not listed here.
+
+        Args:
+            buffer_size: Transitions in all; each environment has an equal part.
+            observation_space: Dict with ``achieved_goal`` and ``desired_goal``.
+            action_space: Box, Discrete, MultiDiscrete or MultiBinary.
+            env: VecEnv whose ``compute_reward`` gives rewards.
+            device: Where samples go.
+            n_envs: Environments.
+            optimize_memory_usage: Store each observation once.
+            handle_timeout_termination: Tell time limits from terminations by
+                ``infos``; else every end is a termination.
+            n_sampled_goal: Relabelled transitions for each real one, at least 0.
+            goal_selection_strategy: ``"future"``, ``"final"`` or ``"episode"``, or
+                Stable-Baselines3's enumeration.
+            copy_info_dict: Store infos, and give them to ``compute_reward``. Values
+                must be numbers, text, arrays, or lists and dicts of them.
+            path: The folder; see `Home`.
+            resume: Go on with the buffer that is there.
+            seed: See `ReplayBuffer`.
+            info_keys: Which keys of infos to store; by default all but
+                ``"terminal_observation"``, which is the next observation.
+            info_bytes: Bytes that each step has for its info, as JSON text; by
+                default one and a half times what the first one takes.
+
+        Raises:
+            FormatError: The path holds a buffer, and resume is False.
+            SchemaError: An argument is not legal, or the space has no goals.
+        """
+        given = goal_selection_strategy
+        if isinstance(given, str):
+            given = strategies.KEY_TO_GOAL_STRATEGY.get(given.lower(), given)
+        if not isinstance(given, strategies.GoalSelectionStrategy):
+            raise SchemaError(
+                f"goal_selection_strategy: got {given!r}, expected one of "
+                f"{', '.join(sb3_goals.STRATEGIES)}; 'future' is the usual one"
+            )
+        check_counts(0, n_sampled_goal=n_sampled_goal)
+        if info_bytes is not None:
+            check_counts(info_bytes=info_bytes)
+        self.env, self.goal_selection_strategy = env, given
+        self.n_sampled_goal, self.copy_info_dict = n_sampled_goal, copy_info_dict
+        self.her_ratio = 1 - (1.0 / (n_sampled_goal + 1))
+        self._info_keys = None if info_keys is None else tuple(info_keys)
+        self._info_nbytes = int(info_bytes or 0)
+        # Where each environment's newest episode was cut, which rows say only later.
+        self._closed = np.full(n_envs, -1)
+        super().__init__(
+            buffer_size, observation_space, action_space, device, n_envs,
+            optimize_memory_usage, handle_timeout_termination,
+            path=path, resume=resume, seed=seed,
+        )  # fmt: skip
+
+    def _declare(self) -> None:
+        if self.copy_info_dict and self._info_nbytes:
+            self._extra = {"info": Field((self._info_nbytes,), "uint8")}
+        super()._declare()
+        shapes = [self.obs_shape.get(k) for k in ("achieved_goal", "desired_goal")]
+        if None in shapes or shapes[0] != shapes[1]:
+            raise SchemaError(
+                f"HerReplayBuffer: got the observation space {self.observation_space}, "
+                "expected a Dict with achieved_goal and desired_goal of one shape; use "
+                "DictReplayBuffer where there are no goals"
+            )
+
+    def _ready(self) -> Ring:
+        if self._ring is not None:
+            return self._ring
+        if self.copy_info_dict and not self._info_nbytes:
+            schema = metadata.load(self.home.path).schema
+            if "info" not in schema:
+                raise SchemaError(
+                    f"copy_info_dict: {self.home.path} holds steps without infos, "
+                    "expected some; leave copy_info_dict out, or give another path"
+                )
+            self._info_nbytes = schema["info"].shape[0]
+            self._declare()
+        sampler = self.sampler
+        ring = super()._ready()
+        if not isinstance(ring.sampler, UniformSampler):
+            self.sampler = sampler  # another face's draws by priorities
+        heads = ring.published
+        if self._on_resume == "truncate":
+            self._cut(self._running())
+            return ring
+        # Of what was cut before it was pickled, nothing came since.
+        self._closed = np.where(self._closed == heads, heads, -1)
+        self._cut(np.flatnonzero(self._closed >= 0))
+        self._heads = heads
+        if (ring.sizes > 0).all() and not self.optimize_memory_usage:
+            every = np.arange(self.n_envs)
+            then = {
+                path: ring.get_field(f"next_observation{path}", every, heads - 1)
+                for _, path, _ in self._steps.kinds
+            }
+            ended = (ring.flags(every, heads - 1) & END) != 0
+            self._steps.lead_to(then, ended | (self._closed >= 0))
+        return ring
+
+    def _running(self) -> NDArray[np.int64]:
+        """Environments whose newest episode goes on."""
+        ring = self._ready()
+        heads = ring.published
+        some = np.flatnonzero((ring.span.lengths > 0) & (self._closed != heads))
+        last = ring.flags(some, heads[some] - 1)
+        running: NDArray[np.int64] = some[(last & (END | FINAL)) == 0]
+        return running
+
+    def _cut(self, env_ids: NDArray[np.int64]) -> None:
+        if len(env_ids):
+            super()._cut(env_ids)
+            self._closed[env_ids] = self._ready().published[env_ids]
+
+    def truncate_last_trajectory(self) -> None:
+        """End the running episodes, so that their transitions are drawn.
+
+        A buffer that is not open yet does so when it is opened.
+        """
+        self._on_resume = "truncate"
+        if self._ring is None or not len(running := self._running()):
+            return
+        warnings.warn(
+            "The last trajectory in the replay buffer will be truncated.\n"
+            "If you are in the same episode as when the replay buffer was saved,\n"
+            "you should use `truncate_last_trajectory=False` to avoid that issue.",
+            stacklevel=2,
+        )
+        self._cut(running)
+
+    def add(
+        self,
+        obs: Any,
+        next_obs: Any,
+        action: NDArray[Any],
+        reward: NDArray[Any],
+        done: NDArray[Any],
+        infos: list[dict[str, Any]],
+    ) -> None:
+        """Add one transition of each environment; see `ReplayBuffer.add`.
+
+        ``"TimeLimit.truncated"`` counts where a step is done.
+
+        Raises:
+            SchemaError: A shape or dtype does not fit the spaces, or an info cannot
+                be stored.
+        """
+        if self.copy_info_dict:
+            if self._ring is None and (self.home.path / metadata.FILE_NAME).exists():
+                self._ready()
+            rows = sb3_goals.encoded(infos, self._info_keys, self._info_nbytes)
+            if not self._info_nbytes:
+                self._info_nbytes = rows.shape[1]
+                self._declare()
+            self._steps.extra = {"info": rows}
+        super().add(obs, next_obs, action, reward, done, infos)
+
+    def sample(self, batch_size: int, env: Any = None) -> Any:
+        """Draw a batch; real transitions first, then those with other goals.
+
+        Args:
+            batch_size: Transitions.
+            env: A VecNormalize to normalize observations and rewards by.
+
+        Returns:
+            `HerSamples`, on `device`.
+
+        Raises:
+            EmptyError: No whole episode has ended yet.
+            SchemaError: There is no environment to compute rewards by, or its
+                ``compute_reward`` gives no reward for each goal.
+        """
+        check_counts(batch_size=batch_size)
+        if (ring := self.ring) is None:
+            raise EmptyError(
+                f"cannot draw {batch_size} transitions: got none yet, expected an "
+                "episode that has ended; choose learning_starts greater than the steps "
+                "of an episode"
+            )
+        count = int(self.her_ratio * batch_size)
+        batch, last, places, goals = sb3_goals.draw(
+            ring, self.sampler, self._closed, int(batch_size), count,
+            self.goal_selection_strategy.name.lower(), "achieved_goal",
+        )  # fmt: skip
+        fields, real = batch.fields, batch_size - count
+        if not self.handle_timeout_termination:
+            fields["terminated"] = last
+        told = fields.pop("info", None)
+        if count:
+            for path in ("observation", "next_observation"):
+                fields[f"{path}/desired_goal"][real:] = goals
+            fields["reward"][real:] = self._rewards(
+                fields["next_observation/achieved_goal"][real:], goals,
+                [{} for _ in range(count)] if told is None
+                else sb3_goals.decoded(told[real:]),
+            )  # fmt: skip
+        samples = self._samples(batch, env)
+        samples.goal_positions = places
+        return samples
+
+    def _rewards(
+        self,
+        achieved: NDArray[Any],
+        desired: NDArray[Any],
+        infos: list[dict[str, Any]],
+    ) -> NDArray[np.float32]:
+        if self.env is None:
+            raise SchemaError(
+                "env: got None, expected the VecEnv whose compute_reward gives rewards "
+                "for other goals; call set_env(env)"
+            )
+        (found,) = self.env.env_method(
+            "compute_reward", achieved, desired, infos, indices=[0]
+        )
+        rewards = np.asarray(found, np.float32)
+        if rewards.size != len(desired):
+            raise SchemaError(
+                f"compute_reward: got shape {list(rewards.shape)} for {len(desired)} "
+                f"goals, expected [{len(desired)}]; compute all rewards at once, as "
+                "arrays"
+            )
+        return rewards.reshape(-1)
+
+    def reset(self) -> None:
+        """Give up all transitions."""
+        super().reset()
+        self._closed[:] = -1
+
+    def __getstate__(self) -> dict[str, Any]:
+        """See `ReplayBuffer`; the environment is left out."""
+        return {k: v for k, v in super().__getstate__().items() if k != "env"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Find the data that the path leads to; `set_env` gives an environment."""
+        super().__setstate__(state)
+        self.env, self._on_resume = None, "continue"
+
+
 class _Cuts:
     """Stands for the array of ends, of which only the last is ever set."""
 
@@ -411,8 +722,8 @@ class _Cuts:
         self._buffer = buffer
 
     def __setitem__(self, index: object, done: object) -> None:
-        if np.any(np.asarray(done)) and (ring := self._buffer.ring) is not None:
-            ring.cut()
+        if np.any(np.asarray(done)) and self._buffer.ring is not None:
+            self._buffer._cut(np.arange(self._buffer.n_envs))
 
 
 def _sampler(prioritized: bool | Mapping[str, Any], seed: int | None) -> Sampler:

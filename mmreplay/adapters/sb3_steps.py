@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,15 @@ class Steps:
 
     Attributes:
         schema: Their fields.
+        kinds: Of each observation its key, what follows the role in its path, and
+            its field.
+        extra: Further values of the step to come, by path, ``[E, *shape]``.
     """
 
     def __init__(
-        self, space: Any, shapes: Any, action: Field, num_envs: int, once: bool
-    ) -> None:
+        self, space: Any, shapes: Any, action: Field, num_envs: int, once: bool,
+        extra: Mapping[str, Field] | None = None,
+    ) -> None:  # fmt: skip
         """Lay steps out.
 
         Args:
@@ -34,17 +39,18 @@ class Steps:
             action: The action's field.
             num_envs: Environments.
             once: Observations are stored once, and next ones derived.
+            extra: Further fields.
         """
         dicts = isinstance(shapes, dict)
         keys = {key: f"/{key}" for key in shapes} if dicts else {None: ""}
         self._num_envs, self._once = num_envs, once
-        self._kinds = [
+        self.kinds = [
             (key, path, Field(shapes[key], space.spaces[key].dtype))
             if key is not None
             else (key, path, Field(shapes, space.dtype))
             for key, path in keys.items()
         ]
-        fields = {f"observation{path}": field for _, path, field in self._kinds}
+        fields = {f"observation{path}": field for _, path, field in self.kinds}
         if not once:
             fields |= {f"next_{path}": field for path, field in fields.items()}
         fields |= {
@@ -52,7 +58,9 @@ class Steps:
             "reward": Field((), "float32"),
             "terminated": Field((), "bool"),
             "truncated": Field((), "bool"),
+            **(extra or {}),
         }
+        self.extra: Arrays = {}
         self.schema = Schema.from_flat(fields)
         self._action = action
         # What the last step led to, by which a step that does not follow is told.
@@ -65,7 +73,7 @@ class Steps:
                 f"observation{path}",
                 None if once else f"next_observation{path}",
             )
-            for key, path, _ in self._kinds
+            for key, path, _ in self.kinds
         ]
         self._coming: dict[str, bytes] = {}
         self._arrays = {
@@ -97,6 +105,7 @@ class Steps:
             "terminated": False,
             "truncated": False,
             "action": action,
+            **self.extra,
         }
         over = self._over is not self._none_over and self._over[0]
         known, led_to = None if over else self._led_to, {}
@@ -130,7 +139,7 @@ class Steps:
     def observed(self, given: Any) -> Arrays:
         """Observations as they are stored, by what follows the role in their path."""
         found = {}
-        for key, path, field in self._kinds:
+        for key, path, field in self.kinds:
             array = np.asarray(given if key is None else given[key], field.numpy)
             name = "observation" if key is None else f"observation {key!r}"
             found[path] = fitted(name, array, (self._num_envs, *field.shape))
@@ -138,9 +147,9 @@ class Steps:
 
     def shown(self, fields: Arrays, role: str) -> Any:
         """Observations of a batch as they were given."""
-        if self._kinds[0][0] is None:
+        if self.kinds[0][0] is None:
             return fields[role]
-        return {key: fields[role + path] for key, path, _ in self._kinds}
+        return {key: fields[role + path] for key, path, _ in self.kinds}
 
     def rows(
         self, now: Arrays, then: Arrays, action: Any, reward: Any,
@@ -164,6 +173,7 @@ class Steps:
             done = done.reshape(shape)
         step: dict[str, Any] = {f"observation{path}": now[path] for path in now}
         step["action"] = fitted("action", done, shape)
+        step |= self.extra
         rewards = np.asarray(reward)
         if rewards.dtype != np.float64:  # of which the ring refuses what is too large
             rewards = rewards.astype(np.float32)

@@ -233,6 +233,17 @@ class EpisodeIndex:
         return self._legal_span
 
     @property
+    def ended(self) -> Span:
+        """The stretch of each environment that holds its whole, ended episodes.
+
+        It begins at the oldest first step alive, and stops where the running episode
+        begins, or at the newest row where none is running. Final rows lie between.
+        """
+        first = np.minimum(self._starts.oldest_of_each(), self._seen)
+        over = (self._last & (END | FINAL)) != 0
+        return Span(first, np.where(over, self._seen, np.maximum(self._begin, first)))
+
+    @property
     def _usable_alone(self) -> int:
         """Flags of a newest row whose episode needs no row after it."""
         if not self._derived:

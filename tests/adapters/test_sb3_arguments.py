@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore")]
 pytest.importorskip("stable_baselines3", reason="stable-baselines3 is not installed")
 spaces = pytest.importorskip("gymnasium").spaces
 theirs = pytest.importorskip("stable_baselines3.common.buffers")
+her = pytest.importorskip("stable_baselines3.her.her_replay_buffer")
 adapter = pytest.importorskip("mmreplay.adapters.sb3")
 
 BOX = spaces.Box(-1, 1, (3,), np.float32)
@@ -106,9 +107,11 @@ def test_priorities_of_nothing_are_refused(buffer):
         buffer.update_priorities(None, [1.0])
 
 
-@pytest.mark.parametrize("name", ["ReplayBuffer", "DictReplayBuffer"])
-def test_calls_take_what_the_originals_take(name):
-    original, mine = getattr(theirs, name), getattr(adapter, name)
+@pytest.mark.parametrize(
+    "original", [theirs.ReplayBuffer, theirs.DictReplayBuffer, her.HerReplayBuffer]
+)
+def test_calls_take_what_the_originals_take(original):
+    mine = getattr(adapter, original.__name__)
     for label, member in inspect.getmembers(original, callable):
         if label.startswith("_") and label != "__init__":
             continue

@@ -1,0 +1,293 @@
+"""Hindsight as Stable-Baselines3's `HerReplayBuffer` draws it, and infos as bytes.
+
+`mmreplay.HER` does not serve here: it relabels each step with a chance of its own and
+draws from running episodes, too, where the original relabels a fixed number of each
+batch and draws from ended episodes alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay import kernels
+from mmreplay.batch import Batch
+from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.buffer.view import ReplacedError
+from mmreplay.episodes import FINAL, EpisodeIndex
+from mmreplay.errors import CorruptError, EmptyError, SchemaError
+from mmreplay.kernels.steps import Judge
+from mmreplay.ring import Span
+from mmreplay.samplers.base import Home, Sampler, View
+from mmreplay.samplers.ranks import legal_before
+
+STRATEGIES = ("future", "final", "episode")
+GOALS = 1
+"""Step of the generator of a draw's key whose numbers choose goals."""
+NUMBERS = "biufcSU"
+"""Kinds of the dtypes of arrays in infos."""
+TAG = "\0"
+"""Key of what JSON has no word for."""
+
+Ids = NDArray[np.int64]
+_steps = kernels.load("steps")
+
+
+class EndedView:
+    """A view of which the legal starts in whole, ended episodes are left."""
+
+    def __init__(self, view: View, closed: Ids) -> None:
+        """Narrow a view, of one moment.
+
+        Args:
+            view: The buffer now.
+            closed: int64 ``[E]``. Where it is the environment's head, the newest
+                episode counts as ended.
+        """
+        self._view = view
+        starts, heads, ended = view.starts, view.span.stop, view.index.ended
+        first = np.maximum(ended.first, starts.first)
+        stop = np.where(closed == heads, heads, ended.stop)
+        self.starts = Span(first, np.maximum(np.minimum(stop, starts.stop), first))
+        self.num_illegal = 0
+        if view.num_illegal:
+            every = np.arange(len(first))
+            low = legal_before(view, every, self.starts.first)
+            self._high: Ids = legal_before(view, every, self.starts.stop)
+            self._ends: Ids = np.cumsum(self._high - low)
+            self.num_illegal = int(self.starts.lengths.sum() - self._ends[-1])
+
+    @property
+    def home(self) -> Home:
+        """See `View.home`."""
+        return self._view.home
+
+    @property
+    def index(self) -> EpisodeIndex:
+        """See `View.index`."""
+        return self._view.index
+
+    @property
+    def span(self) -> Span:
+        """See `View.span`."""
+        return self._view.span
+
+    @property
+    def law(self) -> Judge | None:
+        """See `LiveView.law`."""
+        return getattr(self._view, "law", None)
+
+    def flags(self, env_ids: Ids, positions: Ids) -> NDArray[np.uint8]:
+        """See `View.flags`."""
+        return self._view.flags(env_ids, positions)
+
+    def legal(self, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
+        """See `View.legal`."""
+        return self._view.legal(env_ids, positions)
+
+    def start_at(self, ranks: Ids) -> tuple[Ids, Ids]:
+        """See `View.start_at`; asked only where some rows are illegal."""
+        which = np.searchsorted(self._ends, ranks, side="right")
+        within: Ids = self._high[which] - (self._ends[which] - ranks)
+        return self._view.start_at(within)
+
+
+def draw(
+    ring: ReplayBuffer,
+    sampler: Sampler,
+    closed: Ids,
+    batch_size: int,
+    num_virtual: int,
+    strategy: str,
+    achieved: str,
+) -> tuple[Batch, NDArray[np.bool_], Ids, NDArray[Any]]:
+    """Draw steps of ended episodes, and goals that the last of them get.
+
+    A goal is what a step of the same episode achieved, each as likely: ``"future"``,
+    the step drawn or a later one; ``"final"``, the last one; ``"episode"``, any. Where
+    next observations are derived, steps whose next observation is not known are
+    neither drawn nor give goals.
+
+    Args:
+        ring: The buffer, without transforms.
+        sampler: Draws the steps.
+        closed: See `EndedView`.
+        batch_size: Steps, B, at least 1.
+        num_virtual: How many of them get goals, V.
+        strategy: One of `STRATEGIES`.
+        achieved: Leaf of the observation that holds the goal achieved.
+
+    Returns:
+        The steps as they are stored; bool ``[B]``, which are the last of their
+        episodes; int64 ``[V]``, the steps that give the goals; the goals,
+        ``[V, *goal]``, for the last V steps.
+
+    Raises:
+        EmptyError: No whole episode has ended.
+    """
+    real = batch_size - num_virtual
+    while True:
+        view = ring.view
+        try:
+            with view.lock:
+                view.check_in_force()
+                moment = view.moment
+                ended = EndedView(view, closed)
+                if int(ended.starts.lengths.sum()) <= ended.num_illegal:
+                    raise EmptyError(
+                        f"cannot draw {batch_size} transitions: got "
+                        f"{int(view.span.lengths.sum())} rows and no whole episode "
+                        "that has ended, expected at least one; choose "
+                        "learning_starts, and buffer_size, greater than the steps of "
+                        "an episode"
+                    )
+                drawn = sampler.draw(ended, batch_size)
+                env_ids, positions = drawn.env_ids, drawn.positions
+                begin, end = view.index.locate(env_ids, positions)
+                last = positions == end - 1
+                ids, first, stop = env_ids[real:], positions[real:], end[real:]
+                if view.next_paths:
+                    # An episode that was cut has no final row.
+                    there = np.minimum(stop, view.heads[ids] - 1)
+                    final = (view.flags(ids, there) & FINAL) != 0
+                    stop = stop - ((there < stop) | ~final)
+            if strategy == "episode":
+                first = begin[real:]
+            if strategy == "final":
+                first = stop - 1
+            shares = np.empty(num_virtual)
+            _steps.shares(drawn.key, GOALS, shares)
+            steps = (shares * (stop - first)).astype(np.int64)
+            goals = first + np.minimum(steps, stop - first - 1)
+            fields = view.gather(env_ids, positions)
+            fields = {path: np.ascontiguousarray(a) for path, a in fields.items()}
+            path, shift = f"next_observation/{achieved}", 0
+            if view.next_paths:
+                path, shift = f"observation/{achieved}", 1
+            given = view.read((path,), ids, goals + shift)[path]
+            oldest = positions.copy()
+            oldest[real:] = np.minimum(oldest[real:], goals)
+            if view.stale(env_ids, oldest, moment) is not None:
+                continue
+        except ReplacedError:
+            continue
+        batch = Batch(
+            fields, env_ids, positions, drawn.probabilities, drawn.weights,
+            key=drawn.key, buffer=view.home.uuid,
+        )  # fmt: skip
+        return batch, last, goals, np.ascontiguousarray(given)
+
+
+def encoded(
+    infos: Sequence[dict[str, Any]], keys: Sequence[str] | None, nbytes: int
+) -> NDArray[np.uint8]:
+    """Infos as JSON text, each in a row of bytes, 0 behind it.
+
+    Args:
+        infos: One of each environment.
+        keys: Which keys to keep; None for all but ``"terminal_observation"``, which is
+            the step's next observation.
+        nbytes: Length of a row, or 0 for as long as the first step's need, half as
+            much again, and what `Monitor` adds at an episode's end.
+
+    Returns:
+        uint8 ``[E, nbytes]``.
+
+    Raises:
+        SchemaError: A value is no number, text, array, or list or dict of them, or an
+            info is too long.
+    """
+    kept = [
+        {key: info[key] for key in info if key != "terminal_observation"}
+        if keys is None
+        else {key: info[key] for key in keys if key in info}
+        for info in infos
+    ]
+    texts = [_text(info) for info in kept]
+    if not nbytes:
+        monitored: dict[str, Any] = {}
+        if keys is None or "episode" in keys:
+            monitored = {"episode": dict.fromkeys("rlt", -123456789.123456)}
+        longest = max(len(_text(monitored | info)) for info in kept)
+        nbytes = -(-longest * 3 // 2 // 64) * 64
+    rows = np.zeros((len(texts), nbytes), np.uint8)
+    for env_id, text in enumerate(texts):
+        if len(text) > nbytes:
+            raise SchemaError(
+                f"infos[{env_id}]: got {len(text)} bytes as text, expected at most the "
+                f"{nbytes} that a step has room for; name the keys that compute_reward "
+                f"reads, info_keys=[...], or make a buffer with info_bytes={len(text)} "
+                "or more"
+            )
+        rows[env_id, : len(text)] = np.frombuffer(text, np.uint8)
+    return rows
+
+
+def decoded(rows: NDArray[np.uint8]) -> list[dict[str, Any]]:
+    """Infos of rows that `encoded` made.
+
+    Args:
+        rows: uint8 ``[N, nbytes]``.
+
+    Raises:
+        CorruptError: A row is damaged.
+    """
+    found = []
+    for row in rows:
+        try:
+            info = json.loads(row.tobytes().rstrip(b"\0"), object_hook=_value)
+            if not isinstance(info, dict):
+                raise TypeError(f"got {type(info).__name__}")
+        except (ValueError, TypeError, KeyError) as error:
+            raise CorruptError(
+                f"info: got bytes that are no info ({error}), expected JSON text; run "
+                "mmreplay verify on the buffer's folder"
+            ) from error
+        found.append(info)
+    return found
+
+
+def _text(info: dict[str, Any]) -> bytes:
+    return json.dumps(_plain(info, "infos[i]"), separators=(",", ":")).encode()
+
+
+def _plain(value: Any, name: str) -> Any:
+    """A value as JSON has it; tagged where it has none such."""
+    kind = type(value)
+    if value is None or kind in (bool, int, float, str):
+        return value
+    if kind is list:
+        return [_plain(each, f"{name}[{i}]") for i, each in enumerate(value)]
+    if kind is tuple:
+        return {TAG: ["tuple", _plain(list(value), name)]}
+    if isinstance(value, dict) and all(type(k) is str and k != TAG for k in value):
+        return {key: _plain(each, f"{name}[{key!r}]") for key, each in value.items()}
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in NUMBERS:
+        data = base64.b64encode(value.tobytes()).decode()
+        shape = None if isinstance(value, np.generic) else value.shape
+        return {TAG: ["array", value.dtype.str, shape, data]}
+    raise SchemaError(
+        f"{name}: got {kind.__name__}, expected numbers, text, arrays, and lists and "
+        "dicts of them by name, which copy_info_dict can store; name the keys that "
+        "compute_reward reads, info_keys=[...]"
+    )
+
+
+def _value(found: dict[str, Any]) -> Any:
+    """What `_plain` tagged."""
+    if TAG not in found:
+        return found
+    kind, *rest = found[TAG]
+    if kind == "tuple":
+        return tuple(rest[0])
+    name, shape, data = rest
+    dtype = np.dtype(name)
+    if dtype.kind not in NUMBERS:
+        raise ValueError(f"an array of {dtype}")
+    array = np.frombuffer(base64.b64decode(data), dtype)
+    return array[0] if shape is None else array.reshape(shape).copy()
