@@ -23,6 +23,7 @@ from mmreplay.adapters.values import check_counts
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import EmptyError, FormatError, SchemaError
 from mmreplay.samplers.base import Sampler
+from mmreplay.samplers.checks import finite
 from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.schema import Schema
 
@@ -88,12 +89,27 @@ class GenericTorchMemory(Kept, TorchMemory):
         check_counts(memory_size=memory_size, batch_size=batch_size)
         check_counts(imgs_obs=1 if imgs_obs is None else imgs_obs)
         check_counts(0, nb_steps=nb_steps, act_buf_len=act_buf_len)
+        if imgs_scale is not None:
+            finite("imgs_scale", imgs_scale)
+        if imgs_scale == 0:
+            raise SchemaError(
+                "imgs_scale: got 0, which images are divided by, expected a finite "
+                "number above 0; leave it out for images as they are"
+            )
+        if imgs_shape is not None and not (
+            isinstance(imgs_shape, tuple | list)
+            and all(isinstance(n, int | np.integer) for n in imgs_shape)
+        ):
+            raise SchemaError(
+                f"imgs_shape: got {imgs_shape!r:.80}, expected a tuple of integers; "
+                "such as (-1,), which makes images flat"
+            )
+        self._rows = Rows(imgs_obs, act_buf_len, imgs_shape, imgs_scale, crc_debug)
         super().__init__(
             device, nb_steps, sample_preprocessor, memory_size, batch_size,
             "", crc_debug, path=path, resume=resume,
         )  # fmt: skip
         self.path = Path(files.expanded(dataset_path))
-        self._rows = Rows(imgs_obs, act_buf_len, imgs_shape, imgs_scale, crc_debug)
         self._held: list[Any] = []
         self._noted: dict[str, float] = {}
         self._noted_at = 0.0
@@ -114,6 +130,21 @@ class GenericTorchMemory(Kept, TorchMemory):
         if self._ring is not None:
             self._ring.resize(int(size) + 1)
         self._memory_size = size
+
+    @property
+    def crc_debug(self) -> bool:
+        """Whether CRCs are kept and checked; fixed once there is a ring."""
+        return self._rows.crc_debug
+
+    @crc_debug.setter
+    def crc_debug(self, value: bool) -> None:
+        if self._ring is not None and value is not self._rows.crc_debug:
+            raise SchemaError(
+                f"crc_debug: got {value!r} for a memory that was made with "
+                f"crc_debug={self._rows.crc_debug}, expected the same; make another "
+                "memory with another path"
+            )
+        self._rows.crc_debug = value
 
     def _reopen(self, sampler: Sampler | None = None) -> None:
         with ReplayBuffer.open(self.home.path) as found:

@@ -41,6 +41,7 @@ class Rows:
     Attributes:
         transforms: What makes histories of rows; known once the structure is.
         user: What the ring's metadata is to say.
+        crc_debug: Whether rows have CRCs.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Rows:
         """Lay rows out; see `GenericTorchMemory`."""
         self._imgs_obs, self._act_buf_len = imgs_obs, act_buf_len
         self._imgs_shape, self._imgs_scale = imgs_shape, imgs_scale
-        self._crc_debug = crc_debug
+        self.crc_debug = crc_debug
         self._obs: Any = None
         self._act: Any = None
         self._no_act: Any = None
@@ -63,7 +64,7 @@ class Rows:
     @property
     def user(self) -> dict[str, Any]:
         """The structure of observations and actions, as JSON."""
-        return {KEY: {"obs": self._obs, "act": self._act, "crc": self._crc_debug}}
+        return {KEY: {"obs": self._obs, "act": self._act, "crc": self.crc_debug}}
 
     def load(self, ring: ReplayBuffer) -> None:
         """Take the structure that a ring was made with.
@@ -72,15 +73,16 @@ class Rows:
             FormatError: It is no memory's, or one without CRCs where they are wanted.
         """
         told = ring.metadata.user.get(KEY)
-        if not isinstance(told, dict) or told.get("crc") is not self._crc_debug:
+        if not isinstance(told, dict) or told.get("crc") is not self.crc_debug:
             raise FormatError(
                 f"{ring.path}: got {told} of {KEY!r} in its metadata, expected a "
-                f"memory made with crc_debug={self._crc_debug}; give what it was made "
+                f"memory made with crc_debug={self.crc_debug}; give what it was made "
                 "with"
             )
         self._obs, self._act = told["obs"], told["act"]
         self._fields = dict(ring.schema.fields)
         self._no_act = self._none(ring.schema)
+        self._check_images()
 
     @property
     def _images(self) -> str | None:
@@ -134,13 +136,34 @@ class Rows:
             fields[f"{NOW}/reward"] = Field(told.shape, "float64")
         for name in ("terminated", "truncated"):
             fields[f"{NOW}/{name}"] = Field((), "bool")
-        if self._crc_debug:
+        if self.crc_debug:
             fields[f"{NOW}/crcs"] = Field((6,), "uint32")
             fields[f"{NOW}/crc_ts"] = Field((2,), "int64")
         schema = Schema.from_flat({**fields, "truncated": Field((), "bool")})
         self._fields = dict(schema.fields)
         self._no_act = self._none(schema)
+        self._check_images()
         return schema
+
+    def _check_images(self) -> None:
+        """Refuse a shape that images, or stacks of them, cannot be given.
+
+        Raises:
+            SchemaError: They have another number of elements.
+        """
+        path = self._images
+        if path is None or self._imgs_shape is None:
+            return
+        shape = self._fields[f"{NOW}/{path}"].shape
+        if self._imgs_obs is not None:
+            shape = (self._imgs_obs, *shape)
+        try:
+            np.broadcast_to(np.False_, (1, *shape)).reshape(1, *self._imgs_shape)
+        except ValueError:
+            raise SchemaError(
+                f"imgs_shape: got {list(self._imgs_shape)} for images of shape "
+                f"{list(shape)}, expected as many elements; (-1,) makes them flat"
+            ) from None
 
     def _none(self, schema: Schema) -> Any:
         """The action before an episode's first observation, where none is told."""
@@ -168,7 +191,7 @@ class Rows:
         found[f"{NOW}/terminated"] = np.asarray(terminated).astype(bool)
         found[f"{NOW}/truncated"] = np.asarray(truncated).astype(bool)
         found["truncated"] = found[f"{NOW}/terminated"] | found[f"{NOW}/truncated"]
-        if self._crc_debug:
+        if self.crc_debug:
             found[f"{NOW}/crcs"] = np.stack([crcs_of(_told(i)) for i in infos])
             found[f"{NOW}/crc_ts"] = np.array([i["crc_sample_ts"] for i in infos])
         return {p: _fitted(array, self._fields[p]) for p, array in found.items()}
@@ -218,7 +241,7 @@ class Rows:
         one = {path: array[number : number + 1] for path, array in fields.items()}
         parts = mapped(self._parts(one), lambda array: array[0])
         info: dict[str, Any] = {}
-        if self._crc_debug:
+        if self.crc_debug:
             info["crcs"] = one[f"{NEXT}/crcs"][0]
             info["crc_sample_ts"] = tuple(one[f"{NEXT}/crc_ts"][0].tolist())
         return (*parts, info)

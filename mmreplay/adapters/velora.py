@@ -28,6 +28,7 @@ from mmreplay.buffer.replay_buffer import ReplayBuffer as Ring
 from mmreplay.convert.tensors import TensorFile, write_tensors
 from mmreplay.errors import SchemaError
 from mmreplay.samplers.base import Sampler
+from mmreplay.samplers.checks import whole
 from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.schema import Field, Schema
 
@@ -69,9 +70,30 @@ def _stored(name: str) -> Any:
     )
 
 
+def _fixed(name: str, way_out: str) -> Any:
+    kept = f"_{name}"
+
+    def read(self: BufferBase) -> Any:
+        return self.__dict__[kept]
+
+    def write(self: BufferBase, value: object) -> None:
+        raise SchemaError(
+            f"{name}: got {value!r:.80} for a buffer that was made with "
+            f"{self.__dict__[kept]}, expected no change; {way_out}"
+        )
+
+    return property(read, write, doc=f"The {name} that it was made with.")
+
+
 class BufferBase(Kept):
     """Experience in a ring on disk; see `ReplayBuffer`."""
 
+    capacity = _fixed(
+        "capacity", "close it, and resize its folder by `mmreplay resize`"
+    )
+    state_dim = _fixed("state_dim", "make another buffer")
+    action_dim = _fixed("action_dim", "make another buffer")
+    hidden_dim = _fixed("hidden_dim", "make another buffer")
     states = _stored("states")
     actions = _stored("actions")
     rewards = _stored("rewards")
@@ -105,6 +127,11 @@ class BufferBase(Kept):
             FormatError: A buffer is there, and resume is False.
             SchemaError: A number is not positive, or the buffer there has others.
         """
+        dims = {
+            "state_dim": state_dim, "action_dim": action_dim, "hidden_dim": hidden_dim,
+        }  # fmt: skip
+        for name, dim in dims.items():
+            whole(name, dim, 1, "give the number of features")
         self._make(
             Home("velora", path, resume), device,
             (capacity, state_dim, action_dim, hidden_dim), {},
@@ -117,7 +144,7 @@ class BufferBase(Kept):
         dims: tuple[int, int, int, int],
         told: dict[str, int],
     ) -> None:
-        self.capacity, self.state_dim, self.action_dim, self.hidden_dim = dims
+        self._capacity, self._state_dim, self._action_dim, self._hidden_dim = dims
         self.device = None if device is None else torch.device(device)
         self.home = home
         self._shapes = {name: (dim,) for name, dim in self._dims.items()}
@@ -138,7 +165,8 @@ class BufferBase(Kept):
     def _open_again(self, sampler: Sampler | None) -> None:
         ring = self.home.reopen(sampler)
         assert ring is not None
-        self._ring = ring
+        # It may have been resized since.
+        self._ring, self._capacity = ring, ring.capacity
 
     @property
     def _dims(self) -> dict[str, int]:
@@ -154,7 +182,7 @@ class BufferBase(Kept):
     @property
     def position(self) -> int:
         """The row that is written next, in ``[0, capacity)``."""
-        return (int(self._ring.heads[0]) + self._oldest) % self.capacity
+        return (int(self._ring.heads[0]) + self._oldest) % self._capacity
 
     @property
     def size(self) -> int:

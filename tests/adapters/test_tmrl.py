@@ -231,6 +231,50 @@ def test_numbers_that_make_no_sense_are_refused_at_once(make, bad):
         make(**bad)
 
 
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"imgs_scale": 0}, "imgs_scale: got 0, .* above 0"),
+        ({"imgs_scale": np.nan}, "imgs_scale: got nan, expected a finite"),
+        ({"imgs_scale": "x"}, "imgs_scale: got 'x', expected a finite"),
+        ({"imgs_shape": 5}, "imgs_shape: got 5, expected a tuple"),
+        ({"imgs_shape": (2.0,)}, r"imgs_shape: got \(2.0,\), expected a tuple"),
+    ],
+)
+def test_what_images_are_made_with_is_judged_at_once(make, bad, message):
+    with pytest.raises(SchemaError, match=f"^{message}"):
+        make(**bad)
+
+
+def test_a_shape_that_images_cannot_have_is_refused_before_there_is_a_ring(make):
+    images = [plain((np.float32([1]), np.zeros((1, 4, 4), np.uint8))) for _ in range(3)]
+    memory = make(imgs_obs=2, imgs_shape=(3, -1))
+    with pytest.raises(
+        SchemaError, match=r"^imgs_shape: got \[3, -1\] .* \[2, 1, 4, 4"
+    ):
+        memory.append_buffer(Buffer(images))
+    assert not memory.home.path.exists()
+    memory = make(imgs_obs=2, imgs_shape=(8, -1))
+    memory.append_buffer(Buffer(images))
+    assert memory.sample()[0][1].shape == (4, 8, 4)
+    memory.close()
+    with pytest.raises(SchemaError, match=r"^imgs_shape: got "):
+        make(imgs_obs=2, imgs_shape=(3,), resume=True)
+
+
+def test_crc_debug_does_not_change_once_there_is_a_ring(make):
+    memory = make()
+    memory.crc_debug = True
+    with pytest.raises(SchemaError, match="got a sample without 'crc_sample'"):
+        memory.append_buffer(Buffer([plain(1.0), plain(2.0)]))
+    memory.crc_debug = False
+    memory.append_buffer(Buffer([plain(1.0), plain(2.0)]))
+    memory.crc_debug = False
+    with pytest.raises(SchemaError, match=r"^crc_debug: got True .* another memory"):
+        memory.crc_debug = True
+    assert memory.sample()[0].shape == (4,)
+
+
 def test_actions_that_are_none_after_a_reset_are_zero(make):
     memory = make(act_buf_len=2)
     memory.append(Buffer([sample(0, act=None)]))

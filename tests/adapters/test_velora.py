@@ -2,6 +2,7 @@
 
 import gc
 import json
+import pickle
 import subprocess
 import sys
 from collections import Counter
@@ -61,6 +62,40 @@ def test_six_adds_into_four_wrap_as_veloras_do(buffer):
         '{"capacity": 4, "state_dim": 2, "action_dim": 1, "hidden_dim": 3, '
         '"position": 2, "size": 4, "device": null}'
     )
+
+
+@pytest.mark.parametrize("name", ["capacity", "state_dim", "action_dim", "hidden_dim"])
+def test_what_a_buffer_was_made_with_does_not_change(buffer, name):
+    buffer.add(*step(1))
+    known = buffer.metadata()
+    with pytest.raises(
+        SchemaError, match=rf"^{name}: got 20 .* made with {known[name]}"
+    ):
+        setattr(buffer, name, 20)
+    assert buffer.metadata() == known
+
+
+@pytest.mark.parametrize("name", ["state_dim", "action_dim", "hidden_dim"])
+@pytest.mark.parametrize("value", [0, -1, 2.5, "x"])
+def test_features_that_make_no_sense_are_refused_by_name(tmp_path, name, value):
+    dims = {"state_dim": 2, "action_dim": 1, "hidden_dim": 3, name: value}
+    with pytest.raises(SchemaError, match=f"^{name}: got {value!r}, expected an int"):
+        ReplayBuffer(4, **dims, path=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_pickled_buffer_has_the_capacity_that_its_folder_has(buffer):
+    for value in range(6):
+        buffer.add(*step(value))
+    kept = pickle.dumps(buffer)
+    buffer._ring.resize(8)
+    buffer.close()
+    again = pickle.loads(kept)
+    for value in range(6, 9):
+        again.add(*step(value))
+    assert (again.capacity, again.size, again.position) == (8, 7, 1)
+    assert again.states[:, 0].tolist() == [8, 0, 2, 3, 4, 5, 6, 7]
+    again.close()
 
 
 def test_ten_added_at_once_leave_the_last_four(buffer):
