@@ -379,8 +379,8 @@ class RingStorage(RowStorage):
         """
         state = self.__getstate__()
         del state["home"]
-        scaler = getattr(self, "scaler", None)
-        for shared in (self.actor, self.algo, self.envs, self.device, scaler):
+        for name in ("actor", "algo", "envs", "device", "scaler", "her_function"):
+            shared = getattr(self, name, None)
             memo[id(shared)] = shared
         made = type(self).__new__(type(self))
         memo[id(self)] = made

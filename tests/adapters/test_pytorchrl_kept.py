@@ -5,6 +5,7 @@ import gc
 import multiprocessing
 import pickle
 import threading
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +13,8 @@ import pytest
 import torch
 
 from mmreplay.adapters.pytorchrl import (
+    EREBuffer,
+    HERBuffer,
     MBReplayBuffer,
     NStepReplayBuffer,
     PERBuffer,
@@ -109,7 +112,13 @@ def test_a_copy_has_the_rows_and_a_ring_of_its_own(make, tmp_path, kind):
         each.close()
 
 
-@pytest.mark.parametrize("kind", [ReplayBuffer, NStepReplayBuffer, PERBuffer])
+def unchanged_by(worker, o, rhs, o2, rhs2, r, initial_state, final_state):
+    return o, rhs, o2, rhs2, r
+
+
+@pytest.mark.parametrize(
+    "kind", [ReplayBuffer, NStepReplayBuffer, PERBuffer, EREBuffer, HERBuffer]
+)
 def test_a_copy_shares_actor_algorithm_and_environments(tmp_path, kind):
     # As a vector of several environments does: it cannot be copied.
     worker = SimpleNamespace(process=multiprocessing.Process())
@@ -117,9 +126,14 @@ def test_a_copy_shares_actor_algorithm_and_environments(tmp_path, kind):
         copy.deepcopy(worker)
     algorithm = SimpleNamespace(gamma=0.9, update_every=5, envs=worker)
     model = actor()
-    storage = kind(30, "cpu", model, algorithm, worker, path=tmp_path / "ring")
+    functions = [partial(unchanged_by, worker)] if kind is HERBuffer else []
+    storage = kind(
+        30, "cpu", model, algorithm, worker, *functions, path=tmp_path / "ring"
+    )
     storage.insert_data_slice(slice_of(range(20)))
     taken = copy.deepcopy(storage)
+    if functions:
+        assert taken.her_function is functions[0]
     assert taken.actor is model
     assert taken.algo is algorithm
     assert taken.envs is worker

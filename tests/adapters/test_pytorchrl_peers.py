@@ -465,7 +465,13 @@ class Pendulum(gym.Env):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("ReplayBuffer", ()), ("NStepReplayBuffer", (3,)), ("PERBuffer", (1, 0.01, 0.6))],
+    [
+        ("ReplayBuffer", ()),
+        ("NStepReplayBuffer", (3,)),
+        ("PERBuffer", (1, 0.01, 0.6)),
+        ("EREBuffer", (3, 0.01, 0.6, 0.4, 1e6, 0.999, 100)),
+        ("HERBuffer", (ours.unchanged, 1, 0.01, 0.6, 0.4, 1e6, 0.999, 100)),
+    ],
 )
 def test_ddpg_trains_on_pendulum(tmp_path, name, options):
     pytest.importorskip("ray", reason="ray, which pytorchrl imports, is missing")
@@ -501,6 +507,12 @@ def test_ddpg_trains_on_pendulum(tmp_path, name, options):
     (ring,) = made
     assert ring.size == 200
     rows = ring.get_data_slice(0, 200)
+    if name == "HERBuffer":
+        # 49 of 50 steps are there twice; the ring holds two episodes of them.
+        assert rows["NextDone"].sum() in (2, 3)
+        assert 90 <= len(np.unique(rows["Observation"][:, 0], axis=0)) <= 110
+        ring.close()
+        return
     # Each step follows the one before, or an end.
     same = (rows["NextObservation"][:-1] == rows["Observation"][1:]).all(axis=(1, 2))
     assert (same | (rows["NextDone"][:-1, 0, 0] == 1)).all()
