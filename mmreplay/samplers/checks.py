@@ -16,7 +16,7 @@ MOST = float(np.finfo(np.float32).max)
 """The greatest priority that can be stored."""
 
 
-def shown(thing: object, **arguments: object) -> str:
+def call_repr(thing: object, **arguments: object) -> str:
     """Text of the call that makes a sampler again: its `repr`.
 
     Args:

@@ -6,7 +6,7 @@ import numpy as np
 
 from mmreplay.samplers import states
 from mmreplay.samplers.base import Draw, State, View
-from mmreplay.samplers.checks import shown
+from mmreplay.samplers.checks import call_repr
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.ranks import nothing_to_draw
 
@@ -37,7 +37,7 @@ class DistinctSampler:
 
     def __repr__(self) -> str:
         """Show the call that makes it again."""
-        return shown(self, seed=self._random.shown)
+        return call_repr(self, seed=self._random.given_seed)
 
     def draw(self, view: View, batch_size: int) -> Draw:
         """Draw a batch, or what there is; see `Sampler.draw`.

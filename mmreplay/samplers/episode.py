@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from mmreplay.episodes import START, EpisodeIndex
 from mmreplay.errors import SchemaError, called, shown
 from mmreplay.samplers.base import Draw, Sampler, State, View, Windows
-from mmreplay.samplers.checks import shown, whole
+from mmreplay.samplers.checks import call_repr, whole
 from mmreplay.samplers.epochs import epochs_of
 from mmreplay.samplers.forms import PADDED, RAGGED, single
 from mmreplay.samplers.joined import keeps_priorities
@@ -239,7 +239,9 @@ class EpisodeSampler(WindowDrawing):
         arguments = dict(self._arguments)
         if arguments["max_length"] == FIRST_ONLY:
             arguments["max_length"] = None
-        return shown(self, sampler=self._inner.sampler, **arguments, where=self._where)
+        return call_repr(
+            self, sampler=self._inner.sampler, **arguments, where=self._where
+        )
 
     @property
     def form(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mmreplay.errors import SchemaError
 from mmreplay.samplers.base import Draw, Sampler, State, View
-from mmreplay.samplers.checks import shown
+from mmreplay.samplers.checks import call_repr
 from mmreplay.samplers.forms import alike
 from mmreplay.samplers.joined import draw_joined, state_of
 from mmreplay.samplers.random import StepGenerator
@@ -62,12 +62,12 @@ class MixtureSampler(Wrapping):
 
     def __repr__(self) -> str:
         """Show the call that makes it again."""
-        return shown(
+        return call_repr(
             self,
             samplers=list(
                 zip(self._parts, self._shares.fractions.tolist(), strict=True)
             ),
-            seed=self._random.shown,
+            seed=self._random.given_seed,
         )
 
     def draw(self, view: View, batch_size: int) -> Draw:

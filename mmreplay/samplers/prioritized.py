@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.samplers.checks import finite, shown, whole
+from mmreplay.samplers.checks import call_repr, finite, whole
 from mmreplay.samplers.laws import MAX_ALPHA, Powers
 from mmreplay.samplers.prioritizing import (
     Normalize,
@@ -100,7 +100,7 @@ class PrioritizedSampler(PriorityDrawing):
 
     def __repr__(self) -> str:
         """Show the call that makes it again."""
-        return shown(
+        return call_repr(
             self, alpha=self._alpha, beta=self._beta, eps=self._eps,
             alpha_every=self._alpha_every, **self._work.options,
         )  # fmt: skip

@@ -186,7 +186,7 @@ class Prioritizing:
         """Arguments that samplers have in common, by name, for a `repr`."""
         names = ("initial_priority", "stratified", "normalize", "eta", "name")
         found = {name: getattr(self._options, name) for name in names}
-        return {**found, "seed": self._random.shown}
+        return {**found, "seed": self._random.given_seed}
 
     def state_dict(self, priorities: bool) -> State:
         """Seed and step, and the priorities if asked for."""

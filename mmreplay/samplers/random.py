@@ -48,7 +48,7 @@ class StepGenerator:
         self._generator = np.random.Generator(self._philox)
 
     @property
-    def shown(self) -> int | None:
+    def given_seed(self) -> int | None:
         """The seed that was given, for a `repr`; None where none was."""
         return self.seed if self.given else None
 

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.samplers.checks import shown, whole
+from mmreplay.samplers.checks import call_repr, whole
 from mmreplay.samplers.laws import MAX_ALPHA
 from mmreplay.samplers.prioritizing import (
     Normalize,
@@ -94,7 +94,7 @@ class RankPrioritizedSampler(PriorityDrawing):
 
     def __repr__(self) -> str:
         """Show the call that makes it again."""
-        return shown(
+        return call_repr(
             self, alpha=self._alpha, beta=self._beta, resort_every=self._resort_every,
             **self._work.options,
         )  # fmt: skip

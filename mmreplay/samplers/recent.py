@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.samplers.base import Draw, Sampler, State, View
-from mmreplay.samplers.checks import share, shown, whole
+from mmreplay.samplers.checks import call_repr, share, whole
 from mmreplay.samplers.forms import single
 from mmreplay.samplers.joined import draw_joined, state_of
 from mmreplay.samplers.random import StepGenerator
@@ -75,9 +75,9 @@ class RecentSampler(Wrapping):
 
     def __repr__(self) -> str:
         """Show the call that makes it again."""
-        return shown(
+        return call_repr(
             self, steps=self._steps, ratio=self._ratio, sampler=self._parts[0],
-            seed=self._random.shown,
+            seed=self._random.given_seed,
         )  # fmt: skip
 
     def draw(self, view: View, batch_size: int) -> Draw:
@@ -179,9 +179,9 @@ class ShrinkingSampler:
 
     def __repr__(self) -> str:
         """Show the call that makes it again."""
-        return shown(
+        return call_repr(
             self, num_updates=self._num_updates, eta=self.eta,
-            smallest=self._smallest, seed=self._random.shown,
+            smallest=self._smallest, seed=self._random.given_seed,
         )  # fmt: skip
 
     def begin(self, num_updates: int) -> None:

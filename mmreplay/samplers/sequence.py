@@ -41,7 +41,7 @@ from mmreplay.samplers.base import (
     View,
     Windows,
 )
-from mmreplay.samplers.checks import shown, whole
+from mmreplay.samplers.checks import call_repr, whole
 from mmreplay.samplers.forms import single
 from mmreplay.samplers.windows import Shape, WindowView
 from mmreplay.samplers.windows_inner import Inner, WindowDrawing
@@ -124,7 +124,7 @@ class SequenceSampler(WindowDrawing):
 
     def __repr__(self) -> str:
         """Show the call that makes it again."""
-        return shown(
+        return call_repr(
             self, length=self.length, sampler=self._inner.sampler,
             **{n: each for n, each in self._arguments.items() if n != "length"},
             first_only=self._first_only,

@@ -11,7 +11,7 @@ from mmreplay.errors import EmptyError, FormatError, SchemaError, shown
 from mmreplay.ring import LAYOUTS, Layout, Span
 from mmreplay.samplers.base import Draw, State, View
 from mmreplay.samplers.blocks import BlockPermutation, checked_block, order_of
-from mmreplay.samplers.checks import shown, truth, whole
+from mmreplay.samplers.checks import call_repr, truth, whole
 from mmreplay.samplers.frozen import Frozen
 from mmreplay.samplers.permutation import Permutation
 from mmreplay.samplers.random import StepGenerator
@@ -116,8 +116,8 @@ class ShuffledSampler:
 
     def __repr__(self) -> str:
         """Show the call that makes it again."""
-        return shown(
-            self, seed=self._random.shown, rank=self.rank, block=self._block,
+        return call_repr(
+            self, seed=self._random.given_seed, rank=self.rank, block=self._block,
             **{name: each for name, each in self._options.items() if name != "block"},
         )  # fmt: skip
 

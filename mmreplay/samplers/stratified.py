@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mmreplay.samplers.base import Draw, State, View
-from mmreplay.samplers.checks import shown
+from mmreplay.samplers.checks import call_repr
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.ranks import nothing_to_draw, rank_edges
 from mmreplay.samplers.states import check_kind, integer
@@ -41,7 +41,9 @@ class StratifiedSampler:
 
     def __repr__(self) -> str:
         """Show the call that makes it again."""
-        return shown(self, seed=self._random.shown, stratified=self._stratified)
+        return call_repr(
+            self, seed=self._random.given_seed, stratified=self._stratified
+        )
 
     def draw(self, view: View, batch_size: int) -> Draw:
         """Draw a batch; see `Sampler.draw`.

@@ -12,7 +12,7 @@ from mmreplay.kernels.steps import Judge
 from mmreplay.ring import Span
 from mmreplay.samplers.base import Draw, State, View
 from mmreplay.samplers.blocks import block_ranks, checked_block
-from mmreplay.samplers.checks import shown
+from mmreplay.samplers.checks import call_repr
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.ranks import nothing_to_draw
 from mmreplay.samplers.states import same
@@ -59,7 +59,7 @@ class UniformSampler:
 
     def __repr__(self) -> str:
         """Show the call that makes it again."""
-        return shown(self, seed=self._random.shown, block=self._block)
+        return call_repr(self, seed=self._random.given_seed, block=self._block)
 
     def draw(self, view: View, batch_size: int) -> Draw:
         """Draw a batch; see `Sampler.draw`.
