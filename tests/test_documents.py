@@ -4,12 +4,18 @@ Figures and paths that pages print differ from run to run; that each command end
 page shows, and that each block runs, does not.
 """
 
+import contextlib
 import importlib.util
+import os
 import re
 import shlex
+import shutil
 import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import mmreplay as mr
@@ -91,6 +97,170 @@ def test_the_commands_of_the_cli_page_end_as_it_shows(tmp_path, monkeypatch, cap
             assert (code != 0) == refused, f"{line}: exit {code}, {told}"
             done += 1
     assert done > 6
+
+
+class Enough(Exception):
+    """Ends a training loop that has no end of its own."""
+
+
+class Learner:
+    """What a page calls `learn`: the reader's own update of a network."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, *given):
+        self.calls += 1
+        if self.calls > 3:
+            raise Enough
+        batch = given[0]
+        return np.ones(len(batch))
+
+
+def filled(path, observation, num_envs=2, count=200):
+    """A buffer with the fields that a page's buffer has, of random values."""
+    rng = np.random.default_rng(0)
+    schema = mr.Schema(
+        {
+            "observation": observation,
+            "action": mr.Field((), "int64"),
+            "reward": mr.Field((), "float32"),
+            "terminated": mr.Field((), "bool"),
+            "truncated": mr.Field((), "bool"),
+        }
+    )
+    with mr.ReplayBuffer.create(
+        path, schema, 3000, num_envs, autoreset="next_step"
+    ) as buffer:
+        shape = count, num_envs
+        ends = np.zeros(shape, bool)
+        ends[9::10] = True
+        fields = {
+            path: rng.integers(0, 2, (*shape, *field.shape)).astype(field.dtype)
+            for path, field in schema.fields.items()
+        }
+        buffer.extend(fields | {"terminated": ends, "truncated": ends & False})
+
+
+@pytest.fixture(scope="module")
+def at_hand(tmp_path_factory):
+    """The files that pages speak of, small ones."""
+    folder = tmp_path_factory.mktemp("pages")
+    pixels = mr.Field((84, 84), "uint8")
+    filled(folder / "runs" / "pong", pixels)
+    filled(folder / "runs" / "cartpole", mr.Field((4,), "float32"), num_envs=8)
+    nested = {"pixels": pixels, "state": mr.Field((7,), "float32")}
+    filled(folder / "runs" / "arm", nested)
+    for name in ("actors/0", "actors/1", "datasets/demonstrations", "datasets/kitchen"):
+        filled(folder / name, mr.Field((4,), "float32"))
+    filled(folder / "runs" / "cart", mr.Field((4,), "float32"), num_envs=4, count=5000)
+    filled(folder / "runs" / "damaged", mr.Field((4,), "float32"), count=1000)
+    with (folder / "runs/damaged/data-000001/records.bin").open("r+b") as file:
+        file.seek(1000)
+        file.write(b"\x7f")
+    np.savez(folder / "theirs.npz", x=np.arange(9.0), reward=np.ones(9, np.float32))
+    return folder
+
+
+def every(language, pages):
+    return [
+        pytest.param(page, block, id=f"{page.name}-{number}")
+        for page in pages
+        for number, block in enumerate(blocks(page, language))
+    ]
+
+
+EVERYWHERE = [*PAGES, *sorted((ROOT / "docs" / "migrating").glob("*.md"))]
+
+
+@pytest.mark.parametrize(("page", "block"), every("python", EVERYWHERE))
+def test_a_block_of_python_runs_alone(page, block, at_hand, tmp_path, monkeypatch):
+    torch = pytest.importorskip("torch")
+    for module in set(re.findall(r"^(?:import|from) (\w+)", block, re.M)):
+        pytest.importorskip(module)
+    if not torch.cuda.is_available():
+        block = block.replace('"cuda"', '"cpu"').replace("pin_memory=True", "timeout=0")
+    # One worker is enough to see that the data gets there.
+    block = re.sub(r"num_workers=\d", "num_workers=1", block)
+    block = block.replace("range(2_000)", "range(200)")
+    shutil.copytree(at_hand, tmp_path, dirs_exist_ok=True)
+    if "ReplayBuffer.create(" in block and "runs/cartpole" in block:
+        shutil.rmtree(tmp_path / "runs" / "cartpole")
+    monkeypatch.chdir(tmp_path)
+    learn = Learner()
+    env = SimpleNamespace(unwrapped=SimpleNamespace(compute_reward=max))
+    names = {"__name__": "page", "learn": learn, "env": env, "rank": 0, "num_ranks": 1}
+    with contextlib.suppress(Enough):
+        exec(compile(block, page.name, "exec"), names)
+    assert learn.calls > 0 or "learn(" not in block
+
+
+SLOW_COMMANDS = ("mmreplay bench", "record ALE", "plan ALE")
+
+
+def consoles():
+    for param in every("console", [ROOT / "docs" / "cli.md"]):
+        slow = any(words in param.values[1] for words in SLOW_COMMANDS)
+        yield pytest.param(
+            *param.values, id=param.id, marks=[pytest.mark.slow] if slow else []
+        )
+
+
+@pytest.mark.parametrize(("page", "block"), [*consoles()])
+def test_a_block_of_commands_runs_alone(
+    page, block, at_hand, tmp_path, monkeypatch, capsys
+):
+    for module in ("gymnasium", "matplotlib"):
+        pytest.importorskip(module)
+    if "ALE" in block:
+        pytest.importorskip("ale_py")
+    shutil.copytree(at_hand, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    for session in re.split(r"^\$ ", block, flags=re.M)[1:]:
+        line, _, shown = session.partition("\n")
+        for made in re.findall(r"(?:record \S+|cp -r \S+) (\S+?);?(?= |$)", line):
+            shutil.rmtree(tmp_path / made)
+        ends = re.search(r"^\(exit code (\d)\)$", shown, re.M)
+        expected = int(ends[1]) if ends else 0
+        if "cart.npz" in line and expected:
+            (tmp_path / "cart.npz").write_bytes(b"")  # what the page wrote before
+        words = shlex.split(MANY_STEPS.sub("--steps 300", line), comments=True)
+        if words[0] == "mmreplay" and "|" not in words:
+            assert run(words[1:]) == expected, capsys.readouterr().err
+            continue
+        # Pipes, several commands, or an environment: what a shell is for.
+        command = f'mmreplay() {{ {sys.executable} -m mmreplay "$@"; }}; {line}'
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            ["bash", "-c", command], capture_output=True, text=True, env=environment
+        )
+        assert done.returncode == expected, done.stderr
+        assert done.stdout
+
+
+def readme_commands():
+    for line in re.findall(r"^mmreplay .*$", PAGES[0].read_text(), re.M):
+        slow = any(words in line for words in SLOW_COMMANDS)
+        yield pytest.param(
+            line,
+            id=line.split("#")[0].strip(),
+            marks=[pytest.mark.slow] if slow else [],
+        )
+
+
+@pytest.mark.parametrize("line", [*readme_commands()])
+def test_a_command_of_the_readme_runs_alone(
+    line, at_hand, tmp_path, monkeypatch, capsys
+):
+    for module in ("gymnasium", "matplotlib"):
+        pytest.importorskip(module)
+    if "ALE" in line:
+        pytest.importorskip("ale_py")
+    shutil.copytree(at_hand, tmp_path, dirs_exist_ok=True)
+    if "record" in line:
+        shutil.rmtree(tmp_path / "runs" / "pong")
+    monkeypatch.chdir(tmp_path)
+    assert run(typed(line)) == 0, capsys.readouterr().err
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
