@@ -6,8 +6,8 @@ from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
+import typer.core
 from rich.markup import escape
-from typer.core import HAS_RICH, TyperGroup
 
 from mmreplay import __version__, kernels
 from mmreplay.cli.bench import bench
@@ -32,7 +32,7 @@ MEANT = dict.fromkeys(
 """What does the work of a name that is no command."""
 
 
-class Commands(TyperGroup):
+class Commands(typer.core.TyperGroup):
     """The commands, and what to type for a name that people expect beside them."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -101,10 +101,12 @@ def build() -> Any:
     typer reads help texts as rich markup, in which ``[num_envs, ...]`` is a tag.
     """
     root = typer.main.get_command(app)
+    # Older versions have no way to do without rich, and no such name.
+    marked = getattr(typer.core, "HAS_RICH", True)
     for command in (root, *getattr(root, "commands", {}).values()):
         for owner in (command, *command.params):
             for name in ("help", "epilog", "short_help"):
                 text = getattr(owner, name, None)
-                if HAS_RICH and isinstance(text, str):
+                if marked and isinstance(text, str):
                     setattr(owner, name, escape(text))
     return root
