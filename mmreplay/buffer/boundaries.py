@@ -51,11 +51,38 @@ class Marker:
         ends = {self._terminated, self._truncated} - {None}
         self._endless = {path: np.zeros(num_envs, bool) for path in ends if path}
         self._bools = all(schema.fields[path].dtype == "bool" for path in ends if path)
+        self._num_agents = schema.num_agents
         self.before = np.full(num_envs, FINAL, np.uint8)
         self._none = self.pending = np.zeros(num_envs, np.uint8)
         self._none.flags.writeable = False
         # What was before, where it is known to have ended nowhere.
         self._calm: NDArray[np.uint8] | None = None
+
+    def ends(self, columns: Columns) -> Columns:
+        """Ends of steps by path, those of agents joined; see `Schema.num_agents`.
+
+        Args:
+            columns: Per path ``[*lead, *shape]``.
+
+        Returns:
+            The same columns, or of ends per agent bool ``[N]``, N steps in order.
+        """
+        agents = self._num_agents
+        if agents is None:
+            return columns
+        named = {"terminated": self._terminated, "truncated": self._truncated}
+        each = {
+            role: np.asarray(columns[path], bool).reshape(-1, agents)
+            for role, path in named.items()
+            if path is not None
+        }
+        over = np.logical_or.reduce(list(each.values())).all(axis=1)
+        joined: Columns = {}
+        if self._terminated is not None:
+            joined[self._terminated] = over & each["terminated"].all(axis=1)
+        if self._truncated is not None:
+            joined[self._truncated] = over & each["truncated"].any(axis=1)
+        return joined
 
     def interrupt(self, envs: Envs, flags: NDArray[np.uint8] | np.uint8) -> None:
         """Let the next row of some environments start anew, with flags of its own."""
@@ -137,7 +164,7 @@ class Marker:
     def step(self, columns: Columns) -> NDArray[np.uint8]:
         """Flags of one step of all environments, uint8 ``[E]``."""
         if self._num_envs == 1:
-            ends = 0
+            columns, ends = self.ends(columns), 0
             if self._terminated and columns[self._terminated]:
                 ends |= TERMINATED
             if self._truncated and columns[self._truncated]:
@@ -170,7 +197,7 @@ class Marker:
             columns: Per path ``[T, E, *shape]``; without an axis that is 1 long.
             steps: T.
         """
-        if not self._bools:
+        if not self._bools or self._num_agents is not None:
             return self.block(columns, self.before, self.pending, steps)
         flags = np.empty((steps, self._num_envs), np.uint8)
         terminated, truncated = self._terminated, self._truncated
@@ -202,6 +229,7 @@ class Marker:
         """
         if steps is None:
             steps = len(next(iter(columns.values())))
+        columns = self.ends(columns)
         flags = np.empty((steps, len(before)), np.uint8)
         rows.mark(
             flags,
@@ -268,7 +296,8 @@ def as_laid(ring: Ring, column: NDArray[Any]) -> NDArray[Any]:
     """A block ``[T, E, *shape]`` as ``[N, *shape]`` in the order of the ring's rows."""
     if ring.layout == "env_major" and ring.num_envs > 1:
         column = column.swapaxes(0, 1)
-    return np.ascontiguousarray(column).reshape(-1, *column.shape[2:])
+    count = column.shape[0] * column.shape[1]
+    return np.ascontiguousarray(column).reshape(count, *column.shape[2:])
 
 
 def laid_out(columns: Columns, final: Columns | None, layout: Expansion) -> Columns:

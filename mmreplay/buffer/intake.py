@@ -212,9 +212,7 @@ class Intake:
             columns[path] = column
         return columns, steps
 
-    def final(
-        self, observation: object, lead: tuple[int, ...], columns: Columns
-    ) -> Columns:
+    def final(self, observation: object, ended: NDArray[np.bool_]) -> Columns:
         """Check final observations.
 
         Args:
@@ -223,8 +221,8 @@ class Intake:
                 ``[*lead]`` of one observation, or None, for each environment (and
                 step), as Gymnasium's ``infos["final_obs"]`` is; None may stand for a
                 whole step.
-            lead: ``(E,)`` for add, ``(T, E)`` for extend.
-            columns: The steps, which say where episodes ended.
+            ended: bool ``[*lead]``, which steps end an episode: ``[E]`` for add,
+                ``[T, E]`` for extend.
 
         Returns:
             By path of the observation's fields; arbitrary where no episode ended.
@@ -241,7 +239,8 @@ class Intake:
                 "leave it out"
             )
         if self._one_by_one(observation):
-            return self._final_cells(observation, lead, columns)
+            return self._final_cells(observation, ended)
+        lead = ended.shape
         found: Columns = {}
         for path, value in self._final_leaves(observation).items():
             field = self._schema[path]
@@ -282,14 +281,9 @@ class Intake:
             for item in value
         )
 
-    def _final_cells(
-        self, observation: object, lead: tuple[int, ...], columns: Columns
-    ) -> Columns:
+    def _final_cells(self, observation: object, ended: NDArray[np.bool_]) -> Columns:
         """Check final observations that come one by one; see `final`."""
-        ended = np.zeros(lead, bool)
-        for role in ("terminated", "truncated"):
-            if (end := self._schema.role(role)) is not None:
-                ended |= np.reshape(np.asarray(columns[end], bool), lead)
+        lead = ended.shape
         found: Columns = {}
         for path in self._schema.role_paths("observation"):
             field = self._schema[path]

@@ -16,6 +16,7 @@ from mmreplay.episodes import (
 from mmreplay.kernels.steps import Judge
 from mmreplay.schema import Schema
 from mmreplay.storage.base import Store
+from mmreplay.storage.placement import served_ends
 from mmreplay.storage.records import Records, after
 
 Fields = dict[str, NDArray[np.generic]]
@@ -38,9 +39,14 @@ class StepReader:
         self._ring = store.ring
         self._paths = schema.paths
         self._served = {
-            path: SERVED[role]
+            path: SERVED[role] for path, role in served_ends(schema).items()
+        }
+        # Ends per agent are stored; a cut is told by the flags all the same.
+        agents = schema.num_agents is not None
+        self._agent_ends = {
+            role: path
             for role in SERVED
-            if (path := schema.role(role)) is not None
+            if agents and (path := schema.role(role)) is not None
         }
         self._bits = bytes(self._served.values())
         self.derived = (
@@ -168,7 +174,7 @@ class StepReader:
         # By number: to iterate over an array takes thrice as long.
         for kind, path in enumerate(self._served):
             found[path] = ends[kind]
-        if self._served and index.num_cuts:
+        if index.num_cuts and (self._served or self._agent_ends):
             self._cut(found, env_ids, positions, heads)
         return found
 
@@ -178,6 +184,22 @@ class StepReader:
             if kind == TRUNCATED:
                 cut = self._before_cut(env_ids, positions, heads)
                 found[path] = cut | (found[path] != 0)
+        path_ = self._agent_ends.get("truncated")
+        if path_ is not None and path_ in found:
+            cut = self._before_cut(env_ids, positions, heads)
+            found[path_] = self._agents_cut(found, path_, cut)
+
+    def _agents_cut(
+        self, found: Fields, path: str, cut: NDArray[np.bool_]
+    ) -> NDArray[np.generic]:
+        """Truncated of agents, bool ``[B, num_agents]``, of steps that may be cut.
+
+        A cut truncates the agents that are neither terminated nor truncated yet.
+        """
+        truncated, other = found[path] != 0, self._agent_ends.get("terminated")
+        ended = truncated if other is None else truncated | (found[other] != 0)
+        joined: NDArray[np.bool_] = truncated | (cut[..., None] & ~ended)
+        return joined
 
     def _before_cut(
         self, env_ids: Ids, positions: Ids, heads: Ids
@@ -201,6 +223,12 @@ class StepReader:
                 if kind == TRUNCATED:
                     ended |= self._before_cut(env_ids, positions, heads)
                 found[path] = ended
+        truncated = self._agent_ends.get("truncated")
+        if truncated in paths:
+            others = tuple(self._agent_ends[role] for role in self._agent_ends)
+            told = found | self._fetch(rows, tuple(p for p in others if p not in found))
+            cut = self._before_cut(env_ids, positions, heads)
+            found[truncated] = self._agents_cut(told, truncated, cut)
         return {path: found[path] for path in paths}
 
 

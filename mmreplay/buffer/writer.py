@@ -62,6 +62,8 @@ class Writer:
         self.intake = Intake(schema, ring.num_envs)
         self._schema, self._fields, self.owner = schema, schema.fields, Owner()
         self._autoreset = autoreset
+        # Their ends are joined in Python: no short way takes such a step.
+        self._agents = schema.num_agents is not None
         ends = schema.role("terminated"), schema.role("truncated")
         rewarded = len(schema.role_paths("reward")) == 1
         self.checks_ends = not self._final_follows and rewarded and ends != (None, None)
@@ -156,6 +158,8 @@ class Writer:
             int64 ``[E]``, the heads that it made: see `Book`.
         """
         self.check()
+        if self._agents:
+            return None
         with self._add_lock:
             self._catch_up()
             head, marker, lane = self._lockstep, self._marker, self._lane
@@ -229,8 +233,7 @@ class Writer:
             }
             final = None
             if final_observation is not None:
-                self._check_final()
-                given_final = self.intake.final(final_observation, (count,), columns)
+                given_final = self._final(final_observation, (count,), columns)
                 final = {path: column[None] for path, column in given_final.items()}
             self._add_block(wide, final, env_ids)
 
@@ -251,12 +254,21 @@ class Writer:
             self._marker.forget(emptied, heads[emptied] > 0)
         self._know(heads, limits, tails)
 
-    def _check_final(self) -> None:
+    def _final(
+        self, observation: object, lead: tuple[int, ...], columns: Columns
+    ) -> Columns:
+        """Check final observations of steps; see `Intake.final`."""
         if self._final_follows:
             raise SchemaError(
                 "final_observation: got one, expected none in a buffer with autoreset="
                 "'next_step', where the row after an end holds it; leave it out"
             )
+        ended = np.zeros(lead, bool)
+        ends = self._marker.ends(columns)
+        for role in ("terminated", "truncated"):
+            if (path := self._schema.role(role)) is not None:
+                ended |= np.reshape(np.asarray(ends[path], bool), lead)
+        return self.intake.final(observation, ended)
 
     def _add_lockstep(self, columns: Columns) -> None:
         """Write one step of all environments when their heads are equal."""
@@ -282,6 +294,8 @@ class Writer:
     def extend_plain(self, given: Mapping[str, object]) -> bool:
         """Write many steps that need no conversion; False leaves them to `extend`."""
         self.check()
+        if self._agents:
+            return False
         with self._add_lock:
             self._catch_up()
             steps = self._store.block(given)
@@ -314,8 +328,7 @@ class Writer:
         columns, steps = self.intake.block(given, count)
         final = None
         if final_observation is not None:
-            self._check_final()
-            final = self.intake.final(final_observation, (steps, count), columns)
+            final = self._final(final_observation, (steps, count), columns)
         size = self._ring.reserve if final is None else self._ring.reserve // 2
         with self._add_lock:
             self._catch_up()

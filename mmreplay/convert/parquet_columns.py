@@ -54,6 +54,13 @@ def column_of(name: str, dtype: str, shape: tuple[int, ...], vectors: str) -> An
             lists for short ones of types that parquet has.
     """
     count = int(np.prod(shape, dtype=object))
+    if not count:
+        # Arrow divides by the number of values of a list.
+        raise SchemaError(
+            f"field {name!r}: got the shape {list(shape)}, expected at least one value "
+            "a row, as parquet keeps no empty ones; leave it out with fields=, or "
+            "export to npz"
+        )
     item = TYPES["uint16" if dtype == "bfloat16" else dtype]
     told = {"dtype": dtype, "shape": json.dumps(list(shape))}
     if not shape:

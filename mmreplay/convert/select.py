@@ -201,7 +201,8 @@ class Selected(Reader):
         served = block.columns.get(self._truncated)
         if served is None or not self._cut.any():
             return block.flags
-        last = self._cut[block.env_ids] & (served.astype(bool))
+        told = served.astype(bool).reshape(len(block), -1).any(axis=1)
+        last = self._cut[block.env_ids] & told
         last &= block.positions == self._span.stop[block.env_ids] - 1
         last &= (block.flags & FINAL) == 0
         flags = block.flags.copy()

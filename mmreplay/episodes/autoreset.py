@@ -92,7 +92,7 @@ def next_step_signature(
 
 def _zero(rewards: NDArray[np.generic]) -> NDArray[np.bool_]:
     """Whether a reward is 0 in all of its parts, bool ``[N]``."""
-    zero: NDArray[np.bool_] = (rewards == 0).reshape(len(rewards), -1).all(axis=1)
+    zero: NDArray[np.bool_] = (rewards == 0).all(axis=tuple(range(1, rewards.ndim)))
     return zero
 
 
@@ -103,5 +103,5 @@ def _equal(
     equal = np.ones(len(some[0]), bool)
     for one, other in zip(some, others, strict=True):
         same = (one == other) | ((one != one) & (other != other))  # NaN
-        equal &= same.reshape(len(one), -1).all(axis=1)
+        equal &= same.all(axis=tuple(range(1, one.ndim)))
     return equal

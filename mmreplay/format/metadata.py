@@ -43,7 +43,8 @@ MAX_CAPACITY = 1 << 48
 MAX_NUM_ENVS = 1 << 20
 MAX_FILES_NBYTES = 1 << 63
 # Features this version knows; a buffer that needs another is refused.
-INCOMPAT: frozenset[str] = frozenset()
+AGENT_ENDS, EMPTY_FIELDS = "agent_ends", "empty_fields"
+INCOMPAT: frozenset[str] = frozenset({AGENT_ENDS, EMPTY_FIELDS})
 RO_COMPAT: frozenset[str] = frozenset()
 
 T = TypeVar("T", bound=str)
@@ -114,7 +115,9 @@ def encode(metadata: Metadata) -> bytes:
         "format": MAGIC,
         "version": [MAJOR, MINOR],
         "features": {
-            "incompat": [], "ro_compat": list(metadata.ro_compat), "compat": [],
+            "incompat": _needed(metadata.schema),
+            "ro_compat": list(metadata.ro_compat),
+            "compat": [],
         },
         "uuid": metadata.uuid.hex(),
         "created": metadata.created,
@@ -282,6 +285,13 @@ def _from_json(value: Json, name: str) -> Metadata:
         ro_compat=tuple(_names(value["features"], "ro_compat", name)),
         sharding=sharding,
     )
+
+
+def _needed(schema: Schema) -> list[str]:
+    """Features that a reader of this schema needs, by name."""
+    empty = any(not field.nbytes for field in schema.fields.values())
+    needed = {AGENT_ENDS: schema.num_agents is not None, EMPTY_FIELDS: empty}
+    return [name for name, used in needed.items() if used]
 
 
 def _check_size(ring: Ring, schema: Schema) -> None:

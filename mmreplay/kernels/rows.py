@@ -317,7 +317,7 @@ class Packer:
         taken = []
         for path, _, _, _, itemsize, shape, offset, _ in self._members:
             nbytes = int(np.prod(shape, dtype=np.int64)) * itemsize
-            if offset < 0:
+            if offset < 0 or not nbytes:
                 continue
             raw: Bytes = np.ascontiguousarray(given[path]).reshape(-1).view(np.uint8)
             if raw.size // nbytes < stop:

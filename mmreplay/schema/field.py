@@ -59,7 +59,8 @@ class Field:
         """Declare a field.
 
         Args:
-            shape: At most 32 axes, each at least 1; ``()`` for a scalar.
+            shape: At most 32 axes; ``()`` for a scalar. With an axis of 0 the values
+                are empty, as those of a zero-size Box, and take no space.
             dtype: bool, (u)int8 to 64, float16 to 64, or ``"bfloat16"``.
             exact: Refuse casts that could lose anything.
             mutable: Let `ReplayBuffer.set` rewrite values.
@@ -73,6 +74,11 @@ class Field:
                 raise SchemaError(
                     f"field option {option}: got {shown(value)}, expected True or False"
                 )
+        if mutable and 0 in axes:
+            raise SchemaError(
+                f"field option mutable: got True with the shape {list(axes)}, expected "
+                "False, as it has no values to rewrite; leave it out"
+            )
         stored = storage_dtype(name)
         set_ = object.__setattr__
         set_(self, "shape", axes)
@@ -127,10 +133,10 @@ def _checked_shape(shape: Iterable[object]) -> tuple[int, ...]:
             f"field shape: got {len(axes)} axes, expected at most {MAX_AXES}; merge "
             "some of them"
         )
-    if any(axis < 1 for axis in axes):
+    if any(axis < 0 for axis in axes):
         raise SchemaError(
-            f"field shape: got {list(axes)}, expected axes of at least 1; leave the "
-            "field out if it is empty"
+            f"field shape: got {list(axes)}, expected axes of at least 0; check the "
+            "shape"
         )
     return axes
 

@@ -137,6 +137,12 @@ class Plain:
                 self._notes.doubt(f"roles were not all found: {error}")
                 refused = error
                 continue
+            if schema.num_agents is not None:
+                # Which of its rows end an episode, nobody said.
+                raise SourceError(
+                    f"got ends of {schema.num_agents} agents a row, expected one "
+                    "'terminated' and one 'truncated' a row; join them, or rename them"
+                )
             told = ", ".join(f"{r} is {p!r}" for r, p in playing.items())
             self._notes.note(f"roles by name: {told or 'none'}")
             for role in sorted(unfit):

@@ -63,12 +63,21 @@ def check_roles(fields: Mapping[str, Field], roles: Mapping[str, str]) -> None:
     """Refuse fields that cannot play their role.
 
     Raises:
-        SchemaError: An end is no plain bool, or the next observation differs from
-            the observation.
+        SchemaError: An end is no plain bool, nor one bool per agent, or the next
+            observation differs from the observation.
     """
     for role in ("terminated", "truncated"):
         if role in roles:
             _check_end(role, roles[role], fields)
+    if "terminated" in roles and "truncated" in roles:
+        ends = roles["terminated"], roles["truncated"]
+        shapes = [fields[path].shape for path in ends]
+        if shapes[0] != shapes[1]:
+            raise SchemaError(
+                f"fields {ends[0]!r} and {ends[1]!r}: got the shapes "
+                f"{list(shapes[0])} and {list(shapes[1])}, expected the same, as they "
+                "play 'terminated' and 'truncated'; declare both per agent or neither"
+            )
     if "next_observation" in roles:
         _check_next(fields, roles)
 
@@ -96,10 +105,12 @@ def _check_end(role: str, path: str, fields: Mapping[str, Field]) -> None:
         raise SchemaError(
             f"role {role!r}: got the subtree {path!r}, expected one field; name a leaf"
         )
-    if field.shape or field.dtype != "bool" or field.mutable:
+    agents = not field.shape or (len(field.shape) == 1 and field.shape[0] > 0)
+    if not agents or field.dtype != "bool" or field.mutable:
         raise SchemaError(
-            f"field {path!r}: got {field}, expected Field((), 'bool') that is not "
-            f"mutable, as it plays {role!r}; name another field in roles"
+            f"field {path!r}: got {field}, expected Field((), 'bool'), or "
+            f"Field((num_agents,), 'bool'), that is not mutable, as it plays {role!r}; "
+            "name another field in roles"
         )
 
 

@@ -72,6 +72,8 @@ class Schema:
             roles: Path by role, for roles whose field is not named after them.
                 A path names a leaf or a subtree. A role that is left out is
                 played by the field or subtree of its name, if there is one.
+                ``terminated`` and ``truncated`` are bools, or ``[num_agents]`` bools
+                each; see `num_agents`.
 
         Raises:
             SchemaError: A name, field or role is not storable, or what plays a
@@ -327,6 +329,23 @@ class Schema:
         not make the schema, or the environment does not say.
         """
         return self._autoreset
+
+    @property
+    def num_agents(self) -> int | None:
+        """Agents that have ``terminated`` and ``truncated`` of their own.
+
+        Their number where these are declared ``Field((num_agents,), "bool")``; None
+        where a step has one value for all. An episode ends with the step in which every
+        agent is terminated or truncated: agents that ended before keep their flag. That
+        end is a termination if all agents are terminated, and a truncation if any is
+        truncated.
+        """
+        for role in ("terminated", "truncated"):
+            path = self.roles.get(role)
+            if path is not None:
+                shape = self.fields[path].shape
+                return shape[0] if shape else None
+        return None
 
     def __getitem__(self, path: str) -> Field:
         try:

@@ -66,6 +66,8 @@ class GroupStore:
             if array is not None:
                 found[path] = np.empty((len(rows), *field.shape), field.numpy)
                 self._reader.take(array, at, found[path])
+            elif not field.nbytes:
+                found[path] = np.empty((len(rows), *field.shape), field.numpy)
         return found
 
     def _at(self, rows: Ids) -> list[Ids]:

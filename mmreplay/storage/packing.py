@@ -32,7 +32,8 @@ def packer(schema: Schema, placement: Placement, num_envs: int) -> PackerKernel:
 
 def _member(path: str, field: Field, placement: Placement) -> Member:
     offset = -1
-    if placement.record is not None and placement.record.fields is not None:
+    # An empty field has no bytes to pack: it is checked as one that lies elsewhere.
+    if field.nbytes and placement.record is not None and placement.record.fields:
         found = placement.record.fields.get(path)
         offset = -1 if found is None else found[1]
     kind, scalar = _scalars(field)

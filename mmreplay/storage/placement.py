@@ -32,7 +32,7 @@ class Placement:
         record: The record's dtype, its field names being paths; None where all
             fields are large.
         large: Path to file name, in schema order.
-        served: Path to flag role, ``"terminated"`` or ``"truncated"``.
+        served: See `served_ends`.
     """
 
     record: np.dtype[np.void] | None
@@ -55,6 +55,17 @@ class Placement:
         return sizes
 
 
+def served_ends(schema: Schema) -> dict[str, str]:
+    """Path to role of the ends that the flags of rows hold.
+
+    Ends per agent are stored as any other field; the flags hold those of the step.
+    """
+    if schema.num_agents is not None:
+        return {}
+    paths = {schema.role(role): role for role in SERVED_ROLES}
+    return {path: role for path, role in paths.items() if path is not None}
+
+
 def place(schema: Schema) -> Placement:
     """Decide the place of every field.
 
@@ -62,11 +73,7 @@ def place(schema: Schema) -> Placement:
     within: each is then aligned without padding, and the stride, a multiple of 8,
     lets torch take strided views.
     """
-    served = {}
-    for role in SERVED_ROLES:
-        path = schema.role(role)
-        if path is not None:
-            served[path] = role
+    served = served_ends(schema)
     small: list[str] = []
     large: dict[str, str] = {}
     for path, field in schema.fields.items():
@@ -92,6 +99,7 @@ def _record(schema: Schema, paths: list[str]) -> np.dtype[np.void]:
                 (schema.fields[path].numpy, schema.fields[path].shape) for path in paths
             ],
             "offsets": offsets,
-            "itemsize": -(-end // ALIGNMENT) * ALIGNMENT,
+            # At least one byte, where all of its members are empty.
+            "itemsize": -(-max(end, 1) // ALIGNMENT) * ALIGNMENT,
         }
     )

@@ -22,7 +22,7 @@ from mmreplay.storage.array_metadata import ForeignArray
 from mmreplay.storage.chunked import ChunkedReader
 from mmreplay.storage.group_mapping import MAX_ROWS
 from mmreplay.storage.hierarchy import Hierarchy
-from mmreplay.storage.placement import SERVED_ROLES
+from mmreplay.storage.placement import served_ends
 from mmreplay.storage.zarr_group import FLAGS_NAME, folder_name
 
 Ids = NDArray[np.int64]
@@ -119,11 +119,11 @@ def read(hierarchy: Hierarchy, about: Json, notes: Notes) -> SealedGroup:
         raise told.refuse("stop", f"at most {capacity} rows from the first on")
     schema = _schema(about, told, notes)
     ring = Ring(capacity, num_envs, layout, 1, 1, slots)
-    served = {schema.role(role) for role in SERVED_ROLES}
+    served = served_ends(schema)
     arrays = {
         path: _array(hierarchy, folder_name(path), each.numpy, each.shape, ring)
         for path, each in schema.fields.items()
-        if path not in served
+        if path not in served and each.nbytes
     }
     flags = _array(hierarchy, FLAGS_NAME, np.dtype(np.uint8), (), ring)
     user = about.get("user")

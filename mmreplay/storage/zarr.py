@@ -182,8 +182,13 @@ class ZarrStore:
         sealed = (numbers & 1) == 1
         if not sealed.any():
             return self._tail.gather(rows, paths)
-        mutable = [path for path in paths if path not in self._arrays]
-        found = self._tail.gather(rows, mutable)
+        fields = self.schema.fields
+        others = [path for path in paths if path not in self._arrays]
+        found = self._tail.gather(rows, [p for p in others if fields[p].nbytes])
+        for path in others:
+            if not fields[path].nbytes:
+                empty = np.empty((len(rows), *fields[path].shape), fields[path].numpy)
+                found[path] = empty
         raw = np.flatnonzero(~sealed)
         packed = np.flatnonzero(sealed)
         kept = [p for p in paths if p in self._arrays and p not in self._served]

@@ -22,7 +22,7 @@ from mmreplay.format.sharding import Sharding
 from mmreplay.ring import Ring
 from mmreplay.schema import Field, Schema
 from mmreplay.storage import codecs
-from mmreplay.storage.placement import SERVED_ROLES
+from mmreplay.storage.placement import served_ends
 
 FOLDER = "zarr"
 FLAGS_NAME = "%flags"
@@ -77,13 +77,13 @@ class ShardedArray:
 
 
 def arrays_of(metadata: Metadata) -> dict[str, ShardedArray]:
-    """The arrays of a buffer, by path; mutable fields have none."""
+    """The arrays of a buffer, by path; mutable and empty fields have none."""
     assert metadata.sharding is not None
     ring, sharding = metadata.ring, metadata.sharding
     fields = {
         path: field
         for path, field in metadata.schema.fields.items()
-        if not field.mutable
+        if not field.mutable and field.nbytes
     }
     found = {
         path: _array(path, field, ring, sharding) for path, field in fields.items()
@@ -94,9 +94,7 @@ def arrays_of(metadata: Metadata) -> dict[str, ShardedArray]:
 
 def served(metadata: Metadata) -> dict[str, str]:
     """Paths whose values are made of the flags, and their roles."""
-    schema = metadata.schema
-    paths = {schema.role(role): role for role in SERVED_ROLES}
-    return {path: role for path, role in paths.items() if path is not None}
+    return served_ends(metadata.schema)
 
 
 def _array(path: str, field: Field, ring: Ring, sharding: Sharding) -> ShardedArray:

@@ -342,7 +342,7 @@ def _between(first: Ids, stop: Ids, share: NDArray[np.float64]) -> Ids:
 
 def _flat(values: NDArray[np.generic]) -> NDArray[np.generic]:
     """``[M, K, *shape]`` to ``[M * K, *shape]``."""
-    return values.reshape(-1, *values.shape[2:])
+    return values.reshape(values.shape[0] * values.shape[1], *values.shape[2:])
 
 
 def _as_rewards(

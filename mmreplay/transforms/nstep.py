@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mmreplay.errors import SchemaError
-from mmreplay.schema import Field
+from mmreplay.schema import Field, Schema
 from mmreplay.transforms.anchors import Anchors
 from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over
 from mmreplay.transforms.checks import fraction, numbers, real, whole
@@ -27,7 +27,8 @@ class NStep:
     - ``terminated`` and ``truncated``: those of step ``t + k - 1``;
     - a field named by `discount`, float32 ``[N]``: ``gamma**k * (1 - terminated)``,
       by which to multiply the value of the next observation. A truncated episode is
-      bootstrapped, from its final observation.
+      bootstrapped, from its final observation. With ``terminated`` per agent
+      (`Schema.num_agents`) it is float32 ``[N, num_agents]``;
 
     Everything else is the step's own. Stored rows never change, so one buffer serves
     any n. Costs n rows of rewards a step drawn.
@@ -74,12 +75,13 @@ class NStep:
         for role in ("terminated", "truncated"):
             places |= dict.fromkeys(outline.schema.role_paths(role), Place.LAST)
         folded = replace(changed, places=places, steps=int(self.n))
-        field = Field((), "float32")
+        agents = outline.schema.num_agents
+        field = Field(() if agents is None else (agents,), "float32")
         above = folded.with_field(self.discount, field, Place.MADE, "NStep")
         fields = {path: outline.fields[path] for path in rewards}
 
         def over(below: Layer, anchors: Anchors) -> Layer:
-            return _Folded(below, anchors, self, fields)
+            return _Folded(below, anchors, self, fields, outline.schema)
 
         return Bound(above, over)
 
@@ -101,10 +103,11 @@ class _Folded(Over):
     """Rewards summed over the steps that are folded."""
 
     def __init__(
-        self, below: Layer, anchors: Anchors, fold: NStep, fields: dict[str, Field]
-    ) -> None:
+        self, below: Layer, anchors: Anchors, fold: NStep, fields: dict[str, Field],
+        schema: Schema,
+    ) -> None:  # fmt: skip
         super().__init__(below, anchors)
-        self._fold = fold
+        self._fold, self._schema = fold, schema
         self._fields = fields
 
     def made(self, names: tuple[str, ...]) -> Fields:
@@ -141,4 +144,11 @@ class _Folded(Over):
     def _discount(self) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
         steps = self.anchors.last - self.anchors.positions + 1
         powers = self._fold.gamma ** steps.astype(np.float64)
-        return np.where(self.anchors.terminated, 0.0, powers).astype(np.float32)
+        terminated, agents = self.anchors.terminated, self._schema.num_agents
+        if agents is not None:
+            powers, terminated = powers[:, None], np.zeros((len(steps), agents), bool)
+            path = self._schema.role("terminated")
+            if path is not None:
+                last = self.below.read((path,), self.anchors.last[:, None])[path]
+                terminated = last.reshape(terminated.shape) != 0
+        return np.where(terminated, 0.0, powers).astype(np.float32)

@@ -126,6 +126,12 @@ class DiscountedReturn:
                     "DiscountedReturn before what changes it"
                 )
         assert reward is not None
+        if self.time_limit == "bootstrap" and outline.schema.num_agents is not None:
+            raise SchemaError(
+                "DiscountedReturn: got time_limit 'bootstrap' with terminated or "
+                "truncated per agent, expected one value a step, as an agent that "
+                "terminated has no value; use 'default' or 'none'"
+            )
         if self.discount is not None and outline.fields[self.discount].shape:
             raise SchemaError(
                 f"DiscountedReturn: got {self.discount!r} of shape "

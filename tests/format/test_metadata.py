@@ -165,7 +165,7 @@ def test_what_no_buffer_says_is_refused_by_name(changes, error, message):
         ({"dtype": "complex64"}, "dtype of 'action'"),
         ({"dtype": "object"}, "dtype of 'action'"),
         ({"dtype": ">f4"}, "dtype of 'action'"),
-        ({"shape": [0]}, r"axes of at least 1"),
+        ({"shape": [-1]}, r"axes of at least 0"),
         ({"shape": [1 << 60, 1 << 60]}, "bytes per step, expected fewer"),
         ({"shape": [True]}, "shape of 'action'"),
         ({"shape": [1] * 33}, "at most 32 integers"),

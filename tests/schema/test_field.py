@@ -70,8 +70,8 @@ def test_storage_dtype_takes_canonical_names_only(name):
         ((True,), r"got \(True,\), expected a tuple of integers"),
         ("84", "got '84', expected a tuple of integers"),
         (None, "got None, expected a tuple of integers"),
-        ((2, 0), r"got \[2, 0\], expected axes of at least 1; leave the field out"),
-        ((-1,), r"got \[-1\], expected axes of at least 1"),
+        ((2, -1), r"got \[2, -1\], expected axes of at least 0; check the shape"),
+        ((-1,), r"got \[-1\], expected axes of at least 0"),
         ((1,) * 33, "got 33 axes, expected at most 32; merge"),
         ((2**46,), "281474976710656 bytes per step, expected fewer .* check the shape"),
         # numpy's own product of this one is 0.

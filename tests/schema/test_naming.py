@@ -69,7 +69,7 @@ def test_rows_are_counted_over_blocks():
 @pytest.mark.parametrize("name", ["reward", "obs"])
 def test_columns_of_a_known_name_that_no_field_can_be_are_doubts(name):
     notes = Notes()
-    columns = {"act": ("float32", ()), "x": ("float32", (0,)), name: ("int8", (0,))}
+    columns = {"act": ("float32", ()), "x": ("complex64", ()), name: ("U3", ())}
     Plain(columns, notes)
     assert any(f"column {name!r} was left out" in doubt for doubt in notes.doubts)
     assert any("column 'x' was left out" in note for note in notes.notes)

@@ -88,7 +88,8 @@ def test_roles_may_name_other_leaves_and_subtrees():
         (
             {"truncated": "obs/a"},
             r"field 'obs/a': got Field\(shape=\(\), dtype='float32'.*\), expected "
-            r"Field\(\(\), 'bool'\) that is not mutable, as it plays 'truncated'",
+            r"Field\(\(\), 'bool'\), or Field\(\(num_agents,\), 'bool'\), that is not "
+            r"mutable, as it plays 'truncated'",
         ),
         (
             {"next_observation": "obs"},
@@ -104,9 +105,17 @@ def test_roles_that_nothing_can_play_are_refused(roles, message):
 
 @pytest.mark.parametrize("role", ["terminated", "truncated"])
 @pytest.mark.parametrize(
-    "field", [Field((1,), "bool"), Field((), "uint8"), Field((), "bool", mutable=True)]
+    "field",
+    [
+        Field((1, 1), "bool"),
+        Field((0,), "bool"),
+        Field((), "uint8"),
+        Field((2,), "uint8"),
+        Field((), "bool", mutable=True),
+        Field((2,), "bool", mutable=True),
+    ],
 )
-def test_the_ends_are_plain_bools(role, field):
+def test_the_ends_are_plain_bools_of_a_step_or_of_its_agents(role, field):
     with pytest.raises(SchemaError, match=rf"{role}.*expected Field\(\(\), 'bool'\)"):
         Schema({"observation": SCALAR, role: field})
 
@@ -293,7 +302,8 @@ GOOD = {"name": "a", "dtype": "int8", "shape": [2], "exact": False, "mutable": F
         ({"shape": [True]}, r"shape of 'a': got \[True\], expected a list"),
         ({"shape": [2.0]}, r"shape of 'a': got \[2.0\], expected a list"),
         ({"shape": [1] * 33}, "shape of 'a': got .*…, expected a list of at most 32"),
-        ({"shape": [0]}, r"field shape: got \[0\], expected axes of at least 1"),
+        ({"shape": [-1]}, r"field shape: got \[-1\], expected axes of at least 0"),
+        ({"shape": [0], "mutable": True}, r"mutable: got True with the shape \[0\]"),
         ({"shape": [2**60]}, "expected fewer than 281474976710656"),
         ({"exact": 1}, "exact of 'a': got 1, expected true or false"),
         ({"mutable": None}, "mutable of 'a': got None, expected true or false"),
