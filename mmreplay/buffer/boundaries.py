@@ -41,6 +41,7 @@ class Marker:
         before: uint8 ``[E]``, flags of each environment's last row; FINAL for none,
             after which a row starts an episode whatever the autoreset rule.
         pending: uint8 ``[E]``, flags that the next row carries as well.
+        num_agents: See `Schema.num_agents`.
     """
 
     def __init__(self, schema: Schema, num_envs: int, *, final_follows: bool) -> None:
@@ -51,7 +52,7 @@ class Marker:
         ends = {self._terminated, self._truncated} - {None}
         self._endless = {path: np.zeros(num_envs, bool) for path in ends if path}
         self._bools = all(schema.fields[path].dtype == "bool" for path in ends if path)
-        self._num_agents = schema.num_agents
+        self.num_agents = schema.num_agents
         self.before = np.full(num_envs, FINAL, np.uint8)
         self._none = self.pending = np.zeros(num_envs, np.uint8)
         self._none.flags.writeable = False
@@ -67,7 +68,7 @@ class Marker:
         Returns:
             The same columns, or of ends per agent bool ``[N]``, N steps in order.
         """
-        agents = self._num_agents
+        agents = self.num_agents
         if agents is None:
             return columns
         named = {"terminated": self._terminated, "truncated": self._truncated}
@@ -197,7 +198,7 @@ class Marker:
             columns: Per path ``[T, E, *shape]``; without an axis that is 1 long.
             steps: T.
         """
-        if not self._bools or self._num_agents is not None:
+        if not self._bools or self.num_agents is not None:
             return self.block(columns, self.before, self.pending, steps)
         flags = np.empty((steps, self._num_envs), np.uint8)
         terminated, truncated = self._terminated, self._truncated

@@ -57,16 +57,13 @@ class Writer:
     ) -> None:  # fmt: skip
         self._store, self._book, self._committer = store, book, committer
         self._ring = ring = store.ring
-        self._final_follows = autoreset == "next_step"
-        self._marker = Marker(schema, ring.num_envs, final_follows=self._final_follows)
+        self._autoreset, follows = autoreset, autoreset == "next_step"
+        self._marker = Marker(schema, ring.num_envs, final_follows=follows)
         self.intake = Intake(schema, ring.num_envs)
-        self._schema, self._fields, self.owner = schema, schema.fields, Owner()
-        self._autoreset = autoreset
-        # Their ends are joined in Python: no short way takes such a step.
-        self._agents = schema.num_agents is not None
+        self._fields, self.owner = schema.fields, Owner()
         ends = schema.role("terminated"), schema.role("truncated")
         rewarded = len(schema.role_paths("reward")) == 1
-        self.checks_ends = not self._final_follows and rewarded and ends != (None, None)
+        self.checks_ends = not follows and rewarded and ends != (None, None)
         self._num_ends, self._check_at = 0, MIN_KNOWN_ENDS
         self.hold: Hold | None = None
         self._add_lock = threading.Lock()
@@ -103,7 +100,9 @@ class Writer:
         if limits is not self._limits:
             self._store.give_up(limits)
         first = int(heads[0])
-        self._lockstep = first if (heads == first).all() else -1
+        # Ends of agents are joined in Python: no way for lockstep takes such steps.
+        in_step = self._marker.num_agents is None and (heads == first).all()
+        self._lockstep = first if in_step else -1
         self._room = int(limits.min())
         self._early = self._room - self._ring.reserve // 2
         self._heads, self._limits, self._tails = heads, limits, tails
@@ -158,8 +157,6 @@ class Writer:
             int64 ``[E]``, the heads that it made: see `Book`.
         """
         self.check()
-        if self._agents:
-            return None
         with self._add_lock:
             self._catch_up()
             head, marker, lane = self._lockstep, self._marker, self._lane
@@ -169,13 +166,13 @@ class Writer:
                 self._lockstep = head + 1
                 self._heads = heads
                 return heads
+            ends = self._store.wide(given) if self._wide else self._store.step(given)
+            if ends < 0 or head < 0:
+                return None
             if self.checks_ends and not marker.calm():
                 # Before the step: a warning that is an error leaves nothing visible.
                 self._check_ends()
                 self._num_ends += self._ends_followed(None)
-            ends = self._store.wide(given) if self._wide else self._store.step(given)
-            if ends < 0 or head < 0:
-                return None
             if head >= self._room:
                 self._make_room(self._heads + self._one)
             laid: Columns = given  # type: ignore[assignment]  # arrays where the store looks for them
@@ -258,7 +255,7 @@ class Writer:
         self, observation: object, lead: tuple[int, ...], columns: Columns
     ) -> Columns:
         """Check final observations of steps; see `Intake.final`."""
-        if self._final_follows:
+        if self._autoreset == "next_step":
             raise SchemaError(
                 "final_observation: got one, expected none in a buffer with autoreset="
                 "'next_step', where the row after an end holds it; leave it out"
@@ -266,7 +263,7 @@ class Writer:
         ended = np.zeros(lead, bool)
         ends = self._marker.ends(columns)
         for role in ("terminated", "truncated"):
-            if (path := self._schema.role(role)) is not None:
+            if (path := self._store.schema.role(role)) is not None:
                 ended |= np.reshape(np.asarray(ends[path], bool), lead)
         return self.intake.final(observation, ended)
 
@@ -294,8 +291,6 @@ class Writer:
     def extend_plain(self, given: Mapping[str, object]) -> bool:
         """Write many steps that need no conversion; False leaves them to `extend`."""
         self.check()
-        if self._agents:
-            return False
         with self._add_lock:
             self._catch_up()
             steps = self._store.block(given)
@@ -345,7 +340,7 @@ class Writer:
                     raise
             if self.checks_ends:
                 for role in ("terminated", "truncated"):
-                    if (path := self._schema.role(role)) is not None:
+                    if (path := self._store.schema.role(role)) is not None:
                         self._num_ends += int(np.count_nonzero(columns[path][:-1]))
                 self._check_ends()
 
@@ -374,7 +369,7 @@ class Writer:
         if found is None:
             return
         self.checks_ends = False
-        stored = self._schema.role("next_observation") is not None
+        stored = self._store.schema.role("next_observation") is not None
         otherwise = "Otherwise, ignore this warning"
         if stored:
             otherwise = (
@@ -393,7 +388,7 @@ class Writer:
 
     def _next_step_rows(self) -> str | None:
         """Read rows after episode ends and others; see `next_step_signature`."""
-        ring, schema, store = self._ring, self._schema, self._store
+        ring, schema, store = self._ring, self._store.schema, self._store
         each = max(4, CHECKED_ROWS // ring.num_envs)
         firsts = np.maximum(self._tails, self._heads - min(each, ring.capacity))
         lengths = (self._heads - firsts)[: CHECKED_ROWS // 4]
