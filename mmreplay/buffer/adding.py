@@ -43,8 +43,13 @@ class Adding(OpenBuffer):
         float rounds them. The first time that an array or a tensor is rounded, a
         `RuntimeWarning` names the field, but for rewards.
 
+        Warns:
+            AutoresetWarning: Once, before this step is added: rows after episode ends
+                look like resets that another ``autoreset`` would leave out.
+
         Raises:
-            SchemaError: A field is unknown, missing, or of a wrong shape or dtype.
+            SchemaError: A field is unknown, missing, or of a wrong shape or dtype; or
+                a final observation is None where an episode ended.
             FullError: No space is left; nothing of the step is visible.
             FailedError: The buffer is read-only, closed, or its device failed.
         """
@@ -135,6 +140,9 @@ class Adding(OpenBuffer):
                 place of a step's array where no episode ended.
             env_ids: As in `add`.
             **fields: As in `add`.
+
+        Warns:
+            AutoresetWarning: As in `add`, after all steps are in.
 
         Raises:
             SchemaError: As in `add`.

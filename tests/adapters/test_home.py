@@ -6,17 +6,23 @@ import os
 import pickle
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
 import torch
 
-from mmreplay import Field, NStep, Schema, files
+from mmreplay import Field, NStep, ReplayBuffer, Schema, files
 from mmreplay.adapters import places, skrl, tmrl, velora
 from mmreplay.adapters.home import Home
 from mmreplay.buffer import lifecycle
 from mmreplay.disk import Disk
-from mmreplay.errors import FailedError, FormatError, SchemaError
+from mmreplay.errors import (
+    AutoresetWarning,
+    FailedError,
+    FormatError,
+    SchemaError,
+)
 from mmreplay.storage.lock import WriterLock
 
 SCHEMA = Schema({"observation": Field((2,), "float32"), "reward": Field((), "float32")})
@@ -26,6 +32,27 @@ def filled(home: Home, steps: int = 3) -> None:
     buffer = home.ring(SCHEMA, 10)
     for i in range(steps):
         buffer.add(observation=np.full(2, i, np.float32), reward=float(i))
+
+
+@pytest.mark.parametrize("adapter", [True, False])
+def test_a_library_that_states_its_autoreset_is_not_doubted(tmp_path, adapter):
+    """Its users cannot give another answer."""
+    schema = SCHEMA.with_field("terminated", Field((), "bool"))
+    home = Home("any", tmp_path / "ring")
+    buffer = home.ring(schema, 400)
+    if not adapter:
+        home.close()
+        buffer = ReplayBuffer.open(tmp_path / "ring", "r+")
+    with warnings.catch_warnings(record=True) as found, buffer:
+        warnings.simplefilter("always")
+        for number in range(8 * 40):
+            buffer.add(
+                observation=np.zeros(2, np.float32),
+                reward=float(number % 8 > 0),
+                terminated=number % 8 == 7,
+            )
+    categories = [each.category for each in found]
+    assert categories == ([] if adapter else [AutoresetWarning])
 
 
 def test_a_buffer_that_is_there_is_refused_without_resume(tmp_path):
