@@ -65,6 +65,8 @@ def next_step_signature(
         What was found, as a clause for a message; None if the rows look right.
 
     Example:
+        >>> import numpy as np
+        >>> from mmreplay.episodes.autoreset import next_step_signature
         >>> next_step_signature(np.zeros(40), np.ones(500))
         'the reward is 0 after each of 40 episode ends, and 0% of all other rewards are'
     """

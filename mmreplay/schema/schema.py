@@ -80,8 +80,10 @@ class Schema:
                 role does not fit it.
 
         Example:
-            >>> schema = Schema({"observation": {"pixels": Field((8, 8), "uint8")}})
-            >>> Schema({**schema.fields, "logp": Field((), "float32")}).paths
+            >>> import mmreplay as mr
+            >>> pixels, logp = mr.Field((8, 8), "uint8"), mr.Field((), "float32")
+            >>> schema = mr.Schema({"observation": {"pixels": pixels}})
+            >>> mr.Schema({**schema.fields, "logp": logp}).paths
             ('observation/pixels', 'logp')
         """
         self._declare(_by_path(_mapping(fields, "schema fields")), roles)
@@ -200,9 +202,11 @@ class Schema:
             SchemaError: It has no spaces, or as `from_spaces` does.
 
         Example:
+            >>> import gymnasium
+            >>> import mmreplay as mr
             >>> env = gymnasium.make("CartPole-v1")
-            >>> extra = {"logp": Field((), "float32")}
-            >>> schema = Schema.from_env(env, extra=extra, exclude=["truncated"])
+            >>> extra = {"logp": mr.Field((), "float32")}
+            >>> schema = mr.Schema.from_env(env, extra=extra, exclude=["truncated"])
             >>> schema.paths
             ('observation', 'action', 'reward', 'terminated', 'logp')
         """
@@ -309,8 +313,9 @@ class Schema:
             SchemaError: The path is taken, or is no path.
 
         Example:
-            >>> schema = Schema({"observation": Field((4,), "float32")})
-            >>> schema.with_field("info/lives", Field((), "uint8")).paths
+            >>> import mmreplay as mr
+            >>> schema = mr.Schema({"observation": mr.Field((4,), "float32")})
+            >>> schema.with_field("info/lives", mr.Field((), "uint8")).paths
             ('observation', 'info/lives')
         """
         if path in self.fields:
