@@ -96,6 +96,22 @@ def test_every_step_is_what_minari_reads(tmp_path, env_id, data_format):
     assert_same(found, expected)
 
 
+@pytest.mark.parametrize("data_format", FORMATS)
+def test_a_dataset_is_loaded_by_its_id_and_as_minari_has_it_open(tmp_path, data_format):
+    dataset = record("some/thing-v0", "CartPole-v1", data_format)
+    for number, source in enumerate(["some/thing-v0", dataset]):
+        mr.load(source, tmp_path / f"buffer-{number}", strict=True)
+        found, _ = drawn(tmp_path / f"buffer-{number}", ["observation"])
+        assert_same(found, oracle(dataset))
+    length = np.median([len(each) for each in dataset.iterate_episodes()])
+    some = dataset.filter_episodes(lambda each: len(each) > length)
+    assert 0 < some.total_episodes < dataset.total_episodes
+    report = mr.load(some, tmp_path / "some", strict=True)
+    assert report.rows == some.total_steps + some.total_episodes
+    found, _ = drawn(tmp_path / "some", ["observation"])
+    assert_same(found, oracle(some))
+
+
 def nested_spaces():
     box = gym.spaces.Box(-np.inf, np.inf, (3,), np.float64)
     observation = gym.spaces.Dict(
