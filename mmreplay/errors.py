@@ -350,9 +350,9 @@ def shown(value: Any) -> str:
     if isinstance(value, str | bytes):
         return repr(value) if len(value) <= 60 else f"{value[:57]!r}..."
     if isinstance(value, list | tuple | set | frozenset) and len(value) <= 8:
-        parts = [shown(each) for each in value]
-        opened, closed = ("(", ")") if isinstance(value, tuple) else ("[", "]")
-        text = f"{opened}{', '.join(parts)}{closed}"
+        text = f"[{', '.join(shown(each) for each in value)}]"
+        if isinstance(value, tuple):
+            text = f"({text[1:-1]}{',' if len(value) == 1 else ''})"
         return text if len(text) <= 80 else type(value).__name__
     plain = isinstance(value, int | float | complex | slice | type | Enum | PurePath)
     if plain or value is None or type(value).__module__ == "numpy":

@@ -32,7 +32,7 @@ class Kind(Enum):
         (5, "5"), (2.5, "2.5"), (True, "True"), (None, "None"), (10**100, "int"),
         (np.float32(0.5), "np.float32(0.5)"), (Path("a"), "PosixPath('a')"),
         (Kind.ONE, "<Kind.ONE: 1>"), (int, "<class 'int'>"), ([1, "a"], "[1, 'a']"),
-        ((1, 2), "(1, 2)"), ([Large()], "[Large]"), (Large(), "Large"),
+        ((1, 2), "(1, 2)"), ((2.0,), "(2.0,)"), ((), "()"), ([Large()], "[Large]"), (Large(), "Large"),
         (list(range(500)), "list"), ({"a": Large()}, "dict"), (["y" * 50] * 3, "list"),
         (np.arange(3), "array([0, 1, 2])"), (np.zeros((50, 50)), "ndarray"),
         (len, "builtin_function_or_method"), (slice(2), "slice(None, 2, None)"),
