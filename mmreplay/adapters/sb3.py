@@ -516,6 +516,12 @@ class HerReplayBuffer(DictReplayBuffer, her_replay_buffer.HerReplayBuffer):  # t
                 f"{', '.join(sb3_goals.STRATEGIES)}; 'future' is the usual one"
             )
         check_counts(0, n_sampled_goal=n_sampled_goal)
+        for name, value in (("info_keys", info_keys), ("info_bytes", info_bytes)):
+            if value is not None and not copy_info_dict:
+                raise SchemaError(
+                    f"{name}: got {value!r}, expected copy_info_dict=True beside it, "
+                    "without which no info is stored; set that, or leave it out"
+                )
         if info_bytes is not None:
             check_counts(info_bytes=info_bytes)
         self.env, self.goal_selection_strategy = env, given

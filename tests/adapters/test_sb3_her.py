@@ -34,6 +34,15 @@ ACTION = gym.spaces.Box(-1, 1, (2,), np.float32)
 STRATEGIES = ["future", "final", "episode"]
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Networks this small are slower on several threads, and far more beside others."""
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(count)
+
+
 class Reach(gym.Env):
     """The least that hindsight asks of an environment; `seen` is what it was asked."""
 
@@ -366,6 +375,15 @@ def test_a_folder_without_infos_is_refused_where_they_are_asked_for(tmp_path, rn
         SchemaError, match=r"copy_info_dict: .* holds steps without infos"
     ):
         give(again, step)
+
+
+@pytest.mark.parametrize("option", [{"info_keys": ["a"]}, {"info_bytes": 64}])
+def test_how_infos_are_stored_is_refused_where_they_are_not(option):
+    (name,) = option
+    with pytest.raises(
+        SchemaError, match=f"{name}: got .* expected copy_info_dict=True"
+    ):
+        HerReplayBuffer(10, SPACE, ACTION, None, **option)
 
 
 def flip(**options):
