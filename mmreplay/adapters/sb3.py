@@ -42,6 +42,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 
+CPU = torch.device("cpu")
 PATIENCE = 100
 """Prioritized draws without priorities after which a warning says so."""
 
@@ -366,7 +367,8 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         if isinstance(value, dict):
             return {key: self._tensor(array) for key, array in value.items()}
         # A batch is nobody else's: no copy is needed.
-        return torch.from_numpy(value).to(self.device)
+        tensor = torch.from_numpy(value)
+        return tensor if self.device == CPU else tensor.to(self.device)
 
     def update_priorities(self, samples: Any, priorities: ArrayLike) -> int:
         """Give the transitions of a batch new priorities.
@@ -541,6 +543,7 @@ class HerReplayBuffer(DictReplayBuffer, her_replay_buffer.HerReplayBuffer):  # t
         if self.copy_info_dict and self._info_nbytes:
             self._extra = {"info": Field((self._info_nbytes,), "uint8")}
         super()._declare()
+        self._hindsight = sb3_goals.Hindsight("achieved_goal")
         shapes = [self.obs_shape.get(k) for k in ("achieved_goal", "desired_goal")]
         if None in shapes or shapes[0] != shapes[1]:
             raise SchemaError(
@@ -595,7 +598,9 @@ class HerReplayBuffer(DictReplayBuffer, her_replay_buffer.HerReplayBuffer):  # t
     def _cut(self, env_ids: NDArray[np.int64]) -> None:
         if len(env_ids):
             super()._cut(env_ids)
-            self._closed[env_ids] = self._ready().published[env_ids]
+            closed = self._closed.copy()
+            closed[env_ids] = self._ready().published[env_ids]
+            self._closed = closed
 
     def truncate_last_trajectory(self) -> None:
         """End the running episodes, so that their transitions are drawn.
@@ -663,9 +668,9 @@ class HerReplayBuffer(DictReplayBuffer, her_replay_buffer.HerReplayBuffer):  # t
                 "of an episode"
             )
         count = int(self.her_ratio * batch_size)
-        batch, last, places, goals = sb3_goals.draw(
+        batch, last, places, goals = self._hindsight.draw(
             ring, self.sampler, self._closed, int(batch_size), count,
-            self.goal_selection_strategy.name.lower(), "achieved_goal",
+            self.goal_selection_strategy.name.lower(),
         )  # fmt: skip
         fields, real = batch.fields, batch_size - count
         if not self.handle_timeout_termination:
@@ -709,11 +714,13 @@ class HerReplayBuffer(DictReplayBuffer, her_replay_buffer.HerReplayBuffer):  # t
     def reset(self) -> None:
         """Give up all transitions."""
         super().reset()
-        self._closed[:] = -1
+        self._closed = np.full(self.n_envs, -1)
 
     def __getstate__(self) -> dict[str, Any]:
         """See `ReplayBuffer`; the environment is left out."""
-        return {k: v for k, v in super().__getstate__().items() if k != "env"}
+        left_out = ("env", "_hindsight")
+        state = super().__getstate__()
+        return {k: v for k, v in state.items() if k not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Find the data that the path leads to; `set_env` gives an environment."""

@@ -39,7 +39,14 @@ _steps = kernels.load("steps")
 
 
 class EndedView:
-    """A view of which the legal starts in whole, ended episodes are left."""
+    """A view of which the legal starts in whole, ended episodes are left.
+
+    Attributes:
+        starts: See `View.starts`.
+        num_illegal: See `View.num_illegal`.
+        whole: `starts` of the whole view, of the same moment.
+        closed: See `EndedView.__init__`.
+    """
 
     def __init__(self, view: View, closed: Ids) -> None:
         """Narrow a view, of one moment.
@@ -49,8 +56,9 @@ class EndedView:
             closed: int64 ``[E]``. Where it is the environment's head, the newest
                 episode counts as ended.
         """
-        self._view = view
-        starts, heads, ended = view.starts, view.span.stop, view.index.ended
+        self._view, self.closed = view, closed
+        self.whole = starts = view.starts
+        heads, ended = view.span.stop, view.index.ended
         first = np.maximum(ended.first, starts.first)
         stop = np.where(closed == heads, heads, ended.stop)
         self.starts = Span(first, np.maximum(np.minimum(stop, starts.stop), first))
@@ -97,90 +105,106 @@ class EndedView:
         return self._view.start_at(within)
 
 
-def draw(
-    ring: ReplayBuffer,
-    sampler: Sampler,
-    closed: Ids,
-    batch_size: int,
-    num_virtual: int,
-    strategy: str,
-    achieved: str,
-) -> tuple[Batch, NDArray[np.bool_], Ids, NDArray[Any]]:
-    """Draw steps of ended episodes, and goals that the last of them get.
+class Hindsight:
+    """Draws steps of ended episodes, and goals for some of them."""
 
-    A goal is what a step of the same episode achieved, each as likely: ``"future"``,
-    the step drawn or a later one; ``"final"``, the last one; ``"episode"``, any. Where
-    next observations are derived, steps whose next observation is not known are
-    neither drawn nor give goals.
+    def __init__(self, achieved: str) -> None:
+        """Make one.
 
-    Args:
-        ring: The buffer, without transforms.
-        sampler: Draws the steps.
-        closed: See `EndedView`.
-        batch_size: Steps, B, at least 1.
-        num_virtual: How many of them get goals, V.
-        strategy: One of `STRATEGIES`.
-        achieved: Leaf of the observation that holds the goal achieved.
+        Args:
+            achieved: Leaf of the observation that holds the goal achieved.
+        """
+        self._achieved = f"next_observation/{achieved}"
+        self._ended: EndedView | None = None
 
-    Returns:
-        The steps as they are stored; bool ``[B]``, which are the last of their
-        episodes; int64 ``[V]``, the steps that give the goals; the goals,
-        ``[V, *goal]``, for the last V steps.
+    def draw(
+        self,
+        ring: ReplayBuffer,
+        sampler: Sampler,
+        closed: Ids,
+        batch_size: int,
+        num_virtual: int,
+        strategy: str,
+    ) -> tuple[Batch, NDArray[np.bool_], Ids, NDArray[Any]]:
+        """Draw steps of ended episodes, and goals that the last of them get.
 
-    Raises:
-        EmptyError: No whole episode has ended.
-    """
-    real = batch_size - num_virtual
-    while True:
-        view = ring.view
-        try:
-            with view.lock:
-                view.check_in_force()
-                moment = view.moment
-                ended = EndedView(view, closed)
-                if int(ended.starts.lengths.sum()) <= ended.num_illegal:
-                    raise EmptyError(
-                        f"cannot draw {batch_size} transitions: got "
-                        f"{int(view.span.lengths.sum())} rows and no whole episode "
-                        "that has ended, expected at least one; choose "
-                        "learning_starts, and buffer_size, greater than the steps of "
-                        "an episode"
-                    )
-                drawn = sampler.draw(ended, batch_size)
-                env_ids, positions = drawn.env_ids, drawn.positions
-                begin, end = view.index.locate(env_ids, positions)
-                last = positions == end - 1
-                ids, first, stop = env_ids[real:], positions[real:], end[real:]
-                if view.next_paths:
-                    # An episode that was cut has no final row.
-                    there = np.minimum(stop, view.heads[ids] - 1)
-                    final = (view.flags(ids, there) & FINAL) != 0
-                    stop = stop - ((there < stop) | ~final)
-            if strategy == "episode":
-                first = begin[real:]
-            if strategy == "final":
-                first = stop - 1
-            shares = np.empty(num_virtual)
-            _steps.shares(drawn.key, GOALS, shares)
-            steps = (shares * (stop - first)).astype(np.int64)
-            goals = first + np.minimum(steps, stop - first - 1)
-            fields = view.gather(env_ids, positions)
-            fields = {path: np.ascontiguousarray(a) for path, a in fields.items()}
-            path, shift = f"next_observation/{achieved}", 0
-            if view.next_paths:
-                path, shift = f"observation/{achieved}", 1
-            given = view.read((path,), ids, goals + shift)[path]
-            oldest = positions.copy()
-            oldest[real:] = np.minimum(oldest[real:], goals)
-            if view.stale(env_ids, oldest, moment) is not None:
+        A goal is what a step of the same episode achieved, each as likely:
+        ``"future"``, the step drawn or a later one; ``"final"``, the last one;
+        ``"episode"``, any. Where next observations are derived, steps whose next
+        observation is not known are neither drawn nor give goals.
+
+        Args:
+            ring: The buffer, without transforms.
+            sampler: Draws the steps.
+            closed: See `EndedView`; an array that does not change.
+            batch_size: Steps, B, at least 1.
+            num_virtual: How many of them get goals, V.
+            strategy: One of `STRATEGIES`.
+
+        Returns:
+            The steps as they are stored; bool ``[B]``, which are the last of their
+            episodes; int64 ``[V]``, the steps that give the goals; the goals,
+            ``[V, *goal]``, for the last V steps.
+
+        Raises:
+            EmptyError: No whole episode has ended.
+        """
+        real = batch_size - num_virtual
+        while True:
+            view = ring.view
+            try:
+                with view.lock:
+                    view.check_in_force()
+                    moment, ended = view.moment, self._ended
+                    if (
+                        ended is None
+                        or ended.closed is not closed
+                        or ended.whole is not view.starts
+                    ):
+                        ended = self._ended = EndedView(view, closed)
+                    if int(ended.starts.lengths.sum()) <= ended.num_illegal:
+                        raise EmptyError(
+                            f"cannot draw {batch_size} transitions: got "
+                            f"{int(view.span.lengths.sum())} rows and no whole episode "
+                            "that has ended, expected at least one; choose "
+                            "learning_starts, and buffer_size, greater than the steps "
+                            "of an episode"
+                        )
+                    drawn = sampler.draw(ended, batch_size)
+                    env_ids, positions = drawn.env_ids, drawn.positions
+                    begin, end = view.index.locate(env_ids, positions)
+                    ids, first, stop = env_ids[real:], positions[real:], end[real:]
+                    if view.next_paths:
+                        # An episode that was cut has no final row.
+                        there = np.minimum(stop, view.heads[ids] - 1)
+                        final = (view.flags(ids, there) & FINAL) != 0
+                        stop = stop - ((there < stop) | ~final)
+                if strategy == "episode":
+                    first = begin[real:]
+                if strategy == "final":
+                    first = stop - 1
+                shares = np.empty(num_virtual)
+                _steps.shares(drawn.key, GOALS, shares)
+                steps = (shares * (stop - first)).astype(np.int64)
+                goals = first + np.minimum(steps, stop - first - 1)
+                # The steps that give goals behind those drawn, in one go.
+                every = np.concatenate([env_ids, ids])
+                rows = np.concatenate([positions, goals])
+                found = view.gather(every, rows)
+                if view.stale(every, rows, moment) is not None:
+                    continue
+            except ReplacedError:
                 continue
-        except ReplacedError:
-            continue
-        batch = Batch(
-            fields, env_ids, positions, drawn.probabilities, drawn.weights,
-            key=drawn.key, buffer=view.home.uuid,
-        )  # fmt: skip
-        return batch, last, goals, np.ascontiguousarray(given)
+            given = found[self._achieved][batch_size:]
+            fields = {
+                path: np.ascontiguousarray(array[:batch_size])
+                for path, array in found.items()
+            }
+            batch = Batch(
+                fields, env_ids, positions, drawn.probabilities, drawn.weights,
+                key=drawn.key, buffer=view.home.uuid,
+            )  # fmt: skip
+            return batch, positions == end - 1, goals, np.ascontiguousarray(given)
 
 
 def encoded(

@@ -31,6 +31,7 @@ class Episodes:
         )
         self.once, self.envs, self.number = once, envs, 0
         self.closed = np.full(envs, -1)
+        self.hindsight = sb3_goals.Hindsight("achieved_goal")
         # Of each environment, episodes of positions; the last one is running.
         self.episodes = [[[]] for _ in range(envs)]
         self.unknown = set()
@@ -57,6 +58,7 @@ class Episodes:
 
     def cut(self):
         heads = self.ring.heads
+        self.closed = self.closed.copy()
         running = [env for env in range(self.envs) if self.episodes[env][-1]]
         self.ring.cut(np.array(running, np.int64))
         for env in running:
@@ -97,10 +99,9 @@ class Episodes:
         return found
 
     def draw(self, sampler, batch_size, num_virtual, strategy):
-        return sb3_goals.draw(
-            self.ring, sampler, self.closed, batch_size, num_virtual, strategy,
-            "achieved_goal",
-        )  # fmt: skip
+        return self.hindsight.draw(
+            self.ring, sampler, self.closed, batch_size, num_virtual, strategy
+        )
 
 
 def drawable(held):

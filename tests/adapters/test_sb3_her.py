@@ -362,6 +362,26 @@ def test_infos_are_there_again_in_the_room_that_they_had(tmp_path, rng):
         without.size()
 
 
+def test_infos_go_on_behind_a_pickle(tmp_path, rng):
+    ours, _ = both(tmp_path, copy_info_dict=True)
+    steps = list(walk(rng, 1, 12, ends=0, early=0))
+    for step in steps[:6]:
+        give(ours, step)
+    data = pickle.dumps(ours)
+    ours.close()
+    again = pickle.loads(data)
+    again.set_env(reach())
+    for step in steps[6:]:
+        give(again, step)
+    assert again.ring.episodes.episodes(0).lengths.tolist() == [12]
+    again.truncate_last_trajectory()
+    found = again.sample(100)
+    (seen,) = again.env.get_attr("seen")
+    wanted = found.batch.positions[-80:].tolist()
+    assert [info["bonus"] for info in seen[0][2]] == wanted
+    again.close()
+
+
 def test_a_folder_without_infos_is_refused_where_they_are_asked_for(tmp_path, rng):
     ours, _ = both(tmp_path)
     for step in walk(rng, 1, 5):
