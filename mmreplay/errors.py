@@ -143,11 +143,21 @@ class FullWarning(UserWarning):
 
 
 class AutoresetWarning(UserWarning):
-    """Rows after episode ends look like resets; ``autoreset`` is probably wrong."""
+    """Rows after episode ends look like resets; ``autoreset`` is probably wrong.
+
+    Example:
+        >>> import warnings
+        >>> warnings.simplefilter("error", mr.AutoresetWarning)  # stop the first time
+    """
 
 
 class DurabilityWarning(UserWarning):
-    """The file system lacks what a promise of docs/guarantees.md rests on."""
+    """The file system lacks what a promise of docs/guarantees.md rests on.
+
+    Example:
+        >>> import warnings
+        >>> warnings.simplefilter("error", mr.DurabilityWarning)  # refuse such a disk
+    """
 
 
 class FullError(_SystemError):
