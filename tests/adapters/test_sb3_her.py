@@ -406,8 +406,8 @@ def test_how_infos_are_stored_is_refused_where_they_are_not(option):
         HerReplayBuffer(10, SPACE, ACTION, None, **option)
 
 
-def flip(**options):
-    return flipping.BitFlippingEnv(n_bits=4, **options)
+def flip(n_bits=4, **options):
+    return flipping.BitFlippingEnv(n_bits=n_bits, **options)
 
 
 def model(kind, path, env=None, resume=False, **options):
@@ -573,30 +573,45 @@ def test_a_run_that_was_killed_goes_on_with_its_buffer(tmp_path):
     agent.replay_buffer.close()
 
 
+def solved(kind, buffer_class, path, bits, steps, train_freq, **options):
+    """Episodes of 50 whose goal a trained agent reaches."""
+    continuous = not issubclass(kind, DQN)
+    agent = kind(
+        "MultiInputPolicy", flip(n_bits=bits, continuous=continuous), seed=1,
+        learning_rate=1e-3, buffer_size=20_000, learning_starts=300, batch_size=64,
+        train_freq=train_freq, gradient_steps=1, gamma=0.95, device="cpu",
+        policy_kwargs={"net_arch": [64] * (1 + continuous)},
+        replay_buffer_class=buffer_class, replay_buffer_kwargs={"path": path},
+        **options,
+    )  # fmt: skip
+    agent.learn(steps)
+    agent.replay_buffer.close()
+    env, count = flip(n_bits=bits, continuous=continuous), 0
+    for seed in range(50):
+        obs, _ = env.reset(seed=seed)
+        over = terminated = False
+        while not over:
+            action, _ = agent.predict(obs, deterministic=True)
+            obs, _, terminated, truncated, _ = env.step(action)
+            over = terminated or truncated
+        count += terminated
+    return count
+
+
 @pytest.mark.slow
 def test_hindsight_learns_what_the_plain_buffer_does_not(tmp_path):
     """Ten bits: without other goals hardly any episode is ever rewarded."""
+    with_goals, plain = (
+        solved(
+            DQN, kind, tmp_path / kind.__name__, 10, 5_000, 2,
+            exploration_fraction=0.3, target_update_interval=100,
+        )
+        for kind in (HerReplayBuffer, adapter.DictReplayBuffer)
+    )  # fmt: skip
+    assert with_goals > plain + 25
 
-    def solved(kind):
-        agent = DQN(
-            "MultiInputPolicy", flipping.BitFlippingEnv(n_bits=10), seed=1,
-            learning_rate=1e-3, buffer_size=20_000, learning_starts=300,
-            batch_size=64, train_freq=2, gamma=0.95, exploration_fraction=0.3,
-            target_update_interval=100, policy_kwargs={"net_arch": [64]},
-            device="cpu", replay_buffer_class=kind,
-            replay_buffer_kwargs={"path": tmp_path / kind.__name__},
-        )  # fmt: skip
-        agent.learn(5_000)
-        agent.replay_buffer.close()
-        env, count = flipping.BitFlippingEnv(n_bits=10), 0
-        for seed in range(50):
-            obs, _ = env.reset(seed=seed)
-            over = terminated = False
-            while not over:
-                action, _ = agent.predict(obs, deterministic=True)
-                obs, _, terminated, truncated, _ = env.step(action)
-                over = terminated or truncated
-            count += terminated
-        return count
 
-    assert solved(HerReplayBuffer) > 25 + solved(adapter.DictReplayBuffer)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [DDPG, SAC])
+def test_continuous_agents_learn_to_reach_goals(tmp_path, kind):
+    assert solved(kind, HerReplayBuffer, tmp_path / "ring", 8, 6_000, 1) >= 40
