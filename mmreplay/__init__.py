@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from mmreplay.errors import FullError as FullError
     from mmreplay.errors import FullWarning as FullWarning
     from mmreplay.errors import LockedError as LockedError
+    from mmreplay.errors import RemovedError as RemovedError
     from mmreplay.errors import ReplayError as ReplayError
     from mmreplay.errors import SchemaError as SchemaError
     from mmreplay.errors import SourceError as SourceError
@@ -151,6 +152,7 @@ _HOMES = {
     "Repaired": "mmreplay.repairing",
     "ReplayBuffer": "mmreplay.buffer.replay_buffer",
     "ReplayDataset": "mmreplay.loader",
+    "RemovedError": "mmreplay.errors",
     "ReplayError": "mmreplay.errors",
     "ReplayLoader": "mmreplay.loader",
     "ReplayStream": "mmreplay.loader",

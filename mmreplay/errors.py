@@ -9,6 +9,7 @@ ReplayError
 ├─ ForkedError      a writer was used in a forked child (RuntimeError)
 ├─ FullError        the disk has no room for what was to be written (OSError)
 ├─ FailedError      the device failed; this writer writes no more (OSError)
+│  └─ RemovedError   the folder was deleted, or its path leads to another one
 ├─ EmptyError       nothing to draw yet (LookupError)
 ├─ StarvedError     a reader found no whole record in time (TimeoutError)
 ├─ StaleError       the steps asked for are no longer, or not yet, alive (IndexError)
@@ -181,6 +182,10 @@ class FailedError(_SystemError):
         Traceback (most recent call last):
         mmreplay.errors.FailedError: ... expected it open for writing; ...
     """
+
+
+class RemovedError(FailedError):
+    """The folder of an open buffer was deleted, or its path leads to another one."""
 
 
 class EmptyError(ReplayError, LookupError):

@@ -7,6 +7,8 @@ is: everything above its heads is cut. Nothing else is stored that could disagre
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import time
 from collections.abc import Callable
@@ -20,11 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay import boot, files
-from mmreplay.errors import ReplayError
+from mmreplay.errors import RemovedError, ReplayError
 from mmreplay.files import File
 from mmreplay.format import commit
 from mmreplay.format.commit import Identity, Record, Slots
-from mmreplay.format.metadata import FILE_NAME, Metadata
+from mmreplay.format.metadata import FILE_NAME, Metadata, load
 from mmreplay.mounts import COPY_ON_WRITE, file_system
 from mmreplay.ring import Ring
 from mmreplay.storage import commit_reader
@@ -42,6 +44,7 @@ from mmreplay.storage.placement import FLAGS
 
 How = Literal["new", "clean", "live", "killed", "power_cut", "failed"]
 CUTTING = ("power_cut", "failed")
+LOOK_EVERY_S = 0.01
 GENERATION = re.compile("data-([0-9]{6})")
 HALF = "tmp-snapshot"
 """Marks a folder that a snapshot or a repair fills, and owns, until it is whole."""
@@ -312,6 +315,86 @@ def _oldest_first(slots: Slots, which: tuple[int, int]) -> list[int]:
         record = slots[slot]
         ages[slot] = (0, 0) if record is None else (record.epoch, record.sequence)
     return sorted(which, key=lambda slot: ages[slot])
+
+
+class Place:
+    """Where an open buffer was opened, to see that it is still there.
+
+    A folder that was renamed, to whose path nothing else has come, is no other one.
+    """
+
+    __slots__ = ("_commit", "_due_s", "_file", "_metadata", "_root")
+
+    def __init__(self, root: Path, metadata: Metadata, file: File) -> None:
+        """Remember a place.
+
+        Args:
+            root: The buffer's folder; links to it are resolved now.
+            metadata: The generation that was opened.
+            file: Its COMMIT, which keeps its number while it is open.
+        """
+        self._root = Path(os.path.realpath(root))
+        # To join a path takes longer than to look it up.
+        self._commit = str(self._root / metadata.folder / file.path.name)
+        self._metadata, self._file = metadata, file
+        self._due_s = 0.0
+
+    def look(self) -> bool:
+        """See `refuse_removed`; for readers, who ask before each draw.
+
+        A deleted folder is noticed at once. What the path leads to takes longer to
+        look up, and is looked at again after `LOOK_EVERY_S`.
+        """
+        now = time.monotonic()
+        if now < self._due_s and os.fstat(self._file.fd).st_nlink:
+            return False
+        newer = self.refuse_removed()
+        self._due_s = now + LOOK_EVERY_S
+        return newer
+
+    def refuse_removed(self) -> bool:
+        """Refuse to go on in a folder that was deleted, or that another one replaced.
+
+        Returns:
+            Whether the path leads to a later generation, which readers follow.
+
+        Raises:
+            RemovedError: The folder is not to be found by its path any more.
+        """
+        opened = os.fstat(self._file.fd)
+        try:
+            found = os.stat(self._commit)
+        except OSError:
+            return self._judge(opened.st_nlink)
+        if (found.st_ino, found.st_dev) == (opened.st_ino, opened.st_dev):
+            return False
+        return self._judge(opened.st_nlink)
+
+    def _judge(self, num_links: int) -> bool:
+        """Tell what became of COMMIT, which is not where it was."""
+        root, metadata = self._root, self._metadata
+        if not os.path.exists(root):
+            if num_links:
+                return False
+        else:
+            with suppress(ReplayError):
+                there = load(root)
+                newer = there.generation > metadata.generation
+                if there.uuid == metadata.uuid and newer:
+                    return True
+        if num_links:
+            raise RemovedError(
+                f"{root} leads to another folder now, expected the one that was "
+                "opened: that was moved and has what was written to it; close this "
+                "buffer, and open it by its new path",
+                errno_=errno.ESTALE,
+            )
+        raise RemovedError(
+            f"{root} was deleted while it was open, expected it to stay: its rows are "
+            "lost once nobody has it open; save what its writer still reads by "
+            "mmreplay.export, and create a buffer anew",
+            errno_=errno.ENOENT,
+        )
 
 
 def mark_half(folder: Path) -> None:

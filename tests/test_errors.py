@@ -18,6 +18,7 @@ TREE = {
     "FailedError": ("ReplayError", OSError),
     "EmptyError": ("ReplayError", LookupError),
     "StarvedError": ("ReplayError", TimeoutError),
+    "RemovedError": ("FailedError", OSError),
     "StaleError": ("ReplayError", IndexError),
     "SourceError": ("ReplayError", ValueError),
 }

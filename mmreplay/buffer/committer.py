@@ -12,12 +12,13 @@ import contextlib
 import queue
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.errors import FailedError, FullError, no_thread
+from mmreplay.errors import FailedError, FullError, RemovedError, no_thread
 from mmreplay.storage.base import AsideError, CheckedStore, whole
 from mmreplay.storage.ledger import CommitWriter
 from mmreplay.storage.pause import await_release
@@ -37,9 +38,23 @@ class Committer:
     """
 
     def __init__(
-        self, store: CheckedStore, ledger: CommitWriter, folder: Path | None = None
+        self,
+        store: CheckedStore,
+        ledger: CommitWriter,
+        folder: Path | None = None,
+        refuse_removed: Callable[[], object] = lambda: None,
     ) -> None:
+        """Commit for one writer.
+
+        Args:
+            store: Its rows.
+            ledger: Its COMMIT.
+            folder: The buffer's, where pauses are asked for.
+            refuse_removed: Raises `RemovedError` where the folder is gone; asked after
+                each commit, and before another error is raised.
+        """
         self._folder = folder
+        self.refuse_removed = refuse_removed
         self._store = store
         self._ledger = ledger
         self._slot_lock = threading.Lock()
@@ -82,6 +97,7 @@ class Committer:
 
     def _refuse(self) -> None:
         if self.failure is not None:
+            self.refuse_removed()
             raise FailedError(
                 f"an earlier sync failed ({self.failure}), expected none; what was "
                 "acknowledged since the last commit may be lost, and the next opening "
@@ -121,10 +137,23 @@ class Committer:
 
         Raises:
             AsideError: All is committed; something else failed, and goes on doing so.
+            RemovedError: All is committed to a folder that was deleted or replaced.
             FailedError: The device refuses, and this writer commits no more.
             FullError: No space is left.
         """
         self._refuse()
+        try:
+            self._commit(flags)
+        finally:
+            # What failed in a folder that is gone failed because of that; and adds are
+            # refused from then on, until it is back.
+            try:
+                self.refuse_removed()
+            except RemovedError:
+                self.owed = True
+                raise
+
+    def _commit(self, flags: int) -> None:
         with self._commit_lock, _Poisoning(self):
             heads, tails = self._ledger.published
             done = self._ledger.committed.heads

@@ -6,6 +6,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import numpy as np
@@ -16,10 +17,11 @@ from mmreplay.buffer.groups import GroupParts
 from mmreplay.buffer.reading import Reading, fold_of, listed
 from mmreplay.buffer.view import ReplacedError
 from mmreplay.buffer.writer import Writer
-from mmreplay.errors import FailedError
+from mmreplay.errors import FailedError, RemovedError
 from mmreplay.ring import Ring
 from mmreplay.samplers.columns import close_columns
 from mmreplay.schema import Schema
+from mmreplay.storage.commit_reader import CommitReader
 from mmreplay.storage.group_mapping import GroupMapping
 from mmreplay.storage.zarr import ZarrStore
 from mmreplay.storage.zarr_source import ZarrSource
@@ -103,6 +105,8 @@ class Generations:
         Raises:
             FullError: All is committed and closed, but no space is left to put the
                 newest rows into the group.
+            RemovedError: All is closed, but the folder was deleted, or its path leads
+                to another one.
             FailedError: Likewise, for want of memory, of threads or of files to
                 open; or the device failed.
         """
@@ -146,10 +150,24 @@ class Generations:
             )
         reading = self._reading
         reading.view.refresh()
+        if parts.refuse_removed is not None and not parts.ledger.moved:
+            self._look_for(parts)
         if self._parts.ledger.moved:
             self._follow()
             reading = self._reading
         return reading
+
+    def _look_for(self, parts: lifecycle.Parts) -> None:
+        """See that a reader's folder is still where its path leads."""
+        ledger = parts.ledger
+        assert parts.refuse_removed is not None
+        try:
+            if parts.refuse_removed() and isinstance(ledger, CommitReader):
+                ledger.moved = True
+        except OSError:
+            # Another thread may have closed it, or followed its writer, just now.
+            if not parts.closed:
+                raise
 
     def _follow(self) -> None:
         """Open what the writer put in place of this generation, once for all threads.
@@ -219,4 +237,6 @@ class Generations:
 
 def _close_in_owner(parts: lifecycle.Parts, pid: int) -> None:
     if os.getpid() == pid:
-        parts.close()
+        # Of a buffer that was dropped together with its folder nobody is to know.
+        with suppress(RemovedError):
+            parts.close()

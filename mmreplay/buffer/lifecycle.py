@@ -6,6 +6,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from mmreplay.errors import (
     DurabilityWarning,
     FailedError,
     FormatError,
+    RemovedError,
+    ReplayError,
     SchemaError,
     VersionError,
 )
@@ -63,7 +66,11 @@ def absolute(path: StrPath) -> Path:
 
 @dataclass(slots=True)
 class Parts:
-    """What an open buffer is made of."""
+    """What an open buffer is made of.
+
+    Attributes:
+        refuse_removed: Of a reader; see `recovery.Place.look`.
+    """
 
     path: Path | None
     metadata: Metadata
@@ -77,6 +84,7 @@ class Parts:
     closed: bool = field(default=False)
     pid: int = field(default_factory=os.getpid)
     seals: bool = True
+    refuse_removed: Callable[[], bool] | None = None
 
     def writing(self, name: str) -> Writer:
         """The writer.
@@ -144,6 +152,9 @@ class Parts:
                 heads, tails = self.ledger.heads, self.ledger.tails
                 self.store.settle_last(tails, heads, seal=self.seals)
             self.committer.commit(records.CLEAN)
+        except ReplayError:
+            self.committer.refuse_removed()
+            raise
         finally:
             # A thread that outlived the files would write into whichever are opened
             # next under their numbers.
@@ -160,7 +171,8 @@ class Parts:
         # open finds every published row.
         closed, pid = getattr(self, "closed", True), getattr(self, "pid", None)
         if not closed and pid == getpid() and not ending():
-            self.close()
+            with suppress(RemovedError):
+                self.close()
 
 
 def create_memory(metadata: Metadata) -> Parts:
@@ -328,7 +340,9 @@ def _open_generation(path: Path, metadata: Metadata, policy: ReadPolicy) -> Part
         raise
     if found.how == "killed" and locked(path):
         found = Recovery("live", found.heads, found.committed)
-    return Parts(path, metadata, store, ledger, found, policy=policy)
+    parts = Parts(path, metadata, store, ledger, found, policy=policy)
+    parts.refuse_removed = recovery.Place(path, metadata, ledger.file).look
+    return parts
 
 
 def _refuse_engine(path: Path, metadata: Metadata) -> None:
@@ -405,7 +419,8 @@ def _open_locked(
         raise
     if isinstance(store, ZarrStore):
         store.sealing.give_up(ledger.limits)
-    committer = Committer(store, ledger, path)
+    where = recovery.Place(path, metadata, ledger.file)
+    committer = Committer(store, ledger, path, where.refuse_removed)
     # Values that a killed writer set are committed in time like those set from now on.
     committer.touched = found.how == "killed"
     writer = Writer(

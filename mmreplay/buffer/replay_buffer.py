@@ -475,6 +475,8 @@ class ReplayBuffer(Adding):
         """Make everything added so far survive a power cut.
 
         Raises:
+            RemovedError: The folder was deleted, or its path leads to another one. It
+                is raised by each add from then on, until the folder is back.
             FailedError: The disk refused, and nothing more is taken; or a shard of a
                 compressed buffer could not be made, told once all is committed.
             FullError: No space is left.

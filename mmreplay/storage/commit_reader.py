@@ -34,6 +34,11 @@ class CommitReader:
         self.cuts, self.cut_epoch = start.cuts, start.cut_epoch
         self._take(start)
 
+    @property
+    def file(self) -> File:
+        """COMMIT."""
+        return self._file
+
     def _take(self, record: Record) -> None:
         self.sequence, self._epoch = record.sequence, record.epoch
         self.heads, self.limits, self.tails = record.heads, record.limits, record.tails

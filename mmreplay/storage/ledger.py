@@ -141,6 +141,11 @@ class CommitWriter:
         self.committed, self.closed = durable, False
         self.lane: LaneKernel | None = None
 
+    @property
+    def file(self) -> File:
+        """COMMIT."""
+        return self._file
+
     def refresh(self) -> bool:
         """Tell that nothing changed: only we write."""
         return False

@@ -41,6 +41,8 @@ class WriterLock:
         LockedError: Somebody, here or in another process, holds it.
     """
 
+    told_apart = True
+
     def __init__(self, folder: Path) -> None:
         path = folder / FILE_NAME
         if not path.exists():

@@ -163,7 +163,7 @@ def test_a_sync_that_failed_is_never_tried_again(tmp_path, number):
     ReplayBuffer.open(tmp_path / "a", "r+").close()
 
 
-def test_a_resize_that_cannot_open_what_it_built_gives_the_lock_back(tmp_path):
+def test_a_resize_that_cannot_open_what_it_built_leaves_the_writer(tmp_path):
     buffer = make(tmp_path / "a")
     buffer.add(step(buffer))
     interrupted = mock.patch.object(
@@ -171,9 +171,12 @@ def test_a_resize_that_cannot_open_what_it_built_gives_the_lock_back(tmp_path):
     )
     with interrupted, pytest.raises(KeyboardInterrupt):
         buffer.resize(20)
+    capacity = buffer.capacity
+    buffer.add(step(buffer))
+    buffer.close()
     again = ReplayBuffer.open(tmp_path / "a", "r+", commit_every=None)
-    assert again.capacity == 20
-    assert again.heads.tolist() == [1, 1]
+    assert again.capacity == capacity != 20
+    assert again.heads.tolist() == [2, 2]
     again.close()
 
 
