@@ -305,6 +305,12 @@ def system_failure(what: str, path: Path, error: OSError) -> FailedError:
             "expected a folder that is there and takes files; check the path, or "
             "choose another"
         )
+    if error.errno == errno.ENOMEM:
+        expected = (
+            "expected memory, or address space, to be left for it; free memory, close "
+            "buffers that are not needed, or raise the limit (ulimit -v, or "
+            "vm.max_map_count), and call again"
+        )
     if error.errno in OUT_OF_FILES:
         expected = (
             "expected fewer to be open; close files, or buffers, that are not needed, "

@@ -128,12 +128,12 @@ class File:
             raise CorruptError(f"{path} is missing, expected a file; {way}") from error
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-                raise _irregular(path) from error
+                raise irregular(path) from error
             raise system_error("open", path, error) from error
         try:
             status = os.fstat(file.fd)
             if not stat.S_ISREG(status.st_mode):
-                raise _irregular(path)
+                raise irregular(path)
             size = file.nbytes = status.st_size
             if nbytes is not None and size != nbytes:
                 raise CorruptError(
@@ -335,7 +335,8 @@ class File:
             dropped(self.fd)
 
 
-def _irregular(path: Path) -> FormatError:
+def irregular(path: Path) -> FormatError:
+    """The error for what stands in the place of a file, and is none."""
     return FormatError(
         f"{path} is not a regular file, expected one; links, folders, pipes and "
         "devices are refused: put the file itself there"

@@ -3,7 +3,7 @@
 import errno
 import os
 import shutil
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -21,12 +21,14 @@ from mmreplay.errors import (
 from mmreplay.format.metadata import encode, load
 from mmreplay.repairing import evidence, lenient, mending
 from mmreplay.repairing import sealed as sealed_rows
+from mmreplay.storage.placement import place
 from mmreplay.storage.zarr import ZarrStore
 from mmreplay.verify import verify_buffer
 from mmreplay.verify.sums import SumCheck
 from tests.buffer.test_snapshots import SCHEMA, extend
 from tests.descriptors import few_descriptors
 from tests.test_repair import DATA, assert_repaired, contents
+from tools.torture.disks import QuickDisk, using
 
 KINDS = [
     (engine, layout)
@@ -313,7 +315,48 @@ def test_blocks_that_no_file_holds_take_no_time(tmp_path, monkeypatch, engine, l
     assert sum(cut.stop - cut.first for cut in cuts) == 2 * ring.capacity
 
 
-def forge(tmp_path, engine, layout):
+@pytest.mark.parametrize(("engine", "layout"), KINDS)
+@pytest.mark.parametrize("holes", [False, True], ids=["small files", "files of holes"])
+def test_a_forged_size_takes_no_space(tmp_path, monkeypatch, engine, layout, holes):
+    """Metadata with a right checksum may speak of 2^29 slots: 2 GiB of checksums."""
+    path, forged, _ = forge(tmp_path, engine, layout, slots=1 << 29)
+    heads = np.full(2, 41)
+    monkeypatch.setattr(recovery, "_reserve_next", lambda *_: None)
+    recovery.create(path / DATA, forged, heads, heads - 41)
+    if not holes:
+        for name in ("sums.bin", "places.bin"):
+            if (path / DATA / name).exists():
+                os.truncate(path / DATA / name, 0)
+        with pytest.raises(CorruptError, match=r"hold \d+ rows at most, expected 1073"):
+            mr.repair(path, tmp_path / "c")
+        assert not (tmp_path / "c").exists()
+        return
+    refused = pytest.raises(
+        CorruptError, match=r"expected \d+ at least, which metadata"
+    )
+    with refused if engine == "zarr" else nullcontext(), using(Reserved()) as disk:
+        mr.repair(path, tmp_path / "c")
+    assert disk.nbytes < 64 << 20
+    taken = sum(
+        each.stat().st_blocks * 512
+        for each in (tmp_path / "c").rglob("*")
+        if each.is_file()
+    )
+    assert taken < 64 << 20
+
+
+class Reserved(QuickDisk):
+    """A disk that counts what is reserved, and reserves only little."""
+
+    nbytes = 0
+
+    def allocate(self, fd, offset, nbytes):
+        self.nbytes += nbytes
+        if nbytes < 64 << 20:
+            super().allocate(fd, offset, nbytes)
+
+
+def forge(tmp_path, engine, layout, slots=1 << 31):
     """A buffer whose metadata speaks of 2^31 slots, without COMMIT; rows it held."""
     path = tmp_path / "b"
     options = {"codec": "zstd"} if engine == "zarr" else {}
@@ -323,11 +366,14 @@ def forge(tmp_path, engine, layout):
     ) as buffer:
         extend(buffer, 41)
         held = buffer.metadata.ring.num_rows
-    metadata, slots = load(path), 1 << 31
+    metadata = load(path)
     ring = replace(metadata.ring, capacity=slots - 64, slots=slots)
     forged = replace(metadata, ring=ring)
     (path / "metadata.json").write_bytes(encode(forged))
     (path / DATA / "COMMIT").unlink()
+    # One file must be of that many rows; it takes no space.
+    sizes = place(forged.schema).file_sizes(ring, forged.schema)
+    os.truncate(path / DATA / "sums.bin", sizes["sums.bin"])
     if engine == "zarr":
         os.truncate(path / DATA / "places.bin", lenient.place_nbytes(forged))
     return path, forged, held

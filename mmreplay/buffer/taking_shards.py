@@ -8,6 +8,8 @@ before and after, and taken again where it changed.
 from __future__ import annotations
 
 import errno
+import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -147,8 +149,13 @@ class ShardTaking(Taking):
             if error.errno not in CANNOT_LINK:
                 raise system_error("link", target, error) from error
             return self._doubled(source, target)
+        # A link, a pipe or a socket in the place of a shard is linked as what it is.
+        status = os.lstat(target)
+        if not stat.S_ISREG(status.st_mode):
+            files.remove_tree(target)
+            raise files.irregular(source)
         self._linked = True
-        return target.stat().st_size
+        return status.st_size
 
     def _doubled(self, source: Path, target: Path) -> int:
         old = File.open(source, None)

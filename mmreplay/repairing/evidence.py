@@ -36,7 +36,7 @@ from mmreplay.repairing.lenient import (
 from mmreplay.ring import Ring
 from mmreplay.storage.engines import ON_DISK
 from mmreplay.storage.ledger import FILE_NAME as COMMIT
-from mmreplay.storage.placement import SUMS, place
+from mmreplay.storage.placement import FLAGS, SUMS, place
 from mmreplay.storage.places import DTYPE as PLACE_DTYPE
 from mmreplay.storage.places import FILE_NAME as PLACES
 from mmreplay.verify.sealed import SealedSumCheck
@@ -46,6 +46,7 @@ from mmreplay.verify.sums import Stripe, SumCheck, lost, stripes
 Array = NDArray[np.int64]
 # Every bit of a file this long is tried in less than a second.
 FLIP_NBYTES = 1 << 14
+FEW_NBYTES = 16 << 20
 
 
 @dataclass(slots=True)
@@ -205,6 +206,45 @@ def _lost(check: SumCheck, metadata: Metadata, env_id: int, block: int) -> bool:
     return True
 
 
+def _sizes(metadata: Metadata) -> dict[str, int]:
+    """Bytes of each data file but COMMIT."""
+    sizes = place(metadata.schema).file_sizes(metadata.ring, metadata.schema)
+    if metadata.engine == "zarr":
+        sizes[PLACES] = place_nbytes(metadata)
+    return sizes
+
+
+def refuse_oversized(evidence: Evidence) -> None:
+    """Refuse a ring of which no file holds as many rows as metadata.json says.
+
+    A checksum is no proof of who made it. Files that are damaged are cut or lost one
+    by one, and any other one tells how large the ring is.
+
+    Raises:
+        CorruptError: A buffer of that size would take space, and hold nothing.
+    """
+    metadata, opened = evidence.metadata, evidence.opened
+    rows, sized = metadata.ring.num_rows, _sizes(metadata)
+    held = max(rows * opened[name].nbytes // size for name, size in sized.items())
+    if held < rows:
+        raise CorruptError(
+            f"{opened[FLAGS].path.parent}: got files that hold {held} rows at most, "
+            f"expected {rows}, for which metadata.json has space reserved; it is "
+            "not of these files: restore them, or name a snapshot or copy of it "
+            "with like= (--like)"
+        )
+    # This one is written whole, whatever the rows: those of a hole tell nothing.
+    needed = sized.get(PLACES, 0)
+    there = sum(file.disk_nbytes()[1] for file in opened.values())
+    if needed > max(there, FEW_NBYTES):
+        raise CorruptError(
+            f"{opened[PLACES].path}: got {there} bytes on the disk in all files beside "
+            f"it, expected {needed} at least, which metadata.json would have written; "
+            "it is not of these files: restore them, or name a snapshot or copy of the "
+            "buffer with like= (--like)"
+        )
+
+
 def gather(folder: Path, like: Path | None) -> Evidence:
     """Look at everything; see `repair`.
 
@@ -218,10 +258,8 @@ def gather(folder: Path, like: Path | None) -> Evidence:
             f"{list(metadata.unknown_features)}, this mmreplay repairs "
             f"{list(ON_DISK)} without any; install a newer mmreplay"
         )
-    sizes = place(metadata.schema).file_sizes(metadata.ring, metadata.schema)
+    sizes = _sizes(metadata)
     sizes[COMMIT] = commit.NUM_SLOTS * commit.slot_nbytes(metadata.ring.num_envs)
-    if metadata.engine == "zarr":
-        sizes[PLACES] = place_nbytes(metadata)
     opened = open_files(folder / metadata.folder, sizes, restored)
     try:
         found = _settled(folder, metadata, opened[COMMIT], restored)

@@ -19,7 +19,7 @@ from mmreplay.buffer.filling import filled
 from mmreplay.buffer.state import left_behind, read_statistics, write_statistics
 from mmreplay.errors import OR_REPAIR, FormatError, LockedError
 from mmreplay.format import metadata as metadata_file
-from mmreplay.repairing.evidence import Evidence, gather, row_sizes
+from mmreplay.repairing.evidence import Evidence, gather, refuse_oversized, row_sizes
 from mmreplay.repairing.kept import Flags, Kept, Sorter
 from mmreplay.repairing.pieces import Progress, pieces
 from mmreplay.repairing.sealed import copied, opened, unreadable
@@ -144,6 +144,7 @@ def repair(
         stack.enter_context(_without_advice())
         evidence = gather(source, None if like is None else lifecycle.absolute(like))
         stack.callback(evidence.close)
+        refuse_oversized(evidence)
         lifecycle.refuse_inside(where, source)
         kept, cuts = _choose(evidence, keep_unproven)
         stack.enter_context(filled(where, False))
@@ -272,7 +273,9 @@ def _build(
     files.make_folder(folder)
     totals = np.array([each.total for each in kept])
     tails = evidence.heads - totals
-    store = create_store(folder, metadata)
+    # Metadata that anybody made may speak of a ring of any size, and files be holes.
+    there = sum(file.disk_nbytes()[1] for file in evidence.opened.values())
+    store = create_store(folder, metadata, there)
     try:
         if isinstance(store, ZarrStore):
             copied(evidence, kept, store, tails, progress)

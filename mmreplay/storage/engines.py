@@ -13,16 +13,24 @@ from mmreplay.storage.zarr import ZarrStore
 ON_DISK = ("memmap", "zarr")
 
 
-def create_store(folder: Path, metadata: Metadata) -> MemmapStore | ZarrStore:
+def create_store(
+    folder: Path, metadata: Metadata, most_nbytes: int | None = None
+) -> MemmapStore | ZarrStore:
     """Create the files of a new generation in an existing folder.
 
     Space for checksums is reserved at once, at most 8 bytes a row, in large rings a
     thousandth of that: a full disk would keep rows that it holds from a commit.
+
+    Args:
+        folder: The generation's.
+        metadata: What it will be.
+        most_nbytes: Reserve no space for checksums that take more.
     """
     store = _created(folder, metadata)
     try:
         for file in store.files:
-            if file.path.name == SUMS:
+            few = most_nbytes is None or file.nbytes <= most_nbytes
+            if file.path.name == SUMS and few:
                 file.allocate(0, file.nbytes)
     except BaseException:
         store.close()

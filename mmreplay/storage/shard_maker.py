@@ -74,7 +74,7 @@ class ShardMaker:
                 for place in places.tolist():
                     # A writer may remove it meanwhile.
                     with suppress(FileNotFoundError):
-                        nbytes += self._path(array, place).stat().st_size
+                        nbytes += self._path(array, place).lstat().st_size
                 found[path] = nbytes, rows * array.row_nbytes
         return found
 

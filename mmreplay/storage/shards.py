@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import resource
 import struct
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,13 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.errors import OR_REPAIR, OUT_OF_FILES, CorruptError, FailedError
+from mmreplay.errors import (
+    OR_REPAIR,
+    OUT_OF_FILES,
+    CorruptError,
+    FailedError,
+    FormatError,
+)
 from mmreplay.files import File
 from mmreplay.ring import Ring
 from mmreplay.storage.beside import beside
@@ -326,7 +333,8 @@ class ShardReader:
         try:
             shard = self._opened(array, place)
         except FailedError as error:
-            if error.errno not in OUT_OF_FILES or not self._open:
+            short = {*OUT_OF_FILES, errno.ENOMEM}
+            if error.errno not in short or not self._open:
                 raise
             # Those that are kept are of no use if the next one cannot be read.
             self._open = {}
@@ -335,7 +343,14 @@ class ShardReader:
         return shard
 
     def _opened(self, array: ShardedArray, place: int) -> Shard:
-        file = File.open(self._folder / shard_name(array, self._ring, place), None)
+        path = self._folder / shard_name(array, self._ring, place)
+        try:
+            file = File.open(path, None)
+        except CorruptError:
+            raise
+        except FormatError as error:
+            # A link, folder, pipe or socket costs its rows, as any damaged shard does.
+            raise CorruptError(f"{error}{OR_REPAIR}") from error
         try:
             return Shard(file, array, self._mapped, self._advise)
         except BaseException:

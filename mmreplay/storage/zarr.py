@@ -316,7 +316,7 @@ class ZarrStore:
         for path in zarr_group.shards_in(self.path):
             # The writer removes shards while others look.
             with suppress(FileNotFoundError):
-                status = path.stat()
+                status = path.lstat()
                 apparent += status.st_size
                 allocated += status.st_blocks * 512
         return apparent, allocated

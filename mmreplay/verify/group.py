@@ -7,7 +7,9 @@ other readers of Zarr do.
 from __future__ import annotations
 
 import json
+import os
 import re
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -128,13 +130,20 @@ def _check_names(
     path: Path, name: str, array: ShardedArray | None, below: set[str], live: bool,
     notes: Notebook,
 ) -> None:  # fmt: skip
-    """Tell of what no writer puts there, and of what a stopped one left."""
+    """Tell of what no writer puts there, and of what a stopped one left.
+
+    A shard that is no file is told whatever rows it has: no writer makes such a one.
+    """
     shard = re.compile(r"c\.\d+\.\d+" + r"\.0" * len(array.shape)) if array else None
     strange = [
         each
         for each in files.names(path)
         if each not in below | {JSON_NAME} and not (shard and shard.fullmatch(each))
     ]
+    for each in files.names(path):
+        if shard and shard.fullmatch(each) and not _regular(path / each):
+            what = f"{name}/{each}"
+            notes.fail("file", what, files.irregular(path / each))
     left = [each for each in strange if each.startswith("tmp-")]
     others = [each for each in strange if each not in left]
     if left and not live:
@@ -149,6 +158,14 @@ def _check_names(
             "unknown", f"{name}/{others[0]}", None,
             f"{name} holds {_listed(others)}, which is not a name of ours",
         )  # fmt: skip
+
+
+def _regular(path: Path) -> bool:
+    """Whether it is a regular file, or gone: a writer may remove it meanwhile."""
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    except FileNotFoundError:
+        return True
 
 
 def _listed(names: list[str]) -> str:
