@@ -20,6 +20,7 @@ from mmreplay.buffer.arguments import ROWS_EACH, check_count
 from mmreplay.buffer.lifecycle import Parts
 from mmreplay.buffer.reading import SCAN_ROWS, Reading
 from mmreplay.errors import FullError, SchemaError, called
+from mmreplay.files import rename
 from mmreplay.format import metadata as metadata_file
 from mmreplay.format.metadata import Metadata
 from mmreplay.ring import Ring, runs
@@ -113,7 +114,7 @@ def swap(
                 raise _no_room(parts.path, metadata, reading, error) from error
             raise
         try:
-            files.rename(staged, target)
+            rename(staged, target)
         except FullError as error:
             # A folder without room for the entry keeps the one that it has.
             if metadata_file.load(parts.path).generation != parts.metadata.generation:
