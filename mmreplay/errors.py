@@ -185,7 +185,18 @@ class FailedError(_SystemError):
 
 
 class RemovedError(FailedError):
-    """The folder of an open buffer was deleted, or its path leads to another one."""
+    """The folder of an open buffer was deleted, or its path leads to another one.
+
+    Example:
+        >>> import shutil
+        >>> buffer = mr.ReplayBuffer.open("runs/cartpole", "r+")
+        >>> shutil.rmtree("runs/cartpole")
+        >>> try:
+        ...     buffer.close()
+        ... except mr.RemovedError:
+        ...     print("the buffer's folder is gone")
+        the buffer's folder is gone
+    """
 
 
 class EmptyError(ReplayError, LookupError):
