@@ -323,7 +323,7 @@ class Place:
     A folder that was renamed, to whose path nothing else has come, is no other one.
     """
 
-    __slots__ = ("_commit", "_due_s", "_file", "_metadata", "_root")
+    __slots__ = ("_commit", "_due_s", "_file", "_metadata", "_number", "_root")
 
     def __init__(self, root: Path, metadata: Metadata, file: File) -> None:
         """Remember a place.
@@ -337,6 +337,8 @@ class Place:
         # To join a path takes longer than to look it up.
         self._commit = str(self._root / metadata.folder / file.path.name)
         self._metadata, self._file = metadata, file
+        # No other file gets it while this one is open.
+        self._number = file.identity()[:2]
         self._due_s = 0.0
 
     def look(self) -> bool:
@@ -346,8 +348,9 @@ class Place:
         look up, and is looked at again after `LOOK_EVERY_S`.
         """
         now = time.monotonic()
-        if now < self._due_s and os.fstat(self._file.fd).st_nlink:
-            return False
+        with suppress(OSError):
+            if now < self._due_s and os.fstat(self._file.fd).st_nlink:
+                return False
         newer = self.refuse_removed()
         self._due_s = now + LOOK_EVERY_S
         return newer
@@ -361,12 +364,16 @@ class Place:
         Raises:
             RemovedError: The folder is not to be found by its path any more.
         """
-        opened = os.fstat(self._file.fd)
-        try:
+        with suppress(OSError):
             found = os.stat(self._commit)
+            if (found.st_dev, found.st_ino) == self._number:
+                return False
+        try:
+            opened = os.fstat(self._file.fd)
         except OSError:
-            return self._judge(opened.st_nlink)
-        if (found.st_ino, found.st_dev) == (opened.st_ino, opened.st_dev):
+            opened = None
+        if opened is None or (opened.st_dev, opened.st_ino) != self._number:
+            # Another thread closed it just now: there is nothing to be judged.
             return False
         return self._judge(opened.st_nlink)
 

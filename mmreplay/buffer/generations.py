@@ -161,13 +161,8 @@ class Generations:
         """See that a reader's folder is still where its path leads."""
         ledger = parts.ledger
         assert parts.refuse_removed is not None
-        try:
-            if parts.refuse_removed() and isinstance(ledger, CommitReader):
-                ledger.moved = True
-        except OSError:
-            # Another thread may have closed it, or followed its writer, just now.
-            if not parts.closed:
-                raise
+        if parts.refuse_removed() and isinstance(ledger, CommitReader):
+            ledger.moved = True
 
     def _follow(self) -> None:
         """Open what the writer put in place of this generation, once for all threads.

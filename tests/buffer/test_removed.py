@@ -336,3 +336,13 @@ def test_a_dropped_buffer_in_a_folder_that_is_gone_gives_everything_back(path):
     del buffer
     gc.collect()
     assert num_descriptors() == before
+
+
+def test_a_buffer_that_another_thread_closed_meanwhile_is_not_judged(path):
+    """Its descriptor is nobody's then, or another file's."""
+    buffer, reader = created(path), mr.ReplayBuffer.open(path)
+    looks = [buffer._parts.committer.refuse_removed, reader._parts.refuse_removed]
+    buffer.close()
+    reader.close()
+    delete(path)
+    assert [look() for look in looks] == [False, False]
