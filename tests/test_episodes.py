@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from mmreplay import kernels
 from mmreplay.episodes import (
     BREAK,
     CUT,
@@ -12,6 +13,7 @@ from mmreplay.episodes import (
     TERMINATED,
     TRUNCATED,
     EpisodeIndex,
+    folded,
 )
 from mmreplay.episodes.index import LONG_AGO
 from mmreplay.episodes.queues import MAX_TURNS
@@ -154,11 +156,23 @@ def check_starts(index, histories, firsts, law):
         illegal += stop - low - len(legal)
         expected += [(env_id, row) for row in legal]
         within = np.arange(low, stop)
-        ids = np.full(len(within), env_id)
-        assert within[index.legal(ids, within)].tolist() == legal
+        assert within[legal_by_flags(history, within, law)].tolist() == legal
     assert index.num_illegal == illegal
     env_ids, positions = index.start_at(np.arange(len(expected)))
     assert list(zip(env_ids.tolist(), positions.tolist(), strict=True)) == expected
+
+
+def legal_by_flags(history, positions, law):
+    """What draws go by: the flags of steps and of the rows after them alone."""
+    derived, _, _, after = law
+    # What an earlier lap left above the head says nothing.
+    flags = np.full(len(history) + after + 2, START | TRUNCATED, np.uint8)
+    flags[: len(history)] = history
+    out, zeros = np.empty(len(positions), bool), np.zeros(len(positions), np.int64)
+    verdicts, heads = folded(derived=derived), np.array([len(history)])
+    where = (flags, len(flags), 1, False, verdicts, heads, after)
+    kernels.load("steps").legal(*where, zeros, positions, out)
+    return out
 
 
 def check_locate(index, steps, histories, firsts):

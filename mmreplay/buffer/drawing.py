@@ -100,9 +100,11 @@ class Drawing:
                 "pass a number of steps, such as 256"
             )
         try:
-            draw, fields, stale = self._draw(sampler, int(batch_size))
+            draw, fields, stale = self._draw(sampler, int(batch_size), contiguous)
             if stale is not None:
                 draw, fields = self._redrawn(sampler, draw, fields, stale)
+                if contiguous:
+                    fields = _apart(fields)
         except MemoryError as error:
             length = getattr(sampler, "length", None)
             nbytes = int(batch_size) * self._row_nbytes * (length or 1)
@@ -112,12 +114,10 @@ class Drawing:
                 f"take {nbytes:,} bytes, expected a batch that fits the memory; draw "
                 "several smaller ones"
             ) from error
-        if contiguous:
-            fields = {path: np.ascontiguousarray(a) for path, a in fields.items()}
         return self.batch(draw, fields)
 
     def _draw(
-        self, sampler: Sampler, count: int
+        self, sampler: Sampler, count: int, contiguous: bool = False
     ) -> tuple[Draw, Fields, NDArray[np.bool_] | None]:
         """One draw, its data, and which of it was being overwritten, if any was."""
         view = self._view
@@ -125,7 +125,7 @@ class Drawing:
             view.check_in_force()
             moment = view.moment
             draw = sampler.draw(view, count)
-        fields = self.fields(draw)
+        fields = self.fields(draw, contiguous)
         return draw, fields, view.stale(draw.env_ids, _oldest(draw), moment)
 
     def ahead(self, sampler: Sampler, count: int) -> Drawn:
@@ -189,27 +189,29 @@ class Drawing:
         after = 1 if self._fold is None else max(1, self._fold.after)
         return newest + after >= kept[draw.env_ids]
 
-    def fields(self, draw: Draw) -> Fields:
+    def fields(self, draw: Draw, contiguous: bool = False) -> Fields:
         """Copy the data of a draw.
 
         Args:
             draw: Legal starts; of windows, every step is one.
+            contiguous: Small fields, too, are arrays of their own.
 
         Returns:
             Per path ``[B, *shape]``, or ``[B, T, *shape]`` of windows.
         """
         windows = draw.windows
         if windows is None:
-            if self._fold is None:
-                return self._view.gather(draw.env_ids, draw.positions)
-            return self._gather(draw.env_ids, draw.positions, draw.key, None)
+            key = draw.key
+            return self._gather(draw.env_ids, draw.positions, key, None, contiguous)
         shape = windows.positions.shape
         env_ids = np.repeat(draw.env_ids, shape[1])
         places = windows.positions.reshape(-1)
-        found = self._gather(env_ids, places, draw.key, shape[1])
+        found = self._gather(env_ids, places, draw.key, shape[1], contiguous)
         found = {path: a.reshape(*shape, *a.shape[1:]) for path, a in found.items()}
         for path in _under(windows.first_only, found):
             found[path] = found[path][:, 0]
+            if contiguous:
+                found[path] = np.ascontiguousarray(found[path])
         if windows.is_first is not None:
             if "is_first" in found and not self._told_of_firsts:
                 self._told_of_firsts = True
@@ -224,11 +226,13 @@ class Drawing:
         return found
 
     def _gather(
-        self, env_ids: Ids, positions: Ids, key: int, length: int | None
-    ) -> Fields:
+        self, env_ids: Ids, positions: Ids, key: int, length: int | None,
+        contiguous: bool,
+    ) -> Fields:  # fmt: skip
         if self._fold is None:
-            return self._view.gather(env_ids, positions)
-        return self._fold.gather(self._view, env_ids, positions, key, length)
+            return self._view.gather(env_ids, positions, contiguous=contiguous)
+        found = self._fold.gather(self._view, env_ids, positions, key, length)
+        return _apart(found) if contiguous else found
 
     def _stale(self, draw: Draw, moment: Moment) -> NDArray[np.bool_] | None:
         """Which draws were being overwritten, bool ``[B]``; None for none."""
@@ -316,6 +320,11 @@ def _bfloat16(schema: Schema, view: LiveView) -> frozenset[str]:
     """Names of the fields of steps as they are that hold bits of bfloat16 numbers."""
     paths = [path for path, f in schema.fields.items() if f.dtype == "bfloat16"]
     return frozenset(paths) | {view.next_paths.get(path, path) for path in paths}
+
+
+def _apart(fields: Fields) -> Fields:
+    """Fields as arrays of their own."""
+    return {path: np.ascontiguousarray(array) for path, array in fields.items()}
 
 
 def _under(paths: tuple[str, ...], fields: Fields) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,17 +13,24 @@ from mmreplay.episodes import (
     TERMINATED,
     TRUNCATED,
     EpisodeIndex,
+    folded,
     judged,
 )
 from mmreplay.kernels.steps import Judge
 from mmreplay.schema import Schema
 from mmreplay.storage.base import Store
 from mmreplay.storage.placement import served_ends
-from mmreplay.storage.records import Records, after
+from mmreplay.storage.records import SPLIT_ROWS, Layout, Records, after
+from mmreplay.transforms.anchors import Where
+from mmreplay.transforms.base import Asked, Direct, Found
 
 Fields = dict[str, NDArray[np.generic]]
 Ids = NDArray[np.int64]
 _kernel = kernels.load("steps")
+INT64, BOOL = np.dtype(np.int64), np.dtype(np.bool_)
+"""Given as what they are, they need not be looked up."""
+_Read = tuple[Where, str, str | None]
+"""Where a field is read, its path, and its name if batches hold it as it is."""
 SERVED = {"terminated": TERMINATED, "truncated": TRUNCATED}
 
 
@@ -33,8 +42,17 @@ class StepReader:
         next_paths: Path of each observation to the name of its derived next one.
     """
 
-    def __init__(self, store: Store, schema: Schema, autoreset: str) -> None:
-        """Make one."""
+    def __init__(
+        self, store: Store, schema: Schema, autoreset: str, reach: int | None = None
+    ) -> None:
+        """Make one.
+
+        Args:
+            store: The rows.
+            schema: Their fields.
+            autoreset: Of the environments.
+            reach: Rows after a step that transforms read; None without transforms.
+        """
         self._store = store
         self._ring = store.ring
         self._paths = schema.paths
@@ -60,29 +78,48 @@ class StepReader:
         self._packed = tuple(p for p in schema.paths if p in store.packed)
         alone = store.packed | self._served.keys()
         self._single = tuple(p for p in schema.paths if p not in alone)
-        self._law = judged(derived=self.derived)
+        self._after = 1 if reach is None else reach
+        self._law = (judged if reach is None else folded)(derived=self.derived)
         apart = self._single or self._apart or not self._packed
         self._wide = 0 if apart else 2 if self._pairs else 1
+        # The same fields as columns: of the step's own record, and of the one after.
+        columns = [(path, 0, None) for path in self._packed]
+        columns += [(path, 1, None) for path in self._pairs]
+        names = (*self._packed, *self._pairs.values())
+        self._numbered = tuple((str(at), name) for at, name in enumerate(names))
+        self._columns = Layout(schema, columns)
+        self._layouts: dict[tuple[str, ...], Layout] = {}
         self._afters = {after(p): n for p, n in self._pairs.items()}
 
-    def legal(self, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
-        """Tell legal starts by their flags and those after; see `EpisodeIndex.legal`.
+    def legal(self, env_ids: Ids, positions: Ids, heads: Ids) -> NDArray[np.bool_]:
+        """Tell legal starts by their flags and those after; see `EpisodeIndex`.
 
-        Cheaper than a bisection where no window is asked for.
+        Cheaper than a bisection.
+
+        Args:
+            env_ids: int64 ``[B]``.
+            positions: int64 ``[B]``, among those of the index where they may lie.
+            heads: int64 ``[E]``; rows below are written, and the index knows them.
         """
         legal = np.empty(len(positions), np.bool_)
         env_ids = np.ascontiguousarray(env_ids)
         positions = np.ascontiguousarray(positions)
-        _kernel.legal(*self.law, env_ids, positions, legal)
+        _kernel.legal(*self.law(heads), env_ids, positions, legal)
         return legal
 
-    @property
-    def law(self) -> Judge:
+    def law(self, heads: Ids) -> Judge:
         """What decides which steps are legal, as kernels take it."""
-        return (self._store.all_flags, *self._ring.shape, self._law)
+        return (
+            self._store.all_flags, *self._ring.shape, self._law, heads, self._after
+        )  # fmt: skip
 
     def gather(
-        self, env_ids: Ids, positions: Ids, heads: Ids, index: EpisodeIndex
+        self,
+        env_ids: Ids,
+        positions: Ids,
+        heads: Ids,
+        index: EpisodeIndex,
+        contiguous: bool = False,
     ) -> Fields:
         """Copy steps with their next observations.
 
@@ -92,6 +129,7 @@ class StepReader:
                 derived, legal starts.
             heads: int64 ``[E]``; rows below are written, and the index knows them.
             index: The episodes.
+            contiguous: Small fields, too, are arrays of their own.
 
         Returns:
             Per path ``[B, *shape]``.
@@ -99,13 +137,17 @@ class StepReader:
         # Records that are mapped are placed and copied in one go.
         records: Records | None = getattr(self._store, "records", None)
         if self._wide and records is not None:
-            return self._at_hand(records, env_ids, positions, heads, index)
+            return self._at_hand(records, env_ids, positions, heads, index, contiguous)
         if self.derived:
-            return self._with_next(env_ids, positions, heads, index)
-        rows = np.empty(len(positions), np.int64)
-        ends = self._place(env_ids, positions, heads, index, rows)
-        found = self._fetch(rows, self._paths)
-        return self._serve(found, ends, env_ids, positions, heads, index)
+            found = self._with_next(env_ids, positions, heads, index)
+        else:
+            rows = np.empty(len(positions), np.int64)
+            ends = self._place(env_ids, positions, heads, index, rows)
+            found = self._fetch(rows, self._paths)
+            found = self._serve(found, ends, env_ids, positions, heads, index)
+        if contiguous:
+            return {path: np.ascontiguousarray(a) for path, a in found.items()}
+        return found
 
     def _at_hand(
         self,
@@ -114,15 +156,24 @@ class StepReader:
         positions: Ids,
         heads: Ids,
         index: EpisodeIndex,
+        contiguous: bool,
     ) -> Fields:
         """Copy steps of which nothing lies but in mapped records."""
-        packed, ends = records.take(
+        steps = (
             self._store.all_flags, np.ascontiguousarray(env_ids),
             np.ascontiguousarray(positions), heads, self._bits, index.bare, self._wide,
         )  # fmt: skip
-        found: Fields = {path: packed[path] for path in self._packed}
-        for path, name in self._afters.items():
-            found[name] = packed[path]
+        found: Fields = {}
+        if contiguous:
+            packed, ends = records.take_fields(*steps, self._columns)
+            for number, name in self._numbered:
+                found[name] = packed[number]
+        else:
+            packed, ends = records.take(*steps)
+            for path in self._packed:
+                found[path] = packed[path]
+            for path, name in self._afters.items():
+                found[name] = packed[path]
         return self._serve(found, ends, env_ids, positions, heads, index)
 
     def _place(
@@ -210,11 +261,41 @@ class StepReader:
         found: NDArray[np.bool_] = followed & ((after & CUT) != 0)
         return found
 
+    def known(self, env_ids: Ids, ends: Ids, heads: Ids) -> Ids:
+        """Where what is known of episodes ends; see `transforms.base.Rows`."""
+        if not self.derived:
+            return ends
+        found = ends.copy()
+        env_ids = np.ascontiguousarray(env_ids)
+        flags, shape = self._store.all_flags, self._ring.shape
+        _kernel.known(flags, *shape, heads, env_ids, found)
+        return found
+
+    def plan(self, before: int, steps: int, direct: Direct, asked: Asked) -> Plan:
+        """Find out where what transforms ask for lies; see `transforms.base.Rows`."""
+        return Plan(self, self._store, self._served, before, steps, direct, asked)
+
+    @property
+    def cut_path(self) -> str | None:
+        """Path of truncated ends per agent, which a cut adds to; None without them."""
+        return self._agent_ends.get("truncated")
+
     def read(
         self, paths: tuple[str, ...], env_ids: Ids, positions: Ids, heads: Ids
     ) -> Fields:
         """Copy stored fields of rows, nothing derived but the two ends."""
         rows = self._ring.rows(env_ids, positions)
+        records: Records | None = getattr(self._store, "records", None)
+        # Many that lie one after the other come as columns from `gathered`.
+        apart = len(rows) < SPLIT_ROWS or rows[-1] - rows[0] != len(rows) - 1
+        apart = apart and self._agent_ends.get("truncated") not in paths
+        if records is not None and apart and self._store.packed.issuperset(paths):
+            if (layout := self._layouts.get(paths)) is None:
+                columns = [(path, 0, None) for path in paths]
+                layout = Layout(self._store.schema, columns)
+                self._layouts[paths] = layout
+            packed = records.columns(rows, len(rows), layout)
+            return {path: packed[str(at)] for at, path in enumerate(paths)}
         found = self._fetch(rows, paths)
         for path in paths:
             kind = self._served.get(path)
@@ -230,6 +311,141 @@ class StepReader:
             cut = self._before_cut(env_ids, positions, heads)
             found[truncated] = self._agents_cut(told, truncated, cut)
         return {path: found[path] for path in paths}
+
+
+class Plan:
+    """Where fields of rows around steps lie, in the files and in what is returned."""
+
+    def __init__(
+        self, reader: StepReader, store: Store, served: Mapping[str, int], before: int,
+        steps: int, direct: Direct, asked: Asked,
+    ) -> None:  # fmt: skip
+        """Find out; see `transforms.base.Rows.plan`.
+
+        Args:
+            reader: Reads truncated ends per agent, which depend on the next row too.
+            store: The rows.
+            served: Paths that are read from flags, and by which of them.
+            before: See there.
+            steps: See there.
+            direct: See there.
+            asked: See there.
+        """
+        self._reader, self._store, self._window = reader, store, (before, steps)
+        self._shape = store.ring.shape
+        mapped = getattr(store, "records", None) is not None
+        packed = store.packed if mapped else frozenset[str]()
+        self._wheres = tuple(asked)
+        # What is read where, and its name, if it goes into the batch as it is.
+        wanted: dict[Where, list[tuple[str, str | None]]] = {}
+        for where, names in direct.items():
+            wanted.setdefault(where, []).extend(names.items())
+        for where, paths in asked.items():
+            wanted.setdefault(where, []).extend((path, None) for path in paths)
+        columns: list[tuple[int, ...]] = []
+        marks: list[tuple[int, ...]] = []
+        layout: list[tuple[str, int, int | None]] = []
+        self._fields: list[_Read] = []
+        self._marked: list[tuple[_Read, int, int]] = []
+        self._cut: list[_Read] = []
+        self._apart: list[tuple[int, int, tuple[str, ...], list[_Read]]] = []
+        self._num_packed = 0
+        # Rows of records first: the disk is asked for all of them at once.
+        for where in sorted(
+            wanted, key=lambda w: packed.isdisjoint(path for path, _ in wanted[w])
+        ):
+            start, width = len(columns), len(where.ahead)
+            columns += [
+                (ahead, back, where.beyond, start, width, at)
+                for at, (ahead, back) in enumerate(
+                    zip(where.ahead, where.back, strict=True)
+                )
+            ]
+            apart = []
+            for path, name in wanted[where]:
+                read = (where, path, name)
+                if path == reader.cut_path:
+                    self._cut.append(read)
+                elif path in served:
+                    first = len(marks)
+                    self._marked.append((read, first, width))
+                    marks += [
+                        (start + at, served[path], first, width, at)
+                        for at in range(width)
+                    ]
+                elif path in packed:
+                    self._fields.append(read)
+                    layout.append((path, start, width if name is None else None))
+                    self._num_packed = len(columns)
+                else:
+                    apart.append(read)
+            if apart:
+                paths = tuple(dict.fromkeys(path for _, path, _ in apart))
+                self._apart.append((start, width, paths, apart))
+        self._columns = np.array(columns, np.int64).reshape(-1)
+        self._marks = np.array(marks, np.int64).reshape(-1)
+        self._rows, self._ends = 3 + len(columns), 1 + len(marks)
+        self._layout = Layout(store.schema, layout) if layout else None
+        self._numbers = tuple(str(at) for at in range(len(layout)))
+
+    def find(self, env_ids: Ids, positions: Ids, heads: Ids) -> Found:
+        """Look at boundaries, and read; see `transforms.base.Rows.find`.
+
+        Args:
+            env_ids: int64 ``[N]``.
+            positions: int64 ``[N]``, legal starts.
+            heads: int64 ``[E]``; rows below are written.
+        """
+        store, count = self._store, len(positions)
+        places = np.empty((self._rows, count), INT64)
+        ends = np.empty((self._ends, count), BOOL)
+        _kernel.fold(
+            store.all_flags, np.ascontiguousarray(env_ids),
+            np.ascontiguousarray(positions), heads, *self._shape, *self._window,
+            self._columns, self._marks, places, ends,
+        )  # fmt: skip
+        fields: Fields = {}
+        found: dict[Where, Fields] = {where: {} for where in self._wheres}
+        if self._layout is not None:
+            records: Records = store.records  # type: ignore[attr-defined]
+            rows = places[3 : 3 + self._num_packed]
+            packed = records.columns(rows, count, self._layout)
+            for number, (where, path, name) in zip(
+                self._numbers, self._fields, strict=True
+            ):
+                if name is None:
+                    found[where][path] = packed[number]
+                else:
+                    fields[name] = packed[number]
+        for start, width, paths, apart in self._apart:
+            rows = places[3 + start : 3 + start + width].reshape(-1)
+            store.prefetch(rows, paths, now=True)
+            gathered = store.gather(rows, paths)
+            for where, path, name in apart:
+                array = gathered[path]
+                if name is None:
+                    array = array.reshape(count, width, *array.shape[1:])
+                    found[where][path] = array
+                else:
+                    fields[name] = array
+        for (where, path, name), mark, width in self._marked:
+            if name is None:
+                told = ends[1 + mark : 1 + mark + width]
+                found[where][path] = told.reshape(count, width)
+            else:
+                fields[name] = ends[1 + mark]
+        for where, path, name in self._cut:
+            ahead = positions[:, None] + np.array(where.ahead)
+            cap = places[2 if where.beyond else 1]
+            rows = np.minimum(ahead, cap[:, None]) - np.array(where.back)
+            rows = np.maximum(rows, places[0][:, None]).reshape(-1)
+            ids = np.repeat(env_ids, len(where.ahead))
+            array = self._reader.read((path,), ids, rows, heads)[path]
+            if name is None:
+                found[where][path] = array.reshape(count, -1, *array.shape[1:])
+            else:
+                fields[name] = array
+        return Found(places, ends[0], fields, found)
 
 
 def _next_paths(schema: Schema) -> dict[str, str]:

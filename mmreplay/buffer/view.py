@@ -21,6 +21,7 @@ from mmreplay.samplers.base import Home
 from mmreplay.schema import Schema
 from mmreplay.storage.base import Store
 from mmreplay.storage.ledger import CUT_ROWS, Ledger
+from mmreplay.transforms.base import Asked, Direct, Found, Plan
 
 
 class Window(Protocol):
@@ -78,7 +79,8 @@ class LiveView:
         self._ledger = ledger
         self._ring = store.ring
         self._final_follows = autoreset == "next_step"
-        self._steps = StepReader(store, schema, autoreset)
+        after = None if window is None else window.after
+        self._steps = StepReader(store, schema, autoreset, after)
         self.next_paths = self._steps.next_paths
         self._index = self._make_index()
         self._indexed: Span | None = None
@@ -148,14 +150,12 @@ class LiveView:
 
     def legal(self, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
         """Tell legal starts; see `samplers.base.View`."""
-        if self._window is None:
-            return self._steps.legal(env_ids, positions)
-        return self._index.legal(env_ids, positions)
+        return self._steps.legal(env_ids, positions, self._known()[0].stop)
 
     @property
-    def law(self) -> Judge | None:
-        """What decides which steps are legal; None where a window does."""
-        return self._steps.law if self._window is None else None
+    def law(self) -> Judge:
+        """What decides which steps are legal."""
+        return self._steps.law(self._known()[0].stop)
 
     def start_at(self, ranks: Ids) -> tuple[Ids, Ids]:
         """Legal starts by rank; see `samplers.base.View`."""
@@ -260,15 +260,30 @@ class LiveView:
             dead |= positions < self.span.first[env_ids]
         return dead if dead.any() else None
 
-    def gather(self, env_ids: Ids, positions: Ids) -> Fields:
+    def gather(self, env_ids: Ids, positions: Ids, contiguous: bool = False) -> Fields:
         """Copy steps with their next observations; see `StepReader.gather`."""
+        known, index = self._known()
+        return self._steps.gather(env_ids, positions, known.stop, index, contiguous)
+
+    def _known(self) -> tuple[Span, EpisodeIndex]:
+        """The rows whose flags are known, and the index of them.
+
+        Rows that came since may be known to the ledger; of their flags nothing is.
+        """
         index, known = self._index, self._indexed
         if known is None:
             # Drawn before this ring was put in another one's place.
             with self.lock:
                 known, index = self._look(), self._index
-        # Rows that came since may be known to the ledger; of their flags nothing is.
-        return self._steps.gather(env_ids, positions, known.stop, index)
+        return known, index
+
+    def plan(self, before: int, steps: int, direct: Direct, asked: Asked) -> Plan:
+        """Find out what draws need to know; see `transforms.base.Rows`."""
+        return self._steps.plan(before, steps, direct, asked)
+
+    def find(self, plan: Plan, env_ids: Ids, positions: Ids) -> Found:
+        """Look around legal starts, and read; see `transforms.base.Rows`."""
+        return plan.find(env_ids, positions, self._known()[0].stop)
 
     def read(self, paths: tuple[str, ...], env_ids: Ids, positions: Ids) -> Fields:
         """Copy stored fields of rows, nothing derived but the two ends."""
@@ -278,6 +293,10 @@ class LiveView:
         """Begin and end of episodes; see `transforms.base.Rows`."""
         with self.lock:
             return self.index.locate(env_ids, positions)
+
+    def known(self, env_ids: Ids, ends: Ids) -> Ids:
+        """Where what is known of episodes ends; see `transforms.base.Rows`."""
+        return self._steps.known(env_ids, ends, self._known()[0].stop)
 
     def intact(self, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
         """Whether rows read until now were whole; see `transforms.base.Rows`."""

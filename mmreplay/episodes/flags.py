@@ -34,3 +34,24 @@ def judged(*, derived: bool) -> NDArray[np.bool_]:
         usable = ((after & FINAL) != 0) | ((here & TERMINATED) != 0)
         legal &= np.where((here & END) != 0, usable, (after & START) == 0)
     return legal
+
+
+def folded(*, derived: bool) -> NDArray[np.bool_]:
+    """Whether steps may be folded up to a row, by its flags and those of the row after.
+
+    Where the row after begins an episode, the row is the last one that can be read for
+    a step. That does if the next observation is known or not needed.
+
+    Args:
+        derived: The next observation is read from the following row.
+
+    Returns:
+        bool ``[64 * 64]``, by ``here << 6 | after``.
+    """
+    here, after = np.divmod(np.arange((ALL_FLAGS + 1) ** 2), ALL_FLAGS + 1)
+    if derived:
+        usable = (here & (TERMINATED | FINAL)) != 0
+    else:
+        usable = ((here & (END | FINAL)) != 0) | ((after & CUT) != 0)
+    legal: NDArray[np.bool_] = ((after & START) == 0) | usable
+    return legal

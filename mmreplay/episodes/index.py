@@ -8,9 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay import kernels
 from mmreplay.episodes.flags import CUT, END, FINAL, START, TERMINATED
 from mmreplay.episodes.queues import NEVER, Ids, Queues
 from mmreplay.ring import Span
+
+_kernel = kernels.load("steps")
 
 SCAN_ROWS = 1 << 22
 LONG_AGO = -(1 << 62)
@@ -260,19 +263,6 @@ class EpisodeIndex:
         """Steps alive in all environments: rows less final rows."""
         return int((self._seen - self._first).sum()) - self._num_finals
 
-    def legal(self, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
-        """Tell which rows within `starts` are legal starts.
-
-        Costs O(B log illegal rows).
-
-        Args:
-            env_ids: int64 ``[B]``.
-            positions: int64 ``[B]``, within `starts`.
-        """
-        if self.num_illegal == 0:
-            return np.ones(len(positions), bool)
-        return ~self._illegal.holds(env_ids, positions)
-
     def start_at(self, ranks: Ids) -> tuple[Ids, Ids]:
         """Legal starts by rank: environment by environment, oldest first.
 
@@ -377,12 +367,11 @@ class EpisodeIndex:
         """
         if isinstance(env_ids, int):
             env_ids = np.full(len(positions), env_ids)
-        after = self._starts.find(env_ids, positions, "right")
-        number = self._starts.number(env_ids, after)
-        begin = np.where(number > 0, self._starts.at(after - 1), self._first[env_ids])
-        newest = self._seen - ((self._last & FINAL) != 0)
-        last = number == self._starts.lengths[env_ids]
-        end = np.where(last, newest[env_ids], self._starts.at(after, 1))
+        begin, end = np.empty((2, len(positions)), np.int64)
+        _kernel.locate(
+            *self._starts.columns, self._first, self._seen, self._last,
+            np.ascontiguousarray(env_ids), np.ascontiguousarray(positions), begin, end,
+        )  # fmt: skip
         return begin, end
 
     def begun(self, env_ids: Ids, positions: Ids) -> Ids:

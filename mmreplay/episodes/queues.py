@@ -43,6 +43,14 @@ class Queues:
         return self._data[column, self._first[env_id] : self._stop[env_id]]
 
     @property
+    def columns(self) -> tuple[Ids, Ids, Ids]:
+        """Entries of all queues, int64 ``[width, W]``, and where each begins and ends.
+
+        Not to be written into, and of this moment.
+        """
+        return self._data, self._first, self._stop
+
+    @property
     def lengths(self) -> Ids:
         """int64 ``[E]``, entries in each queue."""
         return self._stop - self._first
@@ -156,14 +164,6 @@ class Queues:
             low = np.where(passed, middle + 1, low)
             high = np.where(passed, high, np.minimum(middle, high))
         return low
-
-    def holds(self, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
-        """Tell which positions are in their queues, bool ``[B]``."""
-        places = self.find(env_ids, positions)
-        found: NDArray[np.bool_] = self.at(places) == positions
-        # Beyond a queue's end lies what was dropped, or another's.
-        found &= places < self._stop[env_ids]
-        return found
 
     def at(self, places: Ids, column: int = 0) -> Ids:
         """Entries at places, int64 ``[B]``; any number where there is none."""

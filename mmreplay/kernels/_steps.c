@@ -13,8 +13,8 @@
 
 #define FETCH(address) __builtin_prefetch(address)
 
-enum { TERMINATED = 2, FINAL = 8, ALL_FLAGS = 63 };
-enum { MAX_ARRAYS = 8 };
+enum { START = 1, TERMINATED = 2, TRUNCATED = 4, FINAL = 8, CUT = 32, ALL_FLAGS = 63 };
+enum { MAX_ARRAYS = 10 };
 /* Rows looked up before the first of their flags is read. */
 enum { GROUP = 64 };
 /* Batches this long are worth letting other threads run. */
@@ -66,44 +66,68 @@ pick(PyObject *module, PyObject *const *args, Py_ssize_t given)
 
 typedef struct {
     const uint8_t *flags, *law;
+    const int64_t *heads;
+    int64_t after;
     Ring ring;
 } Judge;
 
 #define STRAY "expected known environments and positions of at least 0"
 #define MISFIT "expected flags of every row, and arrays of one length"
 
-/* Flags, slots, environments, time_major and law. */
+/* Flags, slots, environments, time_major, law, heads and after. */
 static int
 read_judge(Held *held, PyObject *const *args, Judge *judge)
 {
-    Py_ssize_t rows, verdicts;
-    if (read_ring(args + 1, &judge->ring) < 0 ||
-        !(judge->flags = hold(held, args[0], 0, &rows, 1)) ||
-        !(judge->law = hold(held, args[4], 0, &verdicts, 1)))
+    Py_ssize_t rows, verdicts, envs;
+    if (read_ring(args + 1, &judge->ring) < 0)
         return -1;
+    judge->after = PyLong_AsLongLong(args[6]);
+    if (PyErr_Occurred() || !(judge->flags = hold(held, args[0], 0, &rows, 1)) ||
+        !(judge->law = hold(held, args[4], 0, &verdicts, 1)) ||
+        !(judge->heads = hold(held, args[5], 0, &envs, 8)))
+        return -1;
+    int64_t most = judge->ring.slots - (judge->ring.slots > 1);
     if (rows == judge->ring.slots * judge->ring.num_envs &&
+        envs == judge->ring.num_envs && judge->after >= 0 && judge->after <= most &&
         verdicts == (ALL_FLAGS + 1) * (ALL_FLAGS + 1))
         return 0;
     refuse(held, MISFIT);
     return -1;
 }
 
-/* Judges up to GROUP steps; all flags are on their way before the first is read. */
+/* Judges up to GROUP steps; their flags are on their way before the first is read. */
 static int
 judge_some(const Judge *judge, const int64_t *env_ids, const int64_t *positions,
            Py_ssize_t count, uint8_t *out)
 {
-    int64_t here[GROUP], after[GROUP];
+    /* A copy: what is written may be anywhere, the original included. */
+    const Judge j = *judge;
+    int64_t slots[GROUP];
     for (Py_ssize_t i = 0; i < count; i++) {
-        if (outside(&judge->ring, env_ids[i], positions[i]))
+        int64_t row, following;
+        if (outside(&j.ring, env_ids[i], positions[i]))
             return -1;
-        rows_of(&judge->ring, env_ids[i], positions[i], &here[i], &after[i]);
-        FETCH(judge->flags + here[i]);
-        FETCH(judge->flags + after[i]);
+        rows_of(&j.ring, env_ids[i], positions[i], &row, &following);
+        FETCH(j.flags + row);
+        FETCH(j.flags + following);
+        slots[i] = slot_of(&j.ring, positions[i]);
     }
     for (Py_ssize_t i = 0; i < count; i++) {
-        unsigned both = (judge->flags[here[i]] & ALL_FLAGS) << 6;
-        out[i] = judge->law[both | (judge->flags[after[i]] & ALL_FLAGS)];
+        int64_t slot = slots[i], base = env_ids[i] * j.ring.of_env;
+        int64_t left = j.heads[env_ids[i]] - positions[i];
+        unsigned here = j.flags[base + slot * j.ring.of_slot] & ALL_FLAGS;
+        int good = !(here & FINAL);
+        for (int64_t step = 1; good && step <= j.after; step++) {
+            slot = slot + 1 == j.ring.slots ? 0 : slot + 1;
+            int there = step < left;
+            unsigned then = there ? j.flags[base + slot * j.ring.of_slot] : 0;
+            then &= ALL_FLAGS;
+            good = j.law[here << 6 | then];
+            if (!there || (then & START))
+                break;
+            here = then;
+        }
+        out[i] = (uint8_t)good;
     }
     return 0;
 }
@@ -115,13 +139,13 @@ legal(PyObject *module, PyObject *const *args, Py_ssize_t given)
     Judge judge;
     Py_ssize_t count, places, room;
     (void)module;
-    if (expect(held.name, given, 8) < 0 || read_judge(&held, args, &judge) < 0)
+    if (expect(held.name, given, 10) < 0 || read_judge(&held, args, &judge) < 0)
         return release(&held, NULL);
     const int64_t *env_ids, *positions;
     uint8_t *out;
-    if (!(env_ids = hold(&held, args[5], 0, &count, 8)) ||
-        !(positions = hold(&held, args[6], 0, &places, 8)) ||
-        !(out = hold(&held, args[7], 1, &room, 1)))
+    if (!(env_ids = hold(&held, args[7], 0, &count, 8)) ||
+        !(positions = hold(&held, args[8], 0, &places, 8)) ||
+        !(out = hold(&held, args[9], 1, &room, 1)))
         return release(&held, NULL);
     if (count != places || count != room)
         return refuse(&held, MISFIT);
@@ -142,13 +166,13 @@ pick_legal(PyObject *module, PyObject *const *args, Py_ssize_t given)
     Stretches stretches;
     Py_ssize_t count, places, found = 0;
     (void)module;
-    if (expect(held.name, given, 12) < 0 || read_philox(args, &random) < 0 ||
+    if (expect(held.name, given, 14) < 0 || read_philox(args, &random) < 0 ||
         read_judge(&held, args + 4, &judge) < 0 ||
         read_stretches(&held, args + 2, &stretches) < 0)
         return release(&held, NULL);
-    int64_t tries = PyLong_AsLongLong(args[9]), *env_ids, *positions;
-    if (PyErr_Occurred() || !(env_ids = hold(&held, args[10], 1, &count, 8)) ||
-        !(positions = hold(&held, args[11], 1, &places, 8)))
+    int64_t tries = PyLong_AsLongLong(args[11]), *env_ids, *positions;
+    if (PyErr_Occurred() || !(env_ids = hold(&held, args[12], 1, &count, 8)) ||
+        !(positions = hold(&held, args[13], 1, &places, 8)))
         return release(&held, NULL);
     if (count != places)
         return refuse(&held, MISFIT);
@@ -309,6 +333,8 @@ unplace(PyObject *module, PyObject *const *args, Py_ssize_t given)
 #include "_steps_store.h"
 #include "_steps_take.h"
 #include "_steps_split.h"
+#include "_steps_fold.h"
+#include "_steps_goals.h"
 
 /* ---- module ------------------------------------------------------------------ */
 
@@ -322,6 +348,15 @@ static PyMethodDef methods[] = {
     {"take", (PyCFunction)(void (*)(void))take, METH_FASTCALL, NULL},
     {"split", (PyCFunction)(void (*)(void))split, METH_FASTCALL, NULL},
     {"unplace", (PyCFunction)(void (*)(void))unplace, METH_FASTCALL, NULL},
+    {"fold", (PyCFunction)(void (*)(void))fold, METH_FASTCALL, NULL},
+    {"columns", (PyCFunction)(void (*)(void))columns, METH_FASTCALL, NULL},
+    {"sums", (PyCFunction)(void (*)(void))sums, METH_FASTCALL, NULL},
+    {"discounts", (PyCFunction)(void (*)(void))discounts, METH_FASTCALL, NULL},
+    {"take_fields", (PyCFunction)(void (*)(void))take_fields, METH_FASTCALL, NULL},
+    {"locate", (PyCFunction)(void (*)(void))locate, METH_FASTCALL, NULL},
+    {"known", (PyCFunction)(void (*)(void))known, METH_FASTCALL, NULL},
+    {"hindsight", (PyCFunction)(void (*)(void))hindsight, METH_FASTCALL, NULL},
+    {"replace", (PyCFunction)(void (*)(void))replace, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 static PyModuleDef_Slot slots[] = {{0, NULL}};

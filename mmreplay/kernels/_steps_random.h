@@ -1,7 +1,7 @@
 /* Random numbers, and rows of stretches drawn by them. */
 
 typedef struct {
-    uint64_t key, block, step, values[4];
+    uint64_t key, stream, block, step, values[4];
     int used;
 } Philox;
 
@@ -13,11 +13,11 @@ product(uint64_t a, uint64_t b, uint64_t *high)
     return (uint64_t)wide;
 }
 
-/* Philox4x64-10, counter [block, step, 0, 0], key [seed, 0]. */
+/* Philox4x64-10, counter [block, step, 0, 0], key [seed, stream]. */
 static void
 refill(Philox *p)
 {
-    uint64_t c0 = ++p->block, c1 = p->step, c2 = 0, c3 = 0, k0 = p->key, k1 = 0;
+    uint64_t c0 = ++p->block, c1 = p->step, c2 = 0, c3 = 0, k0 = p->key, k1 = p->stream;
     for (int round = 0; round < 10; round++) {
         uint64_t high0, high1;
         uint64_t low0 = product(0xD2E7470EE14C6C93u, c0, &high0);

@@ -9,13 +9,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-TERMINATED, FINAL, ALL_FLAGS = 2, 8, 63
+START, TERMINATED, TRUNCATED, FINAL, CUT, ALL_FLAGS = 1, 2, 4, 8, 32, 63
 
 Ids = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 Bools = NDArray[np.bool_]
-Judge = tuple[Bytes, int, int, bool, Bools]
-"""Flags of every row, slots, environments, time_major, and the law: see `legal`."""
+Judge = tuple[Bytes, int, int, bool, Bools, Ids, int]
+"""Flags of every row, slots, environments, time_major, the law, heads, and how many
+rows after a step it goes on for: see `legal`."""
 
 
 def shares(seed: int, step: int, out: NDArray[np.float64], /) -> None:
@@ -65,8 +66,8 @@ def pick(
 
 def pick_legal(
     seed: int, step: int, ends: Ids, stops: Ids,
-    flags: Bytes, slots: int, num_envs: int, time_major: bool, law: Bools,
-    tries: int, env_ids: Ids, positions: Ids, /,
+    flags: Bytes, slots: int, num_envs: int, time_major: bool, law: Bools, heads: Ids,
+    after: int, tries: int, env_ids: Ids, positions: Ids, /,
 ) -> int:  # fmt: skip
     """Pick rows, keep those that are legal, and stop where there is no more room.
 
@@ -75,11 +76,13 @@ def pick_legal(
         step: See `pick`.
         ends: See `pick`.
         stops: See `pick`.
-        flags: See `legal`, as the next four.
+        flags: See `legal`, as the next six.
         slots: See `legal`.
         num_envs: See `legal`.
         time_major: See `legal`.
         law: See `legal`.
+        heads: See `legal`.
+        after: See `legal`.
         tries: Rows to pick at most.
         env_ids: int64 ``[N]``, written.
         positions: int64 ``[N]``, written.
@@ -95,7 +98,9 @@ def pick_legal(
     some_ids, some = np.empty((2, max(0, tries)), np.int64)
     pick(seed, step, ends, stops, some_ids, some)
     good = np.empty(len(some), bool)
-    legal(flags, slots, num_envs, time_major, law, some_ids, some, good)
+    legal(
+        flags, slots, num_envs, time_major, law, heads, after, some_ids, some, good
+    )  # fmt: skip
     places = np.flatnonzero(good)[: len(env_ids)]
     env_ids[: len(places)] = some_ids[places]
     positions[: len(places)] = some[places]
@@ -103,10 +108,13 @@ def pick_legal(
 
 
 def legal(
-    flags: Bytes, slots: int, num_envs: int, time_major: bool, law: Bools,
-    env_ids: Ids, positions: Ids, out: Bools, /,
+    flags: Bytes, slots: int, num_envs: int, time_major: bool, law: Bools, heads: Ids,
+    after: int, env_ids: Ids, positions: Ids, out: Bools, /,
 ) -> None:  # fmt: skip
-    """Judge steps by their own flags and those of the row after.
+    """Judge steps by their own flags and those of the rows after.
+
+    A step is legal if it is no final row, and the law says so of it and of each row
+    after it, up to where an episode begins, or nothing is written yet.
 
     Args:
         flags: uint8, of every row of the ring.
@@ -114,6 +122,8 @@ def legal(
         num_envs: Of the ring.
         time_major: Of the ring.
         law: bool ``[64 * 64]``, by ``here << 6 | after``.
+        heads: int64 ``[E]``; rows below are written, the flags of others count as 0.
+        after: How many rows after a step to look at, in ``[0, slots)``.
         env_ids: int64 ``[N]``.
         positions: int64 ``[N]``.
         out: bool ``[N]``, written.
@@ -121,14 +131,27 @@ def legal(
     Raises:
         ValueError: Shapes do not fit each other, or there is no such place.
     """
-    fits = len(env_ids) == len(positions) == len(out)
-    if not fits or len(flags) != slots * num_envs or len(law) != (ALL_FLAGS + 1) ** 2:
+    fits = len(env_ids) == len(positions) == len(out) and len(heads) == num_envs
+    fits &= len(flags) == slots * num_envs and len(law) == (ALL_FLAGS + 1) ** 2
+    if not fits or not 0 <= after < slots + (slots == 1):
         raise ValueError("legal: expected flags of every row, and arrays of one length")
     rows, following = _rows(env_ids, positions, slots, num_envs, time_major)
-    both = flags.take(rows).astype(np.uint16) & ALL_FLAGS
-    both <<= 6
-    both |= flags.take(following) & ALL_FLAGS
-    law.take(both, out=out)
+    here = flags.take(rows).astype(np.uint16) & ALL_FLAGS
+    out[:] = (here & FINAL) == 0
+    active, head = np.flatnonzero(out), heads[env_ids]
+    for step in range(1, after + 1):
+        if not len(active):
+            break
+        there = positions[active] + step < head[active]
+        then = np.where(there, flags.take(following[active]), 0) & ALL_FLAGS
+        good = law[here[active] << 6 | then]
+        out[active[~good]] = False
+        kept = good & there & ((then & START) == 0)
+        here[active] = then
+        active = active[kept]
+        _, following = _rows(
+            env_ids, positions + step, slots, num_envs, time_major
+        )  # fmt: skip
 
 
 def place(
@@ -288,6 +311,405 @@ def split(
     for offset, nbytes, place in fields:
         column = out[place : place + count * nbytes].reshape(count, nbytes)
         column[...] = table[:, offset : offset + nbytes]
+
+
+def fold(
+    flags: Bytes, env_ids: Ids, positions: Ids, heads: Ids, slots: int, num_envs: int,
+    time_major: bool, before: int, steps: int, columns: Ids, marks: Ids, out: Ids,
+    ends: Bools, /,
+) -> None:  # fmt: skip
+    """Find how far steps are folded, and rows around them, by flags.
+
+    A step is folded with those after it up to the first that ends its episode, `steps`
+    in all at most. Row n of a column is that of the position
+    ``max(min(position + ahead, cap) - back, first)``, where cap is the last step
+    folded, or with `beyond` the row that holds the next observation. That row is the
+    one after the last step; if that step terminated and no final row follows, it is the
+    step's own row. The first row is that where the episode begins, and at most `before`
+    rows before the step.
+
+    Args:
+        flags: uint8, of every row of the ring.
+        env_ids: int64 ``[N]``.
+        positions: int64 ``[N]``.
+        heads: int64 ``[E]``; rows below are written, the flags of others are not read.
+        slots: Of the ring.
+        num_envs: Of the ring.
+        time_major: Of the ring.
+        before: In ``[0, slots)``.
+        steps: In ``[1, slots)``.
+        columns: int64 ``[C, 6]``: ahead, at most `steps`; back; beyond; and where the
+            rows go: ``out[start * N + n * width + at]``, counted behind the first three
+            arrays.
+        marks: int64 ``[S, 5]``: a column, the flag to look for in its rows, and where
+            it goes, in the same way, behind the first array. TRUNCATED is also where
+            the row after has CUT.
+        out: int64 ``[3 + C, N]``, written: positions of the first row, of the last step
+            and of the row with the next observation; then rows of the ring.
+        ends: bool ``[1 + S, N]``, written: whether the last step terminated; then what
+            marks look for.
+
+    Raises:
+        ValueError: Shapes do not fit each other, or there is no such place.
+    """
+    count, width = len(env_ids), columns.size // 6
+    fits = columns.size % 6 == marks.size % 5 == 0 and count == len(positions)
+    table = columns.reshape(-1, 6).tolist() if fits else []
+    kinds = marks.reshape(-1, 5).tolist() if fits else []
+    fits &= (
+        len(heads) == num_envs
+        and len(flags) == slots * num_envs
+        and 0 <= before < slots
+    )
+    fits &= 1 <= steps < slots and out.size == (3 + width) * count
+    fits &= ends.size == (1 + len(kinds)) * count
+    for ahead, back, _, start, wide, at in table:
+        fits &= 0 <= ahead <= steps and 0 <= back <= slots
+        fits &= 0 <= at < wide and 0 <= start <= width - wide
+    for column, bit, start, wide, at in kinds:
+        fits &= 0 <= column < width and 0 <= bit <= 255
+        fits &= 0 <= at < wide and 0 <= start <= len(kinds) - wide
+    if not fits:
+        raise ValueError(
+            "fold: expected flags of every row, a window that the ring holds, and room "
+            "for all"
+        )
+    if count and positions.max() > np.iinfo(np.int64).max - steps - 1:
+        raise ValueError("fold: expected positions with room for the steps after")
+    own, _ = _rows(env_ids, positions, slots, num_envs, time_major)
+    of_slot = num_envs if time_major else 1
+    base = own - positions % slots * of_slot
+    head = heads[env_ids]
+
+    def look(places: Ids) -> tuple[Ids, Bytes]:
+        """Rows of positions of the steps, and their flags, 0 where none is."""
+        rows = base + places % slots * of_slot
+        there = (places >= 0) & (places < head)
+        # The flags of what is not written may be a hole in a file: not looked at.
+        return rows, np.where(there, flags.take(np.where(there, rows, 0)), 0)
+
+    began = np.full(count, before)
+    for distance in range(before - 1, -1, -1):
+        began[(look(positions - distance)[1] & START) != 0] = distance
+    np.minimum(began, positions, out=began)
+    last, here = np.zeros(count, np.int64), look(positions)[1]
+    after, open_ = look(positions + 1)[1], np.ones(count, bool)
+    for distance in range(1, steps):
+        open_ &= ((here & (TERMINATED | TRUNCATED)) == 0) & (
+            (after & (START | FINAL)) == 0
+        )
+        if not open_.any():
+            break
+        following = look(positions + distance + 1)[1]
+        here, after = np.where(open_, after, here), np.where(open_, following, after)
+        last[open_] = distance
+    terminated = (here & TERMINATED) != 0
+    anchors = out.reshape(3 + width, count)
+    anchors[0] = positions - began
+    anchors[1] = positions + last
+    anchors[2] = anchors[1] + ~(terminated & ((after & FINAL) == 0))
+    told = ends.reshape(-1)
+    told[:count] = terminated
+    places = []
+    for ahead, behind, beyond, start, wide, at in table:
+        place = np.minimum(positions + ahead, anchors[2 if beyond else 1]) - behind
+        places.append(np.maximum(place, anchors[0]))
+        block = slice((3 + start) * count, (3 + start + wide) * count)
+        out.reshape(-1)[block][at::wide] = base + places[-1] % slots * of_slot
+    for column, bit, start, wide, at in kinds:
+        seen = (look(places[column])[1] & bit) != 0
+        if bit == TRUNCATED:
+            seen |= (look(places[column] + 1)[1] & CUT) != 0
+        told[(1 + start) * count : (1 + start + wide) * count][at::wide] = seen
+
+
+def columns(
+    records: NDArray[np.generic], stride: int, rows: Ids, count: int, parts: Ids,
+    out: Bytes, waits: bool, /,
+) -> None:  # fmt: skip
+    """Copy fields of records that lie anywhere, each into a column.
+
+    Args:
+        records: Of every row of the ring, of any dtype.
+        stride: Bytes of a record.
+        rows: int64 ``[C, N]``, rows of the ring.
+        count: N.
+        parts: int64 ``[P, 5]``: of each field the offset in a record, its bytes, the
+            first of the C and how many of them it is read from, and where in out its
+            column begins.
+        out: Room for all columns; the bytes between them stay.
+        waits: See `take`.
+
+    Raises:
+        ValueError: There are no such rows or fields, or a column ends outside.
+    """
+    fits = stride >= 1 and records.nbytes % max(1, stride) == 0 and count >= 0
+    fits &= parts.size % 5 == 0
+    rows = rows.reshape(-1)
+    fields = parts.reshape(-1, 5).tolist() if fits else []
+    for offset, nbytes, start, width, place in fields:
+        fits &= offset >= 0 and 1 <= nbytes <= stride - offset
+        fits &= start >= 0 and width >= 1 and (start + width) * count <= len(rows)
+        fits &= 0 <= place <= out.nbytes - count * width * nbytes
+    if not fits:
+        raise ValueError("columns: expected fields of records, and room for all")
+    if len(rows) and not 0 <= rows.min() <= rows.max() < records.nbytes // stride:
+        raise ValueError("columns: expected rows of the ring")
+    table, flat = records.view(np.uint8).reshape(-1, stride), out.reshape(-1)
+    for offset, nbytes, start, width, place in fields:
+        some = rows[start * count : (start + width) * count]
+        found = table[some, offset : offset + nbytes].reshape(-1)
+        flat.view(np.uint8)[place : place + found.nbytes] = found
+
+
+def sums(
+    positions: Ids, last: Ids, powers: NDArray[np.float64],
+    values: NDArray[np.generic], wide: int, out: NDArray[np.generic], wide_out: int, /,
+) -> None:  # fmt: skip
+    """Sum rewards of steps that are folded, one after the other, in float64.
+
+    Args:
+        positions: int64 ``[N]``.
+        last: int64 ``[N]``, the last step of each; rewards after it do not count.
+        powers: float64 ``[K]``, what to multiply them with.
+        values: float32 or float64 ``[N, K, *shape]``, contiguous.
+        wide: Bytes of a value: 4 or 8.
+        out: float32 or float64 ``[N, *shape]``, written.
+        wide_out: Bytes of a sum.
+
+    Raises:
+        ValueError: Shapes do not fit each other, or a last step is not among K.
+    """
+    count, most = len(positions), len(powers)
+    fits = count == len(last) and most >= 1 and {wide, wide_out} <= {4, 8}
+    if fits and (count or out.nbytes or values.nbytes):
+        room = out.nbytes // wide_out
+        fits = out.nbytes % wide_out == values.nbytes % wide == 0 < count
+        fits = fits and room % count == 0 and values.nbytes // wide == room * most
+    if not fits:
+        raise ValueError("sums: expected a number of each step folded, and room")
+    if count and not 0 <= (last - positions).min() <= (last - positions).max() < most:
+        raise ValueError("sums: expected last steps among those folded")
+    if not count:
+        return
+    numbers = values.reshape(-1).view(f"f{wide}").reshape(count, most, -1)
+    total = np.zeros((count, numbers.shape[2]))
+    with np.errstate(all="ignore"):
+        for step in range(most):
+            some = positions + step <= last
+            total[some] += powers[step] * numbers[some, step].astype(np.float64)
+        out.reshape(-1).view(f"f{wide_out}")[:] = total.reshape(-1)
+
+
+def discounts(
+    positions: Ids, last: Ids, powers: NDArray[np.float64], terminated: Bools,
+    out: NDArray[np.float32], /,
+) -> None:  # fmt: skip
+    """What to multiply the value of what follows folded steps with.
+
+    Args:
+        positions: int64 ``[N]``.
+        last: int64 ``[N]``.
+        powers: float64 ``[K]``, by the number of steps folded.
+        terminated: bool ``[N]``: nothing follows.
+        out: float32 ``[N]``, written.
+
+    Raises:
+        ValueError: Shapes do not fit each other, or more steps are folded.
+    """
+    if not len(positions) == len(last) == len(terminated) == out.size:
+        raise ValueError("discounts: expected room for a number of each step")
+    steps = last - positions + 1
+    if len(steps) and not 1 <= steps.min() <= steps.max() < len(powers):
+        raise ValueError("discounts: expected last steps among those folded")
+    out[:] = np.where(terminated, 0.0, powers[steps])
+
+
+def take_fields(
+    records: NDArray[np.generic], stride: int,
+    flags: Bytes, env_ids: Ids, positions: Ids, heads: Ids, slots: int, num_envs: int,
+    time_major: bool, bits: bytes, bare: bool, wide: int, parts: Ids, out: Bytes,
+    ends: Bools, waits: bool, /,
+) -> None:  # fmt: skip
+    """Place steps, and copy fields of their records, and of those after, into columns.
+
+    Args:
+        records: See `take`, as the next ten.
+        stride: See `take`.
+        flags: See `take`.
+        env_ids: See `take`.
+        positions: See `take`.
+        heads: See `take`.
+        slots: See `take`.
+        num_envs: See `take`.
+        time_major: See `take`.
+        bits: See `take`.
+        bare: See `take`.
+        wide: 1, or 2 where records after are looked at.
+        parts: int64 ``[P, 5]``, see `columns`: of each field the offset, the bytes, 0
+            for the step's own record or 1 for the one after, 1, and its place in out.
+        out: See `columns`.
+        ends: See `take`.
+        waits: See `take`.
+
+    Raises:
+        ValueError: Shapes do not fit each other, or there is no such place.
+    """
+    fits = wide in (1, 2) and parts.size % 5 == 0
+    fits &= stride >= 1 and records.nbytes == stride * slots * num_envs
+    for _, _, start, width, _ in parts.reshape(-1, 5).tolist() if fits else []:
+        fits &= width == 1 and start < wide
+    if not fits:
+        raise ValueError("take_fields: expected fields of every row")
+    count = len(env_ids)
+    rows = np.empty(count if wide == 1 else (count, 2), np.int64)
+    place(
+        flags, env_ids, positions, heads, slots, num_envs, time_major, bits, bare,
+        rows, ends,
+    )  # fmt: skip
+    whose = np.ascontiguousarray(rows.reshape(count, wide).T)
+    columns(records, stride, whose, count, parts, out, waits)
+
+
+def locate(
+    queues: Ids, firsts: Ids, stops: Ids, alive: Ids, seen: Ids, newest: Bytes,
+    env_ids: Ids, positions: Ids, begin: Ids, end: Ids, /,
+) -> None:  # fmt: skip
+    """Find the episodes that hold steps.
+
+    Args:
+        queues: int64 ``[2, W]``: where episodes begin, growing within each environment,
+            and where the steps of the episode before end.
+        firsts: int64 ``[E]``, where the queue of each environment begins.
+        stops: int64 ``[E]``, where it ends.
+        alive: int64 ``[E]``, the oldest position alive.
+        seen: int64 ``[E]``, the position after the newest row.
+        newest: uint8 ``[E]``, flags of that row, which is no step if it is final.
+        env_ids: int64 ``[N]``.
+        positions: int64 ``[N]``.
+        begin: int64 ``[N]``, written: the episode's first step alive.
+        end: int64 ``[N]``, written: one past its last step.
+
+    Raises:
+        ValueError: Shapes do not fit each other, or there is no such environment.
+    """
+    count, envs = len(env_ids), len(firsts)
+    fits = envs == len(stops) == len(alive) == len(newest) == len(seen)
+    fits &= queues.size % 2 == 0
+    if not fits or not count == len(positions) == len(begin) == len(end):
+        raise ValueError("locate: expected queues of each environment")
+    if count and not 0 <= env_ids.min() <= env_ids.max() < envs:
+        raise ValueError("locate: expected known environments")
+    starts, closed = queues.reshape(2, -1)
+    for env_id in np.unique(env_ids).tolist():
+        first, stop = int(firsts[env_id]), int(stops[env_id])
+        if not 0 <= first <= stop <= len(starts):
+            raise ValueError("locate: expected queues within their array")
+        here = np.flatnonzero(env_ids == env_id)
+        after = np.searchsorted(starts[first:stop], positions[here], "right") + first
+        begin[here] = np.where(
+            after > first, starts.take(after - 1, mode="clip"), alive[env_id]
+        )
+        last = seen[env_id] - ((newest[env_id] & FINAL) != 0)
+        end[here] = np.where(after < stop, closed.take(after, mode="clip"), last)
+
+
+def known(
+    flags: Bytes, slots: int, num_envs: int, time_major: bool, heads: Ids,
+    env_ids: Ids, ends: Ids, /,
+) -> None:  # fmt: skip
+    """Leave out last steps whose next observation is not known.
+
+    Args:
+        flags: See `legal`, as the next four.
+        slots: See `legal`.
+        num_envs: See `legal`.
+        time_major: See `legal`.
+        heads: See `legal`.
+        env_ids: int64 ``[N]``.
+        ends: int64 ``[N]``, one past the last step of each episode; one less is written
+            where no final row is there.
+
+    Raises:
+        ValueError: Shapes do not fit each other, or there is no such place.
+    """
+    fits = len(flags) == slots * num_envs and len(heads) == num_envs
+    if not fits or len(env_ids) != len(ends):
+        raise ValueError("known: expected flags of every row, and arrays of one length")
+    rows, _ = _rows(env_ids, ends, slots, num_envs, time_major)
+    ends -= (ends >= heads[env_ids]) | ((flags[rows] & FINAL) == 0)
+
+
+def hindsight(
+    key: int, stream: int, ratio: float, kind: int, begins: Ids, stops: Ids,
+    starts: Ids, lasts: Ids, chosen: Bools, rows: Ids, later: Ids, /,
+) -> None:  # fmt: skip
+    """Draw which steps get another goal, and the steps that give it.
+
+    Args:
+        key: In ``[0, 2**64)``, the first half of Philox's key.
+        stream: In ``[0, 2**64)``, the second.
+        ratio: Chance that a step is chosen.
+        kind: 0 for a step from the start on, 1 for the last one, 2 for any one.
+        begins: int64 ``[N]``, first steps of the episodes.
+        stops: int64 ``[N]``, one past the last steps that give goals.
+        starts: int64 ``[N]``, the steps.
+        lasts: int64 ``[N]``, the last steps folded into them, which must give goals.
+        chosen: bool ``[N]``, written.
+        rows: int64 ``[N]``, written: positions of the steps that give goals; the start
+            where none is wanted.
+        later: int64 ``[N]``, written: the same, from the start on.
+
+    Raises:
+        ValueError: Shapes do not fit each other, or a position is less than 0.
+    """
+    given = (begins, stops, starts, lasts, chosen, rows, later)
+    if len({len(each) for each in given}) != 1:
+        raise ValueError("hindsight: expected arrays of one length")
+    if len(begins) and min(each.min() for each in given[:3]) < 0:
+        raise ValueError("hindsight: expected positions of at least 0")
+    philox = np.random.Philox(key=key + (stream << 64))
+    chance, share = np.random.Generator(philox).random((2, len(begins)))
+    chosen[:] = (chance < ratio) & (lasts < stops)
+    later[:] = np.where(chosen, _between(starts, stops, share), starts)
+    first = begins if kind == 2 else starts
+    place = _between(first, stops, np.ones(len(first)) if kind == 1 else share)
+    rows[:] = np.where(chosen, place, starts)
+
+
+def replace(
+    out: NDArray[np.generic], rows: int, which: Ids, values: NDArray[np.generic], /
+) -> None:
+    """Put values into some rows, over and over where a row is longer.
+
+    Args:
+        out: Contiguous, of so many rows, some of them written.
+        rows: How many.
+        which: int64 ``[M]``; of equal ones the last wins.
+        values: Contiguous, a value for each of them, of the same dtype.
+
+    Raises:
+        ValueError: Shapes do not fit each other, or there is no such row.
+    """
+    count = len(which)
+    fits = rows >= 0 and out.nbytes % (rows or 1) == values.nbytes % (count or 1) == 0
+    fits &= (rows > 0 or not out.nbytes) and (count > 0 or not values.nbytes)
+    wide, each = out.nbytes // (rows or 1), values.nbytes // (count or 1)
+    if not fits or (count and (wide % each if each else wide)):
+        raise ValueError("replace: expected whole rows")
+    if count and not 0 <= which.min() <= which.max() < rows:
+        raise ValueError("replace: expected rows that there are")
+    if count and each:
+        table = out.reshape(-1).view(np.uint8).reshape(rows, -1, each)
+        table[which] = values.reshape(-1).view(np.uint8).reshape(count, 1, each)
+
+
+def _between(first: Ids, stop: Ids, share: NDArray[np.float64]) -> Ids:
+    """Positions in ``[first, stop)`` by share in ``[0, 1]``, 1 being the last."""
+    length = np.maximum(stop - first, 1)
+    steps = np.minimum((share * length).astype(np.int64), length - 1)
+    positions: Ids = first + steps
+    return positions
 
 
 def unplace(

@@ -10,19 +10,22 @@ from numpy.typing import NDArray
 
 from mmreplay import kernels
 from mmreplay.ring import Ring
+from mmreplay.schema import Schema
 from mmreplay.storage import early
-from mmreplay.storage.placement import Placement
+from mmreplay.storage.placement import Placement, place
 from mmreplay.storage.readers import MappedRows, RowReader
 from mmreplay.storage.recycler import Recycler
 
 _steps = kernels.load("steps")
 
-BOOL = np.dtype(np.bool_)
-"""Given as what it is, it need not be looked up."""
+BOOL, UINT8 = np.dtype(np.bool_), np.dtype(np.uint8)
+"""Given as what they are, they need not be looked up."""
 
 SPLIT_ROWS = 1024
 """Fewer are copied whole; their fields are looked at where they are."""
 LINE = 64
+MAX_COUNTS = 16
+"""Lengths of batches whose layout is kept."""
 
 Ids = NDArray[np.int64]
 Ends = NDArray[np.bool_]
@@ -70,12 +73,7 @@ class Records:
             Records ``[N]``, with those after in fields that are called `after`, and
             bool ``[K, N]``, which flags each step has.
         """
-        pages = self._rows.pages
-        waits = False
-        if not pages.warm():
-            # To get Python's lock back may take milliseconds, where others compute: it
-            # is kept unless pages are missing now, or were when a loader drew.
-            waits = self._prefetch(env_ids, positions, wide) > 0 or early.gathers()
+        waits = self._waits(env_ids, positions, wide)
         count = len(positions)
         out: NDArray[Any] = self._recycler.empty((count,), self._dtypes[wide])
         ends = np.empty((len(bits), count), BOOL)
@@ -85,10 +83,128 @@ class Records:
         )  # fmt: skip
         return out, ends
 
+    def take_fields(
+        self,
+        flags: NDArray[np.uint8],
+        env_ids: Ids,
+        positions: Ids,
+        heads: Ids,
+        bits: bytes,
+        bare: bool,
+        wide: int,
+        layout: Layout,
+    ) -> tuple[NDArray[np.void], Ends]:
+        """Copy fields of steps, and of those after, each into a column; see `take`.
+
+        Args:
+            flags: See `take`, as the next six.
+            env_ids: See `take`.
+            positions: See `take`.
+            heads: See `take`.
+            bits: See `take`.
+            bare: See `take`.
+            wide: See `take`.
+            layout: Which fields, of row 0 for the step's own, 1 for the one after.
+
+        Returns:
+            All columns in one array without axes, named as `Layout` says; and bool
+            ``[K, N]``, which flags each step has.
+        """
+        waits = self._waits(env_ids, positions, wide)
+        count = len(positions)
+        dtype, parts = layout.of(count)
+        out = self._recycler.empty((dtype.itemsize,), UINT8)
+        ends = np.empty((len(bits), count), BOOL)
+        _steps.take_fields(
+            self._rows.array, self._stride, flags, env_ids, positions, heads,
+            *self._shape, bits, bare, wide, parts, out, ends, waits,
+        )  # fmt: skip
+        return out.view(dtype).reshape(()), ends
+
+    def _waits(self, env_ids: Ids, positions: Ids, wide: int) -> bool:
+        """Ask the disk for pages that are missing; whether to wait for some."""
+        pages = self._rows.pages
+        if pages.warm():
+            return False
+        # To get Python's lock back may take milliseconds, where others compute: it is
+        # kept unless pages are missing now, or were when a loader drew.
+        return self._prefetch(env_ids, positions, wide) > 0 or early.gathers()
+
+    def columns(self, rows: Ids, count: int, layout: Layout) -> NDArray[np.void]:
+        """Copy fields of rows, each into a column; see `take`.
+
+        Args:
+            rows: int64 ``[C, N]``, rows of the ring.
+            count: N.
+            layout: Which fields.
+
+        Returns:
+            All columns in one array without axes, named as `Layout` says.
+        """
+        pages, waits = self._rows.pages, False
+        if not pages.warm():
+            waits = pages.prefetch(rows.reshape(-1)) > 0 or early.gathers()
+        dtype, parts = layout.of(count)
+        out = self._recycler.empty((dtype.itemsize,), UINT8)
+        _steps.columns(self._rows.array, self._stride, rows, count, parts, out, waits)
+        found: NDArray[np.void] = out.view(dtype).reshape(())
+        return found
+
     def _prefetch(self, env_ids: Ids, positions: Ids, wide: int) -> int:
         rows = [self._ring.rows(env_ids, positions + ahead) for ahead in range(wide)]
         # However long they are: they are copied out of the mapping, not read.
         return self._rows.pages.prefetch(np.concatenate(rows))
+
+
+class Layout:
+    """Where columns of fields lie in one array, for as many steps as there are.
+
+    The columns are fields of its dtype, called by their number: ``[N, K, *shape]``, or
+    ``[N, *shape]``.
+    """
+
+    def __init__(
+        self, schema: Schema, wanted: Sequence[tuple[str, int, int | None]]
+    ) -> None:
+        """Lay out columns.
+
+        Args:
+            schema: The fields of the rows.
+            wanted: Of each column its path, and which rows of C it is read from: the
+                first, and K, or None for that one alone.
+        """
+        record = place(schema).record
+        fields: Mapping[str, Any] = {} if record is None else record.fields or {}
+        self._members = [
+            (*fields[path][:2], start, width) for path, start, width in wanted
+        ]
+        self._known: dict[int, tuple[np.dtype[np.void], Ids]] = {}
+
+    def of(self, count: int) -> tuple[np.dtype[np.void], Ids]:
+        """The dtype for N steps, and what the kernel is told of it."""
+        found = self._known.get(count)
+        if found is not None:
+            return found
+        # No array of nothing can be looked at as one of fields.
+        parts, formats, end = [], [], LINE
+        for dtype, offset, start, width in self._members:
+            lead = (count,) if width is None else (count, width)
+            formats.append((dtype.base, (*lead, *dtype.shape)))
+            parts.append((offset, dtype.itemsize, start, width or 1, end))
+            end += -(-count * (width or 1) * dtype.itemsize // LINE) * LINE
+        dtype = np.dtype(
+            {
+                "names": [str(at) for at in range(len(parts))],
+                "formats": formats,
+                "offsets": [part[-1] for part in parts],
+                "itemsize": end,
+            }
+        )
+        if len(self._known) >= MAX_COUNTS:
+            # Another one: other threads may be looking at this one.
+            self._known = {}
+        found = self._known[count] = dtype, np.array(parts, np.int64).reshape(-1)
+        return found
 
 
 def after(path: str) -> str:

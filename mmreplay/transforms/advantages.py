@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mmreplay.episodes import FINAL, TERMINATED
 from mmreplay.errors import SchemaError
-from mmreplay.transforms.anchors import Anchors
+from mmreplay.transforms.anchors import Anchors, Where
 from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over, Touched
 from mmreplay.transforms.checks import fraction, label, number, numbers, real, whole
 from mmreplay.transforms.outline import Outline, Place
@@ -290,13 +290,13 @@ class _Estimated(Over):
         self._reward = outline.schema.roles["reward"]
         self._shape = outline.fields[self._reward].shape
 
-    def read(self, paths: tuple[str, ...], rows: Ids) -> Fields:
+    def read(self, paths: tuple[str, ...], rows: Where | Ids) -> Fields:
         """Fields of rows, and what is made of them; see `Layer.read`."""
         mine = [name for name in paths if name in self._made]
         rest = tuple(name for name in paths if name not in self._made)
         found = dict(self.below.read(rest, rows))
         columns: dict[str, list[Floats]] = {name: [] for name in mine}
-        for starts in np.moveaxis(rows, 1, 0) if mine else ():
+        for starts in np.moveaxis(self.anchors.at(rows), 1, 0) if mine else ():
             returns, known = self._returns(starts)
             values = np.zeros_like(returns)
             if any(self._made[name] for name in mine):

@@ -8,14 +8,14 @@ frames are stacked before whichever row holds the next observation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.transforms.anchors import Anchors
+from mmreplay.transforms.anchors import Anchors, Where
 from mmreplay.transforms.outline import Outline
 
 Fields = dict[str, NDArray[np.generic]]
@@ -25,6 +25,42 @@ Ids = NDArray[np.int64]
 Touched = tuple[tuple[str, ...], Ids, Ids]
 """Stored fields, and where they are read: environments ``[M]`` and positions ``[M]``,
 which may name rows twice, and rows that are not there."""
+
+
+Asked = Mapping[Where, tuple[str, ...]]
+"""Rows around the steps drawn, and the stored fields that are read there."""
+Direct = Mapping[Where, Mapping[str, str]]
+"""One row of each step drawn, and the stored fields of it that batches hold as they
+are, each with the name that it has there."""
+
+
+class Found(NamedTuple):
+    """What was found around some steps, in one pass; see `Rows.find`.
+
+    Attributes:
+        anchors: int64 ``[3 + ..., N]``: first, last and following, as of `Anchors`.
+        terminated: bool ``[N]``, as of `Anchors`.
+        fields: What batches hold as it is, ``[N, *shape]`` by name.
+        columns: What was asked for, ``[N, K, *shape]`` each; not to be written into.
+    """
+
+    anchors: Ids
+    terminated: NDArray[np.bool_]
+    fields: Fields
+    columns: Mapping[Where, Fields]
+
+
+class Plan(Protocol):
+    """Where the rows that are asked for lie in a buffer; see `Rows.plan`."""
+
+    def find(self, env_ids: Ids, positions: Ids, heads: Ids) -> Found:
+        """Look at the boundaries around legal starts, and read; see `Rows.find`.
+
+        Args:
+            env_ids: int64 ``[N]``.
+            positions: int64 ``[N]``.
+            heads: int64 ``[E]``; rows below are written.
+        """
 
 
 class Rows(Protocol):
@@ -42,6 +78,25 @@ class Rows(Protocol):
     def flags(self, env_ids: Ids, positions: Ids) -> NDArray[np.uint8]:
         """Flags of rows, uint8 ``[B]``; see `episodes`."""
 
+    def plan(self, before: int, steps: int, direct: Direct, asked: Asked) -> Plan:
+        """Find out once what every draw needs to know.
+
+        Args:
+            before: Rows before a step that may be read.
+            steps: Steps folded into one, at least 1.
+            direct: What batches hold as it is stored.
+            asked: What is read of each draw.
+        """
+
+    def find(self, plan: Plan, env_ids: Ids, positions: Ids) -> Found:
+        """Look at the boundaries around legal starts, and read what was asked for.
+
+        Args:
+            plan: What `plan` returned.
+            env_ids: int64 ``[N]``.
+            positions: int64 ``[N]``.
+        """
+
     def read(self, paths: tuple[str, ...], env_ids: Ids, positions: Ids) -> Fields:
         """Stored fields of rows, ``[B, *shape]`` per path; ends as reported."""
 
@@ -52,6 +107,14 @@ class Rows(Protocol):
             Two int64 ``[B]``: the first step alive, and one past the last step.
         """
 
+    def known(self, env_ids: Ids, ends: Ids) -> Ids:
+        """One past the last step of each episode whose next observation is known.
+
+        Args:
+            env_ids: int64 ``[B]``.
+            ends: int64 ``[B]``, one past the last step, as of `locate`.
+        """
+
     def intact(self, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
         """Whether rows read before this call were whole, bool ``[B]``."""
 
@@ -59,15 +122,18 @@ class Rows(Protocol):
 class Layer(Protocol):
     """A draw of N steps as the transforms so far show it."""
 
-    def read(self, paths: tuple[str, ...], rows: Ids) -> Fields:
+    def read(self, paths: tuple[str, ...], rows: Where | Ids) -> Fields:
         """Fields of rows.
 
         Args:
             paths: Fields that rows have (`Outline.of_rows`).
-            rows: int64 ``[N, K]``, positions in the episode of each step drawn.
+            rows: K rows in the episode of each step drawn, or their positions, int64
+                ``[N, K]``; `Anchors.at` gives these of either. Rows by name are read
+                all at once, those by position one call after the other.
 
         Returns:
-            Per path ``[N, K, *shape]``; the caller may write into it.
+            Per path ``[N, K, *shape]``; not to be written into, as others may be given
+            the same.
         """
 
     def made(self, names: tuple[str, ...]) -> Fields:
@@ -90,7 +156,7 @@ class Over:
         self.below = below
         self.anchors = anchors
 
-    def read(self, paths: tuple[str, ...], rows: Ids) -> Fields:
+    def read(self, paths: tuple[str, ...], rows: Where | Ids) -> Fields:
         """Fields of rows; see `Layer.read`."""
         return self.below.read(paths, rows)
 

@@ -92,7 +92,7 @@ class _Deltas(Over):
         found = self.below.made(tuple(n for n in names if n not in mine.values()))
         if not mine:
             return found
-        here = self.below.read(tuple(mine), self.anchors.positions[:, None])
+        here = self.below.read(tuple(mine), self.anchors.places.here)
         nexts = self._nexts(tuple(mine))
         for path, name in mine.items():
             field = self._outline.fields[path]
@@ -107,9 +107,7 @@ class _Deltas(Over):
             p for p in paths if outline.places[outline.nexts[p]] is Place.NEXT
         )
         stored = {outline.nexts[p]: p for p in paths if p not in derived}
-        found = self.below.read(derived, anchors.following[:, None])
-        for name, values in self.below.read(
-            tuple(stored), anchors.last[:, None]
-        ).items():
+        found = dict(self.below.read(derived, anchors.places.following))
+        for name, values in self.below.read(tuple(stored), anchors.places.last).items():
             found[stored[name]] = values
         return found

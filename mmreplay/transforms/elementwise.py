@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from mmreplay.errors import SchemaError
 from mmreplay.schema import Field
-from mmreplay.transforms.anchors import Anchors
+from mmreplay.transforms.anchors import Anchors, Where
 from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over
 from mmreplay.transforms.checks import is_number, numbers, whole
 from mmreplay.transforms.outline import Outline
@@ -55,7 +55,7 @@ class _Each(Over):
         self._sources = sources
         self._change = change
 
-    def read(self, paths: tuple[str, ...], rows: Ids) -> Fields:
+    def read(self, paths: tuple[str, ...], rows: Where | Ids) -> Fields:
         """Fields of rows; see `Layer.read`."""
         return self._changed(self.below.read(paths, rows))
 

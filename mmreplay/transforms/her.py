@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.episodes import FINAL
+from mmreplay import kernels
 from mmreplay.errors import SchemaError, called, shown
 from mmreplay.schema import Field
-from mmreplay.transforms.anchors import Anchors, around
+from mmreplay.transforms.anchors import Anchors, Where, around
 from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over, Touched
 from mmreplay.transforms.checks import fraction, numbers
 from mmreplay.transforms.outline import Outline
+
+_kernel = kernels.load("steps")
 
 STRATEGIES = ("future", "final", "episode")
 
@@ -120,7 +121,7 @@ class HER:
                 f" and {desired!r} of shape {list(outline.fields[desired].shape)}, "
                 "expected goals of one shape; name other fields"
             )
-        goals = _Goals(self, outline, achieved, desired, reward, len(outline.names))
+        goals = _Goals(self, outline, achieved, desired, reward)
         above = outline.changed((desired, reward), lambda field: field, "HER")
 
         def over(below: Layer, anchors: Anchors) -> Layer:
@@ -169,31 +170,35 @@ def _check_stored(path: str, outline: Outline) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
 class _Goals:
-    """A HER fitted to fields."""
+    """A HER fitted to fields: what is the same for every draw.
 
-    her: HER
-    outline: Outline
-    achieved: str
-    desired: str
-    reward: str
-    stream: int
+    Attributes:
+        source: The stored field of what a step achieved, and how many rows after it.
+        desireds: The desired goal, and the stored next one of it.
+    """
 
-    @property
-    def source(self) -> tuple[str, int]:
-        """The stored field of what a step achieved, and how many rows after it."""
-        if self.outline.derived:
-            return self.achieved, 1
-        return self.outline.nexts[self.achieved], 0
+    def __init__(
+        self, her: HER, outline: Outline, achieved: str, desired: str, reward: str
+    ) -> None:
+        self.her, self.outline, self.reward = her, outline, reward
+        self.stream = len(outline.names)
+        self.kind = STRATEGIES.index(her.strategy)
+        self.source = (outline.nexts[achieved], 0)
+        if outline.derived:
+            self.source = (achieved, 1)
+        self.desireds = tuple(outline.sources((desired,)))
+        self._goal, self._achieved = outline.fields[desired], outline.fields[achieved]
 
-    @property
-    def desireds(self) -> tuple[str, ...]:
-        """The desired goal, and the stored next one of it."""
-        return tuple(self.outline.sources((self.desired,)))
+    def goal(self, achieved: NDArray[np.generic]) -> NDArray[np.generic]:
+        """Goals of what was achieved, of the dtype of those desired."""
+        if self._goal.dtype == self._achieved.dtype:
+            return achieved
+        return numbers(achieved, self._achieved).astype(self._goal.numpy)
 
-    def numbers(self, path: str, values: NDArray[np.generic]) -> NDArray[np.generic]:
-        return numbers(values, self.outline.fields[path])
+    def numbers(self, goal: NDArray[np.generic]) -> NDArray[np.generic]:
+        """Goals as numbers that numpy has."""
+        return numbers(goal, self._goal)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,21 +218,26 @@ class _Places:
 
 def _places(anchors: Anchors, goals: _Goals) -> _Places:
     """Draw whose goals steps get: boundaries are read, no field."""
-    her, random = goals.her, anchors.random(goals.stream)
-    begin, end = anchors.rows.locate(anchors.env_ids, anchors.positions)
-    stop = _known_stop(anchors, end, goals.outline.derived)
-    group = _groups(anchors, begin)
-    count = int(group.max(initial=-1)) + 1
-    # Every step of a group has the same episode, so the same begin and stop.
-    start, last = np.zeros((2, count), np.int64)
-    np.maximum.at(start, group, anchors.positions)
-    np.maximum.at(last, group, anchors.last)
-    chance, place = random.random((2, count))
-    first = begin if her.strategy == "episode" else start[group]
-    chosen = (chance[group] < her.ratio) & (last[group] < stop)
-    share = np.ones(count) if her.strategy == "final" else place
-    later = _between(start[group], stop, place[group])
-    return _Places(chosen, _between(first, stop, share[group]), later)
+    rows = anchors.rows
+    begins, ends = rows.locate(anchors.env_ids, anchors.positions)
+    stops = rows.known(anchors.env_ids, ends)
+    starts, lasts, group = anchors.positions, anchors.last, None
+    if anchors.length is not None:
+        # Every step of a group has the same episode, so the same begin and stop.
+        group, some = _groups(anchors.length, begins)
+        begins, stops = begins[some], stops[some]
+        starts, lasts = np.zeros((2, len(some)), np.int64)
+        np.maximum.at(starts, group, anchors.positions)
+        np.maximum.at(lasts, group, anchors.last)
+    chosen = np.empty(len(begins), np.bool_)
+    places, later = np.empty((2, len(begins)), np.int64)
+    _kernel.hindsight(
+        anchors.key, goals.stream, goals.her.ratio, goals.kind, begins, stops,
+        np.ascontiguousarray(starts), lasts, chosen, places, later,
+    )  # fmt: skip
+    if group is not None:
+        return _Places(chosen[group], places[group], later[group])
+    return _Places(chosen, places, later)
 
 
 def _touched(anchors: Anchors, goals: _Goals) -> Iterator[Touched]:
@@ -240,28 +250,24 @@ def _touched(anchors: Anchors, goals: _Goals) -> Iterator[Touched]:
     yield tuple(goals.her.info), every, steps
 
 
-def _known_stop(anchors: Anchors, end: Ids, derived: bool) -> Ids:
-    """One past the last step whose next observation is known, int64 ``[N]``."""
-    if not derived:
-        return end
-    heads = anchors.rows.heads[anchors.env_ids]
-    flags = anchors.rows.flags(anchors.env_ids, np.minimum(end, heads - 1))
-    unknown = (end >= heads) | ((flags & FINAL) == 0)
-    stop: Ids = end - unknown
-    return stop
+def _groups(length: int, begin: Ids) -> tuple[Ids, Ids]:
+    """Steps of one window and one episode, which share their goal.
 
+    Args:
+        length: Steps a window, one window after another.
+        begin: int64 ``[N]``, where the episode of each step begins.
 
-def _groups(anchors: Anchors, begin: Ids) -> Ids:
-    """Number of the group that each step shares its goal with, int64 ``[N]``."""
-    length, count = anchors.length, len(begin)
-    if length is None:
-        return np.arange(count)
-    windows = np.arange(count) // length
-    _, group = np.unique(
-        np.stack([windows, begin], axis=1), axis=0, return_inverse=True
-    )
+    Returns:
+        int64 ``[N]``, the number of the group of each step, and int64 ``[G]``, the
+        first step of each group.
+    """
+    windows = np.arange(len(begin)) // length
+    _, first, group = np.unique(
+        np.stack([windows, begin], axis=1), axis=0, return_index=True,
+        return_inverse=True,
+    )  # fmt: skip
     numbers: Ids = group.reshape(-1)
-    return numbers
+    return numbers, first
 
 
 class _Relabelled(Over):
@@ -270,74 +276,92 @@ class _Relabelled(Over):
     def __init__(self, below: Layer, anchors: Anchors, goals: _Goals) -> None:
         super().__init__(below, anchors)
         self._goals = goals
+        self._found: tuple[Ids, NDArray[np.generic]] | None = None
 
-    def read(self, paths: tuple[str, ...], rows: Ids) -> Fields:
+    def read(self, paths: tuple[str, ...], rows: Where | Ids) -> Fields:
         """Fields of rows, goals and rewards relabelled; see `Layer.read`."""
-        found = self.below.read(paths, rows)
+        found = dict(self.below.read(paths, rows))
         goals = self._goals
         for path in goals.desireds:
             if path in found:
-                chosen, goal = self._relabelling
-                values = found[path].copy()
-                values[chosen] = goal[:, None]
-                found[path] = values
+                found[path] = _replaced(found[path], *self._relabelling())
         if goals.reward in found:
             found[goals.reward] = self._rewards(found[goals.reward], rows)
         return found
 
-    @cached_property
-    def _relabelling(self) -> tuple[NDArray[np.bool_], NDArray[np.generic]]:
-        """Which steps are relabelled, bool ``[N]``, and their goals ``[M, *goal]``."""
+    def _relabelling(self) -> tuple[Ids, NDArray[np.generic]]:
+        """Which steps are relabelled, int64 ``[M]``, and their goals ``[M, *goal]``."""
+        if self._found is not None:
+            return self._found
         anchors = self.anchors
         places = _places(anchors, self._goals)
-        rows, chosen = places.rows, places.chosen
-        goal = self._achieved(rows[:, None], chosen)
+        rows, which = places.rows, places.chosen.nonzero()[0]
+        goal = self._achieved(rows[:, None], which)
         if self._goals.her.strategy == "episode":
             # The past may be overwritten while it is read; the future outlives us.
             lost = ~anchors.rows.intact(anchors.env_ids, rows)
             if lost.any():
                 rows = np.where(lost, places.later, rows)
-                goal = self._achieved(rows[:, None], chosen)
-        return chosen, goal[:, 0]
+                goal = self._achieved(rows[:, None], which)
+        self._found = which, goal[:, 0]
+        return self._found
 
-    def _achieved(self, rows: Ids, chosen: NDArray[np.bool_]) -> NDArray[np.generic]:
-        """What chosen ones achieved after steps ``[N, K]``, ``[M, K, *goal]``."""
+    def _achieved(self, rows: Where | Ids, which: Ids) -> NDArray[np.generic]:
+        """What some achieved after steps ``[N, K]``, ``[M, K, *goal]``."""
         goals = self._goals
         path, shift = goals.source
-        # Where a step keeps its goal, the row after it need not be there.
-        there = np.where(chosen[:, None], rows + shift, self.anchors.positions[:, None])
-        found = self.below.read((path,), there)[path][chosen]
-        goal = goals.outline.fields[goals.desired]
-        if goal.dtype == goals.outline.fields[goals.achieved].dtype:
-            return found
-        return goals.numbers(goals.achieved, found).astype(goal.numpy)
+        there: Where | Ids | None = rows
+        if shift:
+            there = rows.following() if isinstance(rows, Where) else None
+        if there is None:
+            # Where a step keeps its goal, the row after it need not be there.
+            there = np.repeat(self.anchors.positions[:, None], _width(rows), axis=1)
+            there[which] = self.anchors.at(rows)[which] + shift
+        return goals.goal(self.below.read((path,), there)[path].take(which, 0))
 
-    def _rewards(self, stored: NDArray[np.generic], rows: Ids) -> NDArray[np.generic]:
-        chosen, goal = self._relabelling
-        if not chosen.any():
+    def _rewards(
+        self, stored: NDArray[np.generic], rows: Where | Ids
+    ) -> NDArray[np.generic]:
+        which, goal = self._relabelling()
+        if not len(which):
             return stored
         goals = self._goals
-        shape = (int(chosen.sum()), rows.shape[1])
-        achieved = goals.numbers(goals.desired, self._achieved(rows, chosen))
-        desired = np.broadcast_to(
-            goals.numbers(goals.desired, goal)[:, None], achieved.shape
-        )
-        info = self.below.read(tuple(goals.her.info), rows)
-        told = {p: _flat(goals.numbers(p, a[chosen])) for p, a in info.items()}
+        shape = (len(goal), stored.shape[1])
+        achieved = goals.numbers(self._achieved(rows, which))
+        desired = goals.numbers(goal)[:, None]
+        if shape[1] > 1:
+            desired = np.repeat(desired, shape[1], axis=1)
+        told = {}
+        if goals.her.info:
+            info = self.below.read(tuple(goals.her.info), rows)
+            fields = goals.outline.fields
+            told = {
+                p: _flat(numbers(a.take(which, 0), fields[p])) for p, a in info.items()
+            }
         given = _flat(achieved), _flat(desired), told
         made = np.asarray(called("HER reward_fn", goals.her.reward_fn, *given))
         field = goals.outline.fields[goals.reward]
-        rewards = stored.copy()
-        rewards[chosen] = _as_rewards(made, field, shape)
-        return rewards
+        return _replaced(stored, which, _as_rewards(made, field, shape))
 
 
-def _between(first: Ids, stop: Ids, share: NDArray[np.float64]) -> Ids:
-    """Positions in ``[first, stop)`` by share in ``[0, 1]``, 1 being the last."""
-    length = np.maximum(stop - first, 1)
-    steps = np.minimum((share * length).astype(np.int64), length - 1)
-    positions: Ids = first + steps
-    return positions
+def _replaced(
+    values: NDArray[np.generic], which: Ids, some: NDArray[np.generic]
+) -> NDArray[np.generic]:
+    """Values ``[N, K, *shape]``, with those of some steps replaced.
+
+    Args:
+        values: Left as they are.
+        which: int64 ``[M]``.
+        some: ``[M, K, *shape]``, or ``[M, *shape]`` for all K.
+    """
+    out = values.copy("C")
+    _kernel.replace(out, len(out), which, np.ascontiguousarray(some, out.dtype))
+    return out
+
+
+def _width(rows: Where | Ids) -> int:
+    """Rows of each step, K."""
+    return len(rows.ahead) if isinstance(rows, Where) else rows.shape[1]
 
 
 def _flat(values: NDArray[np.generic]) -> NDArray[np.generic]:

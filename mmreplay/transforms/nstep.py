@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
+from mmreplay import kernels
 from mmreplay.errors import SchemaError
 from mmreplay.schema import Field, Schema
-from mmreplay.transforms.anchors import Anchors
-from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over
+from mmreplay.transforms.anchors import Anchors, Where
+from mmreplay.transforms.base import Bound, Fields, Layer, Over
 from mmreplay.transforms.checks import fraction, numbers, real, whole
 from mmreplay.transforms.outline import Outline, Place
+
+_kernel = kernels.load("steps")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +83,10 @@ class NStep:
         field = Field(() if agents is None else (agents,), "float32")
         above = folded.with_field(self.discount, field, Place.MADE, "NStep")
         fields = {path: outline.fields[path] for path in rewards}
+        sums = _Sums(self, fields, outline.schema)
 
         def over(below: Layer, anchors: Anchors) -> Layer:
-            return _Folded(below, anchors, self, fields, outline.schema)
+            return _Folded(below, anchors, sums)
 
         return Bound(above, over)
 
@@ -99,56 +104,66 @@ class NStep:
         return rewards
 
 
+class _Sums:
+    """An NStep fitted to fields: what is the same for every draw."""
+
+    def __init__(self, fold: NStep, fields: dict[str, Field], schema: Schema) -> None:
+        self.discount = fold.discount
+        self.num_agents, self.terminated = schema.num_agents, schema.role("terminated")
+        self.fields = fields
+        self.powers = fold.gamma ** np.arange(fold.n + 1, dtype=np.float64)
+        self.weights = self.powers[:-1]
+        self.steps = Where(tuple(range(fold.n)), (0,) * fold.n, False)
+        self.reals = {path: real(field).numpy for path, field in fields.items()}
+
+
 class _Folded(Over):
     """Rewards summed over the steps that are folded."""
 
-    def __init__(
-        self, below: Layer, anchors: Anchors, fold: NStep, fields: dict[str, Field],
-        schema: Schema,
-    ) -> None:  # fmt: skip
+    def __init__(self, below: Layer, anchors: Anchors, sums: _Sums) -> None:
         super().__init__(below, anchors)
-        self._fold, self._schema = fold, schema
-        self._fields = fields
+        self._sums = sums
 
     def made(self, names: tuple[str, ...]) -> Fields:
         """Summed rewards and the discount; see `Layer.made`."""
-        mine = tuple(name for name in names if name in self._fields)
-        name = self._fold.discount
-        rest = tuple(n for n in names if n not in self._fields and n != name)
-        found = self.below.made(rest) | self._sums(mine)
-        if name in names:
-            found[name] = self._discount()
+        sums, anchors = self._sums, self.anchors
+        mine = tuple([name for name in names if name in sums.fields])
+        rest = [n for n in names if n not in sums.fields and n != sums.discount]
+        found = self.below.made(tuple(rest))
+        positions, last = anchors.positions, anchors.last
+        if mine:
+            for path, values in self.below.read(mine, sums.steps).items():
+                wide = _wide(values, sums.fields[path])
+                shape = (len(positions), *wide.shape[2:])
+                total = np.empty(shape, sums.reals[path])
+                _kernel.sums(
+                    positions, last, sums.weights, wide, wide.itemsize, total,
+                    total.itemsize,
+                )  # fmt: skip
+                found[path] = total
+        if sums.discount in names and sums.num_agents is not None:
+            # Each agent has an end of its own, stored as a field.
+            discounts = np.repeat(
+                sums.powers[last - positions + 1, None], sums.num_agents, axis=1
+            )
+            if sums.terminated is not None:
+                ends = self.below.read((sums.terminated,), last[:, None])
+                ended = ends[sums.terminated].reshape(discounts.shape)
+                discounts[ended != 0] = 0.0
+            found[sums.discount] = discounts.astype(np.float32)
+        elif sums.discount in names:
+            discount = np.empty(len(positions), np.float32)
+            _kernel.discounts(
+                positions, last, sums.powers, anchors.terminated, discount
+            )
+            found[sums.discount] = discount
         return found
 
-    def _sums(self, paths: tuple[str, ...]) -> Fields:
-        if not paths:
-            return {}
-        steps, found = self._steps(), Fields()
-        powers = self._fold.gamma ** np.arange(steps.shape[1], dtype=np.float64)
-        within = steps <= self.anchors.last[:, None]
-        weights = np.where(within, powers, 0.0)
-        rows = np.minimum(steps, self.anchors.last[:, None])
-        for path, values in self.below.read(paths, rows).items():
-            field = self._fields[path]
-            wide = numbers(values, field).astype(np.float64)
-            # Not left to the weight: 0 times infinity is no 0.
-            wide[~within] = 0
-            total = np.einsum("nk,nk...->n...", weights, wide)
-            found[path] = total.astype(real(field).numpy)
-        return found
 
-    def _steps(self) -> Ids:
-        count = int((self.anchors.last - self.anchors.positions).max(initial=0)) + 1
-        return self.anchors.positions[:, None] + np.arange(count)
-
-    def _discount(self) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
-        steps = self.anchors.last - self.anchors.positions + 1
-        powers = self._fold.gamma ** steps.astype(np.float64)
-        terminated, agents = self.anchors.terminated, self._schema.num_agents
-        if agents is not None:
-            powers, terminated = powers[:, None], np.zeros((len(steps), agents), bool)
-            path = self._schema.role("terminated")
-            if path is not None:
-                last = self.below.read((path,), self.anchors.last[:, None])[path]
-                terminated = last.reshape(terminated.shape) != 0
-        return np.where(terminated, 0.0, powers).astype(np.float32)
+def _wide(values: NDArray[np.generic], field: Field) -> NDArray[np.generic]:
+    """Numbers as float32 or float64, one after the other."""
+    if values.dtype.char in "fd" and values.flags.c_contiguous:
+        return values
+    some = numbers(values, field)
+    exact = some.dtype == np.float32 or some.dtype == np.float64
+    return np.ascontiguousarray(some, some.dtype if exact else np.float64)

@@ -178,3 +178,7 @@ class Outline:
     def stored(self, path: str) -> bool:
         """Whether a field of rows is as it was stored."""
         return path in self.schema.fields and not self.touched.get(path)
+
+    def as_stored(self, path: str) -> bool:
+        """Whether batches hold a field, at whichever row, as it is stored."""
+        return self.stored(path) and self.fields[path] == self.schema.fields[path]

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.errors import SchemaError, shown
 from mmreplay.schema import Field, Schema
-from mmreplay.transforms.anchors import Anchors, anchor, around
+from mmreplay.transforms.anchors import Anchors, Places, Where, around
 from mmreplay.transforms.base import (
     Bound,
+    Direct,
     Fields,
     Layer,
+    Plan,
     Rows,
     Touched,
     Transform,
@@ -22,6 +24,11 @@ from mmreplay.transforms.base import (
 from mmreplay.transforms.outline import Outline, Place
 
 Ids = NDArray[np.int64]
+Asked = dict[Where, tuple[str, ...]]
+
+MAX_ASKED = 64
+"""Limit of `Where` instances that are read for every batch, in case a custom transform
+makes new ones each time."""
 
 
 class Pipeline:
@@ -74,6 +81,11 @@ class Pipeline:
         self.before = max(outline.before.values(), default=0)
         self.after = outline.steps - (not outline.derived)
         self.fields: Mapping[str, Field] = outline.fields
+        self._places = Places(outline.steps)
+        self._batch = _batch(outline, self._places)
+        # The rows and fields that layers have read so far, and the plan for them.
+        self._asked: Asked = {}
+        self._planned: tuple[Rows, Asked, Plan] | None = None
 
     @property
     def bfloat16(self) -> frozenset[str]:
@@ -112,9 +124,10 @@ class Pipeline:
         Boundaries are read, no field. See `gather` for the arguments.
         """
         outline = self._outline
-        anchors = anchor(
-            rows, env_ids, positions, key, length,
-            before=self.before, steps=outline.steps,
+        found = rows.find(self.plan(rows, {}, {}), env_ids, positions)
+        anchors = Anchors(
+            rows, env_ids, positions, key, length, self._places, found.anchors,
+            found.terminated,
         )  # fmt: skip
         here, last, after = anchors.positions, anchors.last, anchors.following
         ends = {
@@ -154,32 +167,116 @@ class Pipeline:
         Returns:
             Per name ``[N, *shape]``.
         """
-        outline = self._outline
-        anchors = anchor(
-            rows, env_ids, positions, key, length,
-            before=self.before, steps=outline.steps,
+        planned, asked = self._planned, self._asked
+        if planned is None or planned[0] is not rows or planned[1] is not asked:
+            planned = self._planned = (
+                rows,
+                asked,
+                self.plan(rows, self._batch.direct, asked),
+            )
+        found = rows.find(planned[2], env_ids, positions)
+        anchors = Anchors(
+            rows, env_ids, positions, key, length, self._places, found.anchors,
+            found.terminated,
         )  # fmt: skip
-        layer: Layer = Stored(anchors)
+        layer: Layer = Stored(anchors, found.columns, self)
         for bound in self._bounds:
             layer = bound.over(layer, anchors)
-        return layer.finish(batch_of(layer, outline, anchors))
+        fields = found.fields
+        for names, where, given in self._batch.layered:
+            for path, array in layer.read(names, where).items():
+                fields[given[path]] = array[:, 0]
+        if self._batch.made:
+            fields |= layer.made(self._batch.made)
+        return layer.finish({name: fields[name] for name in self._batch.names})
+
+    def plan(self, rows: Rows, direct: Direct, asked: Asked) -> Plan:
+        """Find out where what is read of each draw lies; see `Rows.plan`."""
+        return rows.plan(self.before, self._outline.steps, direct, asked)
+
+    def learn(self, paths: tuple[str, ...], where: Where) -> None:
+        """Add fields to those that are read for every batch from now on."""
+        asked = self._asked
+        if len(asked) < MAX_ASKED or where in asked:
+            # Replaced, never changed in place: other threads may be using it.
+            known = asked.get(where, ())
+            self._asked = {**asked, where: (*dict.fromkeys((*known, *paths)),)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """What a batch is put together of.
+
+    Attributes:
+        direct: Fields that no transform changes, which are read as they are stored.
+        layered: Fields that layers are asked for, where, and their names in the batch.
+        made: Names of those that are made from several rows.
+        names: All names, in order.
+    """
+
+    direct: Direct
+    layered: tuple[tuple[tuple[str, ...], Where, Mapping[str, str]], ...]
+    made: tuple[str, ...]
+    names: tuple[str, ...]
+
+
+def _batch(outline: Outline, places: Places) -> _Batch:
+    direct: dict[Where, dict[str, str]] = {}
+    layered: dict[Where, dict[str, str]] = {}
+    at = {Place.HERE: places.here, Place.LAST: places.last}
+    for name, place in outline.places.items():
+        if place is not Place.MADE and place is not Place.NEXT:
+            group = direct if outline.as_stored(name) else layered
+            group.setdefault(at[place], {})[name] = name
+    for path, name in outline.nexts.items():
+        if outline.places[name] is Place.NEXT:
+            group = direct if outline.as_stored(path) else layered
+            group.setdefault(places.following, {})[path] = name
+    read = tuple((tuple(names), where, names) for where, names in layered.items())
+    return _Batch(direct, read, outline.at(Place.MADE), tuple(outline.fields))
 
 
 class Stored:
     """The rows themselves."""
 
-    def __init__(self, anchors: Anchors) -> None:
-        """Read around some steps."""
-        self._anchors = anchors
+    def __init__(
+        self, anchors: Anchors, columns: Mapping[Where, Fields], pipeline: Pipeline
+    ) -> None:
+        """Read around some steps.
 
-    def read(self, paths: tuple[str, ...], rows: Ids) -> Fields:
+        Args:
+            anchors: The steps.
+            columns: What was read of them.
+            pipeline: What is to read for the next draws what was not.
+        """
+        self._anchors = anchors
+        self._columns = columns
+        self._pipeline = pipeline
+
+    def read(self, paths: tuple[str, ...], rows: Where | Ids) -> Fields:
         """Stored fields of rows; see `Layer.read`."""
         if not paths:
             return {}
-        anchors = self._anchors
-        env_ids = np.repeat(anchors.env_ids, rows.shape[1])
-        found = anchors.rows.read(paths, env_ids, rows.reshape(-1))
-        return {p: a.reshape(*rows.shape, *a.shape[1:]) for p, a in found.items()}
+        if not isinstance(rows, Where):
+            anchors = self._anchors
+            env_ids = anchors.env_ids
+            if rows.shape[1] > 1:
+                env_ids = np.repeat(env_ids, rows.shape[1])
+            found = anchors.rows.read(paths, env_ids, rows.reshape(-1))
+            return {p: a.reshape(*rows.shape, *a.shape[1:]) for p, a in found.items()}
+        known = self._columns.get(rows, _NOTHING)
+        try:
+            return {path: known[path] for path in paths}
+        except KeyError:
+            return self._learnt(paths, rows)
+
+    def _learnt(self, paths: tuple[str, ...], where: Where) -> Fields:
+        """Read fields that the plan lacks, and add them to it."""
+        anchors, pipeline = self._anchors, self._pipeline
+        pipeline.learn(paths, where)
+        plan = pipeline.plan(anchors.rows, {}, {where: paths})
+        found = anchors.rows.find(plan, anchors.env_ids, anchors.positions)
+        return dict(found.columns[where])
 
     def made(self, names: tuple[str, ...]) -> Fields:
         """Nothing is made down here."""
@@ -191,19 +288,4 @@ class Stored:
         return fields
 
 
-def batch_of(layer: Layer, outline: Outline, anchors: Anchors) -> Fields:
-    """The fields of an outline, as a layer shows them, ``[N, *shape]`` each."""
-    found: Fields = {}
-    here, last = outline.at(Place.HERE), outline.at(Place.LAST)
-    if outline.steps == 1:
-        here, last = here + last, ()
-    for names, rows in ((here, anchors.positions), (last, anchors.last)):
-        for name, array in layer.read(names, rows[:, None]).items():
-            found[name] = array[:, 0]
-    ahead = {
-        path: n for path, n in outline.nexts.items() if n in outline.at(Place.NEXT)
-    }
-    for path, array in layer.read(tuple(ahead), anchors.following[:, None]).items():
-        found[ahead[path]] = array[:, 0]
-    found |= layer.made(outline.at(Place.MADE))
-    return {name: found[name] for name in outline.fields}
+_NOTHING = Fields()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mmreplay.episodes import CUT, FINAL, TERMINATED, TRUNCATED
 from mmreplay.errors import SchemaError, called, shown
-from mmreplay.transforms.anchors import Anchors
+from mmreplay.transforms.anchors import Anchors, Where
 from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over, Touched
 from mmreplay.transforms.checks import fraction, label, number, numbers, real
 from mmreplay.transforms.outline import Outline, Place
@@ -184,14 +184,15 @@ class _Returns(Over):
         self._spec = spec
         self._outline = outline
 
-    def read(self, paths: tuple[str, ...], rows: Ids) -> Fields:
+    def read(self, paths: tuple[str, ...], rows: Where | Ids) -> Fields:
         """Fields of rows, and their returns; see `Layer.read`."""
         name = self._spec.name
         found = self.below.read(tuple(p for p in paths if p != name), rows)
         if name in paths:
-            env_ids = np.repeat(self.anchors.env_ids, rows.shape[1])
-            returns = self._returns(env_ids, rows.reshape(-1))
-            found[name] = returns.reshape(*rows.shape, *returns.shape[1:])
+            places = self.anchors.at(rows)
+            env_ids = np.repeat(self.anchors.env_ids, places.shape[1])
+            returns = self._returns(env_ids, places.reshape(-1))
+            found[name] = returns.reshape(*places.shape, *returns.shape[1:])
         return found
 
     def _returns(self, env_ids: Ids, rows: Ids) -> NDArray[np.generic]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mmreplay.errors import SchemaError
 from mmreplay.schema import Field
-from mmreplay.transforms.anchors import Anchors, around
+from mmreplay.transforms.anchors import Anchors, Where, around
 from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over, Touched
 from mmreplay.transforms.checks import whole
 from mmreplay.transforms.outline import Outline, Place
@@ -124,28 +124,45 @@ class _Stack(Over):
         self._sources = sources
         self._join = join
 
-    def read(self, paths: tuple[str, ...], rows: Ids) -> Fields:
+    def read(self, paths: tuple[str, ...], rows: Where | Ids) -> Fields:
         """Fields of rows, some stacked; see `Layer.read`."""
-        mine = tuple(p for p in paths if p in self._sources)
-        found = self.below.read(tuple(p for p in paths if p not in mine), rows)
+        sources = self._sources
+        mine = [p for p in paths if p in sources]
         if not mine:
-            return found
-        back = rows[:, :, None] - np.arange(self._k - 1, -1, -1)
-        back = np.maximum(back, self.anchors.first[:, None, None])
-        flat = back.reshape(len(rows), -1)
-        # The frames before a stored next observation are those of its step.
-        frames = self.below.read(tuple({self._sources[p]: 0 for p in mine}), flat)
-        stored = tuple(p for p in mine if self._sources[p] != p)
-        newest = self.below.read(stored, rows)
-        for path in mine:
-            some = frames[self._sources[path]]
-            stack = some.reshape(*back.shape, *some.shape[2:])
-            if path in newest:
-                stack = np.concatenate(
-                    [stack[:, :, 1:], newest[path][:, :, None]], axis=2
-                )
-            found[path] = self._join(stack)
+            return self.below.read(paths, rows)
+        rest = tuple([p for p in paths if p not in sources])
+        found = self.below.read(rest, rows) if rest else {}
+        own = tuple([p for p in mine if sources[p] == p])
+        stored = tuple([p for p in mine if sources[p] != p])
+        if own:
+            for path, frames in self.below.read(
+                own, self._up_to(rows, self._k)
+            ).items():
+                count, width = frames.shape[:2]
+                shape = (count, width // self._k, self._k, *frames.shape[2:])
+                found[path] = self._join(frames.reshape(shape))
+        if stored:
+            # The frames before a stored next observation are those of its step.
+            newest, before = self.below.read(stored, rows), Fields()
+            if self._k > 1:
+                given = tuple({sources[p]: 0 for p in stored})
+                before = self.below.read(given, self._up_to(rows, self._k - 1))
+            for path in stored:
+                stack = newest[path][:, :, None]
+                if self._k > 1:
+                    older = before[sources[path]]
+                    shape = (*stack.shape[:2], self._k - 1, *older.shape[2:])
+                    stack = np.concatenate([older.reshape(shape), stack], axis=2)
+                found[path] = self._join(stack)
         return found
+
+    def _up_to(self, rows: Where | Ids, k: int) -> Where | Ids:
+        """The k rows up to each."""
+        if isinstance(rows, Where):
+            return rows.stacked(k)
+        back: Ids = rows[:, :, None] - np.arange(k - 1, -1, -1)
+        np.maximum(back, self.anchors.first[:, None, None], out=back)
+        return back.reshape(len(rows), -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,19 +257,27 @@ class _History(Over):
         self._shifts = shifts
         self._fill = fill
 
-    def read(self, paths: tuple[str, ...], rows: Ids) -> Fields:
+    def read(self, paths: tuple[str, ...], rows: Where | Ids) -> Fields:
         """Fields of rows, and histories; see `Layer.read`."""
         mine = [path for path in paths if path in self._shifts]
-        found = self.below.read(tuple(p for p in paths if p not in mine), rows)
+        found = self.below.read(tuple([p for p in paths if p not in mine]), rows)
+        first, k = self.anchors.first[:, None], len(self._fill)
         for name in mine:
-            back = rows[:, :, None] - np.arange(len(self._fill), 0, -1)
-            back += self._shifts[name]
-            known = back >= self.anchors.first[:, None, None]
-            # A row that is there for certain, in the place of one that is not.
-            flat = np.where(known, back, self.anchors.positions[:, None, None])
-            values = self.below.read((self._path,), flat.reshape(len(rows), -1))
-            actions = values[self._path]
-            shape = (*back.shape, *actions.shape[2:])
-            known = known.reshape(*back.shape, *[1] * (actions.ndim - 2))
+            shift = self._shifts[name]
+            wanted: Where | Ids
+            if isinstance(rows, Where):
+                wanted = rows.stacked(k, 1 - shift)
+                known = self.anchors.unclipped(wanted) >= first
+            else:
+                back = rows[:, :, None] - np.arange(k, 0, -1) + shift
+                wanted = back.reshape(len(rows), -1)
+                known = wanted >= first
+                # A row that is there for certain, in the place of one that is not.
+                wanted = np.where(known, wanted, self.anchors.positions[:, None])
+            actions = self.below.read((self._path,), wanted)[self._path]
+            count, width = known.shape
+            shape = (count, width // k, k)
+            known = known.reshape(*shape, *[1] * (actions.ndim - 2))
+            shape = (*shape, *actions.shape[2:])
             found[name] = np.where(known, actions.reshape(shape), self._fill)
         return found

@@ -5,6 +5,7 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.storage.memmap import MemmapStore
+from mmreplay.storage.records import Records
 from tests.loader.support import fill, steps
 
 GOAL = {"achieved": "observation/pixels", "desired": "goal", "info": ["extra"]}
@@ -109,7 +110,7 @@ def path(paths):
 class Spy:
     """Rows that a store was asked for, and those it read, by field."""
 
-    def __init__(self, monkeypatch):
+    def __init__(self, monkeypatch, store):
         self.asked, self.read = {}, {}
         gather = MemmapStore.gather
 
@@ -126,8 +127,14 @@ class Spy:
             told(self.read)(store, rows, paths)
             return gather(store, rows, paths)
 
+        def columns(records, rows, *some):
+            told(self.read)(store, rows.reshape(-1), tuple(store.packed))
+            return plain(records, rows, *some)
+
+        plain = Records.columns
         monkeypatch.setattr(MemmapStore, "prefetch", told(self.asked))
         monkeypatch.setattr(MemmapStore, "gather", reading)
+        monkeypatch.setattr(Records, "columns", columns)
 
 
 @pytest.mark.parametrize("stored", [False, True])
@@ -139,7 +146,7 @@ def test_what_is_read_was_asked_for(paths, monkeypatch, transforms, sampler, sto
     with mr.ReplayBuffer.open(paths[stored], transforms=transforms) as buffer:
         for _ in range(5):
             drawn = buffer.reading.drawing.ahead(sampler, 20)
-            spy = Spy(monkeypatch)
+            spy = Spy(monkeypatch, buffer.reading._store)
             buffer.reading.ahead.ask(drawn.draw)
             ahead = {name: set(rows) for name, rows in spy.asked.items()}
             buffer.reading.drawing.finish(sampler, drawn)

@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmreplay import kernels
-from mmreplay.episodes import FINAL, TERMINATED, TRUNCATED, judged
+from mmreplay.episodes import (
+    FINAL,
+    START,
+    TERMINATED,
+    TRUNCATED,
+    folded,
+    judged,
+)
 from mmreplay.kernels import steps as twin
 from mmreplay.ring import Ring
 
@@ -76,10 +83,41 @@ def test_steps_are_judged_by_two_rows(kernel, derived, ring, seed):
     flags = rng.integers(0, 256, ring.num_rows).astype(np.uint8)
     env_ids, positions = places(ring, 20, rng)
     law, out = judged(derived=derived), np.empty(20, bool)
-    kernel.legal(flags, *ring.shape, law, env_ids, positions, out)
+    heads = np.full(ring.num_envs, 100)
+    kernel.legal(flags, *ring.shape, law, heads, 1, env_ids, positions, out)
     here = flags[ring.rows(env_ids, positions)] & 63
     after = flags[ring.rows(env_ids, positions + 1)] & 63
     assert out.tolist() == law.reshape(64, 64)[here, after].tolist()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("derived", [False, True])
+@given(ring=rings(), seed=st.integers(0, 1 << 32), data=st.data())
+def test_steps_that_are_folded_are_judged_row_by_row(kernel, derived, ring, seed, data):
+    rng = random(seed)
+    flags = rng.integers(0, 64, ring.num_rows).astype(np.uint8)
+    flags[rng.random(ring.num_rows) < 0.7] = 0
+    env_ids, positions = places(ring, 20, rng)
+    law, out = folded(derived=derived), np.empty(20, bool)
+    heads = positions.max() + rng.integers(0, 4, ring.num_envs)
+    after = data.draw(st.integers(0, max(1, ring.slots - 1)))
+    kernel.legal(flags, *ring.shape, law, heads, after, env_ids, positions, out)
+
+    def judge(env_id, position):
+        here = flags[ring.row(env_id, position)]
+        if here & FINAL:
+            return False
+        for then in range(position + 1, position + after + 1):
+            following = flags[ring.row(env_id, then)] if then < heads[env_id] else 0
+            if not law.reshape(64, 64)[here, following]:
+                return False
+            if following & START or then >= heads[env_id]:
+                return True
+            here = following
+        return True
+
+    steps = zip(env_ids.tolist(), positions.tolist(), strict=True)
+    assert out.tolist() == [judge(*step) for step in steps]
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -252,7 +290,8 @@ def test_legal_picks_are_the_first_legal_ones_of_all(kernel, ring, seed, tries):
     rng = random(seed)
     flags = rng.integers(0, 256, ring.num_rows).astype(np.uint8)
     law, ends = judged(derived=True), np.arange(1, ring.num_envs + 1) * ring.slots
-    stretches, judge = (ends, ends * 5), (flags, *ring.shape, law)
+    heads, after = rng.integers(0, 90, ring.num_envs), int(rng.integers(0, ring.slots))
+    stretches, judge = (ends, ends * 5), (flags, *ring.shape, law, heads, after)
     picks, good = np.empty((2, tries), np.int64), np.empty(tries, bool)
     kernel.pick(seed, 1, *stretches, *picks)
     kernel.legal(*judge, *picks, good)
@@ -269,12 +308,15 @@ def refusals():
     ring = (3, 2, False)
     for env_id, position in ((-1, 0), (2, 0), (0, -1)):
         at = (np.array([env_id]), np.array([position]))
-        yield "legal", (flags, *ring, law, *at, out)
+        yield "legal", (flags, *ring, law, two, 1, *at, out)
         yield "place", (flags, *at, two, *ring, BITS, True, pair, ends)
-    yield "legal", (flags[:5], *ring, law, one, one, out)
-    yield "legal", (flags, *ring, law, one, two, out)
-    yield "legal", (flags, *ring, law[:9], one, one, out)
-    yield "legal", (flags, *ring, law, two, two, out)
+    yield "legal", (flags[:5], *ring, law, two, 1, one, one, out)
+    yield "legal", (flags, *ring, law, two, 1, one, two, out)
+    yield "legal", (flags, *ring, law[:9], two, 1, one, one, out)
+    yield "legal", (flags, *ring, law, two, 1, two, two, out)
+    yield "legal", (flags, *ring, law, one, 1, one, one, out)
+    yield "legal", (flags, *ring, law, two, 3, one, one, out)
+    yield "legal", (flags, *ring, law, two, -1, one, one, out)
     yield "place", (flags[:5], one, one, two, *ring, BITS, False, one, ends)
     yield "place", (flags, one, two, two, *ring, BITS, False, one, ends)
     yield "place", (flags, one, one, one, *ring, BITS, False, one, ends)
@@ -285,7 +327,7 @@ def refusals():
     yield "unplace", (one, one, *ring, one, one)
     yield "unplace", (one, two, *ring, two, one)
     yield "pick", (1, 0, two, two, one, one)
-    judge = (flags, *ring, law)
+    judge = (flags, *ring, law, two, 1)
     yield "pick_legal", (1, 0, two, two, *judge, 9, one, one)
     yield "pick_legal", (1, 0, two + 1, two, *judge, 9, one, two)
     yield "pick_legal", (1, 0, two + 9, two, *judge, 9, one, one)
@@ -375,8 +417,8 @@ def test_what_does_not_fit_is_refused(kernel, name, arguments):
 def test_c_counts_its_arguments_and_wants_arrays(name):
     with pytest.raises(TypeError, match=rf"{name}: got 1 arguments, expected \d+"):
         getattr(C, name)(1)
-    counts = {"shares": 3, "pick": 6, "legal": 8, "place": 11, "unplace": 7}
-    counts |= {"take": 14, "store": 10, "split": 6}
-    count = counts.get(name, 12)
+    counts = {"shares": 3, "pick": 6, "legal": 10, "place": 11, "unplace": 7}
+    counts |= {"take": 14, "store": 10, "split": 6, "pick_legal": 14}
+    count = counts[name]
     with pytest.raises(TypeError):
         getattr(C, name)(*["x"] * count)

@@ -25,8 +25,8 @@ def test_more_tries_find_nothing():
 def test_a_step_out_of_its_place_is_found(monkeypatch):
     fields = Drawing.fields
 
-    def moved(self, draw):
-        found = fields(self, draw)
+    def moved(self, draw, *options):
+        found = fields(self, draw, *options)
         found["reward"] = np.roll(found["reward"], 1, 0)
         return found
 

@@ -170,7 +170,15 @@ class World:
             ids, places, np.full(count, 1 / count), np.ones(count, np.float32), key,
             windows,
         )  # fmt: skip
-        return self.buffer.sample(count)
+        batch = self.buffer.sample(count)
+        # The first batch of a buffer tells what is read, those after it are read in
+        # one go; and what is drawn apart is the same, too.
+        for contiguous in (False, True):
+            again = self.buffer.sample(count, contiguous=contiguous)
+            assert again.fields.keys() == batch.fields.keys()
+            for path, array in batch.fields.items():
+                assert array.tobytes() == again[path].tobytes(), path
+        return batch
 
 
 def columns(steps):

@@ -67,7 +67,6 @@ class IndexedView:
         self.index.update(self.span, self._between)
         self.starts = self.index.starts
         self.num_illegal = self.index.num_illegal
-        self.legal = self.index.legal
         self.start_at = self.index.start_at
         self.legal_before = self.index.legal_before
 
@@ -76,6 +75,12 @@ class IndexedView:
         flags[-first % EPISODE :: EPISODE] = START
         flags[(EPISODE - 1 - first) % EPISODE :: EPISODE] = TRUNCATED
         return flags
+
+    def legal(self, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
+        """The last step of each episode is none; see `View.legal`."""
+        del env_ids
+        legal: NDArray[np.bool_] = positions % EPISODE != EPISODE - 1
+        return legal
 
     def flags(self, env_ids: Ids, positions: Ids) -> NDArray[np.uint8]:
         """See `View.flags`."""

@@ -127,11 +127,11 @@ def _make_fail(drawing: Any, armed: list[int]) -> None:
     """Have a drawing fail to copy when it is armed."""
     fields = drawing.fields
 
-    def failing(draw: Any) -> Any:
+    def failing(draw: Any, *options: Any) -> Any:
         if armed[0]:
             armed[0] = 0
             raise DeviceError("a device")
-        return fields(draw)
+        return fields(draw, *options)
 
     drawing.fields = failing
 
