@@ -33,6 +33,7 @@ from tools.bench import (
     prioritized_peers,
     slices,
     tables,
+    transform_peers,
 )
 from tools.bench.turns import rounded
 
@@ -56,6 +57,7 @@ BESIDE: dict[str, Collection[str]] = {
     "bench_prioritized": prioritized_peers.MODULES,
     "bench_sample": peers.MODULES,
     "bench_sequences": slices.MAKERS,
+    "bench_transforms": transform_peers.MODULES,
     "bench_tree": peers.MODULES,
     "bench_zarr_peers": bench_zarr_peers.PEERS,
 }

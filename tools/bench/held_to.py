@@ -144,6 +144,30 @@ SEALED = (
           "seal blosc-lz4 speedup_over zarr-python", 20),
 )  # fmt: skip
 
+TRANSFORMS = (
+    *(
+        least(f"3 steps folded, 256, over {name}", "bench_transforms",
+              f"n_step speedup_of_mmreplay {name}", bound)
+        for name, bound in (
+            ("stable_baselines3", 4), ("cpprb", 3), ("tianshou", 3), ("torchrl", 3),
+        )
+    ),
+    most("4 frames stacked, 256, time over that of a bare take", "bench_transforms",
+         "stacked_frames over_the_bare_take", 1.3),
+    *(
+        least(f"4 frames and the next 4 stacked, 256, over {name}", "bench_transforms",
+              f"stacked_frames with_next_ones speedup_of_mmreplay {name}", 3)
+        for name in ("cpprb", "tianshou")
+    ),
+    least("prioritized, folded and stacked, loader, over the fastest",
+          "bench_transforms", "prioritized_n_step_stacked speedup_of_mmreplay fastest",
+          3),
+    least("goals of the future, 256, over Stable-Baselines3", "bench_transforms",
+          "her_future speedup_of_mmreplay stable_baselines3", 3),
+    least("uniform 256, contiguous, over cpprb", "bench_transforms",
+          "contiguous speedup_of_mmreplay cpprb", 3),
+)  # fmt: skip
+
 TARGETS: tuple[Target, ...] = (
     least("add 1, over cpprb", "bench_add", "speedup add_1_full_ring cpprb", 3),
     least("add 1, over Stable-Baselines3", "bench_add",
@@ -160,6 +184,7 @@ TARGETS: tuple[Target, ...] = (
           "turn_4096 speedup_of_mmreplay fastest", 2.5),
     least("sequences, over TorchRL", "bench_sequences", "speedup torchrl", 4),
     least("sequences, over skrl", "bench_sequences", "speedup skrl", 1),
+    *TRANSFORMS,
     least("filling pixels, over TorchRL, of a turn", "bench_pixels",
           "fill_speedup turn_by_turn", 2),
     least("filling pixels, over TorchRL, in all", "bench_pixels",
