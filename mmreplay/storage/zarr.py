@@ -7,6 +7,7 @@ is said by its place's number, which readers look at before and after they copy.
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -317,8 +318,10 @@ class ZarrStore:
             # The writer removes shards while others look.
             with suppress(FileNotFoundError):
                 status = path.lstat()
-                apparent += status.st_size
-                allocated += status.st_blocks * 512
+                # A link is no shard, and leads anywhere.
+                if stat.S_ISREG(status.st_mode):
+                    apparent += status.st_size
+                    allocated += status.st_blocks * 512
         return apparent, allocated
 
     def compression(self, heads: Ids) -> dict[str, tuple[int, int]]:
