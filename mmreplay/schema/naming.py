@@ -99,7 +99,8 @@ class Plain:
             if role in roles and _is_end(columns.get(roles[role]))
         }
         kept = self._storable(columns)
-        if not kept:
+        # Rows of no bytes are not bounded by the file's size.
+        if not any(field.nbytes for field in kept.values()):
             raise SourceError(
                 f"got no column that can be a field among {list(columns)[:20]}, "
                 "expected arrays of one row a step; name another file"

@@ -185,7 +185,7 @@ def test_other_warnings_are_pythons(monkeypatch, capsys):
     def app(**_):
         warnings.warn("of something else", stacklevel=1)
 
-    monkeypatch.setattr("mmreplay.cli.app.app", app)
+    monkeypatch.setattr("mmreplay.cli.app.build", lambda: app)
     shown = warnings.showwarning
     with pytest.warns(UserWarning, match="of something else"):
         assert run([]) == 0

@@ -261,8 +261,8 @@ BAD = {
         r"'observation': got float32\[.*4\], expected float32\[.*5\]",
     ),
     "a dtype": (
-        lambda step: {**step, "odd": step["odd"].astype("i8")},
-        r"'odd': got int64\[",
+        lambda step: {**step, "odd": step["odd"].astype("f8")},
+        r"'odd': got float64\[",
     ),
     "a value": (
         lambda step: {**step, "odd": (step["odd"].astype("i8") + 300).tolist()},
