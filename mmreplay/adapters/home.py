@@ -277,6 +277,39 @@ class Home:
         )
 
 
+def fixed(name: str, way_out: str) -> Any:
+    """An attribute that is set once, as rows depend on it.
+
+    Args:
+        name: Its name.
+        way_out: What to do instead of changing it.
+
+    Example:
+        >>> class Memory:
+        ...     size = fixed("size", "make another memory")
+        >>> memory = Memory()
+        >>> memory.size = 4
+        >>> memory.size
+        4
+    """
+
+    def read(self: object) -> Any:
+        try:
+            return vars(self)[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def write(self: object, value: object) -> None:
+        known = vars(self).setdefault(name, value)
+        if value is not known and value != known:
+            raise SchemaError(
+                f"{name}: got {value!r:.80} for {type(self).__name__} that was made "
+                f"with {known}, expected no change; {way_out}"
+            )
+
+    return property(read, write, doc=f"The {name} that it was made with; fixed.")
+
+
 class Kept:
     """What has a `home` and a ring, and pickles as the way to it."""
 

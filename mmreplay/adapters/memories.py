@@ -20,11 +20,13 @@ from mmreplay.adapters import memory_files
 from mmreplay.adapters.memory_files import Format, check_format
 from mmreplay.adapters.memory_rows import Rows
 from mmreplay.adapters.tensors import Tensor
+from mmreplay.adapters.values import check_counts
 from mmreplay.batch import Batch
 from mmreplay.buffer.lifecycle import absolute
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import EmptyError, SchemaError, StaleError
 from mmreplay.samplers.base import Sampler
+from mmreplay.samplers.checks import truth, whole
 from mmreplay.samplers.distinct import DistinctSampler
 from mmreplay.samplers.sequence import SequenceSampler
 from mmreplay.samplers.uniform import UniformSampler
@@ -226,6 +228,7 @@ class Memory(Rows):
         found = [self._shown(batch, name) for name in names]
         if mini_batches == 1:
             return [found]
+        check_counts(mini_batches=mini_batches)
         parts = [
             [None] * mini_batches
             if tensor is None
@@ -321,12 +324,15 @@ class RandomMemory(Memory):
             replacement: Whether a sample may be drawn more than once a batch; without,
                 a batch is no larger than what there is.
             **options: As in `Memory`.
+
+        Raises:
+            SchemaError: `replacement` is no truth value; see also `Memory`.
         """
+        self._replacement = truth("replacement", replacement)
         super().__init__(
             memory_size, num_envs, device, export, export_format, export_directory,
             **options,
         )  # fmt: skip
-        self._replacement = replacement
         self._samplers: dict[int, Sampler] = {}
 
     def sample(
@@ -365,11 +371,7 @@ class RandomMemory(Memory):
         return self._parted(batch, names, mini_batches)
 
     def _sampler(self, length: int) -> Sampler:
-        if length < 1:
-            raise SchemaError(
-                f"sequence_length: got {length}, expected at least 1; leave it out for "
-                "single steps"
-            )
+        whole("sequence_length", length, 1, "leave it out for single steps")
         if length not in self._samplers:
             seed = (self._seed + length) % (1 << 63)
             sampler: Sampler = (

@@ -7,6 +7,7 @@ counted from the last reset, is r modulo memory_size.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mmreplay.adapters.home import MEMORIES, Home, Kept, StrPath
+from mmreplay.adapters.home import MEMORIES, Home, Kept, StrPath, fixed
 from mmreplay.adapters.memory_cursor import Cursor, cursor_of
 from mmreplay.adapters.memory_files import Format, check_format
 from mmreplay.adapters.tensors import (
@@ -27,8 +28,9 @@ from mmreplay.adapters.tensors import (
 )
 from mmreplay.adapters.values import LOOKS, check_counts, device_of, seed_of_draws
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.errors import SchemaError
+from mmreplay.errors import SchemaError, shown
 from mmreplay.samplers.base import Sampler
+from mmreplay.samplers.checks import truth, whole
 from mmreplay.schema import Schema
 
 MUTABLE = ("values", "returns", "advantages")
@@ -42,8 +44,8 @@ class Rows(Kept):
     """Named tensors ``[memory_size, num_envs, *size]`` in files.
 
     Attributes:
-        memory_size: Rows kept of each environment.
-        num_envs: Environments.
+        memory_size: Rows kept of each environment; fixed.
+        num_envs: Environments; fixed.
         device: Where results go.
         sampling_indexes: Cells drawn last, int64, or None.
         home: Where the data is.
@@ -54,6 +56,8 @@ class Rows(Kept):
     shaped: ClassVar[bool] = False
     """Whether spaces and numbers keep dimensions as well, not sequences only."""
     held = "ring"
+    memory_size: int = fixed("memory_size", "make another memory with another path")
+    num_envs: int = fixed("num_envs", "make another memory with another path")
 
     def __init__(
         self,
@@ -86,12 +90,26 @@ class Rows(Kept):
             seed: Of the draws; by default torch's own.
 
         Raises:
-            SchemaError: The format is unknown, a number is not at least 1, or the
-                buffer that is there has another size.
+            SchemaError: The format is unknown, a number is not at least 1, another
+                argument is of a wrong type, or the buffer that is there has another
+                size.
             FormatError: The path holds a buffer, and resume is False.
         """
         check_format(export_format)
         check_counts(memory_size=memory_size, num_envs=num_envs)
+        truth("export", export)
+        if not isinstance(export_directory, str | os.PathLike):
+            raise SchemaError(
+                f"export_directory: got {shown(export_directory)}, expected a path; "
+                "leave it out for the current directory"
+            )
+        if isinstance(mutable, str):
+            raise SchemaError(
+                f"mutable: got {mutable!r:.80}, expected a sequence of names; pass "
+                f"[{mutable!r:.80}]"
+            )
+        if seed is not None:
+            whole("seed", seed, 0, "leave it out for torch's own")
         self.memory_size, self.num_envs = int(memory_size), int(num_envs)
         self.device = device_of(device)
         self._on_cpu = self.device.type == "cpu"
@@ -106,22 +124,25 @@ class Rows(Kept):
         self._cursor = Cursor(self.num_envs)
         self.home = Home(self.system, path, resume)
         self.ring: ReplayBuffer | None = self._opened(None)
-        if self.ring is not None:
-            got = self.ring.capacity, self.ring.num_envs
-            if got != (memory_size, num_envs):
-                raise SchemaError(
-                    f"{self.home.path} holds a memory of (memory_size, num_envs) "
-                    f"{got}, got {(memory_size, num_envs)}, expected the same; give "
-                    "another path"
-                )
 
     def _open_again(self, sampler: Sampler | None) -> None:
         self.ring = self._opened(sampler)
 
     def _opened(self, sampler: Sampler | None) -> ReplayBuffer | None:
-        """The ring, if it is there, and its cursor."""
+        """The ring, if it is there, and its cursor.
+
+        Raises:
+            SchemaError: It is of another size, as after a resize.
+        """
         ring = self.home.reopen(sampler)
         if ring is not None:
+            got = ring.capacity, ring.num_envs
+            expected = self.memory_size, self.num_envs
+            if got != expected:
+                raise SchemaError(
+                    f"{self.home.path} holds a memory of (memory_size, num_envs) "
+                    f"{got}, got {expected}, expected the same; give another path"
+                )
             self._cursor = cursor_of(ring)
         return ring
 
@@ -224,6 +245,11 @@ class Rows(Kept):
                 )
             return False
         dtype = torch.get_default_dtype() if dtype is None else dtype
+        if not isinstance(dtype, torch.dtype):
+            raise SchemaError(
+                f"dtype: got {shown(dtype)} for tensor {name!r}, expected a "
+                "torch.dtype; such as torch.float32"
+            )
         tensor = Tensor.of(name, shape, dtype, name in self._mutable)
         for other in self._declared.values():
             if other.path == tensor.path:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from mmreplay import files
 from mmreplay.adapters import velora_files as saved
-from mmreplay.adapters.home import Home, Kept, StrPath
+from mmreplay.adapters.home import Home, Kept, StrPath, fixed
 from mmreplay.adapters.values import plain_rows, rows_of, seed_of_draws
 from mmreplay.adapters.velora_files import METADATA, BufferConfig
 from mmreplay.adapters.velora_play import played
@@ -70,30 +70,15 @@ def _stored(name: str) -> Any:
     )
 
 
-def _fixed(name: str, way_out: str) -> Any:
-    kept = f"_{name}"
-
-    def read(self: BufferBase) -> Any:
-        return self.__dict__[kept]
-
-    def write(self: BufferBase, value: object) -> None:
-        raise SchemaError(
-            f"{name}: got {value!r:.80} for a buffer that was made with "
-            f"{self.__dict__[kept]}, expected no change; {way_out}"
-        )
-
-    return property(read, write, doc=f"The {name} that it was made with.")
-
-
 class BufferBase(Kept):
     """Experience in a ring on disk; see `ReplayBuffer`."""
 
-    capacity = _fixed(
+    capacity: int = fixed(
         "capacity", "close it, and resize its folder by `mmreplay resize`"
     )
-    state_dim = _fixed("state_dim", "make another buffer")
-    action_dim = _fixed("action_dim", "make another buffer")
-    hidden_dim = _fixed("hidden_dim", "make another buffer")
+    state_dim: int = fixed("state_dim", "make another buffer")
+    action_dim: int = fixed("action_dim", "make another buffer")
+    hidden_dim: int = fixed("hidden_dim", "make another buffer")
     states = _stored("states")
     actions = _stored("actions")
     rewards = _stored("rewards")
@@ -144,7 +129,7 @@ class BufferBase(Kept):
         dims: tuple[int, int, int, int],
         told: dict[str, int],
     ) -> None:
-        self._capacity, self._state_dim, self._action_dim, self._hidden_dim = dims
+        self.capacity, self.state_dim, self.action_dim, self.hidden_dim = dims
         self.device = None if device is None else torch.device(device)
         self.home = home
         self._shapes = {name: (dim,) for name, dim in self._dims.items()}
@@ -166,7 +151,8 @@ class BufferBase(Kept):
         ring = self.home.reopen(sampler)
         assert ring is not None
         # It may have been resized since.
-        self._ring, self._capacity = ring, ring.capacity
+        self._ring = ring
+        vars(self)["capacity"] = ring.capacity
 
     @property
     def _dims(self) -> dict[str, int]:
@@ -182,7 +168,7 @@ class BufferBase(Kept):
     @property
     def position(self) -> int:
         """The row that is written next, in ``[0, capacity)``."""
-        return (int(self._ring.heads[0]) + self._oldest) % self._capacity
+        return (int(self._ring.heads[0]) + self._oldest) % self.capacity
 
     @property
     def size(self) -> int:

@@ -168,6 +168,82 @@ def test_every_space_has_its_size(tmp_path):
             rofunc.Memory(2).create_tensor("t", space, keep_dimensions=True)
 
 
+@pytest.mark.parametrize("kind", [skrl.RandomMemory, rofunc.RandomMemory])
+@pytest.mark.parametrize(("name", "value"), [("memory_size", 8), ("num_envs", 3)])
+def test_the_size_of_a_memory_does_not_change(kind, name, value):
+    memory = declared(kind(4, 2, device="cpu"))
+    known = getattr(memory, name)
+    setattr(memory, name, known)
+    for count in range(2):
+        with pytest.raises(
+            SchemaError, match=rf"^{name}: got {value} .* made with {known}, .*another"
+        ):
+            setattr(memory, name, value)
+        memory.add_samples(**samples(2 * count, 2))
+        assert (memory.memory_size, memory.num_envs, len(memory)) == (
+            4,
+            2,
+            2 + 2 * count,
+        )
+    assert memory.get_tensor_by_name("rewards").shape == (4, 2, 1)
+
+
+def test_a_pickled_memory_refuses_a_folder_that_was_resized(tmp_path):
+    memory = declared(skrl.RandomMemory(4, device="cpu", path=tmp_path / "ring"))
+    memory.add_samples(**samples(0, 3))
+    kept = pickle.dumps(memory)
+    memory.home.close()
+    with mr.ReplayBuffer.open(tmp_path / "ring", mode="r+") as ring:
+        ring.resize(8)
+    with pytest.raises(SchemaError, match=r"\(8, 1\), got \(4, 1\), expected the same"):
+        pickle.loads(kept)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"replacement": "no"}, "replacement: got 'no', expected True or False"),
+        ({"replacement": None}, "replacement: got None, expected True or False"),
+        ({"export": "no"}, "export: got 'no', expected True or False"),
+        ({"export_directory": 3}, "export_directory: got 3, expected a path"),
+        ({"export_directory": None}, "export_directory: got None, expected a path"),
+        ({"export_format": ["pt"]}, "Unsupported export format: got"),
+        ({"mutable": "values"}, r"mutable: .* sequence of names; pass \['values'\]"),
+        ({"seed": "x"}, "seed: got 'x', expected an integer of at least 0"),
+        ({"seed": -1}, "seed: got -1, expected an integer of at least 0"),
+    ],
+)
+@pytest.mark.parametrize("kind", [skrl.RandomMemory, rofunc.RandomMemory])
+def test_arguments_that_make_no_sense_are_refused_by_name(
+    tmp_path, kind, options, match
+):
+    with pytest.raises(SchemaError, match=f"^{match}"):
+        kind(4, 2, "cpu", path=tmp_path / "ring", **options)
+    assert not (tmp_path / "ring").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"mini_batches": 0}, "mini_batches: got 0, expected a whole number of"),
+        ({"mini_batches": -2}, "mini_batches: got -2, expected a whole number of"),
+        ({"sequence_length": 0}, "sequence_length: got 0, expected an integer of"),
+        ({"sequence_length": 1.5}, "sequence_length: got 1.5, expected an integer"),
+        ({"sequence_length": "2"}, "sequence_length: got '2', expected an integer"),
+    ],
+)
+def test_draws_that_make_no_sense_are_refused_by_name(options, match):
+    memory = declared(skrl.RandomMemory(4, 2, device="cpu"))
+    memory.add_samples(**samples(0, 2))
+    with pytest.raises(SchemaError, match=f"^{match}"):
+        memory.sample(["rewards"], 2, **options)
+
+
+def test_a_dtype_that_is_not_of_torch_is_refused_by_name():
+    with pytest.raises(SchemaError, match=r"^dtype: got 'float32' .* torch\.float32"):
+        skrl.Memory(4).create_tensor("a", 1, "float32")
+
+
 DEVICES = ["cuda:99", "no such device", "mps:77", torch.device("cuda:99")]
 """What no machine has."""
 

@@ -46,7 +46,9 @@ def test_sequences_never_go_from_the_newest_to_the_oldest(tmp_path):
     assert memory.sampling_indexes.tolist() == [n % 6 for n in numbers.flatten().int()]
     with pytest.raises(EmptyError):
         memory.sample(["observations"], 1, sequence_length=7)
-    with pytest.raises(ValueError, match="sequence_length: got 0, expected at least 1"):
+    with pytest.raises(
+        ValueError, match="sequence_length: got 0, expected an integer of at least 1"
+    ):
         memory.sample(["observations"], 1, sequence_length=0)
     memory.home.close()
 

@@ -84,6 +84,12 @@ def test_features_that_make_no_sense_are_refused_by_name(tmp_path, name, value):
     assert not (tmp_path / "new").exists()
 
 
+def test_a_pickle_keeps_the_names_of_an_earlier_version(buffer):
+    told = {"capacity": 4, "state_dim": 2, "action_dim": 1, "hidden_dim": 3}
+    state = buffer.__getstate__()
+    assert {name: state[name] for name in told} == told
+
+
 def test_a_pickled_buffer_has_the_capacity_that_its_folder_has(buffer):
     for value in range(6):
         buffer.add(*step(value))
