@@ -22,9 +22,10 @@ from mmreplay.adapters.values import check_counts
 from mmreplay.batch import Batch
 from mmreplay.buffer.replay_buffer import ReplayBuffer as Ring
 from mmreplay.episodes import END, FINAL
-from mmreplay.errors import EmptyError, SchemaError
+from mmreplay.errors import EmptyError, SchemaError, shown
 from mmreplay.format import metadata
 from mmreplay.samplers.base import Sampler
+from mmreplay.samplers.checks import truth
 from mmreplay.samplers.prioritized import PrioritizedSampler
 from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.schema import Field
@@ -148,9 +149,11 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
             FormatError: The path holds a buffer, and resume is False.
             SchemaError: An argument is not legal, or it needs `DictReplayBuffer`.
         """
-        check_counts(n_envs=n_envs)
+        check_counts(n_envs=n_envs, buffer_size=buffer_size)
+        truth("optimize_memory_usage", optimize_memory_usage)
+        truth("handle_timeout_termination", handle_timeout_termination)
         # Not the base's own __init__: it fills the RAM.
-        self.buffer_size = max(buffer_size // n_envs, 1)
+        self.buffer_size = max(int(buffer_size) // n_envs, 1)
         self.observation_space, self.action_space = observation_space, action_space
         self.obs_shape = preprocessing.get_obs_shape(observation_space)
         self.action_dim = preprocessing.get_action_dim(action_space)
@@ -518,6 +521,7 @@ class HerReplayBuffer(DictReplayBuffer, her_replay_buffer.HerReplayBuffer):  # t
                 f"{', '.join(sb3_goals.STRATEGIES)}; 'future' is the usual one"
             )
         check_counts(0, n_sampled_goal=n_sampled_goal)
+        truth("copy_info_dict", copy_info_dict)
         for name, value in (("info_keys", info_keys), ("info_bytes", info_bytes)):
             if value is not None and not copy_info_dict:
                 raise SchemaError(
@@ -526,6 +530,13 @@ class HerReplayBuffer(DictReplayBuffer, her_replay_buffer.HerReplayBuffer):  # t
                 )
         if info_bytes is not None:
             check_counts(info_bytes=info_bytes)
+        if info_keys is not None and (
+            isinstance(info_keys, str) or not all(isinstance(k, str) for k in info_keys)
+        ):
+            raise SchemaError(
+                f"info_keys: got {shown(info_keys)}, expected a sequence of names; such "
+                'as ["is_success"]'
+            )
         self.env, self.goal_selection_strategy = env, given
         self.n_sampled_goal, self.copy_info_dict = n_sampled_goal, copy_info_dict
         self.her_ratio = 1 - (1.0 / (n_sampled_goal + 1))

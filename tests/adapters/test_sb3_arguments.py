@@ -97,6 +97,26 @@ def test_each_space_has_its_buffer(kind, space, message):
         getattr(adapter, kind)(8, space, ACTION)
 
 
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"buffer_size": 0}, "buffer_size: got 0, expected a whole number"),
+        ({"buffer_size": 2.5}, "buffer_size: got 2.5, expected a whole number"),
+        ({"buffer_size": "9"}, "buffer_size: got '9', expected a whole number"),
+        ({"optimize_memory_usage": "no"}, "optimize_memory_usage: got 'no', .* False"),
+        (
+            {"handle_timeout_termination": "no"},
+            "handle_timeout_termination: got 'no', expected True or False",
+        ),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused_by_name(tmp_path, options, match):
+    given = {"buffer_size": 9, "observation_space": BOX, "action_space": BOX}
+    with pytest.raises(SchemaError, match=f"^{match}"):
+        adapter.ReplayBuffer(**given | options, path=tmp_path / "ring")
+    assert not (tmp_path / "ring").exists()
+
+
 def test_no_environments_are_refused():
     with pytest.raises(SchemaError, match="n_envs: got 0, expected a whole number"):
         adapter.ReplayBuffer(8, BOX, ACTION, n_envs=0)

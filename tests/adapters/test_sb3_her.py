@@ -406,6 +406,17 @@ def test_how_infos_are_stored_is_refused_where_they_are_not(option):
         HerReplayBuffer(10, SPACE, ACTION, None, **option)
 
 
+@pytest.mark.parametrize("keys", ["is_success", [3], [b"a"]])
+def test_names_of_infos_are_a_sequence_of_text(keys):
+    with pytest.raises(SchemaError, match=r"^info_keys: got .* \[.is_success.\]"):
+        HerReplayBuffer(10, SPACE, ACTION, None, copy_info_dict=True, info_keys=keys)
+
+
+def test_copying_infos_is_true_or_false():
+    with pytest.raises(SchemaError, match="^copy_info_dict: got 'no', expected True"):
+        HerReplayBuffer(10, SPACE, ACTION, None, copy_info_dict="no")
+
+
 def flip(n_bits=4, **options):
     return flipping.BitFlippingEnv(n_bits=n_bits, **options)
 
