@@ -7,7 +7,7 @@ buffers of Stable-Baselines3 is told in docs/migrating/sb3.md.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -355,23 +355,25 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         )
         ends = fields["terminated"].astype(np.float32)
         rewards = self._normalize_reward(fields["reward"].reshape(-1, 1), env)
-        kind = self._dicts if isinstance(now, dict) else Samples
-        samples = kind(
-            *map(self._tensor, (now, fields["action"], then, ends[:, None], rewards)),
+        # A batch is nobody else's: no copy is needed.
+        tensor: Callable[[Any], torch.Tensor] = torch.from_numpy
+        if self.device != CPU:
+            tensor = lambda array: torch.from_numpy(array).to(self.device)  # noqa: E731
+
+        dicts = isinstance(now, dict)
+        if dicts:
+            now, then = ({k: tensor(a) for k, a in d.items()} for d in (now, then))
+        samples = (self._dicts if dicts else Samples)(
+            now if dicts else tensor(now),
+            tensor(fields["action"]),
+            then if dicts else tensor(then),
+            tensor(ends[:, None]),
+            tensor(rewards),
             # 0 at an end, where what it is multiplied by is 0 as well.
-            self._tensor(fields["discount"][:, None] if self._transforms else None),
+            tensor(fields["discount"][:, None]) if self._transforms else None,
         )
         samples.batch = batch
         return samples
-
-    def _tensor(self, value: Any) -> Any:
-        if value is None:
-            return None
-        if isinstance(value, dict):
-            return {key: self._tensor(array) for key, array in value.items()}
-        # A batch is nobody else's: no copy is needed.
-        tensor = torch.from_numpy(value)
-        return tensor if self.device == CPU else tensor.to(self.device)
 
     def update_priorities(self, samples: Any, priorities: ArrayLike) -> int:
         """Give the transitions of a batch new priorities.
@@ -534,8 +536,8 @@ class HerReplayBuffer(DictReplayBuffer, her_replay_buffer.HerReplayBuffer):  # t
             isinstance(info_keys, str) or not all(isinstance(k, str) for k in info_keys)
         ):
             raise SchemaError(
-                f"info_keys: got {shown(info_keys)}, expected a sequence of names; such "
-                'as ["is_success"]'
+                f"info_keys: got {shown(info_keys)}, expected a sequence of names; "
+                'such as ["is_success"]'
             )
         self.env, self.goal_selection_strategy = env, given
         self.n_sampled_goal, self.copy_info_dict = n_sampled_goal, copy_info_dict
@@ -555,6 +557,7 @@ class HerReplayBuffer(DictReplayBuffer, her_replay_buffer.HerReplayBuffer):  # t
             self._extra = {"info": Field((self._info_nbytes,), "uint8")}
         super()._declare()
         self._hindsight = sb3_goals.Hindsight("achieved_goal")
+        self._infos: list[dict[str, Any]] = []
         shapes = [self.obs_shape.get(k) for k in ("achieved_goal", "desired_goal")]
         if None in shapes or shapes[0] != shapes[1]:
             raise SchemaError(
@@ -671,7 +674,8 @@ class HerReplayBuffer(DictReplayBuffer, her_replay_buffer.HerReplayBuffer):  # t
             SchemaError: There is no environment to compute rewards by, or its
                 ``compute_reward`` gives no reward for each goal.
         """
-        check_counts(batch_size=batch_size)
+        if type(batch_size) is not int or batch_size < 1:
+            check_counts(batch_size=batch_size)
         if (ring := self.ring) is None:
             raise EmptyError(
                 f"cannot draw {batch_size} transitions: got none yet, expected an "
@@ -692,12 +696,18 @@ class HerReplayBuffer(DictReplayBuffer, her_replay_buffer.HerReplayBuffer):  # t
                 fields[f"{path}/desired_goal"][real:] = goals
             fields["reward"][real:] = self._rewards(
                 fields["next_observation/achieved_goal"][real:], goals,
-                [{} for _ in range(count)] if told is None
+                self._no_infos(count) if told is None
                 else sb3_goals.decoded(told[real:]),
             )  # fmt: skip
         samples = self._samples(batch, env)
         samples.goal_positions = places
         return samples
+
+    def _no_infos(self, count: int) -> list[dict[str, Any]]:
+        """Empty infos, the same ones again unless `compute_reward` wrote into them."""
+        if len(self._infos) != count or any(self._infos):
+            self._infos = [{} for _ in range(count)]
+        return self._infos
 
     def _rewards(
         self,
@@ -729,7 +739,7 @@ class HerReplayBuffer(DictReplayBuffer, her_replay_buffer.HerReplayBuffer):  # t
 
     def __getstate__(self) -> dict[str, Any]:
         """See `ReplayBuffer`; the environment is left out."""
-        left_out = ("env", "_hindsight")
+        left_out = ("env", "_hindsight", "_infos")
         state = super().__getstate__()
         return {k: v for k, v in state.items() if k not in left_out}
 

@@ -29,6 +29,8 @@ from mmreplay.samplers.ranks import legal_before
 STRATEGIES = ("future", "final", "episode")
 GOALS = 1
 """Step of the generator of a draw's key whose numbers choose goals."""
+WIDE = 4096
+"""Bytes of a step above which goals are read without the rest of their steps."""
 NUMBERS = "biufcSU"
 """Kinds of the dtypes of arrays in infos."""
 TAG = "\0"
@@ -46,6 +48,7 @@ class EndedView:
         num_illegal: See `View.num_illegal`.
         whole: `starts` of the whole view, of the same moment.
         closed: See `EndedView.__init__`.
+        num_legal: How many of `starts` are legal.
     """
 
     def __init__(self, view: View, closed: Ids) -> None:
@@ -69,6 +72,7 @@ class EndedView:
             self._high: Ids = legal_before(view, every, self.starts.stop)
             self._ends: Ids = np.cumsum(self._high - low)
             self.num_illegal = int(self.starts.lengths.sum() - self._ends[-1])
+        self.num_legal = int(self.starts.lengths.sum()) - self.num_illegal
 
     @property
     def home(self) -> Home:
@@ -114,8 +118,9 @@ class Hindsight:
         Args:
             achieved: Leaf of the observation that holds the goal achieved.
         """
-        self._achieved = f"next_observation/{achieved}"
+        self._achieved = achieved
         self._ended: EndedView | None = None
+        self._wide: bool | None = None
 
     def draw(
         self,
@@ -162,7 +167,7 @@ class Hindsight:
                         or ended.whole is not view.starts
                     ):
                         ended = self._ended = EndedView(view, closed)
-                    if int(ended.starts.lengths.sum()) <= ended.num_illegal:
+                    if ended.num_legal < 1:
                         raise EmptyError(
                             f"cannot draw {batch_size} transitions: got "
                             f"{int(view.span.lengths.sum())} rows and no whole episode "
@@ -185,26 +190,36 @@ class Hindsight:
                     first = stop - 1
                 shares = np.empty(num_virtual)
                 _steps.shares(drawn.key, GOALS, shares)
-                steps = (shares * (stop - first)).astype(np.int64)
-                goals = first + np.minimum(steps, stop - first - 1)
-                # The steps that give goals behind those drawn, in one go.
+                lengths = stop - first
+                shares *= lengths
+                # A share just below 1 may be rounded up to the length.
+                goals = np.minimum(shares.astype(np.int64), lengths - 1)
+                goals += first
                 every = np.concatenate([env_ids, ids])
                 rows = np.concatenate([positions, goals])
-                found = view.gather(every, rows)
+                if self._wide is None:
+                    nbytes = sum(field.nbytes for field in ring.schema.fields.values())
+                    self._wide = nbytes > WIDE
+                if self._wide:
+                    found = view.gather(env_ids, positions, contiguous=True)
+                    path, shift = f"next_observation/{self._achieved}", 0
+                    if view.next_paths:
+                        path, shift = f"observation/{self._achieved}", 1
+                    given = view.read((path,), ids, goals + shift)[path]
+                else:
+                    # Steps that give goals behind those drawn: one call costs less.
+                    found = view.gather(every, rows, contiguous=True)
+                    given = found[f"next_observation/{self._achieved}"][batch_size:]
                 if view.stale(every, rows, moment) is not None:
                     continue
             except ReplacedError:
                 continue
-            given = found[self._achieved][batch_size:]
-            fields = {
-                path: np.ascontiguousarray(array[:batch_size])
-                for path, array in found.items()
-            }
             batch = Batch(
-                fields, env_ids, positions, drawn.probabilities, drawn.weights,
+                {path: array[:batch_size] for path, array in found.items()},
+                env_ids, positions, drawn.probabilities, drawn.weights,
                 key=drawn.key, buffer=view.home.uuid,
             )  # fmt: skip
-            return batch, positions == end - 1, goals, np.ascontiguousarray(given)
+            return batch, positions == end - 1, goals, given
 
 
 def encoded(

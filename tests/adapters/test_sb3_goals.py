@@ -139,9 +139,12 @@ def test_whole_ended_episodes_alone_are_drawn_from(tmp_path, rng, once):
 
 @pytest.mark.parametrize("once", [False, True])
 @pytest.mark.parametrize("strategy", sb3_goals.STRATEGIES)
+@pytest.mark.parametrize("wide", [False, True])
 def test_goals_are_drawn_by_the_law_and_from_the_step_that_achieved_them(
-    tmp_path, rng, once, strategy
+    tmp_path, rng, monkeypatch, once, strategy, wide
 ):
+    if wide:  # goals are read without the rest of their steps
+        monkeypatch.setattr(sb3_goals, "WIDE", 0)
     held = Episodes(tmp_path / "ring", once, 12, 2)
     for _ in range(17):
         held.add(rng.random(2) < 0.3)
@@ -187,8 +190,11 @@ def test_the_same_seed_draws_the_same_goals(tmp_path, rng):
     held.ring.close()
 
 
+@pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("virtual", [0, 8])
-def test_none_or_all_of_a_batch_may_get_goals(tmp_path, virtual):
+def test_none_or_all_of_a_batch_may_get_goals(tmp_path, monkeypatch, virtual, wide):
+    if wide:
+        monkeypatch.setattr(sb3_goals, "WIDE", 0)
     held = Episodes(tmp_path / "ring", False)
     held.add(np.ones(ENVS, bool))
     _, _, goals, given = held.draw(UniformSampler(0), 8, virtual, "future")
