@@ -615,7 +615,7 @@ class PERBuffer(NStepReplayBuffer, SequencePriorities):
 
 
 class EREBuffer(PERBuffer):
-    """Draws from the newest transitions, of which fewer are left batch by batch.
+    """Draws from the newest transitions, in a window that shrinks from batch to batch.
 
     Emphasizing Recent Experience (Wang and Ross 2019): of N transitions, batch k of K
     is from the newest ``max(N * eta ** (1000 * k / K), cmin)``, k from 0; of less than

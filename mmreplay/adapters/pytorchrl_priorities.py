@@ -56,10 +56,10 @@ class Powers:
 
 
 class EmphasizingSampler(Wrapping):
-    """Draws from the newest steps of all environments together, as many as it is told.
+    """Draws from the newest steps of all environments together, in a given window.
 
-    As pytorchrl does, it draws from all steps, uniformly, while there are less than
-    `smallest`. Else it draws from the window: uniformly while alpha is 0, or by
+    As pytorchrl does, it draws from all steps uniformly while there are fewer than
+    `smallest`. Otherwise it draws from the window: uniformly while alpha is 0, or by
     priorities, whose weights are those within the window.
 
     Attributes:

@@ -330,7 +330,7 @@ class RingStorage(RowStorage):
         """Change an attribute, if there is one of that name.
 
         A new `max_size` resizes the ring, and keeps the newest rows. Other parameters
-        hold from now on; what is stored already keeps its own.
+        hold for new rows; stored rows keep the old value.
 
         Raises:
             SchemaError: The value is out of range, or the attribute cannot change.

@@ -201,7 +201,7 @@ class SequenceStorage(RingStorage):
             self._start(int(self._ring.heads[0]))
 
     def _note(self) -> None:
-        """Keep grid and gammas with the data; what is overwritten is let go."""
+        """Store grid and gammas with the data, without those of overwritten rows."""
         assert self._ring is not None
         first = int(self._ring.span.first[0])
         told: dict[str, Any] = {}

@@ -45,7 +45,7 @@ except ModuleNotFoundError as error:
 
 CPU = torch.device("cpu")
 PATIENCE = 100
-"""Prioritized draws without priorities after which a warning says so."""
+"""Prioritized draws without `update_priorities` after which a warning is issued."""
 
 
 class Samples(type_aliases.ReplayBufferSamples):  # type: ignore[misc]  # untyped here
@@ -72,11 +72,11 @@ class DictSamples(type_aliases.DictReplayBufferSamples):  # type: ignore[misc]  
 
 
 class HerSamples(DictSamples):
-    """The same for hindsight; `batch` has the goals and rewards that were given.
+    """The same for hindsight; `batch` has the new goals and rewards.
 
     Attributes:
         goal_positions: int64 ``[V]``, numpy: positions of the steps whose achieved
-            goals the last V transitions got.
+            goals replace those of the last V transitions.
     """
 
     goal_positions: NDArray[np.int64]
@@ -100,10 +100,10 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
     _extra: Mapping[str, Field] = MappingProxyType({})
     """Fields beside those of Stable-Baselines3's arrays."""
     _timeouts_end = True
-    """Whether a time limit ends an episode where `done` is false."""
+    """Whether ``TimeLimit.truncated`` ends an episode where `done` is false."""
     _on_resume: Literal["truncate", "continue"] = "truncate"
     _unlearned: int | None = None
-    """Prioritized draws without priorities so far; None if no warning is to come."""
+    """Prioritized draws before the first `update_priorities`; None: no more warning."""
 
     def __init__(
         self,
@@ -140,10 +140,10 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
             gamma: Discount of the steps that are folded.
             seed: Of the draws. By default a number from numpy's global generator,
                 which Stable-Baselines3 seeds for each model just before it makes the
-                buffer: two models of one seed draw alike, and so does a model that is
-                made again with `resume`, from the first number on, over the steps
-                that are there by then. A buffer that is loaded from a pickle goes on
-                with the numbers that it had come to.
+                buffer: two models of one seed draw alike. A model that is made again
+                with `resume` starts the same sequence of random numbers, over the
+                steps that the folder then holds. A buffer that is loaded from a
+                pickle continues its sequence.
 
         Raises:
             FormatError: The path holds a buffer, and resume is False.
@@ -355,7 +355,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         )
         ends = fields["terminated"].astype(np.float32)
         rewards = self._normalize_reward(fields["reward"].reshape(-1, 1), env)
-        # A batch is nobody else's: no copy is needed.
+        # The batch is not shared, so no copy is needed.
         tensor: Callable[[Any], torch.Tensor] = torch.from_numpy
         if self.device != CPU:
             tensor = lambda array: torch.from_numpy(array).to(self.device)  # noqa: E731
@@ -445,11 +445,12 @@ class HerReplayBuffer(DictReplayBuffer, her_replay_buffer.HerReplayBuffer):  # t
     first environment gives for it.
 
     A buffer that is opened with `resume` ends the episodes that were running, as
-    `truncate_last_trajectory` does. One that is loaded from a pickle goes on with
-    them, unless that is called, as ``model.load_replay_buffer`` does by default.
+    `truncate_last_trajectory` does. A buffer that is loaded from a pickle continues
+    them, unless `truncate_last_trajectory` is called, as
+    ``model.load_replay_buffer`` does by default.
 
     Attributes:
-        env: What rewards are computed by; None after a pickle, until `set_env`.
+        env: Computes rewards; None in a buffer loaded from a pickle, until `set_env`.
         her_ratio: ``1 - 1 / (n_sampled_goal + 1)``.
 
     Example:
@@ -544,7 +545,7 @@ class HerReplayBuffer(DictReplayBuffer, her_replay_buffer.HerReplayBuffer):  # t
         self.her_ratio = 1 - (1.0 / (n_sampled_goal + 1))
         self._info_keys = None if info_keys is None else tuple(info_keys)
         self._info_nbytes = int(info_bytes or 0)
-        # Where each environment's newest episode was cut, which rows say only later.
+        # Heads at which running episodes were cut; flags show it in the next row only.
         self._closed = np.full(n_envs, -1)
         super().__init__(
             buffer_size, observation_space, action_space, device, n_envs,
@@ -581,12 +582,12 @@ class HerReplayBuffer(DictReplayBuffer, her_replay_buffer.HerReplayBuffer):  # t
         sampler = self.sampler
         ring = super()._ready()
         if not isinstance(ring.sampler, UniformSampler):
-            self.sampler = sampler  # another face's draws by priorities
+            self.sampler = sampler  # the ring's draws by priorities, for another buffer
         heads = ring.published
         if self._on_resume == "truncate":
             self._cut(self._running())
             return ring
-        # Of what was cut before it was pickled, nothing came since.
+        # Keep cuts made before the pickle if no row was added since.
         self._closed = np.where(self._closed == heads, heads, -1)
         self._cut(np.flatnonzero(self._closed >= 0))
         self._heads = heads
@@ -601,7 +602,7 @@ class HerReplayBuffer(DictReplayBuffer, her_replay_buffer.HerReplayBuffer):  # t
         return ring
 
     def _running(self) -> NDArray[np.int64]:
-        """Environments whose newest episode goes on."""
+        """Environments whose newest episode has not ended."""
         ring = self._ready()
         heads = ring.published
         some = np.flatnonzero((ring.span.lengths > 0) & (self._closed != heads))
@@ -762,9 +763,9 @@ class _Cuts:
 
 def _sampler(prioritized: bool | Mapping[str, Any], seed: int | None) -> Sampler:
     if seed is None:
-        # Not torch's: it cannot tell a second model of the same seed from a second
-        # buffer of one model. Nor a generator of our own: nobody seeds that.
-        seed = int(np.random.randint(1 << 62))  # noqa: NPY002  # the one that is seeded
+        # Not torch's seed: it is the same for a second model of the same seed and for a
+        # second buffer of one model. Stable-Baselines3 seeds numpy for each model.
+        seed = int(np.random.randint(1 << 62))  # noqa: NPY002  # seeded for each model
     if prioritized is False:
         return UniformSampler(seed)
     if prioritized is not True and not isinstance(prioritized, Mapping):

@@ -1,8 +1,8 @@
 """Hindsight as Stable-Baselines3's `HerReplayBuffer` draws it, and infos as bytes.
 
-`mmreplay.HER` does not serve here: it relabels each step with a chance of its own and
-draws from running episodes, too, where the original relabels a fixed number of each
-batch and draws from ended episodes alone.
+`mmreplay.HER` is not used: it relabels each step independently with some probability
+and also draws from running episodes, while the original relabels a fixed number of
+steps of each batch and draws from ended episodes only.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ from mmreplay.samplers.ranks import legal_before
 
 STRATEGIES = ("future", "final", "episode")
 GOALS = 1
-"""Step of the generator of a draw's key whose numbers choose goals."""
+"""Stream of a draw's random generator that chooses goals."""
 WIDE = 4096
 """Bytes of a step above which goals are read without the rest of their steps."""
 NUMBERS = "biufcSU"
 """Kinds of the dtypes of arrays in infos."""
 TAG = "\0"
-"""Key of what JSON has no word for."""
+"""Key that marks values which JSON cannot express."""
 
 Ids = NDArray[np.int64]
 _steps = kernels.load("steps")
 
 
 class EndedView:
-    """A view of which the legal starts in whole, ended episodes are left.
+    """A view whose legal starts are limited to whole episodes that have ended.
 
     Attributes:
         starts: See `View.starts`.
         num_illegal: See `View.num_illegal`.
-        whole: `starts` of the whole view, of the same moment.
+        whole: `starts` of the whole view at the same moment.
         closed: See `EndedView.__init__`.
         num_legal: How many of `starts` are legal.
     """
 
     def __init__(self, view: View, closed: Ids) -> None:
-        """Narrow a view, of one moment.
+        """Narrow a view as it is now.
 
         Args:
             view: The buffer now.
@@ -110,7 +110,7 @@ class EndedView:
 
 
 class Hindsight:
-    """Draws steps of ended episodes, and goals for some of them."""
+    """Draws steps of ended episodes, and new goals for some of them."""
 
     def __init__(self, achieved: str) -> None:
         """Make one.
@@ -131,12 +131,12 @@ class Hindsight:
         num_virtual: int,
         strategy: str,
     ) -> tuple[Batch, NDArray[np.bool_], Ids, NDArray[Any]]:
-        """Draw steps of ended episodes, and goals that the last of them get.
+        """Draw steps of ended episodes, and new goals for the last of them.
 
-        A goal is what a step of the same episode achieved, each as likely:
-        ``"future"``, the step drawn or a later one; ``"final"``, the last one;
-        ``"episode"``, any. Where next observations are derived, steps whose next
-        observation is not known are neither drawn nor give goals.
+        A goal is what a step of the same episode achieved, drawn uniformly:
+        ``"future"`` from the drawn step and later ones, ``"episode"`` from all steps;
+        ``"final"`` is always the last step. Where next observations are derived, steps
+        whose next observation is not known are neither drawn nor give goals.
 
         Args:
             ring: The buffer, without transforms.
@@ -225,7 +225,7 @@ class Hindsight:
 def encoded(
     infos: Sequence[dict[str, Any]], keys: Sequence[str] | None, nbytes: int
 ) -> NDArray[np.uint8]:
-    """Infos as JSON text, each in a row of bytes, 0 behind it.
+    """Infos as JSON text, each in a row of bytes padded with zeros.
 
     Args:
         infos: One of each environment.
@@ -296,7 +296,7 @@ def _text(info: dict[str, Any]) -> bytes:
 
 
 def _plain(value: Any, name: str) -> Any:
-    """A value as JSON has it; tagged where it has none such."""
+    """A value that JSON can express; others are tagged."""
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return value
@@ -318,7 +318,7 @@ def _plain(value: Any, name: str) -> Any:
 
 
 def _value(found: dict[str, Any]) -> Any:
-    """What `_plain` tagged."""
+    """Undo the tags of `_plain`."""
     if TAG not in found:
         return found
     kind, *rest = found[TAG]

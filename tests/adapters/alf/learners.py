@@ -178,7 +178,7 @@ def predicted(data, info, steps, fields):
 
 
 def planned(data, info, steps):
-    """What a MuZero learner reads, beyond what is predicted.
+    """What a MuZero learner reads, besides its predictions.
 
     Returns:
         Values, candidate actions, rewards, discounts, last discounts, step types and
