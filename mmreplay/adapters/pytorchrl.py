@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -51,6 +52,7 @@ from mmreplay.adapters.pytorchrl_ring import RingStorage
 from mmreplay.adapters.pytorchrl_sequences import Ids, SequenceStorage
 from mmreplay.adapters.values import array_of, check_counts
 from mmreplay.batch import Batch
+from mmreplay.buffer.replay_buffer import ReplayBuffer as Ring
 from mmreplay.episodes import END, FINAL, START
 from mmreplay.errors import EmptyError, SchemaError
 from mmreplay.nesting import unflatten
@@ -62,6 +64,8 @@ from mmreplay.transforms.nstep import NStep
 
 ALGORITHM, EPISODES = "Algorithm", "Episodes"
 HerFunction = Callable[..., tuple[Any, Any, Any, Any, Any]]
+_gammas_of: WeakKeyDictionary[Ring, Gammas] = WeakKeyDictionary()
+"""Of each open ring, the gammas that all its storages share."""
 
 
 def unchanged(
@@ -307,30 +311,42 @@ class NStepReplayBuffer(ReplayBuffer):
         self._settle()
         # The newest rows wait for what follows them, unless nothing can.
         head = int(self._ring.heads[0])
-        before, self._gammas = self._gammas, copy.deepcopy(self._gammas)
+        # In place: other storages of the ring share it.
+        before = self._gammas.begins.copy(), self._gammas.values.copy()
         self._gammas.begin(max(head - self._n_step + 1, self._cut_at), float(value))
         try:
             self._note()
         except BaseException:
-            self._gammas = before
+            self._gammas.begins, self._gammas.values = before
             raise
 
     def _make(self, columns: Columns) -> None:
         super()._make(columns)
+        assert self._ring is not None
+        assert self._gammas is not None
+        _gammas_of[self._ring] = self._gammas
         if self._n_step > 1:
             self._note()
+
+    def _open_again(self, sampler: Sampler | None) -> None:
+        super()._open_again(sampler)
+        if self._ring is not None and self._ring in _gammas_of:
+            self._gammas = _gammas_of[self._ring]
 
     def _recall(self) -> None:
         assert self._ring is not None
         assert self._gammas is not None
         head, gamma = int(self._ring.heads[0]), self.gamma
         told = self._ring.statistics.get(KEY, {}).get(GAMMAS)
-        if told:
+        if self._ring in _gammas_of:
+            self._gammas = _gammas_of[self._ring]
+        elif told:
             self._gammas = Gammas(gamma)
             self._gammas.begins = [int(position) for position in told[0]]
             self._gammas.values = [float(each) for each in told[1]]
         # After a power cut, positions above the head are of rows to come.
         self._gammas.begin(head, gamma)
+        _gammas_of[self._ring] = self._gammas
         super()._recall()
         if self._n_step > 1:
             self._note()

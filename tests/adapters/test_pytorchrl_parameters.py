@@ -393,3 +393,18 @@ def test_a_new_default_error_holds_for_rows_to_come(make, name):
     )
     expected = {float(i): 0.01 if i < 10 else 0.09 for i in range(20)}
     assert shares == pytest.approx(expected)
+
+
+def test_storages_that_share_a_ring_share_the_gammas_of_its_rows(make):
+    storage = make()
+    insert(storage, range(10))
+    shared = pickle.loads(pickle.dumps(storage))
+    storage.gamma = 0.5
+    insert(shared, range(10, 20))
+    expected = expected_of(0, [0.9] * 8 + [0.5] * 10)
+    assert shared.gamma == 0.5
+    assert drawn_of(shared) == expected == drawn_of(storage)
+    shared.gamma = 0.7
+    insert(storage, range(20, 30))
+    expected = expected_of(0, [0.9] * 8 + [0.5] * 10 + [0.7] * 10)
+    assert drawn_of(storage, batches=120) == expected
