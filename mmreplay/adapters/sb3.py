@@ -684,13 +684,13 @@ class HerReplayBuffer(DictReplayBuffer, her_replay_buffer.HerReplayBuffer):  # t
                 "of an episode"
             )
         count = int(self.her_ratio * batch_size)
-        batch, last, places, goals = self._hindsight.draw(
+        batch, ends, places, goals = self._hindsight.draw(
             ring, self.sampler, self._closed, int(batch_size), count,
             self.goal_selection_strategy.name.lower(),
         )  # fmt: skip
         fields, real = batch.fields, batch_size - count
         if not self.handle_timeout_termination:
-            fields["terminated"] = last
+            fields["terminated"] = batch.positions == ends - 1
         told = fields.pop("info", None)
         if count:
             for path in ("observation", "next_observation"):

@@ -130,7 +130,7 @@ class Hindsight:
         batch_size: int,
         num_virtual: int,
         strategy: str,
-    ) -> tuple[Batch, NDArray[np.bool_], Ids, NDArray[Any]]:
+    ) -> tuple[Batch, Ids, Ids, NDArray[Any]]:
         """Draw steps of ended episodes, and new goals for the last of them.
 
         A goal is what a step of the same episode achieved, drawn uniformly:
@@ -147,9 +147,9 @@ class Hindsight:
             strategy: One of `STRATEGIES`.
 
         Returns:
-            The steps as they are stored; bool ``[B]``, which are the last of their
-            episodes; int64 ``[V]``, the steps that give the goals; the goals,
-            ``[V, *goal]``, for the last V steps.
+            The steps as they are stored; int64 ``[B]``, one past the last step of
+            each one's episode; int64 ``[V]``, the steps that give the goals; the
+            goals, ``[V, *goal]``, for the last V steps.
 
         Raises:
             EmptyError: No whole episode has ended.
@@ -219,7 +219,7 @@ class Hindsight:
                 env_ids, positions, drawn.probabilities, drawn.weights,
                 key=drawn.key, buffer=view.home.uuid,
             )  # fmt: skip
-            return batch, positions == end - 1, goals, given
+            return batch, end, goals, given
 
 
 def encoded(

@@ -154,10 +154,11 @@ def test_goals_are_drawn_by_the_law_and_from_the_step_that_achieved_them(
     sampler, counts = UniformSampler(3), Counter()
     draws, virtual = 200, 192
     for _ in range(draws):
-        batch, last, goals, given = held.draw(sampler, 256, virtual, strategy)
+        batch, stops, goals, given = held.draw(sampler, 256, virtual, strategy)
         ids, at = batch.env_ids, batch.positions
         ends = {(env, e[-1][0]) for env in range(2) for e in held.episodes[env] if e}
         places = list(zip(ids.tolist(), at.tolist(), strict=True))
+        last = at == stops - 1
         assert last.tolist() == [place in ends for place in places]
         assert set(places) == set(pairs)
         counts.update(zip(places[-virtual:], goals.tolist(), strict=True))
