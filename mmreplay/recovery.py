@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay import boot, files
-from mmreplay.errors import RemovedError, ReplayError
+from mmreplay.errors import FormatError, RemovedError, ReplayError
 from mmreplay.files import File
 from mmreplay.format import commit
 from mmreplay.format.commit import Identity, Record, Slots
@@ -320,10 +320,12 @@ def _oldest_first(slots: Slots, which: tuple[int, int]) -> list[int]:
 class Place:
     """Where an open buffer was opened, to see that it is still there.
 
-    A folder that was renamed, to whose path nothing else has come, is no other one.
+    A folder that was renamed, without another one at its path, is still the same.
     """
 
-    __slots__ = ("_commit", "_due_s", "_file", "_metadata", "_number", "_root")
+    __slots__ = (
+        "_commit", "_due_s", "_file", "_metadata", "_number", "_opened", "_root",
+    )  # fmt: skip
 
     def __init__(self, root: Path, metadata: Metadata, file: File) -> None:
         """Remember a place.
@@ -333,7 +335,7 @@ class Place:
             metadata: The generation that was opened.
             file: Its COMMIT, which keeps its number while it is open.
         """
-        self._root = Path(os.path.realpath(root))
+        self._opened, self._root = root, Path(os.path.realpath(root))
         # To join a path takes longer than to look it up.
         self._commit = str(self._root / metadata.folder / file.path.name)
         self._metadata, self._file = metadata, file
@@ -364,18 +366,42 @@ class Place:
         Raises:
             RemovedError: The folder is not to be found by its path any more.
         """
-        with suppress(OSError):
+        hidden = False
+        try:
             found = os.stat(self._commit)
             if (found.st_dev, found.st_ino) == self._number:
                 return False
+        except OSError as error:
+            # A folder that may not be passed through may still be the same.
+            hidden = error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
         try:
             opened = os.fstat(self._file.fd)
         except OSError:
             opened = None
         if opened is None or (opened.st_dev, opened.st_ino) != self._number:
-            # Another thread closed it just now: there is nothing to be judged.
+            # Another thread has just closed it: nothing is known.
+            return False
+        if hidden and opened.st_nlink:
             return False
         return self._judge(opened.st_nlink)
+
+    def refuse_elsewhere(self) -> None:
+        """Refuse to use the path where it leads to another folder.
+
+        `refuse_removed` ignores a link that was changed: open files are still the same.
+        New files at the path would be made in the other folder.
+
+        Raises:
+            RemovedError: The path leads to another folder, or the folder was deleted.
+        """
+        if self.refuse_removed() or not os.path.lexists(self._opened):
+            return
+        if Path(os.path.realpath(self._opened)) != self._root:
+            raise RemovedError(
+                f"{self._opened} leads to another folder now, expected {self._root}, "
+                "which is still open; close this buffer, and open that path",
+                errno_=errno.ESTALE,
+            )
 
     def _judge(self, num_links: int) -> bool:
         """Tell what became of COMMIT, which is not where it was."""
@@ -384,7 +410,7 @@ class Place:
             if num_links:
                 return False
         else:
-            with suppress(ReplayError):
+            with suppress(FormatError):
                 there = load(root)
                 newer = there.generation > metadata.generation
                 if there.uuid == metadata.uuid and newer:

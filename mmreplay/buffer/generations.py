@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import weakref
@@ -174,6 +175,14 @@ class Generations:
             if parts.ledger.moved and not parts.closed:
                 assert self.path is not None
                 fresh = lifecycle.open_reader(self.path, parts.policy)
+                if fresh.metadata.uuid != parts.metadata.uuid:
+                    fresh.close()
+                    raise RemovedError(
+                        f"{self.path} leads to another buffer now, expected the one "
+                        "that was opened, which was resized elsewhere; close this "
+                        "buffer, and open that one by its new path",
+                        errno_=errno.ESTALE,
+                    )
                 try:
                     self._use(fresh, self._reading)
                 except BaseException:

@@ -70,6 +70,7 @@ class Parts:
 
     Attributes:
         refuse_removed: Of a reader; see `recovery.Place.look`.
+        refuse_elsewhere: See `recovery.Place.refuse_elsewhere`.
     """
 
     path: Path | None
@@ -85,6 +86,7 @@ class Parts:
     pid: int = field(default_factory=os.getpid)
     seals: bool = True
     refuse_removed: Callable[[], bool] | None = None
+    refuse_elsewhere: Callable[[], None] = lambda: None
 
     def writing(self, name: str) -> Writer:
         """The writer.
@@ -334,14 +336,17 @@ def _open_generation(path: Path, metadata: Metadata, policy: ReadPolicy) -> Part
     _refuse_engine(path, metadata)
     ledger, found = recovery.open_reader(folder, metadata)
     try:
-        store = open_store(folder, metadata, writable=False, policy=policy)
+        # Shards are opened when they are read: by then a link may lead elsewhere.
+        real = Path(os.path.realpath(folder))
+        store = open_store(real, metadata, writable=False, policy=policy)
     except BaseException:
         ledger.close()
         raise
     if found.how == "killed" and locked(path):
         found = Recovery("live", found.heads, found.committed)
     parts = Parts(path, metadata, store, ledger, found, policy=policy)
-    parts.refuse_removed = recovery.Place(path, metadata, ledger.file).look
+    place = recovery.Place(path, metadata, ledger.file)
+    parts.refuse_removed, parts.refuse_elsewhere = place.look, place.refuse_elsewhere
     return parts
 
 
@@ -410,16 +415,18 @@ def _open_locked(
     policy: ReadPolicy = POLICY,
 ) -> Parts:
     """Open a generation for writing; the lock is held, by these parts or by others."""
-    folder = path / metadata.folder
+    # Shards are made while the buffer is open: by then a link may lead elsewhere.
+    folder = Path(os.path.realpath(path / metadata.folder))
     store = open_store(folder, metadata, writable=True, policy=policy)
     try:
         ledger, found = recovery.open_writer(folder, metadata)
     except BaseException:
         store.close()
         raise
+    where = recovery.Place(path, metadata, ledger.file)
     if isinstance(store, ZarrStore):
         store.sealing.give_up(ledger.limits)
-    where = recovery.Place(path, metadata, ledger.file)
+        store.sealing.refuse_removed = where.refuse_removed
     committer = Committer(store, ledger, path, where.refuse_removed)
     # Values that a killed writer set are committed in time like those set from now on.
     committer.touched = found.how == "killed"
@@ -427,7 +434,9 @@ def _open_locked(
         store, ledger, committer, metadata.schema, metadata.autoreset,
         metadata.schema.row_nbytes,
     )  # fmt: skip
-    return Parts(path, metadata, store, ledger, found, writer, committer, lock, policy)
+    parts = Parts(path, metadata, store, ledger, found, writer, committer, lock, policy)
+    parts.refuse_elsewhere = where.refuse_elsewhere
+    return parts
 
 
 def succeed(parts: Parts, metadata: Metadata, commit_every: float | None) -> Parts:

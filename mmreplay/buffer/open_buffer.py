@@ -363,6 +363,7 @@ class OpenBuffer(Generations):
         Raises:
             FormatError: The path holds something already.
             LockedError: Another snapshot pauses the writer, or fills the path.
+            RemovedError: The folder was deleted, or its path leads to another one.
             FailedError: It is closed, in RAM, or rows were cut after a failed sync.
             FullError: No space is left.
         """
@@ -372,6 +373,8 @@ class OpenBuffer(Generations):
                 f"{self.source or 'a buffer that is in RAM'}: got none of its own, "
                 "expected a folder; write it to a file by mmreplay.export first"
             )
+        # It is read by its path.
+        self._parts.refuse_elsewhere()
         where = lifecycle.absolute(path)
         return snapshot(self.path, where, pause=pause, allow_network=allow_network)
 

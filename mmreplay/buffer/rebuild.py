@@ -97,6 +97,7 @@ def swap(
     assert parts.committer is not None
     assert isinstance(parts.ledger, CommitWriter)
     parts.committer.commit()
+    parts.refuse_elsewhere()
     metadata = parts.metadata.next_generation(ring, schema)
     encoded = metadata_file.encode(metadata)
     target, folder = parts.path / metadata_file.FILE_NAME, parts.path / metadata.folder

@@ -59,6 +59,8 @@ class Sealing:
         unsealed: The group misses rows that it was to hold: something was short.
         lock: Held by who writes rows of the tail.
         place_rows: Rows of a place.
+        refuse_removed: Called before files of the group are read or changed by their
+            path; raises `RemovedError` where it leads to another buffer.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Sealing:
         self._tail = tail
         self._maker = ShardMaker(folder / zarr_group.FOLDER, metadata, tail)
         self._sealer = Sealer()
+        self.refuse_removed: Callable[[], object] = lambda: None
         self.lock = threading.Lock()
         self._versions: dict[int, int] = {}
         self._full: dict[int, NDArray[np.bool_]] = {}
@@ -121,6 +124,7 @@ class Sealing:
         for place in self.touched(runs):
             number = self.places.get(place)
             if number & 1:
+                self.refuse_removed()
                 self._disown_group()
                 if not self._given_up(place, runs):
                     self._unpack(place, gather)
@@ -173,6 +177,7 @@ class Sealing:
     def _retire(self, place: int) -> None:
         """Remove the shards of a place that is not sealed any more."""
         self.places.file.sync()
+        self.refuse_removed()
         if not self.places.get(place) & 1:
             self._maker.remove(place)
 
@@ -212,9 +217,11 @@ class Sealing:
             number, version = self.places.get(place), self._versions.get(place, 0)
         if number & 1:
             return
+        self.refuse_removed()
         with self._maker.made(place) as made:
             if self._versions.get(place, 0) != version:
                 return
+            self.refuse_removed()
             self._maker.publish(made)
         with self.lock:
             if self._versions.get(place, 0) != version:
@@ -245,6 +252,7 @@ class Sealing:
                 "sealed": self._sealed(first, stop).tolist(),
             }  # fmt: skip
             self.unsealed = True
+            self.refuse_removed()
             zarr_group.write_group(self._folder, self._metadata, state)
             self._told = True
             self.unsealed = seal and state["sealed"] != state["stop"]

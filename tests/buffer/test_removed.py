@@ -1,10 +1,13 @@
 """A folder that is deleted or replaced while it is open: writers and readers say so."""
 
+import errno
 import gc
+import os
 import shutil
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -191,6 +194,128 @@ def test_a_link_that_leads_elsewhere_later_is_no_other_folder(path, tmp_path):
             len(reader)
         with pytest.raises(RemovedError):
             buffer.close()
+
+
+def test_a_link_that_leads_to_another_buffer_keeps_a_resize_out_of_it(path, tmp_path):
+    with created(path) as buffer, created(tmp_path / "other") as other:
+        add(buffer, 3)
+        add(other, 5)
+    link = tmp_path / "latest"
+    link.symlink_to(path)
+    with mr.ReplayBuffer.open(link, "r+") as buffer:
+        link.unlink()
+        link.symlink_to(tmp_path / "other")
+        with pytest.raises(RemovedError, match=rf"{REPLACED}, expected {path}"):
+            buffer.resize(200)
+        with pytest.raises(RemovedError, match=REPLACED):
+            buffer.snapshot(tmp_path / "snapshot")
+        add(buffer)
+    assert numbers(path) == list(range(4))
+    assert numbers(tmp_path / "other") == list(range(5))
+    assert not (tmp_path / "snapshot").exists()
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_a_snapshot_copies_no_other_buffer_that_took_the_place(path, tmp_path, mode):
+    with created(path) as buffer:
+        add(buffer, 3)
+    with ExitStack() as stack:
+        buffer = mr.ReplayBuffer.open(path, mode)
+        path.rename(tmp_path / "moved")
+        created(path).close()
+        with pytest.raises(RemovedError, match=REPLACED):
+            buffer.snapshot(tmp_path / "snapshot")
+        stack.enter_context(pytest.raises(RemovedError) if mode == "r+" else stack)
+        buffer.close()
+    assert not (tmp_path / "snapshot").exists()
+
+
+def test_shards_are_made_in_no_other_buffer_that_took_the_place(path, tmp_path):
+    def extend(buffer, number):
+        buffer.extend(number=np.full(9_000, number))
+
+    sizes = {"capacity": 20_000, "engine": "zarr", "commit_every": None}
+    buffer = mr.ReplayBuffer.create(path, SCHEMA, **sizes)
+    path.rename(tmp_path / "moved")
+    with mr.ReplayBuffer.create(path, SCHEMA, **sizes) as other:
+        before = {each for each in path.rglob("*") if "zarr" in each.parts}
+        extend(buffer, 1)
+        with pytest.raises(RemovedError, match=REPLACED):
+            buffer.close()
+        assert {each for each in path.rglob("*") if "zarr" in each.parts} == before
+        extend(other, 2)
+    assert set(numbers(path)) == {2}
+    assert set(numbers(tmp_path / "moved")) == {1}
+
+
+def test_shards_are_read_and_made_by_the_folder_that_a_link_led_to(path, tmp_path):
+    link = tmp_path / "latest"
+    link.symlink_to(path)
+    path.mkdir()
+    sizes = {"capacity": 20_000, "engine": "zarr", "commit_every": None}
+    with mr.ReplayBuffer.create(link, SCHEMA, **sizes) as buffer:
+        buffer.extend(number=np.arange(9_000))
+    with (
+        mr.ReplayBuffer.open(link, "r+") as buffer,
+        mr.ReplayBuffer.open(link) as reader,
+    ):
+        link.unlink()
+        link.symlink_to(tmp_path)
+        buffer.extend(number=np.arange(9_000, 18_000))
+        buffer.commit()
+        assert reader.gather_all()["number"].tolist() == list(range(18_000))
+    assert numbers(path) == list(range(18_000))
+
+
+def test_a_reader_follows_no_resize_into_another_buffer(path, tmp_path):
+    with created(path) as buffer:
+        add(buffer, 3)
+    with mr.ReplayBuffer.open(path) as reader:
+        path.rename(tmp_path / "moved")
+        with mr.ReplayBuffer.open(tmp_path / "moved", "r+") as buffer:
+            buffer.resize(200)
+        with created(path) as other:
+            add(other, 5)
+        reader._parts.ledger.moved = True  # as the record with MOVED has it read
+        with pytest.raises(RemovedError, match="leads to another buffer now"):
+            len(reader)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ENOMEM])
+def test_a_path_that_cannot_be_looked_up_is_no_folder_that_is_gone(
+    path, monkeypatch, number
+):
+    with created(path) as buffer:
+        add(buffer)
+
+        looked_up = os.stat
+
+        def stat(target, *rest, **options):
+            if str(target).endswith("COMMIT"):
+                raise OSError(number, os.strerror(number))
+            return looked_up(target, *rest, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(recovery.os, "stat", stat)
+            buffer.commit()
+
+
+def test_a_reader_short_of_files_is_not_told_that_its_folder_is_gone(path, monkeypatch):
+    def load(root):
+        raise FailedError("too many files", errno_=errno.EMFILE)
+
+    with created(path) as buffer:
+        add(buffer, 3)
+        with mr.ReplayBuffer.open(path) as reader:
+            place = recovery.Place(path, reader.metadata, reader._parts.ledger.file)
+            buffer.resize(200)
+            shutil.rmtree(path / "data-000001")  # as the next opening does
+            with monkeypatch.context() as patch:
+                patch.setattr(recovery, "load", load)
+                with pytest.raises(FailedError, match="too many files") as told:
+                    place.refuse_removed()
+            assert not isinstance(told.value, RemovedError)
+            assert place.refuse_removed()
 
 
 # The thread that commits
