@@ -387,7 +387,8 @@ def shown(value: Any) -> str:
             text = f"({text[1:-1]}{',' if len(value) == 1 else ''})"
         return text if len(text) <= 80 else type(value).__name__
     plain = isinstance(value, int | float | complex | slice | type | Enum | PurePath)
-    if plain or value is None or type(value).__module__ == "numpy":
+    few = type(value).__module__ == "numpy" and getattr(value, "size", 1) <= 8
+    if plain or value is None or few:
         text = repr(value)
         return text if len(text) <= 80 and "\n" not in text else type(value).__name__
     return type(value).__name__

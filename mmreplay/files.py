@@ -70,8 +70,8 @@ def expanded(path: str | os.PathLike[str]) -> str:
         user = text.partition("/")[0]
         raise FormatError(
             f"path: got {text!r}, but no home folder is known for {user!r}, expected "
-            f"~, or the name of a user of this machine after it; write ./{text} for a "
-            "folder of that name"
+            f"~, or the name of a user of this machine after it; if a folder is named "
+            "like this, give its absolute path"
         )
     return found
 

@@ -189,7 +189,7 @@ def split(
     positive = listed and all(is_number(f) and isfinite(f) and f > 0 for f in fractions)
     if not positive or sum(fractions) > 1 + 1e-9:
         raise SchemaError(
-            f"fractions: got {fractions!r:.80}, expected numbers above 0 whose sum is "
+            f"fractions: got {shown(fractions)}, expected numbers above 0 whose sum is "
             "at most 1; such as [0.9, 0.1]"
         )
     if by not in ("episode", "step"):

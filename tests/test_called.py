@@ -83,6 +83,16 @@ CALLS = {
         ).take(0, np.arange(3)),
         "raised by DiscountedReturn value_fn tests.test_called.fails, which got ({",
     ),
+    "GAE": (
+        lambda _: filled(transforms=[mr.GAE(0.9, value=fails)]).sample(8),
+        "raised by GAE value function tests.test_called.fails, which got ({",
+    ),
+    "LambdaReturn": (
+        lambda _: filled(
+            transforms=[mr.LambdaReturn(0.9, value=np.ravel, bootstrap=fails)]
+        ).take(0, np.arange(3)),
+        "raised by LambdaReturn value function tests.test_called.fails, which got ({",
+    ),
     "EpisodeSampler": (
         lambda _: filled(
             sampler=mr.EpisodeSampler(mr.UniformSampler(0), where=fails)

@@ -137,3 +137,13 @@ def test_a_dtype_of_torch_or_a_python_type_leads_to_the_name():
             mr.Field((3,), dtype)
     with pytest.raises(SchemaError, match="field dtype: got Large, expected one of"):
         mr.Field((3,), Large())
+
+
+def test_a_large_array_is_shown_as_its_type():
+    assert shown(np.zeros(9)) == "ndarray"
+    assert shown(np.zeros(2)) == "array([0., 0.])"
+
+
+def test_a_refused_argument_of_many_lines_is_one_line_of_a_message():
+    with pytest.raises(mr.SchemaError, match="samplers: got ndarray, expected a list"):
+        mr.MixtureSampler(np.zeros((99, 2)))

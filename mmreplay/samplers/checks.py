@@ -74,7 +74,7 @@ def checked(sampler: object) -> Sampler:
         callable(getattr(sampler, name, None)) for name in needed
     ):
         raise SchemaError(
-            f"sampler: got {sampler!r:.80}, expected an object with draw, state_dict "
+            f"sampler: got {shown(sampler)}, expected an object with draw, state_dict "
             "and load_state_dict; make one, such as mmreplay.UniformSampler(seed=0)"
         )
     return cast(Sampler, sampler)

@@ -206,7 +206,7 @@ class EpisodeSampler(WindowDrawing):
         _check_one_of("layout", layout, LAYOUTS)
         if where is not None and not callable(where):
             raise SchemaError(
-                f"where: got {where!r:.80}, expected a callable that tells which "
+                f"where: got {shown(where)}, expected a callable that tells which "
                 "episodes may be drawn; such as return_within(table, least=0.0)"
             )
         way_out = "count steps"

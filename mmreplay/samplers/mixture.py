@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mmreplay.errors import SchemaError
+from mmreplay.errors import SchemaError, shown
 from mmreplay.samplers.base import Draw, Sampler, State, View
 from mmreplay.samplers.checks import call_repr
 from mmreplay.samplers.forms import alike
@@ -51,7 +51,7 @@ class MixtureSampler(Wrapping):
         """
         if not isinstance(samplers, Sequence):
             raise SchemaError(
-                f"samplers: got {samplers!r:.80}, expected a list of pairs of a "
+                f"samplers: got {shown(samplers)}, expected a list of pairs of a "
                 "sampler and its share; such as [(mmreplay.UniformSampler(), 1)]"
             )
         pairs = [_pair(given) for given in samplers]
@@ -127,6 +127,6 @@ def _pair(given: object) -> tuple[object, float]:
     if isinstance(given, tuple | list) and len(given) == 2:
         return given[0], given[1]
     raise SchemaError(
-        f"samplers: got {given!r:.80} among them, expected pairs of a sampler and its "
+        f"samplers: got {shown(given)} among them, expected pairs of a sampler and its "
         "share; such as [(mmreplay.UniformSampler(), 1)]"
     )

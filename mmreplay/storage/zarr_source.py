@@ -64,25 +64,25 @@ class ZarrSource(os.PathLike[str]):
             )
         if self.fields is not None and not _texts(self.fields):
             raise SchemaError(
-                f"fields: got {self.fields!r:.200}, expected a dict of arrays' paths "
+                f"fields: got {shown(self.fields)}, expected a dict of arrays' paths "
                 "and fields' paths; leave it out for all"
             )
         for name in ("episode_ends", "endpoint", "region"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 raise SchemaError(
-                    f"{name}: got {value!r:.200}, expected a text; leave it out if you "
+                    f"{name}: got {shown(value)}, expected a text; leave it out if you "
                     "do not know it"
                 )
         if not isinstance(self.anonymous, bool):
             raise SchemaError(
-                f"anonymous: got {self.anonymous!r:.200}, expected True or False; "
+                f"anonymous: got {shown(self.anonymous)}, expected True or False; "
                 "leave it out to send credentials"
             )
         told: object = self.location
         if not isinstance(told, str | os.PathLike):
             raise SchemaError(
-                f"location: got {told!r:.200}, expected a path or s3://bucket/prefix; "
+                f"location: got {shown(told)}, expected a path or s3://bucket/prefix; "
                 "name the group's folder, zip file or URL"
             )
         location = files.expanded(self.location)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.episodes import FINAL, TERMINATED
-from mmreplay.errors import SchemaError
+from mmreplay.errors import SchemaError, called, shown
 from mmreplay.transforms.anchors import Anchors, Where
 from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over, Touched
 from mmreplay.transforms.checks import fraction, label, number, numbers, real, whole
@@ -190,7 +190,7 @@ def _check(spec: LambdaReturn | GAE) -> None:
     for option, value in given:
         if not callable(value) and not (isinstance(value, str) and value):
             raise SchemaError(
-                f"{who} {option}: got {value!r:.80}, expected the path of a stored "
+                f"{who} {option}: got {shown(value)}, expected the path of a stored "
                 "field or a function of observations; give one"
             )
 
@@ -206,7 +206,8 @@ def _bound(
         made: Names of the fields made, and whether V is subtracted.
 
     Raises:
-        SchemaError: There is no single reward as stored, or no such value.
+        SchemaError: There is no single reward as stored, or no such value; or ends are
+            stored per agent.
     """
     who = type(spec).__name__
     reward = outline.schema.role("reward")
@@ -215,6 +216,12 @@ def _bound(
             f"{who}: got {reward!r} as the reward, expected one field as it was "
             f"stored; name the reward in the schema's roles, and put {who} before "
             "what changes it"
+        )
+    if outline.schema.num_agents is not None:
+        raise SchemaError(
+            f"{who}: got terminated or truncated of {outline.schema.num_agents} agents "
+            "a step, expected one value a step, as an agent that terminated before the "
+            "episode ends has no next value; store a bool for each step"
         )
     shape = outline.fields[reward].shape
     for option, path in (("value", spec.value), ("bootstrap", spec.bootstrap)):
@@ -491,15 +498,15 @@ class _Estimated(Over):
             path: numbers(found[name][wanted], outline.fields[name])
             for name, path in names.items()
         }
-        made: Any = function(given)
+        who = type(self._spec).__name__
+        made: Any = called(f"{who} value function", function, given)
         if hasattr(made, "detach"):
             made = made.detach().cpu()
         values = np.asarray(made, np.float64)
         expected = (int(wanted.sum()), *self._shape)
         if values.shape != expected:
             raise SchemaError(
-                f"{type(self._spec).__name__}: got values {list(values.shape)} from "
-                f"{function!r}, expected {list(expected)}; return a value for each "
-                "observation"
+                f"{who}: got values {list(values.shape)} from the value function, "
+                f"expected {list(expected)}; return a value for each observation"
             )
         return values

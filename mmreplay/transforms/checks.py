@@ -50,7 +50,7 @@ def number(name: str, value: object) -> None:
         SchemaError: It is none.
     """
     if not is_number(value):
-        raise SchemaError(f"{name}: got {value!r:.80}, expected a number; such as 0.0")
+        raise SchemaError(f"{name}: got {shown(value)}, expected a number; such as 0.0")
 
 
 def label(name: str, value: object) -> None:
@@ -61,7 +61,7 @@ def label(name: str, value: object) -> None:
     """
     if not isinstance(value, str) or not value:
         raise SchemaError(
-            f"{name}: got {value!r:.80}, expected the name of a field; leave it "
+            f"{name}: got {shown(value)}, expected the name of a field; leave it "
             "out for the default"
         )
 

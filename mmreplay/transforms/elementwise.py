@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from mmreplay.errors import SchemaError
+from mmreplay.errors import SchemaError, shown
 from mmreplay.schema import Field
 from mmreplay.transforms.anchors import Anchors, Where
 from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over
@@ -108,7 +108,7 @@ class Cast:
         for name, value in (("scale", self.scale), ("offset", self.offset)):
             if not is_number(value) or not math.isfinite(value):
                 raise SchemaError(
-                    f"Cast {name}: got {value!r:.80}, expected a finite number; such "
+                    f"Cast {name}: got {shown(value)}, expected a finite number; such "
                     "as 0.5"
                 )
         if field.numpy.kind != "f" and (self.scale, self.offset) != (1.0, 0.0):

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mmreplay.errors import FormatError, SchemaError
+from mmreplay.errors import FormatError, SchemaError, shown
 from mmreplay.schema import Field
 from mmreplay.transforms.base import Bound
 from mmreplay.transforms.checks import is_number, numbers
@@ -68,7 +68,7 @@ class Normalize:
         for name, given in (("means", self.means), ("stds", self.stds)):
             if not isinstance(given, Mapping):
                 raise SchemaError(
-                    f"Normalize: got {name} {given!r:.80}, expected a number or array "
+                    f"Normalize: got {name} {shown(given)}, expected a number or array "
                     "by path; such as {'observation': 0.0}"
                 )
         if self.means.keys() != self.stds.keys() or not self.means:
@@ -223,7 +223,7 @@ def _floats(values: ArrayLike) -> Floats:
         return np.asarray(values, np.float64)
     except (TypeError, ValueError):
         raise SchemaError(
-            f"Normalize: got {values!r:.80} as a mean or std, expected a number or an "
+            f"Normalize: got {shown(values)} as a mean or std, expected a number or an "
             "array of numbers; such as 0.0"
         ) from None
 

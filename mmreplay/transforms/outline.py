@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from mmreplay.errors import SchemaError
+from mmreplay.errors import SchemaError, shown
 from mmreplay.nesting import under
 from mmreplay.schema import Field, Schema
 
@@ -90,7 +90,7 @@ class Outline:
             paths = self.playing("observation", who, "paths")
         if not isinstance(paths, Iterable):
             raise SchemaError(
-                f"{who}: got paths {paths!r:.80}, expected paths of fields; such as "
+                f"{who}: got paths {shown(paths)}, expected paths of fields; such as "
                 "['observation']"
             )
         ours = [name for name in self.fields if name not in self.nexts.values()]

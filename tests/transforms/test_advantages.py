@@ -405,3 +405,14 @@ def test_a_function_that_gives_no_value_for_each_is_refused():
         SchemaError, match=r"GAE: got values \[9\] from .*expected \[1\]"
     ):
         world.draw([0], [0])
+
+
+@pytest.mark.parametrize("transform", [mr.GAE(0.9), mr.LambdaReturn(0.9)])
+def test_ends_of_agents_are_refused(transform):
+    """An agent that terminated has no next value while the others go on."""
+    fields = dict.fromkeys(["reward", "value"], mr.Field((2,), "float32"))
+    fields |= dict.fromkeys(["terminated", "truncated"], mr.Field((2,), "bool"))
+    with pytest.raises(SchemaError, match="got terminated or truncated of 2 agents"):
+        mr.ReplayBuffer.create(
+            None, mr.Schema(fields), 8, engine="memory", transforms=[transform]
+        )
