@@ -84,8 +84,8 @@ class Disk:
         """Return when a file was created, or None where the system does not know.
 
         Returns:
-            Seconds and nanoseconds of Unix time. A file that gets the inode number of
-            one that was removed has another time; a rename changes nothing.
+            Seconds and nanoseconds of Unix time. A file that reuses the inode number of
+            a removed file has another time. A rename does not change it.
         """
         if _statx is None:
             return None

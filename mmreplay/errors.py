@@ -334,10 +334,10 @@ def system_failure(what: str, path: Path, error: OSError) -> FailedError:
 
 
 def called(what: str, function: Callable[..., Any], *given: Any) -> Any:
-    """Call a function of the user's; what it raises tells which one, and what it got.
+    """Call a user's function; an error gets a note with its name and arguments.
 
     Args:
-        what: What it is to us, as in ``"HER reward_fn"``.
+        what: The role of the function, such as ``"HER reward_fn"``.
         function: The function.
         *given: What it is called with.
 
@@ -359,7 +359,7 @@ def called(what: str, function: Callable[..., Any], *given: Any) -> Any:
 
 
 def _outline(value: Any) -> str:
-    """What a value is: dtypes and shapes of arrays, and no numbers of them."""
+    """Describe a value: dtypes and shapes of arrays, without their numbers."""
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     if isinstance(value, Mapping):

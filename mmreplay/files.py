@@ -329,14 +329,14 @@ class File:
 
     def __del__(self) -> None:
         """Give back what Ctrl-C kept from being closed."""
-        # By no global name: at the end of the interpreter they may be gone.
+        # Without globals, which may be gone when the interpreter ends.
         dropped = getattr(self, "_dropped", None)
         if dropped is not None and self.fd >= 0:
             dropped(self.fd)
 
 
 def irregular(path: Path) -> FormatError:
-    """The error for what stands in the place of a file, and is none."""
+    """Return the error for a link, folder, pipe or device in place of a file."""
     return FormatError(
         f"{path} is not a regular file, expected one; links, folders, pipes and "
         "devices are refused: put the file itself there"
@@ -368,7 +368,11 @@ def replace_bytes(path: Path, data: bytes) -> None:
 
 
 def stage_bytes(path: Path, data: bytes) -> Path:
-    """Write what is to replace a file beside it, durably; return where."""
+    """Write, durably, a temporary file beside a file that it will replace.
+
+    Returns:
+        Its path.
+    """
     temporary = path.with_name(f"tmp-{path.name}")
     remove_tree(temporary)
     file = File.create(temporary, len(data))

@@ -86,7 +86,7 @@ def identify(
     Args:
         file: COMMIT.
         metadata: Its generation's.
-        held: See `Identity`; by default nobody holds the lock but who asks.
+        held: See `Identity`; by default no other process holds the lock.
     """
     return Identity(
         metadata.uuid, metadata.generation, boot.boot_id(), *file.identity(), held
@@ -206,8 +206,8 @@ def open_reader(folder: Path, metadata: Metadata) -> tuple[CommitReader, Recover
         identity = identify(file, metadata, lambda: locked(folder.parent))
         slots = _read_whole(file, data, metadata)
         live, _, report = settle(slots, identity, metadata, folder)
-        # What is stored from now on in a file that is open is this file's own; what was
-        # in it before, and is not trusted, has no higher number.
+        # Records stored from now on in the open file are its own. Those that it held
+        # before, and that are not trusted, have no higher sequence number.
         numbers = [r.sequence for r in map(slots.__getitem__, commit.LIVE_SLOTS) if r]
         start = replace(live, sequence=max([live.sequence, *numbers]))
         return CommitReader(file, replace(identity, held=lambda: True), start), report
@@ -418,14 +418,14 @@ class Place:
         if num_links:
             raise RemovedError(
                 f"{root} leads to another folder now, expected the one that was "
-                "opened: that was moved and has what was written to it; close this "
-                "buffer, and open it by its new path",
+                "opened; that folder was moved, with all that was written to it: close "
+                "this buffer, and open it by its new path",
                 errno_=errno.ESTALE,
             )
         raise RemovedError(
-            f"{root} was deleted while it was open, expected it to stay: its rows are "
-            "lost once nobody has it open; save what its writer still reads by "
-            "mmreplay.export, and create a buffer anew",
+            f"{root} was deleted while it was open, expected it to stay; its rows are "
+            "lost once no process has it open: save them from its writer with "
+            "mmreplay.export, and create a new buffer",
             errno_=errno.ENOENT,
         )
 
@@ -498,7 +498,7 @@ def _tell_moved(folder: Path, generation: int, metadata: Metadata) -> None:
     file, data = open_commit(folder, num_envs, writable=True)
     try:
         slots = commit.split(data, metadata.uuid, generation, num_envs)
-        # It decides nothing about the rows, so the file's own number will do.
+        # It decides nothing about rows, so st_dev and st_ino are enough.
         live = commit.newest_live(slots, identify(file, metadata, lambda: True))
         if live is not None and not live.flags & commit.MOVED:
             last = replace(live, flags=commit.MOVED, sequence=live.sequence + 1)

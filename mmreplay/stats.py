@@ -23,7 +23,7 @@ from mmreplay.schema import Field
 BLOCK_NBYTES = 8 << 20
 MAX_BLOCK_ROWS = 1 << 16
 CACHED = 1 << 15
-"""Elements that are reckoned with at once."""
+"""Elements that are processed at once."""
 
 Array = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -319,7 +319,7 @@ def _count(values: NDArray[Any], total: Moments, edges: Floats) -> Array:
         return np.zeros(len(edges) - 1, np.int64)
     bins, least, most = len(edges) - 1, total.min, total.max
     if values.dtype.kind in "iub" and int(most) - int(least) < 1 << 62:
-        # As `_edges` has it, of which floats may have lost the last digits.
+        # The width that `_edges` uses, whose floats may have lost the last digits.
         width = -(-(int(most) - int(least) + 1) // bins)
         inside = values
         if values.min() < least or values.max() > most:

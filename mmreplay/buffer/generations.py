@@ -241,6 +241,6 @@ class Generations:
 
 def _close_in_owner(parts: lifecycle.Parts, pid: int) -> None:
     if os.getpid() == pid:
-        # Of a buffer that was dropped together with its folder nobody is to know.
+        # A buffer that is collected has no caller to raise to.
         with suppress(RemovedError):
             parts.close()

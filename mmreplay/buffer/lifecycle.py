@@ -168,9 +168,9 @@ class Parts:
         ending: Callable[[], bool] = sys.is_finalizing,
     ) -> None:
         """Close what an interrupted call opened and gave to nobody."""
-        # Bound above: at the end of the interpreter the global names may be gone, and
-        # with them what a close needs. The system then closes the files, and the next
-        # open finds every published row.
+        # Bound above, as globals may be gone when the interpreter ends. A close needs
+        # them too: then the system closes the files, and the next opening finds every
+        # published row.
         closed, pid = getattr(self, "closed", True), getattr(self, "pid", None)
         if not closed and pid == getpid() and not ending():
             with suppress(RemovedError):
@@ -205,7 +205,7 @@ def create(
         if not lock.told_apart:
             warnings.warn(
                 f"{path}: its file system does not say when a file was created, "
-                "expected one that does (such as ext4, XFS, btrfs or tmpfs), to tell "
+                "expected one that does (such as ext4, XFS or btrfs), to tell "
                 "the buffer from a copy in its place; if the writer is killed here, "
                 "rows since the last commit are cut: commit more often "
                 "(commit_every), or choose another disk",
@@ -442,8 +442,8 @@ def _open_locked(
 def succeed(parts: Parts, metadata: Metadata, commit_every: float | None) -> Parts:
     """Open a generation that is to replace another one, before it does.
 
-    The lock stays with the present one, which goes on where this fails; whoever puts
-    the new one in force passes it on.
+    The present one keeps the lock, and goes on if this fails; the caller passes the
+    lock on when it puts the new one in force.
     """
     assert parts.path is not None
     fresh = _open_locked(parts.path, metadata, None, parts.policy)

@@ -88,7 +88,7 @@ def swap(
     """Put another generation of a buffer in force and return it open for writing.
 
     Adding waits meanwhile. All that may fail comes before the switch, and leaves the
-    buffer as it was; a failure of the switch itself ends this writer, as nobody knows
+    buffer as it was; a failure of the switch itself ends this writer, as it is unknown
     which generation a later opening finds. The former one stays open to read, for
     threads that draw; `Parts.retire` it.
     """
@@ -117,14 +117,13 @@ def swap(
         try:
             rename(staged, target)
         except FullError as error:
-            # A folder without room for the entry keeps the one that it has.
+            # Without room for the new entry, the folder keeps the old one.
             if metadata_file.load(parts.path).generation != parts.metadata.generation:
                 raise
             _take_back(folder, fresh)
             raise _no_room(parts.path, metadata, reading, error) from error
         parts.committer.stop()
-        # Readers that are not told learn of it when the buffer is next opened for
-        # writing.
+        # Without the record, readers follow when they next look up the path.
         with suppress(OSError):
             parts.ledger.mark_moved()
     except BaseException as error:

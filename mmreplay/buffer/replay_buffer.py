@@ -69,7 +69,7 @@ class ReplayBuffer(Adding):
             """Refuse what is not the parts that `create` and `open` hand over.
 
             Raises:
-                TypeError: It was called by somebody else.
+                TypeError: It was called directly.
             """
             if not args or not isinstance(args[0], lifecycle.Parts):
                 raise TypeError(
@@ -98,9 +98,9 @@ class ReplayBuffer(Adding):
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle a buffer opened with mode ``"r"`` as its path and how it was opened.
 
-        Whoever unpickles it opens the path once more, and sees the rows that are there
-        then. The sampler goes along as it is now, and so do transforms, read mode,
-        advice and limiter.
+        Unpickling opens the path again, and finds the rows that are there by then. The
+        sampler goes along as it is now, and so do transforms, read mode, advice and
+        limiter.
 
         Raises:
             FailedError: The buffer is open for writing, in RAM, or closed.
@@ -282,7 +282,7 @@ class ReplayBuffer(Adding):
         return cls(parts, sampler, commit_every, transforms, limiter)
 
     def __getitem__(self, key: object) -> NoReturn:
-        """Refuse to be indexed: which steps are meant is said by the call.
+        """Refuse to be indexed; calls such as `sample` and `take` choose steps.
 
         Raises:
             TypeError: Always.
@@ -300,7 +300,7 @@ class ReplayBuffer(Adding):
         )
 
     def __iter__(self) -> NoReturn:
-        """Refuse to be iterated over: in which order is said by the call.
+        """Refuse to be iterated over; loaders and `gather_all` have an order.
 
         Raises:
             TypeError: Always.
@@ -312,7 +312,7 @@ class ReplayBuffer(Adding):
         )
 
     def __contains__(self, key: object) -> NoReturn:
-        """Refuse to be asked: of fields and of steps others know.
+        """Refuse ``in``; `schema` has the fields, and `span` the positions.
 
         Raises:
             TypeError: Always.

@@ -59,7 +59,7 @@ class StepReader:
         self._served = {
             path: SERVED[role] for path, role in served_ends(schema).items()
         }
-        # Ends per agent are stored; a cut is told by the flags all the same.
+        # Ends per agent are stored as fields; cuts are in the flags only.
         agents = schema.num_agents is not None
         self._agent_ends = {
             role: path

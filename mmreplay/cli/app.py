@@ -29,17 +29,17 @@ MEANT = dict.fromkeys(
     ("load", "import", "export", "save"),
     "mmreplay convert SRC DST reads and writes files of other formats",
 )
-"""What does the work of a name that is no command."""
+"""Hints for names that are no commands."""
 
 
 class Commands(typer.core.TyperGroup):
-    """The commands, and what to type for a name that people expect beside them."""
+    """The commands, with hints for names that users expect."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command that the first word names.
 
         Raises:
-            UsageError: There is none of that name.
+            UsageError: There is no such command.
         """
         if args[0] in MEANT and not ctx.resilient_parsing:
             raise usage_error(f"No such command {args[0]!r}: {MEANT[args[0]]}")
@@ -57,8 +57,8 @@ app = typer.Typer(
 
 
 def _without_kernels() -> str:
-    """What the version says where numpy runs because C was not built."""
-    # A choice that is none is told of by every command; the version is still one.
+    """Return a note for ``--version`` if C kernels were not built."""
+    # Every other command refuses an unknown choice of kernels; the version is printed.
     with suppress(ValueError):
         absent = kernels.missing()
         return f" (without C kernels, slower: {', '.join(absent)})" if absent else ""

@@ -263,7 +263,7 @@ def _compressed(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _slow(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """That numpy runs because C was not built."""
+    """Return a row that says that numpy runs because C was not built."""
     if not facts["kernels_not_built"]:
         return []
     absent = ", ".join(facts["kernels_not_built"])
@@ -290,7 +290,7 @@ def _committed(facts: dict[str, Any]) -> str:
 
 
 def _exposed(record: dict[str, Any]) -> list[tuple[str, str]]:
-    """What the file system lacks, if anything."""
+    """Return a row about a file system without times of creation."""
     if record["survives_kill"]:
         return []
     return [

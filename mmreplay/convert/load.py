@@ -58,8 +58,7 @@ def load(
 
     Args:
         source: A file, or a folder of a known kind; or a Minari dataset, by its id
-            or as ``minari.load_dataset`` gives it: of that the episodes are loaded
-            that it was filtered to.
+            or as ``minari.load_dataset`` returns it, with its filter of episodes.
         target: The buffer's folder to make.
         format: A format's name, where the source does not tell it.
         capacity: Rows per environment; the source's by default. Of more rows the

@@ -147,7 +147,7 @@ def decode(data: bytes, uuid: bytes, num_envs: int) -> Record | None:
 
 
 def nobody() -> bool:
-    """Tell that no other process holds a lock, which is in our own hands."""
+    """Return False: no other process holds the lock, as this one does."""
     return False
 
 
@@ -160,8 +160,9 @@ class Identity:
         generation: The data folder.
         boot_id: 16 bytes, the running boot.
         device: st_dev of the open COMMIT file.
-        inode: st_ino of it: a copied folder has another, until this one is removed.
-        birth: 16 bytes, when it was created, which tells both apart then.
+        inode: st_ino of it. A copied folder has another one, but the number may be
+            reused once this file is removed.
+        birth: 16 bytes, when the file was created.
         held: Tells whether a writer holds the buffer's lock. Asked only where the
             file system has no time of creation.
     """
@@ -185,13 +186,13 @@ class Identity:
 
 
 def same_birth(said: bytes, found: bytes, held: Callable[[], bool]) -> bool:
-    """Tell whether a record that names a file's number speaks of that very file.
+    """Tell whether a record with the file's st_dev and st_ino is about that file.
 
     Args:
         said: 16 bytes, the record's birth.
         found: 16 bytes, the open file's.
-        held: Tells whether somebody holds the lock of what the record is in: where
-            no birth is to be had, what a live process stores is all that is believed.
+        held: Tells whether a process holds the lock of the folder. Where there is no
+            time of creation, only records of a live process are trusted.
     """
     if said == UNTOLD:
         return True

@@ -217,8 +217,8 @@ def _sizes(metadata: Metadata) -> dict[str, int]:
 def refuse_oversized(evidence: Evidence) -> None:
     """Refuse a ring of which no file holds as many rows as metadata.json says.
 
-    A checksum is no proof of who made it. Files that are damaged are cut or lost one
-    by one, and any other one tells how large the ring is.
+    Forged metadata may have a right checksum. Where files are damaged, some are short
+    or missing, but any other one has the size of the ring.
 
     Raises:
         CorruptError: A buffer of that size would take space, and hold nothing.
@@ -233,7 +233,7 @@ def refuse_oversized(evidence: Evidence) -> None:
             "not of these files: restore them, or name a snapshot or copy of it "
             "with like= (--like)"
         )
-    # This one is written whole, whatever the rows: those of a hole tell nothing.
+    # This file is written whole, also where the rows of the source are holes.
     needed = sized.get(PLACES, 0)
     there = sum(file.disk_nbytes()[1] for file in opened.values())
     if needed > max(there, FEW_NBYTES):

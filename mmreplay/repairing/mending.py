@@ -273,7 +273,7 @@ def _build(
     files.make_folder(folder)
     totals = np.array([each.total for each in kept])
     tails = evidence.heads - totals
-    # Metadata that anybody made may speak of a ring of any size, and files be holes.
+    # Forged metadata may claim a ring of any size, with sparse files.
     there = sum(file.disk_nbytes()[1] for file in evidence.opened.values())
     store = create_store(folder, metadata, there)
     try:

@@ -202,7 +202,7 @@ class _Held:
             return state, None
         slot, record = found
         self._slot, self._sequence = 1 - slot, record.sequence
-        # With the lock in our hands nobody else draws.
+        # This process holds the lock, so that no other one draws.
         here = self._boot_id, self._identity
         return state, states.trusted(data, home.uuid, home.ring.num_envs, *here)
 

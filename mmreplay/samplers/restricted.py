@@ -53,7 +53,7 @@ class RestrictedSampler(Wrapping):
         self._last: tuple[View, Span, View] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the buffer behind: who unpickles it has its own."""
+        """Leave out the view, which belongs to this process's buffer."""
         return self.__dict__ | {"_last": None}
 
     def _shown(self, view: View) -> View:

@@ -152,7 +152,7 @@ def _no_array(value: object, name: str) -> SchemaError:
 def _refusal(
     got: np.dtype[np.generic], brain: bool, expected: str, exact: bool
 ) -> str | None:
-    """Why not every value of a dtype is taken, as the way out; None where it is."""
+    """Return the way out if a dtype has values that do not fit, else None."""
     got_name = "bfloat16" if brain else got.name
     if got_name == expected:
         return None

@@ -139,7 +139,7 @@ class Plain:
                 refused = error
                 continue
             if schema.num_agents is not None:
-                # Which of its rows end an episode, nobody said.
+                # It is unknown which of its rows end an episode.
                 raise SourceError(
                     f"got ends of {schema.num_agents} agents a row, expected one "
                     "'terminated' and one 'truncated' a row; join them, or rename them"

@@ -274,7 +274,7 @@ def _bound(
 
 
 def _from_the_end(joined: NDArray[np.bool_]) -> Iterator[Ids]:
-    """Places, each after the one that follows it and is joined to it."""
+    """Yield places in groups, from the ends of chains of joined places backwards."""
     places = np.arange(len(joined))
     ends = np.flatnonzero(~joined)
     left = ends[np.searchsorted(ends, places)] - places

@@ -132,7 +132,7 @@ def _check_names(
 ) -> None:  # fmt: skip
     """Tell of what no writer puts there, and of what a stopped one left.
 
-    A shard that is no file is told whatever rows it has: no writer makes such a one.
+    A shard that is not a regular file is always reported, as no writer makes one.
     """
     shard = re.compile(r"c\.\d+\.\d+" + r"\.0" * len(array.shape)) if array else None
     strange = [

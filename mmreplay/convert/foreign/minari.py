@@ -191,7 +191,7 @@ def recognizes(path: Path) -> bool:
 
 
 def _checked(indices: Sequence[int], count: int) -> list[int]:
-    """Numbers of episodes, refused where they are none of the dataset's."""
+    """Return the numbers of episodes; refuse those that the dataset lacks."""
     found = [int(index) for index in indices]
     bad = [index for index in found if not 0 <= index < count]
     if bad or not found:
@@ -214,9 +214,8 @@ def located(source: object) -> tuple[Path, dict[str, object]] | None:
     """The folder of a dataset that Minari has open, or knows by an id.
 
     Args:
-        source: A ``minari.MinariDataset``, of which the episodes that it was filtered
-            to are taken; or an id such as ``"D4RL/door/human-v2"``, where no such path
-            is there.
+        source: A ``minari.MinariDataset``, read with its filter of episodes; or an id
+            such as ``"D4RL/door/human-v2"``, unless a path of that name exists.
 
     Returns:
         The folder and options of `open_reader`; None for what is neither.
