@@ -384,3 +384,26 @@ def test_the_writer_goes_on_after_a_fault_at_any_call_or_says_why_it_cannot(
                 BESIDE[name](again, work)
                 again.close()
     assert went_on > len(sites) // 2
+
+
+class ClosesWithErrors(Disk):
+    """A disk on which each close frees the descriptor and reports an error."""
+
+    def __init__(self, number):
+        self.number, self.closed = number, 0
+
+    def close(self, fd):
+        super().close(fd)
+        self.closed += 1
+        raise OSError(self.number, os.strerror(self.number))
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO], ids=["full", "failing"])
+@pytest.mark.parametrize("name", BESIDE)
+def test_an_error_of_close_stops_no_operation(prepared, tmp_path, name, number):
+    work = fresh(prepared, tmp_path, name)
+    buffer = begun(work)
+    with using(ClosesWithErrors(number)) as disk:
+        BESIDE[name](buffer, work)
+    assert disk.closed
+    assert_goes_on(buffer, work)
