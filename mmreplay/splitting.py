@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.buffer.replay_buffer import ReplayBuffer, check_buffer
 from mmreplay.errors import EmptyError, FormatError, SchemaError, shown
 from mmreplay.ring import Span
 from mmreplay.samplers.base import Sampler, State, View
@@ -185,6 +185,7 @@ def split(
         >>> len(train) > len(test)
         True
     """
+    check_buffer(buffer)
     listed = isinstance(fractions, Sequence | np.ndarray) and len(fractions) > 0
     positive = listed and all(is_number(f) and isfinite(f) and f > 0 for f in fractions)
     if not positive or sum(fractions) > 1 + 1e-9:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.buffer.replay_buffer import ReplayBuffer, check_buffer
 from mmreplay.episodes import BREAK, CUT, END, Episodes
 from mmreplay.errors import StaleError, called
 from mmreplay.schema import Field
@@ -237,6 +237,7 @@ def field_moments(
         >>> moments["reward"].max
         1.0
     """
+    check_buffer(buffer)
     chosen = buffer.schema.paths if paths is None else tuple(paths)
     return _scan(buffer, _episodes(buffer), chosen, None, progress)[0]
 
@@ -253,6 +254,7 @@ def summarize(
         paths: Fields; all by default.
         progress: Called with (steps read, steps to read).
     """
+    check_buffer(buffer)
     chosen = buffer.schema.paths if paths is None else tuple(paths)
     return _scan(buffer, _episodes(buffer), chosen, _reward(buffer), progress)
 
@@ -371,6 +373,7 @@ def episode_table(
         >>> len(table) == len(table.returns) == len(table.lengths)
         True
     """
+    check_buffer(buffer)
     table = _episodes(buffer)
     if newest is not None:
         table = table.newest(newest)

@@ -147,3 +147,25 @@ def test_a_large_array_is_shown_as_its_type():
 def test_a_refused_argument_of_many_lines_is_one_line_of_a_message():
     with pytest.raises(mr.SchemaError, match="samplers: got ndarray, expected a list"):
         mr.MixtureSampler(np.zeros((99, 2)))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        mr.episode_table, lambda given: mr.field_moments(given, ("reward",)),
+        lambda given: mr.histogram(given, "reward", 3),
+        lambda given: mr.split(given, [0.5, 0.5]),
+        lambda given: mr.AutoExport(given, "files"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "told"), [("runs/a", "'runs/a'"), (np.zeros((99, 9)), "ndarray")]
+)
+def test_what_is_no_open_buffer_is_refused_by_name(call, given, told):
+    with pytest.raises(mr.SchemaError, match=rf"buffer: got {told}, expected an open"):
+        call(given)
+
+
+def test_episodes_without_returns_are_refused():
+    with pytest.raises(mr.SchemaError, match="table: got 5, expected episodes with"):
+        mr.return_within(5)

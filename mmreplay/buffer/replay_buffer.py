@@ -16,7 +16,7 @@ from mmreplay.buffer.adding import Adding
 from mmreplay.buffer.arguments import check_mode, check_sampler
 from mmreplay.buffer.limiting import Limiter
 from mmreplay.buffer.reading import fold_of
-from mmreplay.errors import FailedError, ForkedError, FullWarning, SchemaError
+from mmreplay.errors import FailedError, ForkedError, FullWarning, SchemaError, shown
 from mmreplay.format.metadata import Autoreset, Engine
 from mmreplay.format.sharding import Codec
 from mmreplay.ring import Layout
@@ -501,3 +501,16 @@ def _opened_again(
     if unseeded(sampler, elsewhere=True):
         buffer._forks = -1  # of no count of forks: `sample` refuses, as in a child
     return buffer
+
+
+def check_buffer(buffer: object) -> None:
+    """Refuse anything but an open buffer, such as its path.
+
+    Raises:
+        SchemaError: It is something else.
+    """
+    if not isinstance(buffer, ReplayBuffer):
+        raise SchemaError(
+            f"buffer: got {shown(buffer)}, expected an open ReplayBuffer; pass "
+            "ReplayBuffer.open(path)"
+        )

@@ -353,8 +353,8 @@ class Writer:
     def _check_ends(self) -> None:
         """Warn, once, if rows after episode ends look like resets of next-step mode.
 
-        A few thousand rows are read when 3 and 32 ends have been followed by a row, and
-        no more once 32 were judged.
+        Up to a million flags and a few thousand rows are read when 3 and 32 ends have
+        been followed by a row, and no more once 32 were judged.
         """
         if self._num_ends < self._check_at:
             return

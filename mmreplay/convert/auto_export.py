@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.buffer.lifecycle import StrPath, absolute, refuse_inside
-from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.buffer.replay_buffer import ReplayBuffer, check_buffer
 from mmreplay.convert import registry
 from mmreplay.convert.ahead import Threads
 from mmreplay.convert.base import (
@@ -86,6 +86,7 @@ class AutoExport:
             FailedError: The buffer is not open for writing, or is watched already; or
                 the folder cannot be written.
         """
+        check_buffer(buffer)
         self.reports: list[tuple[Path, Report]] = []
         self._buffer = buffer
         self._folder = absolute(folder)

@@ -92,6 +92,9 @@ def return_within(
         least: The smallest return.
         most: The largest one.
 
+    Raises:
+        SchemaError: The table is something else.
+
     Example:
         >>> buffer = mr.ReplayBuffer.open("runs/cartpole")
         >>> good = mr.return_within(mr.episode_table(buffer), least=20.0)
@@ -99,6 +102,11 @@ def return_within(
         >>> bool((buffer.sample(8).mask.sum(1) >= 20).all())
         True
     """
+    if not hasattr(table, "returns"):
+        raise SchemaError(
+            f"table: got {shown(table)}, expected episodes with their returns; pass "
+            "mmreplay.episode_table(buffer)"
+        )
     good = (table.returns >= least) & (table.returns <= most)
     known = {
         env_id: np.sort(table.end[good & (table.env_ids == env_id)])
