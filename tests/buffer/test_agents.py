@@ -150,6 +150,53 @@ def test_a_writer_that_truncates_truncates_the_agents_that_go_on(tmp_path, num_e
 
 
 @pytest.mark.parametrize("engine", ["memmap", "zarr"])
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_n_steps_end_where_a_writer_truncates_the_agents_that_go_on(
+    tmp_path, rng, num_envs, engine
+):
+    """A draw, a take and windows report the cut at the last step folded."""
+    made = steps(rng, 5, num_envs)
+    made["terminated"][:], made["truncated"][:] = False, False
+    made["terminated"][2:4, :, 0] = True
+    made["truncated"][3, :, 1] = True
+    made["next_observation"] = made["observation"] + 1
+    fields = {**schema_of().fields, "next_observation": mr.Field((2,), "float32")}
+    path, n, gamma = tmp_path / "b", 2, 0.9
+    with mr.ReplayBuffer.create(
+        path, mr.Schema(fields), 20, num_envs, autoreset="disabled", engine=engine
+    ) as buffer:
+        buffer.extend({name: value[:4] for name, value in made.items()})
+    with mr.ReplayBuffer.open(
+        path, "r+", on_resume="truncate", transforms=[mr.NStep(n, gamma=gamma)]
+    ) as buffer:
+        buffer.extend({name: value[4:] for name, value in made.items()})
+        ids = np.repeat(np.arange(num_envs), 4)
+        taken = buffer.take(ids, np.tile(np.arange(4), num_envs))
+        buffer.sampler = mr.UniformSampler(0)
+        drawn = buffer.sample(64)
+        buffer.sampler = mr.SequenceSampler(2, sampler=mr.UniformSampler(0))
+        windows = buffer.sample(32)
+    cut = made["truncated"].copy()
+    cut[3] = [False, True, True]
+    batches = [
+        (taken, taken.env_ids, taken.positions),
+        (drawn, drawn.env_ids, drawn.positions),
+        (windows, windows.env_ids[:, None], windows.window_positions),
+    ]
+    for batch, env_ids, positions in batches:
+        last = np.where(positions < 4, np.minimum(positions + n - 1, 3), positions)
+        assert (batch["truncated"] == cut[last, env_ids]).all()
+        assert (batch["terminated"] == made["terminated"][last, env_ids]).all()
+        steps_ = (last - positions + 1)[..., None]
+        ends = made["terminated"][last, env_ids]
+        assert np.allclose(batch["discount"], np.where(ends, 0, gamma**steps_))
+        later = gamma * made["reward"][last, env_ids] * (steps_ > 1)
+        assert np.allclose(batch["reward"], made["reward"][positions, env_ids] + later)
+    assert (taken["truncated"][2:4] == cut[3, 0]).all()
+    assert {3} <= set(drawn.positions.tolist()) <= {0, 1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("engine", ["memmap", "zarr"])
 def test_ends_of_agents_go_through_copies_and_files(tmp_path, rng, engine):
     made = steps(rng, 50, 2)
     path = tmp_path / "b"
