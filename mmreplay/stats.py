@@ -209,11 +209,13 @@ def moments_of(values: NDArray[np.generic]) -> Moments:
                 continue
             piece, least, most = finite, finite.min(), finite.max()
         wide = piece.astype(np.float64)
-        mean = float(wide.mean())
-        wide -= mean
-        # Not by BLAS, whose threads cost more than they gain here. Limits as Python
-        # numbers: an int64 need not fit a float.
-        m2 = float(np.einsum("i,i", wide, wide))
+        # Sums beyond what float64 holds are infinite, and shown as such.
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean = float(wide.mean())
+            wide -= mean
+            # Not by BLAS, whose threads cost more than they gain here. Limits as
+            # Python numbers: an int64 need not fit a float.
+            m2 = float(np.einsum("i,i", wide, wide))
         found = Moments(piece.size, nonfinite, least.item(), most.item(), mean, m2)
         total = total.merge(found)
     return total
@@ -221,14 +223,14 @@ def moments_of(values: NDArray[np.generic]) -> Moments:
 
 def field_moments(
     buffer: ReplayBuffer,
-    paths: tuple[str, ...] | None = None,
+    paths: tuple[str, ...] | str | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Moments]:
     """Moments of fields over all steps alive.
 
     Args:
         buffer: Open in any mode.
-        paths: Fields; all by default.
+        paths: A field or several; all by default.
         progress: Called with (steps read, steps to read).
 
     Example:
@@ -238,7 +240,8 @@ def field_moments(
         1.0
     """
     check_buffer(buffer)
-    chosen = buffer.schema.paths if paths is None else tuple(paths)
+    given = (paths,) if isinstance(paths, str) else paths
+    chosen = buffer.schema.paths if given is None else tuple(given)
     return _scan(buffer, _episodes(buffer), chosen, None, progress)[0]
 
 

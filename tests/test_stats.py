@@ -437,3 +437,14 @@ def test_a_million_rows_cost_few_calls(tmp_path, rng):
             sys.setprofile(None)
     assert len(table) > 9000
     assert calls * 1_000_000 / rows < 25_000
+
+
+def test_one_field_is_named_by_itself(rng):
+    path = "reward"
+    schema = mr.Schema({path: mr.Field((), "float32")})
+    with mr.ReplayBuffer.create(None, schema, 9, engine="memory") as buffer:
+        buffer.extend(reward=rng.random(5, np.float32))
+        assert mr.field_moments(buffer, path) == mr.field_moments(buffer, (path,))
+        batches = [buffer.sample(4)]
+    one, listed = (mr.Normalize.fit(batches, given) for given in (path, [path]))
+    np.testing.assert_array_equal(one.mean[path], listed.mean[path])

@@ -9,9 +9,9 @@ version are never made again: a change of format takes a new `v<N>` beside it.
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -303,4 +303,6 @@ def make(target: Path) -> None:
 
 
 if __name__ == "__main__":
-    make(Path(sys.argv[1]) if len(sys.argv) > 1 else TARGET)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, default=TARGET)
+    make(parser.parse_args().folder)

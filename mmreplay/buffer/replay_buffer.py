@@ -308,7 +308,8 @@ class ReplayBuffer(Adding):
         raise TypeError(
             "iter(buffer): a buffer is not iterated over, expected a call; use "
             "mmreplay.ReplayLoader(buffer, batch_size) for batches, "
-            "buffer.gather_all() for all rows, or buffer.episodes for episodes"
+            "buffer.gather_all() for all rows, or mmreplay.episode_table(buffer) for "
+            "episodes"
         )
 
     def __contains__(self, key: object) -> NoReturn:

@@ -150,13 +150,15 @@ def summary(values: Any) -> dict[str, float] | None:
     known = known[~np.isnan(known)]
     if len(known) == 0:
         return None
-    return {
-        "count": len(known),
-        "mean": float(known.mean()),
-        "std": float(known.std()),
-        "min": float(known.min()),
-        "max": float(known.max()),
-    }
+    # Of infinite or very large numbers, mean and std are what floats make of them.
+    with np.errstate(over="ignore", invalid="ignore"):
+        return {
+            "count": len(known),
+            "mean": float(known.mean()),
+            "std": float(known.std()),
+            "min": float(known.min()),
+            "max": float(known.max()),
+        }
 
 
 def disk(folder: Path) -> dict[str, int]:
@@ -272,7 +274,7 @@ def _slow(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _summary(found: dict[str, float] | None) -> str:
     if found is None:
-        return "none to tell: no whole episode, or no reward"
+        return "none: no whole episode, no reward, or rewards that are NaN"
     told = ", ".join(f"{n} {show.number(found[n])}" for n in ("mean", "min", "max"))
     return f"{told} (newest {show.plural(int(found['count']), 'whole episode')})"
 

@@ -34,6 +34,8 @@ def number(value: float | None) -> str:
     """A measured number: whole ones whole, others to 4 digits."""
     if value is None or math.isnan(value):
         return "-"
+    if math.isinf(value):
+        return str(value)
     if isinstance(value, int) or (value == int(value) and abs(value) < 1e15):
         return f"{int(value):,}"
     return f"{value:,.4g}" if 1e-4 <= abs(value) < 1e6 else f"{value:.4g}"

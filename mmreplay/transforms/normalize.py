@@ -112,7 +112,7 @@ class Normalize:
 
     @classmethod
     def fit(
-        cls, batches: Iterable[ByName], paths: Sequence[str],
+        cls, batches: Iterable[ByName], paths: Sequence[str] | str,
         clip: float | None = None,
     ) -> Normalize:  # fmt: skip
         """Measure each element of fields over batches, one batch in memory at a time.
@@ -123,12 +123,13 @@ class Normalize:
         Args:
             batches: Arrays ``[N, *shape]`` by path: batches of a buffer, or dicts of
                 numbers that numpy has.
-            paths: Leaves to measure.
+            paths: A leaf or several to measure.
             clip: As in `Normalize`.
 
         Raises:
             SchemaError: There is nothing to measure.
         """
+        paths = (paths,) if isinstance(paths, str) else paths
         known: dict[str, _Moments] = {}
         for batch in batches:
             for path in paths:

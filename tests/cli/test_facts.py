@@ -339,3 +339,22 @@ def test_a_command_that_creates_a_buffer_there_says_so_in_one_line(
     assert code == 0
     assert told.count("its file system does not say when a file was created") == 1
     assert "Warning" not in told
+
+
+@pytest.mark.parametrize("rewards", [[np.inf, -np.inf, 1.0], [1e308] * 3, [np.nan] * 3])
+def test_numbers_that_are_not_finite_or_overflow_are_printed(tmp_path, rewards):
+    schema = mr.Schema(
+        {"reward": mr.Field((), "float64"), "terminated": mr.Field((), "bool")}
+    )
+    path = tmp_path / "b"
+    with mr.ReplayBuffer.create(path, schema, 10) as buffer:
+        for reward in rewards:
+            buffer.add(reward=reward, terminated=True)
+        buffer.extend(reward=[1e308] * 3, terminated=[False, False, True])
+    for command in ("head", "info", "stats"):
+        done = subprocess.run(
+            [sys.executable, "-m", "mmreplay", command, str(path)],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (0, "")
+        assert ("inf" in done.stdout) == (command != "head" or np.isinf(rewards).any())
