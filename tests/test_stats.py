@@ -447,4 +447,4 @@ def test_one_field_is_named_by_itself(rng):
         assert mr.field_moments(buffer, path) == mr.field_moments(buffer, (path,))
         batches = [buffer.sample(4)]
     one, listed = (mr.Normalize.fit(batches, given) for given in (path, [path]))
-    np.testing.assert_array_equal(one.mean[path], listed.mean[path])
+    np.testing.assert_array_equal(one.means[path], listed.means[path])
