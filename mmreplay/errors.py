@@ -391,4 +391,4 @@ def shown(value: Any) -> str:
     if plain or value is None or few:
         text = repr(value)
         return text if len(text) <= 80 and "\n" not in text else type(value).__name__
-    return type(value).__name__
+    return "{}" if isinstance(value, dict) and not value else type(value).__name__

@@ -203,7 +203,9 @@ class Layout:
         if len(self._known) >= MAX_COUNTS:
             # Another one: other threads may be looking at this one.
             self._known = {}
-        found = self._known[count] = dtype, np.array(parts, np.int64).reshape(-1)
+        # Of empty fields nothing is copied.
+        copied = np.array([part for part in parts if part[1]], np.int64).reshape(-1)
+        found = self._known[count] = dtype, copied
         return found
 
 
