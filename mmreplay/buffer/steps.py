@@ -331,10 +331,9 @@ class Plan:
             direct: See there.
             asked: See there.
         """
-        self._reader, self._store, self._window = reader, store, (before, steps)
-        self._shape = store.ring.shape
-        mapped = getattr(store, "records", None) is not None
-        packed = store.packed if mapped else frozenset[str]()
+        self._reader, self._store = reader, store
+        records: Records | None = getattr(store, "records", None)
+        packed = frozenset[str]() if records is None else store.packed
         self._wheres = tuple(asked)
         # What is read where, and its name, if it goes into the batch as it is.
         wanted: dict[Where, list[tuple[str, str | None]]] = {}
@@ -345,7 +344,7 @@ class Plan:
         columns: list[tuple[int, ...]] = []
         marks: list[tuple[int, ...]] = []
         layout: list[tuple[str, int, int | None]] = []
-        self._fields: list[_Read] = []
+        self._fields: list[tuple[str, Where, str, str | None]] = []
         self._marked: list[tuple[_Read, int, int]] = []
         self._cut: list[_Read] = []
         self._apart: list[tuple[int, int, tuple[str, ...], list[_Read]]] = []
@@ -374,7 +373,7 @@ class Plan:
                         for at in range(width)
                     ]
                 elif path in packed:
-                    self._fields.append(read)
+                    self._fields.append((str(len(layout)), *read))
                     layout.append((path, start, width if name is None else None))
                     self._num_packed = len(columns)
                 else:
@@ -382,11 +381,13 @@ class Plan:
             if apart:
                 paths = tuple(dict.fromkeys(path for _, path, _ in apart))
                 self._apart.append((start, width, paths, apart))
-        self._columns = np.array(columns, np.int64).reshape(-1)
-        self._marks = np.array(marks, np.int64).reshape(-1)
+        self._fixed = (
+            *store.ring.shape, before, steps, np.array(columns, np.int64).reshape(-1),
+            np.array(marks, np.int64).reshape(-1),
+        )  # fmt: skip
         self._rows, self._ends = 3 + len(columns), 1 + len(marks)
-        self._layout = Layout(store.schema, layout) if layout else None
-        self._numbers = tuple(str(at) for at in range(len(layout)))
+        self._layout = Layout(store.schema, layout)
+        self._records = records if layout else None
 
     def find(self, env_ids: Ids, positions: Ids, heads: Ids) -> Found:
         """Look at boundaries, and read; see `transforms.base.Rows.find`.
@@ -401,18 +402,14 @@ class Plan:
         ends = np.empty((self._ends, count), BOOL)
         _kernel.fold(
             store.all_flags, np.ascontiguousarray(env_ids),
-            np.ascontiguousarray(positions), heads, *self._shape, *self._window,
-            self._columns, self._marks, places, ends,
+            np.ascontiguousarray(positions), heads, *self._fixed, places, ends,
         )  # fmt: skip
         fields: Fields = {}
         found: dict[Where, Fields] = {where: {} for where in self._wheres}
-        if self._layout is not None:
-            records: Records = store.records  # type: ignore[attr-defined]
+        if self._records is not None:
             rows = places[3 : 3 + self._num_packed]
-            packed = records.columns(rows, count, self._layout)
-            for number, (where, path, name) in zip(
-                self._numbers, self._fields, strict=True
-            ):
+            packed = self._records.columns(rows, count, self._layout)
+            for number, where, path, name in self._fields:
                 if name is None:
                     found[where][path] = packed[number]
                 else:

@@ -283,7 +283,10 @@ class LiveView:
 
     def find(self, plan: Plan, env_ids: Ids, positions: Ids) -> Found:
         """Look around legal starts, and read; see `transforms.base.Rows`."""
-        return plan.find(env_ids, positions, self._known()[0].stop)
+        known = self._indexed
+        if known is None:
+            known = self._known()[0]
+        return plan.find(env_ids, positions, known.stop)
 
     def read(self, paths: tuple[str, ...], env_ids: Ids, positions: Ids) -> Fields:
         """Copy stored fields of rows, nothing derived but the two ends."""
@@ -292,7 +295,8 @@ class LiveView:
     def locate(self, env_ids: Ids, positions: Ids) -> tuple[Ids, Ids]:
         """Begin and end of episodes; see `transforms.base.Rows`."""
         with self.lock:
-            return self.index.locate(env_ids, positions)
+            self._look()
+            return self._index.locate(env_ids, positions)
 
     def known(self, env_ids: Ids, ends: Ids) -> Ids:
         """Where what is known of episodes ends; see `transforms.base.Rows`."""

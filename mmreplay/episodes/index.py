@@ -14,6 +14,8 @@ from mmreplay.episodes.queues import NEVER, Ids, Queues
 from mmreplay.ring import Span
 
 _kernel = kernels.load("steps")
+INT64 = np.dtype(np.int64)
+"""Given as what it is, it need not be looked up."""
 
 SCAN_ROWS = 1 << 22
 LONG_AGO = -(1 << 62)
@@ -367,7 +369,7 @@ class EpisodeIndex:
         """
         if isinstance(env_ids, int):
             env_ids = np.full(len(positions), env_ids)
-        begin, end = np.empty((2, len(positions)), np.int64)
+        begin, end = np.empty(len(positions), INT64), np.empty(len(positions), INT64)
         _kernel.locate(
             *self._starts.columns, self._first, self._seen, self._last,
             np.ascontiguousarray(env_ids), np.ascontiguousarray(positions), begin, end,

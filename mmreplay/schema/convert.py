@@ -130,7 +130,11 @@ def array_of(value: object, name: str) -> NDArray[np.generic]:
 
 def on_host(tensor: Any) -> Any:
     """A tensor on the CPU, without its gradient; bfloat16 as float32, for numpy."""
-    tensor = tensor.detach().cpu()
+    # Each call that torch makes lets other threads run: none is made for nothing.
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if not tensor.is_cpu:
+        tensor = tensor.cpu()
     return tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor
 
 

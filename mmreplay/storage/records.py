@@ -119,7 +119,7 @@ class Records:
             self._rows.array, self._stride, flags, env_ids, positions, heads,
             *self._shape, bits, bare, wide, parts, out, ends, waits,
         )  # fmt: skip
-        return out.view(dtype).reshape(()), ends
+        return np.ndarray((), dtype, out), ends  # a fifth of the time of `view`
 
     def _waits(self, env_ids: Ids, positions: Ids, wide: int) -> bool:
         """Ask the disk for pages that are missing; whether to wait for some."""
@@ -147,8 +147,7 @@ class Records:
         dtype, parts = layout.of(count)
         out = self._recycler.empty((dtype.itemsize,), UINT8)
         _steps.columns(self._rows.array, self._stride, rows, count, parts, out, waits)
-        found: NDArray[np.void] = out.view(dtype).reshape(())
-        return found
+        return np.ndarray((), dtype, out)
 
     def _prefetch(self, env_ids: Ids, positions: Ids, wide: int) -> int:
         rows = [self._ring.rows(env_ids, positions + ahead) for ahead in range(wide)]

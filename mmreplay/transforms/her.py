@@ -19,6 +19,8 @@ from mmreplay.transforms.outline import Outline
 
 _kernel = kernels.load("steps")
 
+BOOL, INT64 = np.dtype(np.bool_), np.dtype(np.int64)
+"""Given as what they are, they need not be looked up."""
 STRATEGIES = ("future", "final", "episode")
 
 RewardFunction = Callable[
@@ -229,8 +231,9 @@ def _places(anchors: Anchors, goals: _Goals) -> _Places:
         starts, lasts = np.zeros((2, len(some)), np.int64)
         np.maximum.at(starts, group, anchors.positions)
         np.maximum.at(lasts, group, anchors.last)
-    chosen = np.empty(len(begins), np.bool_)
-    places, later = np.empty((2, len(begins)), np.int64)
+    count = len(begins)
+    chosen = np.empty(count, BOOL)
+    places, later = np.empty(count, INT64), np.empty(count, INT64)
     _kernel.hindsight(
         anchors.key, goals.stream, goals.her.ratio, goals.kind, begins, stops,
         np.ascontiguousarray(starts), lasts, chosen, places, later,
@@ -328,9 +331,9 @@ class _Relabelled(Over):
         goals = self._goals
         shape = (len(goal), stored.shape[1])
         achieved = goals.numbers(self._achieved(rows, which))
-        desired = goals.numbers(goal)[:, None]
+        desired = goals.numbers(goal)
         if shape[1] > 1:
-            desired = np.repeat(desired, shape[1], axis=1)
+            desired = np.repeat(desired, shape[1], axis=0)
         told = {}
         if goals.her.info:
             info = self.below.read(tuple(goals.her.info), rows)
@@ -338,7 +341,7 @@ class _Relabelled(Over):
             told = {
                 p: _flat(numbers(a.take(which, 0), fields[p])) for p, a in info.items()
             }
-        given = _flat(achieved), _flat(desired), told
+        given = _flat(achieved), desired, told
         made = np.asarray(called("HER reward_fn", goals.her.reward_fn, *given))
         field = goals.outline.fields[goals.reward]
         return _replaced(stored, which, _as_rewards(made, field, shape))
@@ -354,7 +357,7 @@ def _replaced(
         which: int64 ``[M]``.
         some: ``[M, K, *shape]``, or ``[M, *shape]`` for all K.
     """
-    out = values.copy("C")
+    out = values.copy()
     _kernel.replace(out, len(out), which, np.ascontiguousarray(some, out.dtype))
     return out
 
@@ -366,6 +369,8 @@ def _width(rows: Where | Ids) -> int:
 
 def _flat(values: NDArray[np.generic]) -> NDArray[np.generic]:
     """``[M, K, *shape]`` to ``[M * K, *shape]``."""
+    if values.shape[1] == 1:
+        return values[:, 0]
     return values.reshape(values.shape[0] * values.shape[1], *values.shape[2:])
 
 

@@ -17,6 +17,8 @@ from mmreplay.transforms.checks import fraction, numbers, real, whole
 from mmreplay.transforms.outline import Outline, Place
 
 _kernel = kernels.load("steps")
+FLOAT32 = np.dtype(np.float32)
+"""Given as what it is, it need not be looked up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,18 @@ class _Sums:
         self.weights = self.powers[:-1]
         self.steps = Where(tuple(range(fold.n)), (0,) * fold.n, False)
         self.reals = {path: real(field).numpy for path, field in fields.items()}
+        self._parted: dict[tuple[str, ...], tuple[tuple[str, ...], ...]] = {}
+
+    def parted(self, names: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+        """Names that are summed here, and those that neither sums nor discount are."""
+        found = self._parted.get(names)
+        if found is None:
+            others = (*self.fields, self.discount)
+            found = self._parted[names] = (
+                tuple(name for name in names if name in self.fields),
+                tuple(name for name in names if name not in others),
+            )
+        return found
 
 
 class _Folded(Over):
@@ -127,13 +141,14 @@ class _Folded(Over):
     def made(self, names: tuple[str, ...]) -> Fields:
         """Summed rewards and the discount; see `Layer.made`."""
         sums, anchors = self._sums, self.anchors
-        mine = tuple([name for name in names if name in sums.fields])
-        rest = [n for n in names if n not in sums.fields and n != sums.discount]
-        found = self.below.made(tuple(rest))
+        mine, rest = sums.parted(names)
+        found = self.below.made(rest) if rest else Fields()
         positions, last = anchors.positions, anchors.last
         if mine:
             for path, values in self.below.read(mine, sums.steps).items():
-                wide = _wide(values, sums.fields[path])
+                wide = values
+                if wide.dtype.char not in "fd" or not wide.flags.c_contiguous:
+                    wide = _wide(values, sums.fields[path])
                 shape = (len(positions), *wide.shape[2:])
                 total = np.empty(shape, sums.reals[path])
                 _kernel.sums(
@@ -152,7 +167,7 @@ class _Folded(Over):
                 discounts[ended != 0] = 0.0
             found[sums.discount] = discounts.astype(np.float32)
         elif sums.discount in names:
-            discount = np.empty(len(positions), np.float32)
+            discount = np.empty(len(positions), FLOAT32)
             _kernel.discounts(
                 positions, last, sums.powers, anchors.terminated, discount
             )
@@ -162,8 +177,6 @@ class _Folded(Over):
 
 def _wide(values: NDArray[np.generic], field: Field) -> NDArray[np.generic]:
     """Numbers as float32 or float64, one after the other."""
-    if values.dtype.char in "fd" and values.flags.c_contiguous:
-        return values
     some = numbers(values, field)
     exact = some.dtype == np.float32 or some.dtype == np.float64
     return np.ascontiguousarray(some, some.dtype if exact else np.float64)

@@ -1,11 +1,13 @@
 """Composition: what may follow what, windows, identity, and values that travel."""
 
 import pickle
+import sys
 
 import numpy as np
 import pytest
 
 import mmreplay as mr
+from mmreplay import kernels
 from mmreplay.errors import SchemaError
 from mmreplay.transforms.base import Bound
 from mmreplay.transforms.pipeline import Pipeline
@@ -31,6 +33,64 @@ class Nothing:
 
     def bind(self, outline):
         return Bound(outline, lambda below, anchors: below)
+
+
+def calls_of(function):
+    """Functions that are called meanwhile, those of C included."""
+    count = [0]
+
+    def count_calls(frame, event, argument):
+        count[0] += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(count_calls)
+    try:
+        function()
+    finally:
+        sys.setprofile(before)
+    return count[0]
+
+
+@pytest.mark.skipif(
+    not kernels.choose("steps", "").module.__name__.endswith("_steps"),
+    reason="numpy's twins call more",
+)
+@pytest.mark.parametrize(
+    ("transforms", "most"),
+    [
+        ([], 64),
+        ([mr.NStep(3, gamma=0.9)], 87),
+        ([STACK], 113),
+        ([mr.NStep(3, gamma=0.9), STACK], 136),
+        ([HER], 218),
+        ([HER, mr.NStep(3, gamma=0.9), mr.FrameStack(4, "observation/frame")], 288),
+    ],
+)
+def test_a_batch_takes_few_calls(tmp_path, transforms, most):
+    """Time of small batches is that of calls; their number is alike on any machine."""
+    schema = mr.Schema({path: FIELDS[path] for path in FIELDS if path != "life"})
+    count = 500
+    with mr.ReplayBuffer.create(
+        tmp_path / "b", schema, count, transforms=transforms, commit_every=None
+    ) as buffer:
+        numbers = np.arange(count)
+        goals = np.zeros((count, 2))
+        buffer.extend(
+            {
+                "observation": {
+                    "frame": np.stack([numbers, numbers], 1),
+                    "achieved_goal": goals, "desired_goal": goals,
+                },
+                "action": numbers.astype(np.int32),
+                "reward": numbers.astype(np.float32),
+                "terminated": numbers % 50 == 49,
+                "truncated": np.zeros(count, bool),
+            }
+        )  # fmt: skip
+        # What a plan lacks is added by the first draws, and pages are looked at then.
+        for _ in range(3):
+            buffer.sample(64)
+        assert min(calls_of(lambda: buffer.sample(64)) for _ in range(3)) <= most
 
 
 @pytest.mark.parametrize("autoreset", ["disabled", "next_step"])
