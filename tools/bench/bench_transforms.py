@@ -184,16 +184,15 @@ def _take(buffer: mr.ReplayBuffer, sizes: Sizes) -> dict[str, Side]:
         begin = positions // EPISODE * EPISODE
         frames.append(np.maximum(positions[:, None] - lags, begin[:, None]).ravel())
     buffer.sampler = mr.UniformSampler(0)
-    draws = iter(range(len(frames)))
+    # Each take is of another draw: of two turns in a row both might be of the same.
+    takes = iter(range(len(frames)))
 
     def sample() -> mr.Batch:
-        found["draw"] = next(draws)
         return buffer.sample(sizes.batch)
 
     def take() -> None:
-        np.take(rows, frames[max(0, found["draw"] - LATER)], 0, out, "clip")
+        np.take(rows, frames[max(0, next(takes) - LATER)], 0, out, "clip")
 
-    found = {"draw": 0}
     batch = sample()
     take()
     if not np.array_equal(batch["pixels"].reshape(out.shape), out):
