@@ -79,7 +79,7 @@ class Recovery:
 
 
 def identify(
-    file: File, metadata: Metadata, held: Callable[[], bool] = commit.nobody
+    file: File, metadata: Metadata, held: Callable[[], bool] = commit.not_held
 ) -> Identity:
     """Say what a trusted record of this COMMIT file must name.
 

@@ -146,7 +146,7 @@ def decode(data: bytes, uuid: bytes, num_envs: int) -> Record | None:
     )  # fmt: skip
 
 
-def nobody() -> bool:
+def not_held() -> bool:
     """Return False: no other process holds the lock, as this one does."""
     return False
 
@@ -173,7 +173,7 @@ class Identity:
     device: int
     inode: int
     birth: bytes = UNTOLD
-    held: Callable[[], bool] = nobody
+    held: Callable[[], bool] = not_held
 
     def trusts(self, record: Record) -> bool:
         """Tell whether a live record speaks of this boot's page cache."""

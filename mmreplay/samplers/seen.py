@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.files import Identity
-from mmreplay.format.commit import UNTOLD, nobody, same_birth
+from mmreplay.format.commit import UNTOLD, not_held, same_birth
 from mmreplay.samplers.base import Home
 
 MAGIC = b"MMRSMP01"
@@ -110,7 +110,7 @@ def newest(data: bytes, uuid: bytes, num_envs: int) -> tuple[int, Record] | None
 
 def trusted(
     data: bytes, uuid: bytes, num_envs: int, boot_id: bytes, identity: Identity,
-    held: Callable[[], bool] = nobody,
+    held: Callable[[], bool] = not_held,
 ) -> Record | None:  # fmt: skip
     """The record that says what is there, or None where nothing is known.
 
