@@ -52,7 +52,7 @@ def calls_of(function):
 
 
 @pytest.mark.skipif(
-    not kernels.choose("steps", "").module.__name__.endswith("_steps"),
+    not kernels.load("steps").__name__.endswith("_steps"),
     reason="numpy's twins call more",
 )
 @pytest.mark.parametrize(
