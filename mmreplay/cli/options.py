@@ -58,7 +58,12 @@ def parse_path(given: object) -> Path:
     """Read a path; ``~`` is the home directory, also in ``--output=~/x``.
 
     Shells expand only a ``~`` that begins a word.
+
+    Raises:
+        BadParameter: It is empty, as an unset variable of a shell is.
     """
+    if not str(given):
+        raise typer.BadParameter("got an empty path; name a file or folder, '.' too")
     return Path(os.path.expanduser(str(given)))
 
 

@@ -234,8 +234,8 @@ def _pass_cast(got: str, expected: str) -> str:
 def _shape_way_out(field: Field, got: tuple[int, ...], lead: tuple[int, ...]) -> str:
     if not lead and len(got) and got[1:] == field.shape and got[0] > 1:
         return (
-            f"pass the value of one step; or, if these are {got[0]} environments', "
-            f"create the buffer with num_envs={got[0]}"
+            f"pass the value of one step; or, for the steps of {got[0]} environments, "
+            f"create the buffer with num_envs={got[0]}, after removing this one"
         )
     if not lead:
         return "pass the value of one step"

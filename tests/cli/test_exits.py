@@ -110,6 +110,8 @@ def test_a_newer_version_is_refused(cli, path):
         (["resize", "x", "1.5"], "got '1.5', expected a whole number"),
         (["resize", "x", "inf"], "expected a whole number"),
         (["record", "E", "x"], "Missing option '--steps'"),
+        (["record", "E", "", "--steps", "9"], "got an empty path"),
+        (["info", ""], "got an empty path"),
         (["record", "E", "x", "--steps", "0"], "expected at least 1"),
         (["record", "E", "x", "--steps", "9", "--seed", "-1"], "--seed: got -1"),
         (

@@ -193,9 +193,7 @@ def test_recent_windows_are_refused_with_the_way_out():
 
 
 def test_a_part_without_a_share_is_refused():
-    with pytest.raises(
-        SchemaError, match=r"got UniformSampler among them, exp"
-    ):
+    with pytest.raises(SchemaError, match=r"got UniformSampler among them, exp"):
         mr.MixtureSampler([mr.UniformSampler(0)])
     with pytest.raises(SchemaError, match=r"samplers: got 3, expected a list of pairs"):
         mr.MixtureSampler(3)

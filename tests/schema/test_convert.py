@@ -247,7 +247,11 @@ def test_what_is_no_number_is_refused_with_the_way_out(value, message):
         ),
         ((64, 64, 3), (8,), r"; put the leading axes \[8\] in front$"),
         ((1, 64, 64, 3), (), "; pass the value of one step$"),
-        ((8, 64, 64, 3), (), "; or, if these are 8 environments', .*num_envs=8$"),
+        (
+            (8, 64, 64, 3),
+            (),
+            "; or, for the steps of 8 environments, .*num_envs=8, after removing",
+        ),
         ((64, 8, 64, 3), (8,), r"got uint8\[64, 8, 64, 3\], expected uint8\[8, 64"),
     ],
 )
