@@ -491,7 +491,7 @@ def _all_pieces(
 ) -> Iterator[tuple[Array, dict[str, NDArray[np.generic]]]]:
     """Read some fields of a table's episodes, in blocks, environment by environment.
 
-    Of a live buffer, rows given up meanwhile are left out.
+    Rows that a writer overwrites during the call are left out.
 
     Yields:
         int64 ``[B]``, the number in the table of each step's episode, and values

@@ -175,7 +175,7 @@ class Steps:
         step["action"] = fitted("action", done, shape)
         step |= self.extra
         rewards = np.asarray(reward)
-        if rewards.dtype != np.float64:  # of which the ring refuses what is too large
+        if rewards.dtype != np.float64:  # the ring refuses values too large
             rewards = rewards.astype(np.float32)
         step["reward"] = fitted("reward", rewards, (self._num_envs,))
         step["terminated"] = ended & ~timeouts

@@ -88,7 +88,7 @@ class Writer:
         self.hold = writer.hold
         self.checks_ends = writer.checks_ends
         self._num_ends, self._check_at = writer._num_ends, writer._check_at
-        # Said once a buffer, also of one that was resized.
+        # Warn once per buffer, also after a resize.
         self.intake.unrounded &= writer.intake.unrounded
 
     def _know(self, heads: Array, limits: Array, tails: Array) -> None:
@@ -426,7 +426,7 @@ class Writer:
             sample = sample[np.arange(CHECKED_REWARDS) * len(sample) // CHECKED_REWARDS]
         rewards = [store.gather(rows[at], (reward,))[reward] for at in (after, sample)]
         if schema[reward].dtype == "bfloat16":
-            # Stored as bits, of which the highest is the sign of zero.
+            # Stored as bits; the shift drops the sign, so that -0 equals 0.
             rewards = [bits.astype(np.uint16) << 1 for bits in rewards]
         self.checks_ends = len(after) < MIN_ENDS
         return next_step_signature(rewards[0], rewards[1], known, *observed)

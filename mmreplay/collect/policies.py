@@ -60,7 +60,7 @@ class Actor:
         return getattr(self.policy, "__qualname__", type(self.policy).__qualname__)
 
     def act(self, observation: Any) -> Any:
-        """The policy's action; what it raises is its own, and told to be.
+        """Return the policy's action; its exceptions get a note that names the policy.
 
         Tensors become arrays, also within tuples, lists and dicts.
         """

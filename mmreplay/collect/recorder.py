@@ -119,7 +119,7 @@ def record(
             or differs from the buffer; or the policy cannot be called with an
             observation, or gives an action that fails and is none of the space's.
         ModuleNotFoundError: gymnasium, or ale-py for Atari, is not installed.
-        LockedError: Somebody else is writing the buffer.
+        LockedError: Another process is writing the buffer.
 
     Example:
         >>> done = mr.record("CartPole-v1", "runs/new", steps=100, num_envs=2, seed=0)
@@ -187,7 +187,7 @@ def _remove(path: Path, data: str, keep_lock: bool) -> None:
         keep_lock: Whether LOCK was there before.
 
     Raises:
-        LockedError: Somebody else writes it already.
+        LockedError: Another process is writing it.
     """
     lock = WriterLock(path)
     try:

@@ -215,7 +215,7 @@ def _sizes(metadata: Metadata) -> dict[str, int]:
 
 
 def refuse_oversized(evidence: Evidence) -> None:
-    """Refuse a ring of which no file holds as many rows as metadata.json says.
+    """Refuse a ring whose metadata.json says more rows than any file holds.
 
     Forged metadata may have a right checksum. Where files are damaged, some are short
     or missing, but any other one has the size of the ring.

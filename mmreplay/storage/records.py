@@ -180,7 +180,7 @@ class Layout:
         self._known: dict[int, tuple[np.dtype[np.void], Ids]] = {}
 
     def of(self, count: int) -> tuple[np.dtype[np.void], Ids]:
-        """The dtype for N steps, and what the kernel is told of it."""
+        """The dtype for N steps, and the numbers that describe it to the kernel."""
         found = self._known.get(count)
         if found is not None:
             return found

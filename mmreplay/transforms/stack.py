@@ -272,7 +272,7 @@ class _History(Over):
                 back = rows[:, :, None] - np.arange(k, 0, -1) + shift
                 wanted = back.reshape(len(rows), -1)
                 known = wanted >= first
-                # A row that is there for certain, in the place of one that is not.
+                # An existing row, in place of a missing one.
                 wanted = np.where(known, wanted, self.anchors.positions[:, None])
             actions = self.below.read((self._path,), wanted)[self._path]
             count, width = known.shape
