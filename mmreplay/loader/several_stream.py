@@ -32,6 +32,8 @@ class ConcatStream(DealtStream):
         10
     """
 
+    _kind = "ConcatStream"
+
     def __init__(
         self,
         concat: Concat,

@@ -179,6 +179,8 @@ class EpisodeSampler(WindowDrawing):
         True
     """
 
+    _kind = "EpisodeSampler"
+
     def __init__(
         self,
         sampler: Sampler | None = None,

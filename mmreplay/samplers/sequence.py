@@ -74,6 +74,8 @@ class SequenceSampler(WindowDrawing):
         (32, 8, 4)
     """
 
+    _kind = "SequenceSampler"
+
     def __init__(
         self,
         length: int,

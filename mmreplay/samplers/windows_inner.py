@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -168,6 +168,8 @@ class Inner:
 class WindowDrawing(Protocol):
     """What samplers of windows leave to the sampler inside."""
 
+    # The `kind` of states, written out: renaming a class changes no state.
+    _kind: ClassVar[str]
     _inner: Inner
     _arguments: State
 
@@ -212,11 +214,11 @@ class WindowDrawing(Protocol):
             priorities: With those that the sampler inside keeps, as arrays.
         """
         inner = self._inner.state_dict(priorities)
-        return {"kind": type(self).__name__, **self._arguments, "parts": inner}
+        return {"kind": self._kind, **self._arguments, "parts": inner}
 
     def load_state_dict(self, state: State) -> None:
         """Go on from a state; see `Sampler.load_state_dict`."""
-        check_kind(state, type(self).__name__)
+        check_kind(state, self._kind)
         for name, value in self._arguments.items():
             same(state, name, value)
         self._inner.sampler.load_state_dict(parts(state, "parts", 1)[0])
