@@ -4,7 +4,7 @@
 #
 #   make demo    record, kill, reopen and train: the main job, from end to end
 #   make test    the tests, without the slow ones
-#   make check   format, lint, types, import floors, all tests
+#   make check   format, lint, types, import floors, all tests; prints the layout
 #   make clean   remove .venv, built kernels and the tools' caches
 
 PYTHON ?= python3

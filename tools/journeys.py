@@ -94,7 +94,7 @@ class Journey:
         name: What is called.
         files: Of mmreplay, in the order of their first call.
         goal: How many there are to be at most; None where none is set.
-        before: How many they were in 0.1.0; None where nobody counted.
+        before: How many they were before the layout was redone; None where not counted.
     """
 
     name: str
@@ -350,7 +350,7 @@ def timing(folder: Path, turns: int = 60, calls: int = 200) -> dict[str, Any]:
 
 def table(journeys: Sequence[Journey], markdown: bool = False) -> list[str]:
     """The lines of the table."""
-    rows: list[tuple[str, ...]] = [("journey", "files", "in 0.1.0", "goal")]
+    rows: list[tuple[str, ...]] = [("journey", "files", "before", "goal")]
     for journey in journeys:
         numbers = (len(journey.files), journey.before, journey.goal)
         rows.append((journey.name, *("" if n is None else str(n) for n in numbers)))
