@@ -100,6 +100,8 @@ SCHEMA = mr.Schema(
 
 def fill(path: Path, **options: Any) -> Path:
     """A buffer of 45 steps of 2 environments."""
+    # `--engine zarr` would give another one; see tests/conftest.py.
+    options.setdefault("engine", "memmap")
     rng = np.random.default_rng(0)
     ends = np.zeros((45, 2), bool)
     ends[9::10] = True
@@ -198,7 +200,7 @@ def _torn(folder: Path) -> list[object]:
 
 
 def _empty(folder: Path) -> list[object]:
-    mr.ReplayBuffer.create(folder / "e", SCHEMA, 10).close()
+    mr.ReplayBuffer.create(folder / "e", SCHEMA, 10, engine="memmap").close()
     return ["head", folder / "e"]
 
 

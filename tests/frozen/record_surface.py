@@ -12,7 +12,7 @@ import warnings
 from importlib.metadata import distribution
 from pathlib import Path
 
-from tests.frozen import command_line, records, surface
+from tests.frozen import bad_calls, command_line, pickled, records, surface
 
 
 def names() -> dict[str, object]:
@@ -39,7 +39,8 @@ def paths() -> list[str]:
             thing = surface.get(held, each)
             texts.append(inspect.getdoc(thing) or "")
             if inspect.isclass(thing):
-                texts += [inspect.getdoc(m) or "" for m in vars(thing).values()]
+                for kind in surface.ours(thing):
+                    texts += [inspect.getdoc(m) or "" for m in vars(kind).values()]
     leading = []
     for name in sorted(set().union(*map(surface.documented, texts))):
         try:
@@ -78,12 +79,36 @@ def commands() -> dict[str, object]:
     return found
 
 
+def pickles() -> dict[str, object]:
+    """What every pickled object does, after it was pickled where it was not yet."""
+    found = {}
+    for name, case in pickled.CASES.items():
+        if not case.installed:
+            print(f"left as recorded: {name} needs {case.needs}")
+            continue
+        pickled.record(name)
+        with tempfile.TemporaryDirectory() as folder:
+            found[name] = pickled.behaviour(name, Path(folder))
+    return found
+
+
+def errors() -> dict[str, object]:
+    """Classes of the errors of wrong calls."""
+    found = {}
+    for name in bad_calls.CALLS:
+        with tempfile.TemporaryDirectory() as folder:
+            found[name] = bad_calls.error_of(name, Path(folder))
+    return found
+
+
 def main() -> None:
     """Record everything that can be described here."""
     warnings.simplefilter("ignore")
     records.record("names", names())
     records.record("modules", modules())
     records.record("command_line", commands())
+    records.record("pickles", pickles())
+    records.record("bad_calls", errors())
 
 
 if __name__ == "__main__":

@@ -20,13 +20,14 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PEERS = {"mmreplay.adapters.sb3": "stable_baselines3"}
 """Documented modules that import the library they stand for."""
 MODULES = (
-    "mmreplay", "mmreplay.errors", "mmreplay.schema", "mmreplay.samplers.base",
-    "mmreplay.convert.base", "mmreplay.convert.ends", "mmreplay.convert.registry",
+    "mmreplay", "mmreplay.episodes", "mmreplay.errors", "mmreplay.schema",
+    "mmreplay.samplers.base", "mmreplay.convert.base", "mmreplay.convert.ends",
+    "mmreplay.convert.registry",
     "mmreplay.convert.staging", "mmreplay.adapters.alf", "mmreplay.adapters.pytorchrl",
     "mmreplay.adapters.rofunc", "mmreplay.adapters.sb3", "mmreplay.adapters.skrl",
     "mmreplay.adapters.tmrl", "mmreplay.adapters.velora",
 )  # fmt: skip
-"""Modules that README or docs tell to import from."""
+"""Modules that README, docs or a public docstring tell to import from."""
 BETWEEN_MODULES = {
     "ReplayBuffer": {"reading", "hold_rows", "add_as_is", "skip_autoreset_check"},
     "RateLimiter": {"law", "bind", "check"},
@@ -191,7 +192,7 @@ def public(name: str) -> Iterator[str]:
     """Names that a documented module offers.
 
     Those of ``__all__``; else classes that it defines, and whatever else of its own
-    the pages name. Of mmreplay.errors, the errors.
+    the pages name. Of mmreplay.errors, the errors; of mmreplay.episodes, the flags.
     """
     held = module(name)
     if hasattr(held, "__all__"):
@@ -206,6 +207,9 @@ def public(name: str) -> Iterator[str]:
         home = getattr(value, "__module__", None) or ""
         if name == "mmreplay.errors":
             if inspect.isclass(value) and issubclass(value, Exception | Warning):
+                yield each
+        elif name == "mmreplay.episodes":
+            if each.isupper() and each in words:
                 yield each
         elif each in assigned:
             if each in words or inspect.isclass(value):
