@@ -140,6 +140,10 @@ def disk_offences(source: str) -> list[tuple[int, str]]:
     return sorted({*offences(source, RAW), *(item for item in bad if item[1])})
 
 
+def test_the_files_that_rules_name_exist():
+    assert {*DOOR, PICKLES} <= {*PACKAGE}
+
+
 def relative(path: Path) -> str:
     """A path as it is named in the repository."""
     return str(path.relative_to(ROOT))

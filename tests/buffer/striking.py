@@ -34,6 +34,9 @@ class Striker:
         self.where = None
         self._moment = moment
         self._files = within and {f"{PACKAGE}/{name}" for name in within}
+        # A file that was moved would be struck nowhere, and every test would pass.
+        missing = [path for path in self._files or () if not Path(path).is_file()]
+        assert not missing, f"there is no {missing} to strike"
         self._before = {}
 
     def _enter(self, frame, event, _):
