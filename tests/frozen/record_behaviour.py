@@ -10,13 +10,14 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from tests.frozen import bytes_cases, draws_cases, old_files, states_cases
+from tests.frozen import bytes_cases, disk_cases, draws_cases, old_files, states_cases
 from tests.frozen.frozen_files import DATA, add
 
 FILES = {
     "states.json": states_cases.recordings,
     "draws.json": draws_cases.recordings,
     "bytes.json": bytes_cases.recordings,
+    "disk_calls.json": disk_cases.counted,
     "old.json": old_files.recordings,
 }
 
