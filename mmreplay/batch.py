@@ -107,6 +107,19 @@ class Batch:
             setattr(self, name, column)
             return column
 
+    def drawn(self, name: str) -> Array:
+        """Return a column of the draw, as the array that no tensor was made of yet.
+
+        Args:
+            name: One of `DRAWN`.
+        """
+        try:
+            # What it is set to, without `__getattr__`, which would make a tensor.
+            return _SLOTS[name].__get__(self)
+        except AttributeError:
+            assert self._drawn is not None
+            return self._drawn[name]
+
     def __getstate__(self) -> tuple[None, dict[str, Any]]:
         """What is copied and pickled: each column once, as what it is told to be."""
         state = {name: getattr(self, name) for name in self.__slots__}
@@ -266,3 +279,7 @@ class Batch:
             offsets=None if self.offsets is None else change(self.offsets),
             buffer_ids=None if self.buffer_ids is None else change(self.buffer_ids),
         )
+
+
+_SLOTS: dict[str, Any] = {name: vars(Batch)[name] for name in DRAWN}
+"""What reads and sets these attributes of a batch."""

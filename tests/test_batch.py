@@ -273,3 +273,16 @@ def test_a_batch_shows_its_fields_not_their_values(batch):
     shown = "observation/state float32[3, 2], reward float32[3], brain uint16[3]"
     assert repr(batch) == f"<Batch of 3 steps: {shown}, done bool[3]>"
     assert "brain bfloat16[3]" in repr(batch.torch())
+
+
+def test_a_column_of_the_draw_is_what_it_was_set_to(batch):
+    torch = pytest.importorskip("torch")
+    assert batch.drawn("positions") is batch.positions
+    tensors = batch.torch()
+    # No tensor is made of what nobody asked for, and one that was asked for is it.
+    assert tensors.drawn("positions") is batch.positions
+    assert isinstance(tensors.positions, torch.Tensor)
+    assert tensors.drawn("positions") is tensors.positions
+    other = torch.arange(3)
+    tensors.env_ids = other
+    assert tensors.drawn("env_ids") is other

@@ -22,7 +22,7 @@ from mmreplay.storage.base import Store
 from mmreplay.storage.placement import served_ends
 from mmreplay.storage.records import SPLIT_ROWS, Layout, Records, after
 from mmreplay.transforms.anchors import Where
-from mmreplay.transforms.base import Asked, Direct, Found
+from mmreplay.transforms.base import Asked, Direct, Found, Sums
 
 Fields = dict[str, NDArray[np.generic]]
 Ids = NDArray[np.int64]
@@ -271,9 +271,11 @@ class StepReader:
         _kernel.known(flags, *shape, heads, env_ids, found)
         return found
 
-    def plan(self, before: int, steps: int, direct: Direct, asked: Asked) -> Plan:
+    def plan(
+        self, before: int, steps: int, direct: Direct, asked: Asked, sums: Sums | None
+    ) -> Plan:
         """Find out where what transforms ask for lies; see `transforms.base.Rows`."""
-        return Plan(self, self._store, self._served, before, steps, direct, asked)
+        return Plan(self, self._store, self._served, before, steps, direct, asked, sums)
 
     @property
     def cut_path(self) -> str | None:
@@ -318,7 +320,7 @@ class Plan:
 
     def __init__(
         self, reader: StepReader, store: Store, served: Mapping[str, int], before: int,
-        steps: int, direct: Direct, asked: Asked,
+        steps: int, direct: Direct, asked: Asked, sums: Sums | None,
     ) -> None:  # fmt: skip
         """Find out; see `transforms.base.Rows.plan`.
 
@@ -330,29 +332,46 @@ class Plan:
             steps: See there.
             direct: See there.
             asked: See there.
+            sums: See there.
         """
         self._reader, self._store = reader, store
         records: Records | None = getattr(store, "records", None)
         packed = frozenset[str]() if records is None else store.packed
         self._wheres = tuple(asked)
+        # Sums of packed fields are made as the fields are read, others afterwards.
+        self._sums = sums
+        dtypes = {} if sums is None else sums.dtypes
+        added = tuple(path for path in dtypes if path in packed)
+        self._added = tuple(path for path in dtypes if path not in packed)
         # What is read where, and its name, if it goes into the batch as it is.
         wanted: dict[Where, list[tuple[str, str | None]]] = {}
         for where, names in direct.items():
             wanted.setdefault(where, []).extend(names.items())
         for where, paths in asked.items():
             wanted.setdefault(where, []).extend((path, None) for path in paths)
+        if sums is not None and dtypes:
+            wanted.setdefault(sums.where, []).extend(
+                (path, None) for path in self._added
+            )
+            if self._added and sums.where not in asked:
+                self._wheres += (sums.where,)
+        read_here = {
+            where
+            for where, wants in wanted.items()
+            if not packed.isdisjoint(path for path, _ in wants)
+            or (sums is not None and added and where is sums.where)
+        }
         columns: list[tuple[int, ...]] = []
         marks: list[tuple[int, ...]] = []
         layout: list[tuple[str, int, int | None]] = []
+        summed: list[tuple[str, int, np.dtype[np.generic]]] = []
         self._fields: list[tuple[str, Where, str, str | None]] = []
         self._marked: list[tuple[_Read, int, int]] = []
         self._cut: list[_Read] = []
         self._apart: list[tuple[int, int, tuple[str, ...], list[_Read]]] = []
         self._num_packed = 0
         # Rows of records first: the disk is asked for all of them at once.
-        for where in sorted(
-            wanted, key=lambda w: packed.isdisjoint(path for path, _ in wanted[w])
-        ):
+        for where in sorted(wanted, key=lambda w: w not in read_here):
             start, width = len(columns), len(where.ahead)
             columns += [
                 (ahead, back, where.beyond, start, width, at)
@@ -360,6 +379,10 @@ class Plan:
                     zip(where.ahead, where.back, strict=True)
                 )
             ]
+            if sums is not None and where is sums.where:
+                summed = [(path, start, dtypes[path]) for path in added]
+            if where in read_here:
+                self._num_packed = len(columns)
             apart = []
             for path, name in wanted[where]:
                 read = (where, path, name)
@@ -374,8 +397,8 @@ class Plan:
                     ]
                 elif path in packed:
                     self._fields.append((str(len(layout)), *read))
-                    layout.append((path, start, width if name is None else None))
-                    self._num_packed = len(columns)
+                    alone = name is not None and width == 1
+                    layout.append((path, start, None if alone else width))
                 else:
                     apart.append(read)
             if apart:
@@ -386,8 +409,15 @@ class Plan:
             np.array(marks, np.int64).reshape(-1),
         )  # fmt: skip
         self._rows, self._ends = 3 + len(columns), 1 + len(marks)
-        self._layout = Layout(store.schema, layout)
-        self._records = records if layout else None
+        self._records = records if layout or summed else None
+        # The kernel that reads records makes the discount too; else it is made after.
+        discount = None if sums is None else sums.discount
+        here = self._records is not None and discount is not None
+        self._discount = None if here else discount
+        made = [*added, str(discount)] if here else [*added]
+        self._made = [(str(at), name) for at, name in enumerate(made, len(layout))]
+        self._powers = np.ones(steps + 1) if sums is None else sums.powers
+        self._layout = Layout(store.schema, layout, summed, here)
 
     def find(self, env_ids: Ids, positions: Ids, heads: Ids) -> Found:
         """Look at boundaries, and read; see `transforms.base.Rows.find`.
@@ -400,28 +430,35 @@ class Plan:
         store, count = self._store, len(positions)
         places = np.empty((self._rows, count), INT64)
         ends = np.empty((self._ends, count), BOOL)
-        _kernel.fold(
-            store.all_flags, np.ascontiguousarray(env_ids),
-            np.ascontiguousarray(positions), heads, *self._fixed, places, ends,
-        )  # fmt: skip
+        env_ids = np.ascontiguousarray(env_ids)
+        positions = np.ascontiguousarray(positions)
         fields: Fields = {}
         found: dict[Where, Fields] = {where: {} for where in self._wheres}
-        if self._records is not None:
-            rows = places[3 : 3 + self._num_packed]
-            packed = self._records.columns(rows, count, self._layout)
+        if self._records is None:
+            _kernel.fold(
+                store.all_flags, env_ids, positions, heads, *self._fixed, places, ends
+            )
+        else:
+            packed = self._records.fold(
+                store.all_flags, env_ids, positions, heads, self._fixed,
+                self._num_packed, places, ends, self._layout, self._powers,
+            )  # fmt: skip
             for number, where, path, name in self._fields:
                 if name is None:
                     found[where][path] = packed[number]
                 else:
                     fields[name] = packed[number]
+            for number, name in self._made:
+                fields[name] = packed[number]
         for start, width, paths, apart in self._apart:
             rows = places[3 + start : 3 + start + width].reshape(-1)
             store.prefetch(rows, paths, now=True)
             gathered = store.gather(rows, paths)
             for where, path, name in apart:
                 array = gathered[path]
-                if name is None:
+                if name is None or width > 1:
                     array = array.reshape(count, width, *array.shape[1:])
+                if name is None:
                     found[where][path] = array
                 else:
                     fields[name] = array
@@ -442,7 +479,30 @@ class Plan:
                 found[where][path] = array.reshape(count, -1, *array.shape[1:])
             else:
                 fields[name] = array
+        if self._sums is not None and (self._added or self._discount is not None):
+            self._sum(positions, places[1], ends[0], found, fields)
         return Found(places, ends[0], fields, found)
+
+    def _sum(
+        self, positions: Ids, last: Ids, terminated: NDArray[np.bool_],
+        found: Mapping[Where, Fields], fields: Fields,
+    ) -> None:  # fmt: skip
+        """Sum fields that no records hold, and make the discount if none did."""
+        sums = self._sums
+        assert sums is not None
+        for path in self._added:
+            values = np.ascontiguousarray(found[sums.where][path])
+            shape = (len(positions), *values.shape[2:])
+            total = np.empty(shape, sums.dtypes[path])
+            _kernel.sums(
+                positions, last, sums.powers[:-1], values, values.itemsize, total,
+                total.itemsize,
+            )  # fmt: skip
+            fields[path] = total
+        if self._discount is not None:
+            discount = np.empty(len(positions), np.float32)
+            _kernel.discounts(positions, last, sums.powers, terminated, discount)
+            fields[self._discount] = discount
 
 
 def _next_paths(schema: Schema) -> dict[str, str]:

@@ -21,7 +21,7 @@ from mmreplay.samplers.base import Home
 from mmreplay.schema import Schema
 from mmreplay.storage.base import Store
 from mmreplay.storage.ledger import CUT_ROWS, Ledger
-from mmreplay.transforms.base import Asked, Direct, Found, Plan
+from mmreplay.transforms.base import Asked, Direct, Found, Plan, Sums
 
 
 class Window(Protocol):
@@ -277,9 +277,11 @@ class LiveView:
                 known, index = self._look(), self._index
         return known, index
 
-    def plan(self, before: int, steps: int, direct: Direct, asked: Asked) -> Plan:
+    def plan(
+        self, before: int, steps: int, direct: Direct, asked: Asked, sums: Sums | None
+    ) -> Plan:
         """Find out what draws need to know; see `transforms.base.Rows`."""
-        return self._steps.plan(before, steps, direct, asked)
+        return self._steps.plan(before, steps, direct, asked, sums)
 
     def find(self, plan: Plan, env_ids: Ids, positions: Ids) -> Found:
         """Look around legal starts, and read; see `transforms.base.Rows`."""

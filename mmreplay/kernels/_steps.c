@@ -14,7 +14,7 @@
 #define FETCH(address) __builtin_prefetch(address)
 
 enum { START = 1, TERMINATED = 2, TRUNCATED = 4, FINAL = 8, CUT = 32, ALL_FLAGS = 63 };
-enum { MAX_ARRAYS = 10 };
+enum { MAX_ARRAYS = 16 };
 /* Rows looked up before the first of their flags is read. */
 enum { GROUP = 64 };
 /* Batches this long are worth letting other threads run. */
@@ -349,6 +349,7 @@ static PyMethodDef methods[] = {
     {"split", (PyCFunction)(void (*)(void))split, METH_FASTCALL, NULL},
     {"unplace", (PyCFunction)(void (*)(void))unplace, METH_FASTCALL, NULL},
     {"fold", (PyCFunction)(void (*)(void))fold, METH_FASTCALL, NULL},
+    {"fold_fields", (PyCFunction)(void (*)(void))fold_fields, METH_FASTCALL, NULL},
     {"columns", (PyCFunction)(void (*)(void))columns, METH_FASTCALL, NULL},
     {"sums", (PyCFunction)(void (*)(void))sums, METH_FASTCALL, NULL},
     {"discounts", (PyCFunction)(void (*)(void))discounts, METH_FASTCALL, NULL},

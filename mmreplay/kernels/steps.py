@@ -525,6 +525,89 @@ def discounts(
     out[:] = np.where(terminated, 0.0, powers[steps])
 
 
+def fold_fields(
+    records: NDArray[np.generic], stride: int,
+    flags: Bytes, env_ids: Ids, positions: Ids, heads: Ids, slots: int, num_envs: int,
+    time_major: bool, before: int, steps: int, columns: Ids, marks: Ids, out: Ids,
+    ends: Bools, parts: Ids, summed: Ids, powers: NDArray[np.float64], discount: int,
+    fields: Bytes, waits: bool, /,
+) -> None:  # fmt: skip
+    """Fold steps, copy fields of the rows around them, and sum their rewards.
+
+    It does what `fold`, `columns`, `sums` and `discounts` do one after the other.
+
+    Args:
+        records: Of every row of the ring, of any dtype.
+        stride: Bytes of a record.
+        flags: See `fold`, as the next twelve.
+        env_ids: See `fold`.
+        positions: See `fold`.
+        heads: See `fold`.
+        slots: See `fold`.
+        num_envs: See `fold`.
+        time_major: See `fold`.
+        before: See `fold`.
+        steps: See `fold`.
+        columns: See `fold`.
+        marks: See `fold`.
+        out: See `fold`.
+        ends: See `fold`.
+        parts: int64 ``[P, 5]``, see `columns`: the rows are those of `fold`'s columns,
+            which lie together, at 0, 1 and so on.
+        summed: int64 ``[S, 6]``: of each field that is summed the offset in a record,
+            how many numbers it holds, the bytes of each (4 or 8) and of each sum; the
+            first of the `steps` columns that hold its rows, which lie together; and
+            where in fields the sums begin.
+        powers: float64 ``[steps + 1]``, see `sums` and `discounts`; of any length where
+            neither is wanted.
+        discount: Where in fields discounts begin; less than 0 for none.
+        fields: Room for all; the bytes between stay.
+        waits: See `take`.
+
+    Raises:
+        ValueError: Shapes do not fit each other, or there is no such place.
+    """
+    count, width = len(env_ids), columns.size // 6
+    fits = stride >= 1 and records.nbytes == stride * slots * num_envs
+    fits &= parts.size % 5 == 0 and summed.size % 6 == 0
+    copied = parts.reshape(-1, 5).tolist() if fits else []
+    wanted = summed.reshape(-1, 6).tolist() if fits else []
+    for offset, nbytes, start, wide, place in copied:
+        fits &= offset >= 0 and 1 <= nbytes <= stride - offset
+        fits &= _together(columns, start, wide)
+        fits &= 0 <= place <= fields.nbytes - count * wide * nbytes
+    for offset, numbers, wide, wide_out, start, place in wanted:
+        fits &= wide in (4, 8) and wide_out in (4, 8) and numbers >= 1 and offset >= 0
+        fits &= numbers * wide <= stride - offset and _together(columns, start, steps)
+        fits &= 0 <= place <= fields.nbytes - count * numbers * wide_out
+    if wanted or discount >= 0:
+        fits &= len(powers) == steps + 1
+    if not fits or discount > fields.nbytes - 4 * count:
+        raise ValueError("fold_fields: expected fields of every row, and room for all")
+    fold(
+        flags, env_ids, positions, heads, slots, num_envs, time_major, before, steps,
+        columns, marks, out, ends,
+    )  # fmt: skip
+    places = out.reshape(3 + width, count)
+    table, flat = records.view(np.uint8).reshape(-1, stride), fields.reshape(-1)
+    for offset, nbytes, start, wide, place in copied:
+        rows = places[3 + start : 3 + start + wide].reshape(-1)
+        found = table[rows, offset : offset + nbytes].reshape(-1)
+        flat[place : place + found.nbytes] = found
+    last, weights = places[1], powers[:-1]
+    for offset, numbers, wide, wide_out, start, place in wanted:
+        rows = places[3 + start : 3 + start + steps].reshape(-1)
+        values = np.ascontiguousarray(table[rows, offset : offset + numbers * wide])
+        total = np.empty(count * numbers * wide_out, np.uint8)
+        sums(positions, last, weights, values, wide, total, wide_out)
+        flat[place : place + total.nbytes] = total
+    if discount >= 0:
+        factors = np.empty(count, np.float32)
+        terminated = ends.reshape(-1)[:count]
+        discounts(positions, last, powers, terminated, factors)
+        flat[discount : discount + factors.nbytes] = factors.view(np.uint8)
+
+
 def take_fields(
     records: NDArray[np.generic], stride: int,
     flags: Bytes, env_ids: Ids, positions: Ids, heads: Ids, slots: int, num_envs: int,
@@ -739,6 +822,18 @@ def unplace(
         env_ids[:], places = np.divmod(rows, slots)
     newest = stops[env_ids] - 1
     positions[:] = newest - (newest - places) % slots
+
+
+def _together(columns: Ids, start: int, width: int) -> bool:
+    """Whether so many columns of `fold` lie together, one at each place."""
+    table = columns.reshape(-1)[: columns.size // 6 * 6].reshape(-1, 6).tolist()
+    if not 0 <= start <= len(table) - width or width < 1:
+        return False
+    group = table[start : start + width]
+    return all(
+        (first, wide, place) == (start, width, at)
+        for at, (_, _, _, first, wide, place) in enumerate(group)
+    )
 
 
 def _rows(

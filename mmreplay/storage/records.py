@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,7 +112,7 @@ class Records:
         """
         waits = self._waits(env_ids, positions, wide)
         count = len(positions)
-        dtype, parts = layout.of(count)
+        dtype, parts, _, _ = layout.of(count)
         out = self._recycler.empty((dtype.itemsize,), UINT8)
         ends = np.empty((len(bits), count), BOOL)
         _steps.take_fields(
@@ -144,9 +144,53 @@ class Records:
         pages, waits = self._rows.pages, False
         if not pages.warm():
             waits = pages.prefetch(rows.reshape(-1)) > 0 or early.gathers()
-        dtype, parts = layout.of(count)
+        dtype, parts, _, _ = layout.of(count)
         out = self._recycler.empty((dtype.itemsize,), UINT8)
         _steps.columns(self._rows.array, self._stride, rows, count, parts, out, waits)
+        return np.ndarray((), dtype, out)
+
+    def fold(
+        self,
+        flags: NDArray[np.uint8],
+        env_ids: Ids,
+        positions: Ids,
+        heads: Ids,
+        fixed: tuple[Any, ...],
+        num_packed: int,
+        places: Ids,
+        ends: Ends,
+        layout: Layout,
+        powers: NDArray[np.float64],
+    ) -> NDArray[np.void]:
+        """Fold steps, and copy and sum fields of the rows around them, in one pass.
+
+        Args:
+            flags: Of every row; see `kernels.steps.fold`, as the next three.
+            env_ids: int64 ``[N]``.
+            positions: int64 ``[N]``.
+            heads: int64 ``[E]``.
+            fixed: Slots to marks, as `kernels.steps.fold` takes them.
+            num_packed: Columns whose rows are read here; they come first.
+            places: int64 ``[3 + C, N]``, written.
+            ends: bool ``[1 + S, N]``, written.
+            layout: Which fields, and which sums.
+            powers: float64 ``[steps + 1]``, what to sum and to discount with.
+
+        Returns:
+            All columns in one array without axes, named as `Layout` says.
+        """
+        pages, waits = self._rows.pages, False
+        if not pages.warm():
+            # The disk is asked for rows, which are found by this.
+            _steps.fold(flags, env_ids, positions, heads, *fixed, places, ends)
+            rows = places[3 : 3 + num_packed].reshape(-1)
+            waits = pages.prefetch(rows) > 0 or early.gathers()
+        dtype, parts, summed, discount = layout.of(len(positions))
+        out = self._recycler.empty((dtype.itemsize,), UINT8)
+        _steps.fold_fields(
+            self._rows.array, self._stride, flags, env_ids, positions, heads, *fixed,
+            places, ends, parts, summed, powers, discount, out, waits,
+        )  # fmt: skip
         return np.ndarray((), dtype, out)
 
     def _prefetch(self, env_ids: Ids, positions: Ids, wide: int) -> int:
@@ -155,15 +199,35 @@ class Records:
         return self._rows.pages.prefetch(np.concatenate(rows))
 
 
+class Laid(NamedTuple):
+    """Where columns lie for so many steps; see `Layout`.
+
+    Attributes:
+        dtype: Of the array that holds all of them.
+        parts: int64 ``[P, 5]``, what is copied, as `kernels.steps.columns` takes it.
+        summed: int64 ``[S, 6]``, what is summed, as `kernels.steps.fold_fields` does.
+        discount: Where discounts begin; -1 for none.
+    """
+
+    dtype: np.dtype[np.void]
+    parts: Ids
+    summed: Ids
+    discount: int
+
+
 class Layout:
     """Where columns of fields lie in one array, for as many steps as there are.
 
     The columns are fields of its dtype, called by their number: ``[N, K, *shape]``, or
-    ``[N, *shape]``.
+    ``[N, *shape]``. After them come sums, ``[N, *shape]``, then discounts, ``[N]``.
     """
 
     def __init__(
-        self, schema: Schema, wanted: Sequence[tuple[str, int, int | None]]
+        self,
+        schema: Schema,
+        wanted: Sequence[tuple[str, int, int | None]],
+        summed: Sequence[tuple[str, int, np.dtype[np.generic]]] = (),
+        discounted: bool = False,
     ) -> None:
         """Lay out columns.
 
@@ -171,15 +235,20 @@ class Layout:
             schema: The fields of the rows.
             wanted: Of each column its path, and which rows of C it is read from: the
                 first, and K, or None for that one alone.
+            summed: Of each field that is summed its path, the first of the rows that
+                are added up, and the dtype of the sums.
+            discounted: Whether there are discounts.
         """
         record = place(schema).record
         fields: Mapping[str, Any] = {} if record is None else record.fields or {}
         self._members = [
             (*fields[path][:2], start, width) for path, start, width in wanted
         ]
-        self._known: dict[int, tuple[np.dtype[np.void], Ids]] = {}
+        self._summed = [(*fields[path][:2], *rest) for path, *rest in summed]
+        self._discounted = discounted
+        self._known: dict[int, Laid] = {}
 
-    def of(self, count: int) -> tuple[np.dtype[np.void], Ids]:
+    def of(self, count: int) -> Laid:
         """The dtype for N steps, and the numbers that describe it to the kernel."""
         found = self._known.get(count)
         if found is not None:
@@ -191,11 +260,24 @@ class Layout:
             formats.append((dtype.base, (*lead, *dtype.shape)))
             parts.append((offset, dtype.itemsize, start, width or 1, end))
             end += -(-count * (width or 1) * dtype.itemsize // LINE) * LINE
+        sums, discount = [], -1
+        for dtype, offset, start, total in self._summed:
+            formats.append((total, (count, *dtype.shape)))
+            wide = dtype.base.itemsize
+            numbers = dtype.itemsize // wide
+            sums.append((offset, numbers, wide, total.itemsize, start, end))
+            end += -(-count * numbers * total.itemsize // LINE) * LINE
+        places = [part[-1] for part in (*parts, *sums)]
+        if self._discounted:
+            discount = end
+            formats.append((np.dtype(np.float32), (count,)))
+            places.append(discount)
+            end += -(-count * 4 // LINE) * LINE
         dtype = np.dtype(
             {
-                "names": [str(at) for at in range(len(parts))],
+                "names": [str(at) for at in range(len(places))],
                 "formats": formats,
-                "offsets": [part[-1] for part in parts],
+                "offsets": places,
                 "itemsize": end,
             }
         )
@@ -204,7 +286,8 @@ class Layout:
             self._known = {}
         # Of empty fields nothing is copied.
         copied = np.array([part for part in parts if part[1]], np.int64).reshape(-1)
-        found = self._known[count] = dtype, copied
+        added = np.array(sums, np.int64).reshape(-1)
+        found = self._known[count] = Laid(dtype, copied, added, discount)
         return found
 
 

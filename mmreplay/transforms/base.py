@@ -9,7 +9,7 @@ frames are stacked before whichever row holds the next observation.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -30,8 +30,25 @@ which may name rows twice, and rows that are not there."""
 Asked = Mapping[Where, tuple[str, ...]]
 """Rows around the steps drawn, and the stored fields that are read there."""
 Direct = Mapping[Where, Mapping[str, str]]
-"""One row of each step drawn, and the stored fields of it that batches hold as they
-are, each with the name that it has there."""
+"""Rows of each step drawn, and the stored fields of them that batches hold as they
+are, each with the name that it has there. Ends of episodes are of one row."""
+
+
+class Sums(NamedTuple):
+    """Stored rewards summed over the steps that are folded, with their discount.
+
+    Attributes:
+        where: The rows that are added up: those of all steps that may be folded.
+        powers: float64 ``[steps + 1]``: by which each is multiplied, and the last by
+            the number of steps, for the discount.
+        dtypes: Paths of float32 or float64 fields, and the dtype of the sums of each.
+        discount: Name of the discount, float32; None for none.
+    """
+
+    where: Where
+    powers: NDArray[np.float64]
+    dtypes: Mapping[str, np.dtype[np.generic]]
+    discount: str | None
 
 
 class Found(NamedTuple):
@@ -40,7 +57,8 @@ class Found(NamedTuple):
     Attributes:
         anchors: int64 ``[3 + ..., N]``: first, last and following, as of `Anchors`.
         terminated: bool ``[N]``, as of `Anchors`.
-        fields: What batches hold as it is, ``[N, *shape]`` by name.
+        fields: What batches hold as it is, ``[N, *shape]`` by name, or
+            ``[N, K, *shape]`` of K rows; sums by path, and the discount by name.
         columns: What was asked for, ``[N, K, *shape]`` each; not to be written into.
     """
 
@@ -78,7 +96,9 @@ class Rows(Protocol):
     def flags(self, env_ids: Ids, positions: Ids) -> NDArray[np.uint8]:
         """Flags of rows, uint8 ``[B]``; see `episodes`."""
 
-    def plan(self, before: int, steps: int, direct: Direct, asked: Asked) -> Plan:
+    def plan(
+        self, before: int, steps: int, direct: Direct, asked: Asked, sums: Sums | None
+    ) -> Plan:
         """Find out once what every draw needs to know.
 
         Args:
@@ -86,6 +106,7 @@ class Rows(Protocol):
             steps: Steps folded into one, at least 1.
             direct: What batches hold as it is stored.
             asked: What is read of each draw.
+            sums: What is summed for it; None for nothing.
         """
 
     def find(self, plan: Plan, env_ids: Ids, positions: Ids) -> Found:
@@ -178,11 +199,19 @@ class Bound:
         over: Makes its layer, over the one below.
         elsewhere: Rows that it reads beside those that the outline tells of, so that
             the disk is asked for them early; None where there are none.
+        finishes: Whether its layer has a `finish` of its own.
+        stacks: Fields, as they are below, of which it shows so many rows up to each,
+            oldest first, and changes nothing else.
+        sums: Stored rewards that it sums, and the discount that it makes; None where
+            it sums others.
     """
 
     outline: Outline
     over: Callable[[Layer, Anchors], Layer]
     elsewhere: Callable[[Anchors], Iterable[Touched]] | None = None
+    finishes: bool = True
+    stacks: Mapping[str, int] = field(default_factory=dict)
+    sums: Sums | None = None
 
 
 class Transform(Protocol):

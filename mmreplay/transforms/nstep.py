@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -12,7 +13,7 @@ from mmreplay import kernels
 from mmreplay.errors import SchemaError
 from mmreplay.schema import Field, Schema
 from mmreplay.transforms.anchors import Anchors, Where
-from mmreplay.transforms.base import Bound, Fields, Layer, Over
+from mmreplay.transforms.base import Bound, Fields, Layer, Over, Sums
 from mmreplay.transforms.checks import fraction, numbers, real, whole
 from mmreplay.transforms.outline import Outline, Place
 
@@ -90,7 +91,16 @@ class NStep:
         def over(below: Layer, anchors: Anchors) -> Layer:
             return _Folded(below, anchors, sums)
 
-        return Bound(above, over)
+        exact = {
+            path: sums.reals[path]
+            for path, field in fields.items()
+            if outline.as_stored(path)
+            and field.dtype in ("float32", "float64")
+            and math.prod(field.shape) > 0
+        }
+        discount = self.discount if agents is None else None
+        stored = Sums(sums.steps, sums.powers, exact, discount)
+        return Bound(above, over, finishes=False, sums=stored)
 
     def _rewards(self, outline: Outline) -> tuple[str, ...]:
         chosen = self.rewards

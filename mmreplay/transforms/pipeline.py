@@ -18,6 +18,7 @@ from mmreplay.transforms.base import (
     Layer,
     Plan,
     Rows,
+    Sums,
     Touched,
     Transform,
 )
@@ -82,7 +83,7 @@ class Pipeline:
         self.after = outline.steps - (not outline.derived)
         self.fields: Mapping[str, Field] = outline.fields
         self._places = Places(outline.steps)
-        self._batch = _batch(outline, self._places)
+        self._batch = _batch(outline, self._places, bounds)
         # The rows and fields that layers have read so far, and the plan for them.
         self._asked: Asked = {}
         self._planned: tuple[Rows, Asked, Plan] | None = None
@@ -124,7 +125,7 @@ class Pipeline:
         Boundaries are read, no field. See `gather` for the arguments.
         """
         outline = self._outline
-        found = rows.find(self.plan(rows, {}, {}), env_ids, positions)
+        found = rows.find(self.plan(rows, {}, {}, None), env_ids, positions)
         anchors = Anchors(
             rows, env_ids, positions, key, length, self._places, found.anchors,
             found.terminated,
@@ -172,9 +173,12 @@ class Pipeline:
             planned = self._planned = (
                 rows,
                 asked,
-                self.plan(rows, self._batch.direct, asked),
+                self.plan(rows, self._batch.direct, asked, self._batch.sums),
             )
         found = rows.find(planned[2], env_ids, positions)
+        fields = found.fields
+        if self._batch.whole:
+            return {name: fields[name] for name in self._batch.names}
         anchors = Anchors(
             rows, env_ids, positions, key, length, self._places, found.anchors,
             found.terminated,
@@ -182,7 +186,6 @@ class Pipeline:
         layer: Layer = Stored(anchors, found.columns, self)
         for bound in self._bounds:
             layer = bound.over(layer, anchors)
-        fields = found.fields
         for names, where, given in self._batch.layered:
             for path, array in layer.read(names, where).items():
                 fields[given[path]] = array[:, 0]
@@ -190,9 +193,9 @@ class Pipeline:
             fields |= layer.made(self._batch.made)
         return layer.finish({name: fields[name] for name in self._batch.names})
 
-    def plan(self, rows: Rows, direct: Direct, asked: Asked) -> Plan:
+    def plan(self, rows: Rows, direct: Direct, asked: Asked, sums: Sums | None) -> Plan:
         """Find out where what is read of each draw lies; see `Rows.plan`."""
-        return rows.plan(self.before, self._outline.steps, direct, asked)
+        return rows.plan(self.before, self._outline.steps, direct, asked, sums)
 
     def learn(self, paths: tuple[str, ...], where: Where) -> None:
         """Add fields to those that are read for every batch from now on."""
@@ -212,28 +215,75 @@ class _Batch:
         layered: Fields that layers are asked for, where, and their names in the batch.
         made: Names of those that are made from several rows.
         names: All names, in order.
+        sums: What is summed as it is read; None for nothing.
+        whole: Nothing is left to layers.
     """
 
     direct: Direct
     layered: tuple[tuple[tuple[str, ...], Where, Mapping[str, str]], ...]
     made: tuple[str, ...]
     names: tuple[str, ...]
+    sums: Sums | None
+    whole: bool
 
 
-def _batch(outline: Outline, places: Places) -> _Batch:
+def _batch(outline: Outline, places: Places, bounds: Sequence[Bound]) -> _Batch:
+    ends = {
+        path
+        for role in ("terminated", "truncated")
+        for path in outline.schema.role_paths(role)
+    }
+    # Fields of which the last thing to be done is known, and nothing else is done.
+    stacks = {
+        path: k
+        for bound in bounds
+        for path, k in bound.stacks.items()
+        if path not in ends and path in outline.schema.fields
+        if len(outline.touched[path]) == 1
+    }
+    sums = _sums(outline, bounds)
+
     direct: dict[Where, dict[str, str]] = {}
     layered: dict[Where, dict[str, str]] = {}
     at = {Place.HERE: places.here, Place.LAST: places.last}
     for name, place in outline.places.items():
         if place is not Place.MADE and place is not Place.NEXT:
-            group = direct if outline.as_stored(name) else layered
-            group.setdefault(at[place], {})[name] = name
+            where = at[place]
+            group = direct if outline.as_stored(name) or name in stacks else layered
+            if name in stacks:
+                where = where.stacked(stacks[name])
+            group.setdefault(where, {})[name] = name
     for path, name in outline.nexts.items():
         if outline.places[name] is Place.NEXT:
-            group = direct if outline.as_stored(path) else layered
-            group.setdefault(places.following, {})[path] = name
+            where = places.following
+            group = direct if outline.as_stored(path) or path in stacks else layered
+            if path in stacks:
+                where = where.stacked(stacks[path])
+            group.setdefault(where, {})[path] = name
     read = tuple((tuple(names), where, names) for where, names in layered.items())
-    return _Batch(direct, read, outline.at(Place.MADE), tuple(outline.fields))
+    summed = () if sums is None else (*sums.dtypes, sums.discount)
+    made = tuple(name for name in outline.at(Place.MADE) if name not in summed)
+    whole = not read and not made and not any(bound.finishes for bound in bounds)
+    return _Batch(direct, read, made, tuple(outline.fields), sums, whole)
+
+
+def _sums(outline: Outline, bounds: Sequence[Bound]) -> Sums | None:
+    """What is summed of stored rewards and stays as it is; None for nothing."""
+    for bound in bounds:
+        sums = bound.sums
+        if sums is None or len(sums.powers) != outline.steps + 1:
+            continue
+        dtypes = {
+            path: dtype
+            for path, dtype in sums.dtypes.items()
+            if len(outline.touched[path]) == 1
+        }
+        discount = sums.discount
+        if discount is not None and len(outline.touched[discount]) > 1:
+            discount = None
+        if dtypes or discount is not None:
+            return Sums(sums.where, sums.powers, dtypes, discount)
+    return None
 
 
 class Stored:
@@ -274,7 +324,7 @@ class Stored:
         """Read fields that the plan lacks, and add them to it."""
         anchors, pipeline = self._anchors, self._pipeline
         pipeline.learn(paths, where)
-        plan = pipeline.plan(anchors.rows, {}, {where: paths})
+        plan = pipeline.plan(anchors.rows, {}, {where: paths}, None)
         found = anchors.rows.find(plan, anchors.env_ids, anchors.positions)
         return dict(found.columns[where])
 

@@ -73,7 +73,10 @@ class FrameStack:
         def over(below: Layer, anchors: Anchors) -> Layer:
             return _Stack(below, anchors, self.k, sources, self._join)
 
-        return Bound(above, over)
+        # The rows of a stack of one are those of the field itself.
+        plain = self.axis is None and self.k > 1
+        own = dict.fromkeys(paths, self.k) if plain else {}
+        return Bound(above, over, finishes=False, stacks=own)
 
     def _check(self, path: str, outline: Outline) -> None:
         if not outline.of_rows(path):

@@ -131,10 +131,18 @@ class Spy:
             told(self.read)(store, rows.reshape(-1), tuple(store.packed))
             return plain(records, rows, *some)
 
-        plain = Records.columns
+        def fold(records, *some):
+            packed = folded(records, *some)
+            num_packed, places = some[5:7]
+            rows = places[3 : 3 + num_packed].reshape(-1)
+            told(self.read)(store, rows, tuple(store.packed))
+            return packed
+
+        plain, folded = Records.columns, Records.fold
         monkeypatch.setattr(MemmapStore, "prefetch", told(self.asked))
         monkeypatch.setattr(MemmapStore, "gather", reading)
         monkeypatch.setattr(Records, "columns", columns)
+        monkeypatch.setattr(Records, "fold", fold)
 
 
 @pytest.mark.parametrize("stored", [False, True])

@@ -115,6 +115,68 @@ def test_rows_around_steps_are_those_found_row_by_row(kernel, ring, seed, data):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
+@given(ring=rings(), seed=st.integers(0, 1 << 32), data=st.data())
+def test_one_call_does_what_four_do(kernel, ring, seed, data):
+    rng = np.random.default_rng(seed)
+    flags, count = sparse_flags(ring, rng), data.draw(st.sampled_from([0, 1, 33, 300]))
+    before = data.draw(st.integers(0, ring.slots - 1))
+    steps = data.draw(st.integers(1, ring.slots - 1))
+    columns, marks, groups = data.draw(wanted(steps, ring.slots))
+    # Columns of the steps folded, which sums are of; few columns are asked for early.
+    first = len(columns)
+    columns += [(ahead, 0, False, first, steps, ahead) for ahead in range(steps)]
+    stride = data.draw(st.sampled_from([40, 168, 3000]))
+    records = rng.integers(0, 256, (ring.num_rows, stride)).astype(np.uint8)
+    numbers = rng.standard_normal((ring.num_rows, 4)).astype(np.float32)
+    records[:, :16] = numbers.view(np.uint8)
+    end, parts, summed = 3, [], []
+    for _ in range(data.draw(st.integers(0, 4))):
+        nbytes = data.draw(st.integers(1, stride))
+        offset = data.draw(st.integers(0, stride - nbytes))
+        start, width, _ = data.draw(st.sampled_from([(first, steps, ()), *groups]))
+        parts.append((offset, nbytes, start, width, end))
+        end += count * width * nbytes + 5
+    for offset, values, wide, wide_out in ((0, 2, 4, 4), (4, 1, 4, 8), (0, 2, 8, 4)):
+        if data.draw(st.booleans()):
+            summed.append((offset, values, wide, wide_out, first, end))
+            end += count * values * wide_out + 1
+    discount = end if data.draw(st.booleans()) else -1
+    fields = np.full(end + 4 * count, 0xEE, np.uint8)
+    powers = 0.9 ** np.arange(steps + 1.0)
+    env_ids = rng.integers(0, ring.num_envs, count)
+    positions = rng.integers(0, 40, count)
+    heads = rng.integers(0, 45, ring.num_envs)
+    where = (
+        flags, env_ids, positions, heads, *ring.shape, before, steps,
+        np.array(columns, np.int64), np.array(marks, np.int64),
+    )  # fmt: skip
+    out = np.empty((2, 3 + len(columns), count), np.int64)
+    told = np.empty((2, 1 + len(marks), count), bool)
+    kernel.fold(*where, out[0], told[0])
+    expected, last = fields.copy(), out[0, 1]
+    copied = np.array(parts, np.int64)
+    kernel.columns(records, stride, out[0, 3:], count, copied, expected, False)
+    for offset, values, wide, wide_out, start, place in summed:
+        rows = out[0, 3 + start : 3 + start + steps].reshape(-1)
+        each = np.ascontiguousarray(records[rows, offset : offset + values * wide])
+        total = np.empty(count * values * wide_out, np.uint8)
+        kernel.sums(positions, last, powers[:-1], each, wide, total, wide_out)
+        expected[place : place + total.size] = total
+    if discount >= 0:
+        factors = np.empty(count, np.float32)
+        kernel.discounts(positions, last, powers, told[0, 0], factors)
+        expected[discount:] = factors.view(np.uint8)
+
+    kernel.fold_fields(
+        records, stride, *where, out[1], told[1], copied,
+        np.array(summed, np.int64), powers, discount, fields, seed % 2 == 1,
+    )  # fmt: skip
+    assert np.array_equal(out[0], out[1])
+    assert np.array_equal(told[0], told[1])
+    assert np.array_equal(fields, expected)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
 @given(seed=st.integers(0, 1 << 32), data=st.data())
 def test_columns_hold_the_fields_of_their_rows(kernel, seed, data):
     rng = np.random.default_rng(seed)
@@ -349,6 +411,39 @@ def refusals_of_folds():
         yield "fold", (*good[:9], fine, given, four, mark)
 
 
+def refusals_of_fold_fields():
+    flags, one, two = np.zeros(6, np.uint8), np.zeros(1, np.int64), np.zeros(2, int)
+    records, fields = np.zeros((6, 8), np.uint8), np.zeros(16, np.uint8)
+    columns = np.array([0, 0, 0, 0, 2, 0, 1, 0, 0, 0, 2, 1], np.int64)
+    none, out = np.zeros(0, np.int64), np.zeros((5, 1), np.int64)
+    part, added = np.array([0, 4, 0, 2, 0]), np.array([0, 1, 4, 4, 0, 8])
+    where = (flags, one, one, two, 3, 2, False, 1, 2, columns, none, out)
+    ends, powers = np.empty(1, bool), np.ones(3)
+    good = (records, 8, *where, ends, part, added, powers, 12, fields, False)
+    for at, wrong in (
+        (0, records[:5]), (1, 0), (1, 6), (3, one - 1), (4, one - 1), (4, two),
+        (9, -1), (9, 3), (11, columns[[0, 1, 2, 3, 4, 5] * 2]), (11, columns[:6]),
+        (11, columns[[6, 7, 8, 9, 10, 11, 0, 1, 2, 3, 4, 5]]),
+        (13, out[:4].copy()), (14, np.empty(2, bool)),
+        (15, part[:4].copy()), (16, added[:5].copy()), (17, np.ones(2)), (18, 13),
+        (19, fields[:15].copy()),
+    ):  # fmt: skip
+        yield "fold_fields", (*good[:at], wrong, *good[at + 1 :])
+    for wrong in (
+        [-1, 4, 0, 2, 0], [5, 4, 0, 2, 0], [0, 0, 0, 2, 0], [0, 4, 1, 2, 0],
+        [0, 4, -1, 2, 0], [0, 4, 0, 3, 0], [0, 4, 0, 0, 0], [0, 4, 0, 2, 9],
+        [0, 4, 0, 2, -1], [0, 4, LARGEST, 1, 0],
+    ):  # fmt: skip
+        yield "fold_fields", (*good[:15], np.array(wrong, np.int64), *good[16:])
+    for wrong in (
+        [-1, 1, 4, 4, 0, 8], [5, 1, 4, 4, 0, 8], [0, 0, 4, 4, 0, 8],
+        [0, 3, 4, 4, 0, 8], [0, 1, 2, 4, 0, 8], [0, 1, 4, 2, 0, 8],
+        [0, 1, 4, 4, 1, 8], [0, 1, 4, 4, -1, 8], [0, 1, 4, 4, 0, 13],
+        [0, 1, 4, 4, 0, -1], [0, LARGEST, 4, 4, 0, 8],
+    ):  # fmt: skip
+        yield "fold_fields", (*good[:16], np.array(wrong, np.int64), *good[17:])
+
+
 def refusals_of_columns():
     records, out = np.zeros((6, 4), np.uint8), np.zeros(8, np.uint8)
     rows, part = np.zeros((1, 2), np.int64), np.array([0, 4, 0, 1, 0], np.int64)
@@ -438,8 +533,8 @@ def refusals_of_goals():
 
 
 REFUSALS = [
-    *refusals_of_folds(), *refusals_of_columns(), *refusals_of_sums(),
-    *refusals_of_goals(),
+    *refusals_of_folds(), *refusals_of_fold_fields(), *refusals_of_columns(),
+    *refusals_of_sums(), *refusals_of_goals(),
 ]  # fmt: skip
 
 
@@ -454,7 +549,8 @@ def test_what_does_not_fit_is_refused(kernel, name, arguments):
 @pytest.mark.parametrize(
     ("name", "count"),
     [
-        ("fold", 13), ("columns", 7), ("sums", 7), ("discounts", 5),
+        ("fold", 13), ("fold_fields", 21), ("columns", 7), ("sums", 7),
+        ("discounts", 5),
         ("take_fields", 16), ("locate", 10), ("known", 7), ("hindsight", 11),
         ("replace", 4),
     ],
