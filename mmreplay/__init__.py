@@ -10,14 +10,14 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from mmreplay import moved
+
 if TYPE_CHECKING:
     from mmreplay.batch import Batch as Batch
-    from mmreplay.buffer.compacting import Compacted as Compacted
-    from mmreplay.buffer.compacting import compact as compact
+    from mmreplay.buffer.copy_files import Snapshot as Snapshot
+    from mmreplay.buffer.copy_rows import Compacted as Compacted
+    from mmreplay.buffer.copy_rows import compact as compact
     from mmreplay.buffer.replay_buffer import ReplayBuffer as ReplayBuffer
-    from mmreplay.buffer.snapshot import Snapshot as Snapshot
-    from mmreplay.collect import Recorded as Recorded
-    from mmreplay.collect import record as record
     from mmreplay.concatenation import Concat as Concat
     from mmreplay.concatenation import concat as concat
     from mmreplay.convert.auto_export import AutoExport as AutoExport
@@ -50,26 +50,30 @@ if TYPE_CHECKING:
     from mmreplay.loader import collate as collate
     from mmreplay.plan import Plan as Plan
     from mmreplay.plan import plan_buffer as plan_buffer
+    from mmreplay.recording import Recorded as Recorded
+    from mmreplay.recording import record as record
     from mmreplay.repairing import Cut as Cut
     from mmreplay.repairing import Repaired as Repaired
     from mmreplay.repairing import repair as repair
     from mmreplay.ring import Span as Span
     from mmreplay.samplers.base import Draw as Draw
+    from mmreplay.samplers.combine import MixtureSampler as MixtureSampler
     from mmreplay.samplers.distinct import DistinctSampler as DistinctSampler
-    from mmreplay.samplers.earliest import ignore_earliest as ignore_earliest
     from mmreplay.samplers.episode import EpisodeSampler as EpisodeSampler
     from mmreplay.samplers.episode import return_within as return_within
-    from mmreplay.samplers.mixture import MixtureSampler as MixtureSampler
     from mmreplay.samplers.prioritized import PrioritizedSampler as PrioritizedSampler
-    from mmreplay.samplers.rank_prioritized import (
+    from mmreplay.samplers.prioritized import (
         RankPrioritizedSampler as RankPrioritizedSampler,
     )
     from mmreplay.samplers.recent import RecentSampler as RecentSampler
     from mmreplay.samplers.recent import ShrinkingSampler as ShrinkingSampler
+    from mmreplay.samplers.recent import ignore_earliest as ignore_earliest
     from mmreplay.samplers.schedules import LinearSchedule as LinearSchedule
     from mmreplay.samplers.sequence import SequenceSampler as SequenceSampler
     from mmreplay.samplers.shuffled import ShuffledSampler as ShuffledSampler
     from mmreplay.samplers.stratified import StratifiedSampler as StratifiedSampler
+    from mmreplay.samplers.sum_tree import SegmentTree as SegmentTree
+    from mmreplay.samplers.sum_tree import SumTree as SumTree
     from mmreplay.samplers.uniform import UniformSampler as UniformSampler
     from mmreplay.schema import Field as Field
     from mmreplay.schema import Schema as Schema
@@ -80,10 +84,8 @@ if TYPE_CHECKING:
     from mmreplay.stats import episode_table as episode_table
     from mmreplay.stats import field_moments as field_moments
     from mmreplay.stats import histogram as histogram
-    from mmreplay.storage.residency import Memory as Memory
-    from mmreplay.storage.zarr_source import ZarrSource as ZarrSource
-    from mmreplay.sumtree import SegmentTree as SegmentTree
-    from mmreplay.sumtree import SumTree as SumTree
+    from mmreplay.storage.foreign_zarr.source import ZarrSource as ZarrSource
+    from mmreplay.storage.memory_usage import Memory as Memory
     from mmreplay.transforms.advantages import GAE as GAE
     from mmreplay.transforms.advantages import LambdaReturn as LambdaReturn
     from mmreplay.transforms.apply import Apply as Apply
@@ -109,7 +111,7 @@ _HOMES = {
     "AutoresetWarning": "mmreplay.errors",
     "Batch": "mmreplay.batch",
     "Cast": "mmreplay.transforms.elementwise",
-    "Compacted": "mmreplay.buffer.compacting",
+    "Compacted": "mmreplay.buffer.copy_rows",
     "Concat": "mmreplay.concatenation",
     "ConcatDataset": "mmreplay.loader",
     "ConcatStream": "mmreplay.loader",
@@ -136,8 +138,8 @@ _HOMES = {
     "LambdaReturn": "mmreplay.transforms.advantages",
     "LinearSchedule": "mmreplay.samplers.schedules",
     "LockedError": "mmreplay.errors",
-    "Memory": "mmreplay.storage.residency",
-    "MixtureSampler": "mmreplay.samplers.mixture",
+    "Memory": "mmreplay.storage.memory_usage",
+    "MixtureSampler": "mmreplay.samplers.combine",
     "Moments": "mmreplay.stats",
     "NStep": "mmreplay.transforms.nstep",
     "Normalize": "mmreplay.transforms.normalize",
@@ -145,10 +147,10 @@ _HOMES = {
     "Part": "mmreplay.splitting",
     "Plan": "mmreplay.plan",
     "PrioritizedSampler": "mmreplay.samplers.prioritized",
-    "RankPrioritizedSampler": "mmreplay.samplers.rank_prioritized",
+    "RankPrioritizedSampler": "mmreplay.samplers.prioritized",
     "RateLimiter": "mmreplay.limiter",
     "RecentSampler": "mmreplay.samplers.recent",
-    "Recorded": "mmreplay.collect",
+    "Recorded": "mmreplay.recording",
     "Repaired": "mmreplay.repairing",
     "ReplayBuffer": "mmreplay.buffer.replay_buffer",
     "ReplayDataset": "mmreplay.loader",
@@ -159,32 +161,32 @@ _HOMES = {
     "Report": "mmreplay.convert.base",
     "Schema": "mmreplay.schema",
     "SchemaError": "mmreplay.errors",
-    "SegmentTree": "mmreplay.sumtree",
+    "SegmentTree": "mmreplay.samplers.sum_tree",
     "SequenceSampler": "mmreplay.samplers.sequence",
     "ShrinkingSampler": "mmreplay.samplers.recent",
     "ShuffledSampler": "mmreplay.samplers.shuffled",
-    "Snapshot": "mmreplay.buffer.snapshot",
+    "Snapshot": "mmreplay.buffer.copy_files",
     "SourceError": "mmreplay.errors",
     "Span": "mmreplay.ring",
     "StaleError": "mmreplay.errors",
     "StarvedError": "mmreplay.errors",
     "StratifiedSampler": "mmreplay.samplers.stratified",
-    "SumTree": "mmreplay.sumtree",
+    "SumTree": "mmreplay.samplers.sum_tree",
     "UniformSampler": "mmreplay.samplers.uniform",
     "VerifyReport": "mmreplay.verify",
     "VersionError": "mmreplay.errors",
-    "ZarrSource": "mmreplay.storage.zarr_source",
+    "ZarrSource": "mmreplay.storage.foreign_zarr.source",
     "collate": "mmreplay.loader",
-    "compact": "mmreplay.buffer.compacting",
+    "compact": "mmreplay.buffer.copy_rows",
     "concat": "mmreplay.concatenation",
     "episode_table": "mmreplay.stats",
     "export": "mmreplay.convert.export",
     "field_moments": "mmreplay.stats",
     "histogram": "mmreplay.stats",
-    "ignore_earliest": "mmreplay.samplers.earliest",
+    "ignore_earliest": "mmreplay.samplers.recent",
     "load": "mmreplay.convert.load",
     "plan_buffer": "mmreplay.plan",
-    "record": "mmreplay.collect",
+    "record": "mmreplay.recording",
     "repair": "mmreplay.repairing",
     "return_within": "mmreplay.samplers.episode",
     "split": "mmreplay.splitting",
@@ -192,6 +194,8 @@ _HOMES = {
 }
 
 __all__ = sorted(_HOMES)  # one list, not two
+
+moved.install()
 
 
 def __getattr__(name: str) -> object:

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.buffer import arguments
+from mmreplay.buffer import opening
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.format import commit
 from mmreplay.format.sharding import Codec
 from mmreplay.ring import Layout, Ring
 from mmreplay.schema import Field, Schema
-from mmreplay.storage import zarr_group
-from mmreplay.storage.placement import FLAGS, RECORDS, SUMS, Placement, place
-from mmreplay.storage.zarr_group import ShardedArray
+from mmreplay.storage.layout import FLAGS, RECORDS, SUMS, RecordLayout, record_layout
+from mmreplay.storage.zarr import group
+from mmreplay.storage.zarr.group import ShardedArray
 
 SAMPLE_NBYTES = 4 << 20
 MAX_SAMPLED = 64
@@ -114,10 +114,10 @@ def plan_buffer(
     # The very reckoning of `create`, so that the two cannot come apart.
     # Sizes do not depend on what the environments do after an end.
     stated = schema.autoreset if isinstance(schema, Schema) else None
-    ring = arguments.describe(
+    ring = opening.describe(
         schema, capacity, num_envs, "memmap", layout, stated or "disabled", None
     ).ring
-    placement = place(schema)
+    placement = record_layout(schema)
     sizes = placement.file_sizes(ring, schema)
     rows = ring.num_rows
     fields = tuple(
@@ -190,14 +190,14 @@ def estimate(
             return None
         # As `compact` keeps it; chunks of other environments pack otherwise.
         layout = buffer.layout if num_envs == buffer.num_envs else None
-        metadata = arguments.describe(
+        metadata = opening.describe(
             buffer.schema, capacity, num_envs, "zarr", layout, buffer.autoreset, None,
             codec, level,
         )  # fmt: skip
         assert metadata.sharding is not None
         rows, sampled, nbytes = capacity * num_envs, 0, 0.0
         ratios = {}
-        arrays = zarr_group.arrays_of(metadata)
+        arrays = group.arrays_of(metadata)
         for name, array in arrays.items():
             raw, packed = _packed(buffer, array)
             sampled += raw
@@ -207,7 +207,7 @@ def estimate(
             if name not in arrays:
                 ratios[name] = 1.0
                 nbytes += rows * field.nbytes
-    del ratios[zarr_group.FLAGS_NAME]
+    del ratios[group.FLAGS_NAME]
     sharding = metadata.sharding
     return Estimate(sharding.codec, sharding.level, int(nbytes), ratios, sampled)
 
@@ -225,7 +225,7 @@ def _packed(buffer: ReplayBuffer, array: ShardedArray) -> tuple[int, int]:
         room = span.lengths[ids] - steps
         firsts = span.first[ids] + room * (2 * number + 1) // (2 * count)
         positions = firsts[:, None] + np.arange(steps)
-        if array.path == zarr_group.FLAGS_NAME:
+        if array.path == group.FLAGS_NAME:
             rows: NDArray[np.generic] = buffer.flags(ids[:, None], positions)
         else:
             rows = buffer.get_field(array.path, ids[:, None], positions)
@@ -235,7 +235,7 @@ def _packed(buffer: ReplayBuffer, array: ShardedArray) -> tuple[int, int]:
     return raw, packed
 
 
-def _part(path: str, field: Field, placement: Placement, rows: int) -> FieldPlan:
+def _part(path: str, field: Field, placement: RecordLayout, rows: int) -> FieldPlan:
     kind = f"{field.dtype}{list(field.shape) if field.shape else ''}"
     if path in placement.served:
         return FieldPlan(path, kind, FLAGS, 0, 0)

@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 from mmreplay.buffer.replay_buffer import ReplayBuffer, check_buffer
 from mmreplay.errors import EmptyError, FormatError, SchemaError, shown
 from mmreplay.ring import Span
-from mmreplay.samplers.base import Sampler, State, View
-from mmreplay.samplers.checks import is_number
+from mmreplay.samplers.base import Sampler, State, View, is_number
+from mmreplay.samplers.combine import RestrictedSampler
 from mmreplay.samplers.random import StepGenerator
-from mmreplay.samplers.ranks import StretchView, legal_before
-from mmreplay.samplers.restricted import RestrictedSampler
+from mmreplay.samplers.starts import StretchView, legal_before
 from mmreplay.samplers.states import check_kind, integers
 from mmreplay.samplers.uniform import UniformSampler
 

@@ -11,8 +11,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import mmreplay as mr
 from mmreplay import nesting
-from mmreplay.collect import environments
 from mmreplay.errors import LockedError, SchemaError
+from mmreplay.recording import environments
 
 # One-step episodes, adjacent ends, and ends of both kinds.
 LENGTHS = (3, 1, 1, 4, 2, 1, 5)

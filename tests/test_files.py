@@ -9,9 +9,10 @@ import socket
 import numpy as np
 import pytest
 
-from mmreplay import boot, files
+from mmreplay import process
+from mmreplay.disk import files
+from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FailedError, FormatError, FullError
-from mmreplay.files import File
 from tools.torture.disks import FaultyDisk, WatchedDisk, using
 from tools.torture.power import PowerCut, SimulatedDisk
 
@@ -360,8 +361,8 @@ def test_removing_a_tree_follows_no_link_out_of_it(tmp_path):
 
 
 def test_a_boot_has_one_name_and_none_is_zeros(monkeypatch):
-    assert boot.boot_id() == boot.boot_id()
-    assert len(boot.boot_id()) == 16
-    assert any(boot.boot_id())
+    assert process.boot_id() == process.boot_id()
+    assert len(process.boot_id()) == 16
+    assert any(process.boot_id())
     monkeypatch.setattr(files.Path, "read_text", lambda *_: files.os.stat("/nowhere"))
-    assert boot.boot_id() == bytes(16)
+    assert process.boot_id() == bytes(16)

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay import boot, recovery
+from mmreplay import process
 from mmreplay.errors import FullError, StarvedError
 from mmreplay.format import commit
-from mmreplay.storage import commit_reader, ledger
+from mmreplay.storage import commit_state, recovery
+from mmreplay.storage import commit_state as ledger
 from tests.format.making import BOOT, UUID, fill, metadata_of, record_of, schema_of
 from tools.torture.disks import Disk, FaultyDisk, WatchedDisk, using
 
@@ -19,7 +20,7 @@ LIVE, DURABLE = commit.LIVE_SLOTS, commit.DURABLE_SLOTS
 
 @pytest.fixture(autouse=True)
 def this_boot(monkeypatch):
-    monkeypatch.setattr(boot, "boot_id", lambda: BOOT)
+    monkeypatch.setattr(process, "boot_id", lambda: BOOT)
 
 
 @pytest.fixture
@@ -197,19 +198,19 @@ def test_a_higher_sequence_of_another_boot_is_not_accepted(folder, writer, reade
 def test_live_slots_that_are_torn_anew_at_each_look_starve_a_reader(
     folder, writer, reader, monkeypatch
 ):
-    monkeypatch.setattr(commit_reader, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(commit_state, "PATIENCE_S", 0.01)
     for number in (6, 7, 8, 9):
         publish(writer, number)
-    looked = commit_reader.CommitReader._bytes
+    looked = commit_state.CommitReader._bytes
 
     def tearing(self, slot):
         damage(folder, slot, 200, np.random.default_rng().bytes(8))
         return looked(self, slot)
 
-    monkeypatch.setattr(commit_reader.CommitReader, "_bytes", tearing)
+    monkeypatch.setattr(commit_state.CommitReader, "_bytes", tearing)
     with pytest.raises(StarvedError, match=r"COMMIT: got no whole record in 0\.01 s"):
         reader.refresh()
-    monkeypatch.setattr(commit_reader.CommitReader, "_bytes", looked)
+    monkeypatch.setattr(commit_state.CommitReader, "_bytes", looked)
     publish(writer, 10)
     assert reader.refresh()
     assert reader.heads.tolist() == [10, 110]
@@ -238,7 +239,7 @@ def test_arrays_handed_out_are_replaced_and_never_changed(writer, reader):
 
 
 def test_a_ring_in_ram_keeps_what_was_published():
-    book = ledger.MemoryLedger(2)
+    book = ledger.MemoryCommitState(2)
     assert book.heads.tolist() == [0, 0]
     publish(book, 5)
     assert (book.heads.tolist(), book.tails.tolist()) == ([5, 105], [2, 52])

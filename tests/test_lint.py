@@ -1,7 +1,7 @@
 """Rules of this repository that no ready-made linter knows.
 
-The disk is written through `mmreplay.files` alone, so that a test can fail, tear or
-kill at the n-th call; nothing read from a file is ever executed.
+The disk is written through `mmreplay.disk.files` alone, so that a test can fail, tear
+or kill at the n-th call; nothing read from a file is ever executed.
 """
 
 import ast
@@ -12,9 +12,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = sorted((ROOT / "mmreplay").rglob("*.py"))
-DOOR = (ROOT / "mmreplay" / "files.py", ROOT / "mmreplay" / "disk.py")
+DOOR = (
+    ROOT / "mmreplay" / "disk" / "files.py",
+    ROOT / "mmreplay" / "disk" / "calls.py",
+)
 # Runs others' pickles where the user says so, with stand-ins for what they name.
-PICKLES = ROOT / "mmreplay" / "convert" / "foreign" / "pickles.py"
+PICKLES = ROOT / "mmreplay" / "datasets" / "pickles.py"
 
 # Names that change the disk, or map it in a way that could.
 RAW = {
@@ -194,7 +197,7 @@ def test_a_way_round_files_is_noticed(source):
         "path.open('rb')",
         "ReplayBuffer.open('runs/a', mode='r+')",
         "ReplayBuffer.open('runs/a', 'r+')",
-        "from mmreplay.files import disk\ndisk.mkdir('a')",
+        "from mmreplay.disk.files import disk\ndisk.mkdir('a')",
         "from mmreplay import files\nfiles.disk.rename('a', 'b')",
         "name.replace('a', 'b')",
         "import shutil\nshutil.disk_usage('a')",

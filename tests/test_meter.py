@@ -2,7 +2,7 @@
 
 import sys
 
-from mmreplay.collect.meter import Meter
+from mmreplay.recording.recorder import Meter
 
 
 def test_a_bar_says_what_goes_on_and_how_fast(capsys):

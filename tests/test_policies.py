@@ -97,7 +97,7 @@ def test_a_buffer_that_another_process_writes_already_is_not_removed(tmp_path):
     """It was opened between the failure and the removal: its lock is held."""
     from unittest import mock
 
-    from mmreplay.collect import recorder
+    from mmreplay.recording import recorder
 
     held = mock.Mock(side_effect=LockedError("held"))
     with (

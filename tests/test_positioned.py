@@ -4,8 +4,8 @@ import io
 
 import pytest
 
-from mmreplay.files import File
-from mmreplay.positioned import Positioned
+from mmreplay.disk.files import File
+from mmreplay.disk.seekable import Positioned
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mmreplay import ram
+from mmreplay.storage import memory_usage
 
 
 @pytest.mark.parametrize(
@@ -13,10 +13,10 @@ def test_a_groups_limit_counts(tmp_path, monkeypatch, limit, used, left):
     places = tmp_path / "limit", tmp_path / "used"
     for place, text in zip(places, (limit, used), strict=True):
         place.write_text(text + "\n")
-    monkeypatch.setattr(ram, "LIMITS", ((str(places[0]), str(places[1])),))
-    found = ram.available_nbytes()
+    monkeypatch.setattr(memory_usage, "LIMITS", ((str(places[0]), str(places[1])),))
+    found = memory_usage.available_nbytes()
     if left is None:
-        assert 1 << 20 < found <= ram.whole_nbytes()
+        assert 1 << 20 < found <= memory_usage.whole_nbytes()
     else:
         assert found == left
-        assert ram.whole_nbytes() == int(limit)
+        assert memory_usage.whole_nbytes() == int(limit)

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from mmreplay import boot, files, recovery
+from mmreplay import process
+from mmreplay.disk import files
 from mmreplay.errors import CorruptError, StarvedError
 from mmreplay.format import commit
-from mmreplay.storage import commit_reader
+from mmreplay.storage import commit_state, recovery
 from tests.format.making import BOOT, UUID, metadata_of, record_of
 from tools.torture.disks import FaultyDisk, WatchedDisk, using
 
@@ -17,7 +18,7 @@ OTHER = bytes(reversed(BOOT))
 
 @pytest.fixture(autouse=True)
 def this_boot(monkeypatch):
-    monkeypatch.setattr(boot, "boot_id", lambda: BOOT)
+    monkeypatch.setattr(process, "boot_id", lambda: BOOT)
 
 
 class Place:
@@ -136,7 +137,7 @@ def test_live_records_of_another_boot_or_file_are_no_truth(place, foreign):
 def test_a_system_without_a_boot_id_trusts_no_live_record(place, monkeypatch):
     live = place.record([40, 40], boot_id=bytes(16))
     place.write(place.record([30, 30]), None, live, None)
-    monkeypatch.setattr(boot, "boot_id", lambda: bytes(16))
+    monkeypatch.setattr(process, "boot_id", lambda: bytes(16))
     assert place.reader()[0][0] == [30, 30]
 
 
@@ -246,7 +247,7 @@ def test_opening_twice_decides_the_same(place):
 
 def test_opening_after_a_power_cut_twice_decides_the_same(place, monkeypatch):
     crafted(place)
-    monkeypatch.setattr(boot, "boot_id", lambda: OTHER)
+    monkeypatch.setattr(process, "boot_id", lambda: OTHER)
     cut = ([70, 60], [74, 66], [74 - SLOTS, 12], [70, 60])
     assert [place.writer()[0] for _ in range(2)] == [cut] * 2
 
@@ -274,10 +275,10 @@ def test_a_power_cut_at_any_call_of_a_writable_open_loses_no_commit(place, monke
         crafted(place)
         with using(FaultyDisk(KeyboardInterrupt(), at)), pytest.raises(BaseException):  # noqa: B017, PT011
             place.writer()
-        monkeypatch.setattr(boot, "boot_id", lambda: OTHER)
+        monkeypatch.setattr(process, "boot_id", lambda: OTHER)
         heads, limits, tails = place.reader()[0]
         assert (heads, limits, tails) == ([70, 60], [74, 66], [74 - SLOTS, 12]), at
-        monkeypatch.setattr(boot, "boot_id", lambda: BOOT)
+        monkeypatch.setattr(process, "boot_id", lambda: BOOT)
 
 
 @pytest.mark.parametrize("newest", [0, 1])
@@ -328,7 +329,7 @@ def test_a_reader_reads_again_while_both_live_slots_are_being_stored(
 
 
 def test_live_slots_that_are_never_whole_starve_a_reader(place, monkeypatch):
-    monkeypatch.setattr(commit_reader, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(commit_state, "PATIENCE_S", 0.01)
     reads = TornReads(place, looks=-1)
     monkeypatch.setattr(files.File, "pread", lambda *args: reads(*args))
     with pytest.raises(StarvedError, match=r"no whole record in 0\.01 s.*mode='r\+'"):

@@ -8,7 +8,7 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.errors import CorruptError, FormatError, LockedError, VersionError
-from mmreplay.repairing import mending
+from mmreplay.repairing import restore
 from mmreplay.verify import verify_buffer
 from tests.buffer.test_snapshots import SCHEMA, create, extend
 
@@ -317,7 +317,7 @@ def test_schema_is_what_the_tests_think():
 
 def test_blocks_above_the_heads_are_no_rows():
     """A record that contradicts itself may vouch for them."""
-    good, gone = mending._rest(74, 82, [(76, 78, "checksum"), (84, 86, "unproven")])
+    good, gone = restore._rest(74, 82, [(76, 78, "checksum"), (84, 86, "unproven")])
     assert good == [(74, 76), (78, 82)]
     assert gone == [(76, 78, "checksum")]
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay import recovery
 from mmreplay.errors import (
     OR_REPAIR,
     CorruptError,
@@ -19,12 +18,14 @@ from mmreplay.errors import (
     FullError,
 )
 from mmreplay.format.metadata import encode, load
-from mmreplay.repairing import evidence, lenient, mending
-from mmreplay.repairing import sealed as sealed_rows
-from mmreplay.storage.placement import place
-from mmreplay.storage.zarr import ZarrStore
+from mmreplay.repairing import restore, scan
+from mmreplay.repairing import restore as sealed_rows
+from mmreplay.repairing import scan as lenient
+from mmreplay.storage import recovery
+from mmreplay.storage.layout import record_layout
+from mmreplay.storage.zarr.engine import ZarrStore
 from mmreplay.verify import verify_buffer
-from mmreplay.verify.sums import SumCheck
+from mmreplay.verify.rows import SumCheck
 from tests.buffer.test_snapshots import SCHEMA, extend
 from tests.descriptors import few_descriptors
 from tests.test_repair import DATA, assert_repaired, contents
@@ -251,7 +252,7 @@ def test_who_repairs_is_not_told_to_repair(damaged, monkeypatch):
     def refuse(*_):
         raise CorruptError(told)
 
-    monkeypatch.setattr(mending, "gather", refuse)
+    monkeypatch.setattr(restore, "gather", refuse)
     with pytest.raises(CorruptError, match=r"restore it from a copy$"):
         mr.repair(damaged)
 
@@ -309,7 +310,7 @@ def test_blocks_that_no_file_holds_take_no_time(tmp_path, monkeypatch, engine, l
     recovery.create(path / DATA, forged, heads, heads - ring.capacity)
     looked = counted(monkeypatch, held)
     with evidence_of(path) as found:
-        kept, cuts = mending._choose(found, False)
+        kept, cuts = restore._choose(found, False)
     assert looked
     assert sum(each.total for each in kept) == 0
     assert sum(cut.stop - cut.first for cut in cuts) == 2 * ring.capacity
@@ -372,7 +373,7 @@ def forge(tmp_path, engine, layout, slots=1 << 31):
     (path / "metadata.json").write_bytes(encode(forged))
     (path / DATA / "COMMIT").unlink()
     # One file must be of that many rows; it takes no space.
-    sizes = place(forged.schema).file_sizes(ring, forged.schema)
+    sizes = record_layout(forged.schema).file_sizes(ring, forged.schema)
     os.truncate(path / DATA / "sums.bin", sizes["sums.bin"])
     if engine == "zarr":
         os.truncate(path / DATA / "places.bin", lenient.place_nbytes(forged))
@@ -394,8 +395,8 @@ def counted(monkeypatch, held):
         assert len(span) <= held
         return stretches(ring, env_id, span, gone)
 
-    stripes, stretches = evidence.stripes, sealed_rows._stretches
-    monkeypatch.setattr(evidence, "stripes", stretch_of)
+    stripes, stretches = scan.stripes, sealed_rows._stretches
+    monkeypatch.setattr(scan, "stripes", stretch_of)
     monkeypatch.setattr(sealed_rows, "_stretches", few)
     return looked
 
@@ -465,15 +466,15 @@ def test_what_is_in_reach_is_what_lies_before_the_end(tmp_path, rng, layout):
                 assert beyond == [p for p in alive if ring.row(env_id, p) >= reach]
             starts = rng.integers(0, 3 * ring.num_blocks, 3)
             stops = starts + rng.integers(0, ring.num_blocks + 1, 3)
-            every = list(evidence.stripes(ring, starts, stops))
-            assert list(evidence.stripes(ring, starts, stops, reach)) == [
+            every = list(scan.stripes(ring, starts, stops))
+            assert list(scan.stripes(ring, starts, stops, reach)) == [
                 each for each in every if each.row < reach
             ]
 
 
 @contextmanager
 def evidence_of(path):
-    found = evidence.gather(path, None)
+    found = scan.gather(path, None)
     try:
         yield found
     finally:

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
+from mmreplay.disk.files import Disk
 from mmreplay.errors import FailedError, FormatError, LockedError
-from mmreplay.files import Disk
-from mmreplay.storage.shard_pages import ChunkPages
-from mmreplay.storage.shards import ShardReader
+from mmreplay.storage.zarr.shards import ChunkPages, ShardReader
 from mmreplay.verify import verify_buffer
 from tests.buffer.test_snapshots import SCHEMA, extend
 from tests.test_repair import assert_repaired, contents, put

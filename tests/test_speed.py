@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
+from mmreplay import bench
+from mmreplay.bench import Rate, SpeedReport, advice, measure_speed
+from mmreplay.disk.files import File
+from mmreplay.disk.filesystem import file_system
 from mmreplay.errors import EmptyError, FailedError, SchemaError
-from mmreplay.files import File
-from mmreplay.mounts import file_system
-from mmreplay.speed import Rate, SpeedReport, disk, measure_speed
-from mmreplay.speed.advice import advice
-from mmreplay.storage.residency import Memory, cached_nbytes, measure
+from mmreplay.storage.memory_usage import Memory, cached_nbytes, measure
 
 GIB = 1 << 30
 IN_MEMORY = ("tmpfs", "ramfs", "overlay")
@@ -150,7 +150,7 @@ def test_the_disk_is_read_where_nothing_is_in_memory_or_mapped(path, monkeypatch
     real = File.pread_into
 
     def look(self, target, offset):
-        if self.path == file and len(target) == disk.BLOCK_NBYTES:
+        if self.path == file and len(target) == bench.BLOCK_NBYTES:
             mapped = str(file) in Path("/proc/self/maps").read_text()
             ahead = cached_nbytes(self, offset, offset + len(target))
             found.append((mapped, ahead if offset == 0 else None))
@@ -164,10 +164,10 @@ def test_the_disk_is_read_where_nothing_is_in_memory_or_mapped(path, monkeypatch
 
 def test_pages_that_stay_are_not_taken_for_the_disk(path, monkeypatch):
     file = largest(path)
-    assert disk.sequential([file], 0.02) > 0
-    monkeypatch.setattr(disk, "WAIT_S", 0.0)
+    assert bench.sequential([file], 0.02) > 0
+    monkeypatch.setattr(bench, "WAIT_S", 0.0)
     with held(file):
-        assert disk.sequential([file], 0.02) is None
+        assert bench.sequential([file], 0.02) is None
         found = measure_speed(path, 32, 0.02)
     assert found.disk_mb_per_s is found.cold is found.unasked is None
     assert "another process has them mapped" in found.advice[0]
@@ -177,9 +177,9 @@ def test_a_small_part_that_stays_is_left_out(path, monkeypatch):
     file = largest(path)
     small = next(path.rglob("flags.bin"))
     with held(small):
-        assert disk.sequential([small, file], 5.0) > 0
-        monkeypatch.setattr(disk, "WAIT_S", 0.0)
-        assert disk.sequential([small], 0.02) is None
+        assert bench.sequential([small, file], 5.0) > 0
+        monkeypatch.setattr(bench, "WAIT_S", 0.0)
+        assert bench.sequential([small], 0.02) is None
 
 
 def test_holes_are_neither_read_nor_counted(tmp_path):
@@ -191,8 +191,8 @@ def test_holes_are_neither_read_nor_counted(tmp_path):
     if file_system(tmp_path) not in ("ext4", "xfs"):
         pytest.skip("it may not tell holes")
     paths = [tmp_path / "a", tmp_path / "gone"]
-    assert disk.written_nbytes(paths) == 1 << 20
-    assert disk.sequential(paths, 1.0) > 0
+    assert bench.written_nbytes(paths) == 1 << 20
+    assert bench.sequential(paths, 1.0) > 0
     assert measure(paths).page_cache == 1 << 20
 
 

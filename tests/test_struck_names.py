@@ -77,10 +77,12 @@ def test_a_name_that_a_test_strikes_exists(name):
 
 def test_names_are_found_and_a_missing_one_is_noticed():
     assert len(NAMES) > 15
-    source = "monkeypatch.setattr('mmreplay.files.disk', 1); f('mmreplay.nothing.x')"
-    assert named(source) == {"mmreplay.files.disk"}
-    assert missing("mmreplay.files.disk") == ""
-    assert missing("mmreplay.files.no_disk") == "mmreplay.files.no_disk"
+    source = (
+        "monkeypatch.setattr('mmreplay.disk.files.disk', 1); f('mmreplay.nothing.x')"
+    )
+    assert named(source) == {"mmreplay.disk.files.disk"}
+    assert missing("mmreplay.disk.files.disk") == ""
+    assert missing("mmreplay.disk.files.no_disk") == "mmreplay.disk.files.no_disk"
     assert missing("mmreplay.filed.disk") == "mmreplay.filed"
     assert missing("mmreplay.kernels._trees") == "mmreplay.kernels._trees"
     assert missing("mmreplay.adapters.sb4") == "mmreplay.adapters.sb4"

@@ -6,7 +6,7 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from mmreplay import sums
+from mmreplay import checksums
 
 
 def crc32c(data, before):
@@ -21,12 +21,12 @@ def test_every_length_and_place_is_summed_alike(rng, name, expected):
     for length in [*range(300), 1000, 65_536, 131_073]:
         first, before = int(rng.integers(64)), int(rng.integers(1 << 32))
         part = data[first : first + length]
-        assert getattr(sums, name)(part, before) == expected(part, before)
-        assert getattr(sums, name)(part) == expected(part, 0)
+        assert getattr(checksums, name)(part, before) == expected(part, before)
+        assert getattr(checksums, name)(part) == expected(part, 0)
 
 
 def test_a_sum_goes_on_over_parts(rng):
     data = rng.bytes(5000)
-    for found in (sums.crc32, sums.crc32c):
+    for found in (checksums.crc32, checksums.crc32c):
         halves = found(memoryview(data)[1234:], found(data[:1234]))
         assert halves == found(memoryview(np.frombuffer(data, np.float32)))

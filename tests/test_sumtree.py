@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mmreplay import kernels
 from mmreplay.kernels import tree as twin
-from mmreplay.sumtree import SegmentTree, SumTree
+from mmreplay.samplers.sum_tree import SegmentTree, SumTree
 
 SIZES = [1, 2, 3, 7, 8, 9, 15, 16, 17, 128, 255, 256, 257, 4096, 4097]
 C = kernels.choose("tree", "")

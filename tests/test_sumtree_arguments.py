@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from mmreplay.sumtree import SumTree
+from mmreplay.samplers.sum_tree import SumTree
 
 RACE = """
 import sys, threading

@@ -25,9 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import mmreplay as mr
-from mmreplay.files import File
+from mmreplay.disk.files import File
 from mmreplay.nesting import unflatten
-from mmreplay.storage.zarr import ZarrStore
+from mmreplay.storage.zarr.engine import ZarrStore
 
 TARGET = Path(__file__).parent.parent / "tests" / "golden" / "v1"
 BOOT = bytes([0x11]) * 16
@@ -58,7 +58,7 @@ def fixed(number: int) -> Iterator[None]:
             ("secrets.token_bytes", uuid),
             ("time.gmtime", CREATED),
             ("time.time_ns", TIME_NS),
-            ("mmreplay.boot.boot_id", BOOT),
+            ("mmreplay.process.boot_id", BOOT),
         ):
             stack.enter_context(mock.patch(name, return_value=value))
         identity = mock.patch.object(File, "identity", return_value=IDENTITY)

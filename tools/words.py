@@ -41,8 +41,7 @@ MODULE = frozenset({"module", "function", "method"})
 
 ANYWHERE = ("*",)
 ZARR = (
-    "mmreplay/storage/zarr*", "mmreplay/storage/tail.py", "mmreplay/storage/shard*",
-    "mmreplay/storage/seal*", "mmreplay/storage/chunked.py",
+    "mmreplay/storage/zarr/*", "mmreplay/storage/foreign_zarr/arrays.py",
 )  # fmt: skip
 """Where rows wait to be sealed; elsewhere a tail is a term of the format."""
 

@@ -14,10 +14,11 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from mmreplay import files
 from mmreplay.adapters import places
-from mmreplay.buffer.lifecycle import absolute
+from mmreplay.buffer.opening import absolute
 from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.disk import files
+from mmreplay.disk.lock import WriterLock
 from mmreplay.errors import FormatError, SchemaError
 from mmreplay.format import metadata
 from mmreplay.format.metadata import FILE_NAME, Autoreset, Metadata
@@ -25,7 +26,6 @@ from mmreplay.ring import Layout
 from mmreplay.samplers.base import Sampler
 from mmreplay.schema import Schema
 from mmreplay.schema.dtypes import describe
-from mmreplay.storage.lock import WriterLock
 
 if TYPE_CHECKING:
     from mmreplay.transforms.base import Transform
@@ -38,7 +38,7 @@ MEMORIES = ("skrl", "rofunc", "memory")
 _open: weakref.WeakValueDictionary[Path, ReplayBuffer] = weakref.WeakValueDictionary()
 
 
-class Home:
+class BufferLocation:
     """One folder for one adapter's buffer.
 
     A path is used as it is. Without one it is ``$MMREPLAY_DIR/<system>-<n>``, n
@@ -135,7 +135,7 @@ class Home:
         """
         made = (self.path / FILE_NAME).exists()
         if self.temporary and not made:
-            return Home, (self._system,)
+            return BufferLocation, (self._system,)
         if self.temporary:
             raise FormatError(
                 f"pickling a buffer in the temporary folder {self.path}: got a folder "
@@ -146,12 +146,14 @@ class Home:
             self.buffer.commit()
         return _again, (self._system, str(self.path), made)
 
-    def beside(self) -> Home:
+    def beside(self) -> BufferLocation:
         """A home for a copy of the buffer: its folder has this one's name and more."""
         if self.temporary:
-            return Home(self._system)
+            return BufferLocation(self._system)
         self._copies += 1
-        return Home(self._system, f"{self.path}-copy{self._copies}", self._resume)
+        return BufferLocation(
+            self._system, f"{self.path}-copy{self._copies}", self._resume
+        )
 
     def ring(
         self,
@@ -310,10 +312,10 @@ def fixed(name: str, way_out: str) -> Any:
     return property(read, write, doc=f"The {name} that it was made with; fixed.")
 
 
-class Kept:
+class PickledByPath:
     """What has a `home` and a ring, and pickles as the way to it."""
 
-    home: Home
+    home: BufferLocation
     held: ClassVar[str] = "_ring"
     """The attribute that the ring is, or None before it is made."""
 
@@ -339,14 +341,14 @@ class Kept:
         raise NotImplementedError
 
 
-def _again(system: str, path: str, made: bool) -> Home:
+def _again(system: str, path: str, made: bool) -> BufferLocation:
     """The home that was pickled."""
     if made and not (Path(path) / FILE_NAME).exists():
         raise FormatError(
             f"{path}: got no buffer there any more, expected the one that was pickled "
             "by its path; move it back"
         )
-    return Home(system, path, True)
+    return BufferLocation(system, path, True)
 
 
 def _told(num_envs: int, capacity: int, schema: Schema) -> str:

@@ -15,18 +15,17 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from mmreplay import files
 from mmreplay.adapters import memory_files
 from mmreplay.adapters.memory_files import Format, check_format
 from mmreplay.adapters.memory_rows import Rows
 from mmreplay.adapters.tensors import Tensor
 from mmreplay.adapters.values import check_counts
 from mmreplay.batch import Batch
-from mmreplay.buffer.lifecycle import absolute
+from mmreplay.buffer.opening import absolute
 from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.disk import files
 from mmreplay.errors import EmptyError, SchemaError, StaleError
-from mmreplay.samplers.base import Sampler
-from mmreplay.samplers.checks import truth, whole
+from mmreplay.samplers.base import Sampler, truth, whole
 from mmreplay.samplers.distinct import DistinctSampler
 from mmreplay.samplers.sequence import SequenceSampler
 from mmreplay.samplers.uniform import UniformSampler

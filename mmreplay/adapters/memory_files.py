@@ -12,17 +12,16 @@ import numpy as np
 
 from mmreplay.adapters.memory_cursor import Cursor
 from mmreplay.adapters.tensors import UNDER, Tensor
-from mmreplay.buffer.lifecycle import absolute
+from mmreplay.buffer.opening import absolute
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.convert import registry
 from mmreplay.convert.base import Block, Reader, Writer
-from mmreplay.convert.between import open_source, refuse_inside
-from mmreplay.convert.dealt import DealtReader, dealt
+from mmreplay.convert.buffer_reader import BufferReader
 from mmreplay.convert.description import Description
-from mmreplay.convert.rows import BufferReader
+from mmreplay.convert.interleaved import InterleavedReader, dealt
 from mmreplay.convert.skrl import is_float
 from mmreplay.convert.skrl_read import is_nan
-from mmreplay.convert.transfer import transfer
+from mmreplay.convert.transfer import open_source, refuse_inside, transfer
 from mmreplay.errors import SchemaError, SourceError
 from mmreplay.schema import Field, Schema
 
@@ -112,7 +111,7 @@ def load(
         reader: Reader = opened
         if found.name == "csv":
             # A line a sample, of which a memory may have fewer than environments.
-            reader = DealtReader(opened, dealt(opened.describe().rows, num_envs))
+            reader = InterleavedReader(opened, dealt(opened.describe().rows, num_envs))
         described = reader.describe()
         names = _names(described, tensors)
         if described.num_envs != num_envs:

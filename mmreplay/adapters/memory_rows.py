@@ -15,7 +15,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mmreplay.adapters.home import MEMORIES, Home, Kept, StrPath, fixed
+from mmreplay.adapters.home import (
+    MEMORIES,
+    BufferLocation,
+    PickledByPath,
+    StrPath,
+    fixed,
+)
 from mmreplay.adapters.memory_cursor import Cursor, cursor_of
 from mmreplay.adapters.memory_files import Format, check_format
 from mmreplay.adapters.tensors import (
@@ -29,8 +35,7 @@ from mmreplay.adapters.tensors import (
 from mmreplay.adapters.values import LOOKS, check_counts, device_of, seed_of_draws
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import SchemaError, shown
-from mmreplay.samplers.base import Sampler
-from mmreplay.samplers.checks import truth, whole
+from mmreplay.samplers.base import Sampler, truth, whole
 from mmreplay.schema import Schema
 
 MUTABLE = ("values", "returns", "advantages")
@@ -40,7 +45,7 @@ Ids = NDArray[np.int64]
 Columns = dict[str, NDArray[Any]]
 
 
-class Rows(Kept):
+class Rows(PickledByPath):
     """Named tensors ``[memory_size, num_envs, *size]`` in files.
 
     Attributes:
@@ -122,7 +127,7 @@ class Rows(Kept):
         self._mutable = frozenset(mutable)
         self._seed = seed_of_draws() if seed is None else seed
         self._cursor = Cursor(self.num_envs)
-        self.home = Home(self.system, path, resume)
+        self.home = BufferLocation(self.system, path, resume)
         self.ring: ReplayBuffer | None = self._opened(None)
 
     def _open_again(self, sampler: Sampler | None) -> None:

@@ -16,11 +16,11 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
-from mmreplay import files
-from mmreplay.buffer import lifecycle
+from mmreplay.buffer import opening
+from mmreplay.disk import files
+from mmreplay.disk.lock import WriterLock, held_by
 from mmreplay.errors import LockedError, ReplayError
 from mmreplay.format.metadata import FILE_NAME
-from mmreplay.storage.lock import WriterLock, held_by
 
 NAMES = ".names"
 TEMPORARY = re.compile(r"mmreplay-.+-([0-9]{1,10})-[0-9a-f]{8}")
@@ -45,7 +45,7 @@ def numbered(
     for number in count(_numbers.get(system, 0)):
         name = f"{system}-{number}"
         place = folder / NAMES / name
-        lifecycle.make_place(place)
+        opening.make_place(place)
         with suppress(LockedError):
             lock = WriterLock(place)
             held = (folder / name / FILE_NAME).exists()

@@ -56,8 +56,7 @@ from mmreplay.buffer.replay_buffer import ReplayBuffer as Ring
 from mmreplay.episodes import END, FINAL, START
 from mmreplay.errors import EmptyError, SchemaError
 from mmreplay.nesting import unflatten
-from mmreplay.samplers.base import Sampler
-from mmreplay.samplers.checks import is_number, share
+from mmreplay.samplers.base import Sampler, is_number, share
 from mmreplay.samplers.prioritized import PrioritizedSampler
 from mmreplay.transforms.base import Transform
 from mmreplay.transforms.nstep import NStep

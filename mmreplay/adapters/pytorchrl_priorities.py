@@ -13,16 +13,14 @@ from numpy.typing import NDArray
 from mmreplay.adapters.pytorchrl_data import ENDED, PRIORITY, TOLD_ZERO, Columns
 from mmreplay.adapters.pytorchrl_sequences import Ids, SequenceStorage
 from mmreplay.errors import EmptyError, SchemaError
-from mmreplay.samplers.base import Draw, State, View
-from mmreplay.samplers.checks import MOST
-from mmreplay.samplers.joined import state_of
-from mmreplay.samplers.laws import MAX_ALPHA
+from mmreplay.samplers.base import MOST, Draw, State, View
+from mmreplay.samplers.combine import Wrapping, state_of
 from mmreplay.samplers.prioritized import PrioritizedSampler
-from mmreplay.samplers.ranks import newest, num_legal, rank_edges
+from mmreplay.samplers.priority_distribution import MAX_ALPHA
 from mmreplay.samplers.recent import newest_counts
+from mmreplay.samplers.starts import newest, num_legal, rank_edges
 from mmreplay.samplers.states import check_kind, parts
 from mmreplay.samplers.uniform import UniformSampler
-from mmreplay.samplers.wrapping import Wrapping
 
 LIMITS = {
     "alpha": (0.0, MAX_ALPHA),

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 from weakref import WeakValueDictionary
 
-from mmreplay import files
-from mmreplay.adapters.home import Home, StrPath
+from mmreplay.adapters.home import BufferLocation, StrPath
 from mmreplay.adapters.pytorchrl_data import (
     Columns,
     Maker,
@@ -23,6 +22,7 @@ from mmreplay.adapters.pytorchrl_data import (
 from mmreplay.adapters.pytorchrl_rows import RowStorage
 from mmreplay.adapters.values import LOOKS, check_counts, seed_of_draws
 from mmreplay.buffer.replay_buffer import ReplayBuffer as Ring
+from mmreplay.disk import files
 from mmreplay.errors import SchemaError
 from mmreplay.samplers.base import Sampler
 
@@ -67,7 +67,7 @@ class RingStorage(RowStorage):
         """
         self._check("size", size)
         self.actor, self.algo, self.device, self.envs = actor, algorithm, device, envs
-        self.home = Home("pytorchrl", path, resume)
+        self.home = BufferLocation("pytorchrl", path, resume)
         self._max_size = int(size)
         self._ring: Ring | None = None
         self._empty: dict[str, Any] = {}

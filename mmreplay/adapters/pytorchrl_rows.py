@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mmreplay.adapters.home import Kept
+from mmreplay.adapters.home import PickledByPath
 from mmreplay.adapters.pytorchrl_data import (
     DONE2,
     ENDED,
@@ -31,7 +31,7 @@ from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.transforms.base import Transform
 
 
-class RowStorage(Hooks, Kept):
+class RowStorage(Hooks, PickledByPath):
     """What `RingStorage` keeps, by pytorchrl's keys; the ring is made of the first."""
 
     storage_tensors: ClassVar[tuple[str, ...]] = ()

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from mmreplay.adapters import sb3_goals
-from mmreplay.adapters.home import Home, StrPath
+from mmreplay.adapters.home import BufferLocation, StrPath
 from mmreplay.adapters.sb3_steps import NONE, Steps, fitted
 from mmreplay.adapters.values import check_counts
 from mmreplay.batch import Batch
@@ -24,8 +24,7 @@ from mmreplay.buffer.replay_buffer import ReplayBuffer as Ring
 from mmreplay.episodes import END, FINAL
 from mmreplay.errors import EmptyError, SchemaError, shown
 from mmreplay.format import metadata
-from mmreplay.samplers.base import Sampler
-from mmreplay.samplers.checks import truth
+from mmreplay.samplers.base import Sampler, truth
 from mmreplay.samplers.prioritized import PrioritizedSampler
 from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.schema import Field
@@ -166,7 +165,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         self._unlearned = None if prioritized is False else 0
         self.sampler = _sampler(prioritized, seed)
         self._declare()
-        self.home = Home("sb3", path, resume)
+        self.home = BufferLocation("sb3", path, resume)
         self._ring: Ring | None = None
 
     def _declare(self) -> None:

@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 
 from mmreplay import kernels
 from mmreplay.batch import Batch
+from mmreplay.buffer.reader import ReplacedError
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.buffer.view import ReplacedError
 from mmreplay.episodes import FINAL, EpisodeIndex
 from mmreplay.errors import CorruptError, EmptyError, SchemaError
 from mmreplay.kernels.steps import Judge
 from mmreplay.ring import Span
-from mmreplay.samplers.base import Home, Sampler, View
-from mmreplay.samplers.ranks import legal_before
+from mmreplay.samplers.base import BufferIdentity, Sampler, View
+from mmreplay.samplers.starts import legal_before
 
 STRATEGIES = ("future", "final", "episode")
 GOALS = 1
@@ -75,7 +75,7 @@ class EndedView:
         self.num_legal = int(self.starts.lengths.sum()) - self.num_illegal
 
     @property
-    def home(self) -> Home:
+    def home(self) -> BufferIdentity:
         """See `View.home`."""
         return self._view.home
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mmreplay import files
-from mmreplay.adapters.home import FOLDER, Kept, StrPath
+from mmreplay.adapters.home import FOLDER, PickledByPath, StrPath
 from mmreplay.adapters.tmrl_memory import PICKLE, Preprocessor, dataset_of
 from mmreplay.adapters.tmrl_memory import STATS as STATS
 from mmreplay.adapters.tmrl_memory import Memory as Memory
@@ -21,9 +20,10 @@ from mmreplay.adapters.tmrl_memory import TorchMemory as TorchMemory
 from mmreplay.adapters.tmrl_rows import Rows
 from mmreplay.adapters.values import check_counts
 from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.disk import files
 from mmreplay.errors import EmptyError, FormatError, SchemaError
-from mmreplay.samplers.base import Sampler
-from mmreplay.samplers.checks import finite
+from mmreplay.moved import renamed
+from mmreplay.samplers.base import Sampler, finite
 from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.schema import Schema
 
@@ -33,7 +33,7 @@ COLUMNS = 7
 """Of a pickle: actions, observations, rewards, both ends, infos, and whether ended."""
 
 
-class GenericTorchMemory(Kept, TorchMemory):
+class GenericTorchMemory(PickledByPath, TorchMemory):
     """Samples of any kind in a ring on disk, one row each.
 
     Histories of images and actions are made from single rows when they are drawn:
@@ -289,3 +289,6 @@ def _samples(path: Path, columns: list[Any]) -> list[Any]:
             "tmrl's GenericTorchMemory; `mmreplay convert` reads those of others"
         )
     return list(zip(*columns[:6], strict=True))
+
+
+__getattr__ = renamed(__name__, {"Kept": "PickledByPath"})

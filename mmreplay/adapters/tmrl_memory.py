@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from mmreplay import files
-from mmreplay.adapters.home import Home, StrPath
+from mmreplay.adapters.home import BufferLocation, StrPath
 from mmreplay.adapters.tmrl_nests import check_crcs, collate_torch, crcs_of
 from mmreplay.adapters.values import seed_of_draws
-from mmreplay.convert.foreign import pickles
+from mmreplay.datasets import pickles
+from mmreplay.disk import files
 from mmreplay.errors import FormatError, SchemaError
 
 Preprocessor = Callable[..., tuple[Any, ...]]
@@ -79,7 +79,7 @@ class Memory(ABC):
         self.stat_train_return = 0.0
         self.stat_test_steps = 0
         self.stat_train_steps = 0
-        self.home = Home("tmrl", path, resume)
+        self.home = BufferLocation("tmrl", path, resume)
         self.data: list[Any] = []
         if not self.home.resumed:
             self.data = dataset_of(dataset_path, allow_pickle)

@@ -17,18 +17,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mmreplay import files
 from mmreplay.adapters import velora_files as saved
-from mmreplay.adapters.home import Home, Kept, StrPath, fixed
+from mmreplay.adapters.home import BufferLocation, PickledByPath, StrPath, fixed
 from mmreplay.adapters.values import plain_rows, rows_of, seed_of_draws
 from mmreplay.adapters.velora_files import METADATA, BufferConfig
 from mmreplay.adapters.velora_play import played
-from mmreplay.buffer.lifecycle import absolute
+from mmreplay.buffer.opening import absolute
 from mmreplay.buffer.replay_buffer import ReplayBuffer as Ring
-from mmreplay.convert.tensors import TensorFile, write_tensors
+from mmreplay.convert.pt import TensorFile, write_tensors
+from mmreplay.disk import files
 from mmreplay.errors import SchemaError
-from mmreplay.samplers.base import Sampler
-from mmreplay.samplers.checks import whole
+from mmreplay.moved import renamed
+from mmreplay.samplers.base import Sampler, whole
 from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.schema import Field, Schema
 
@@ -70,7 +70,7 @@ def _stored(name: str) -> Any:
     )
 
 
-class BufferBase(Kept):
+class BufferBase(PickledByPath):
     """Experience in a ring on disk; see `ReplayBuffer`."""
 
     capacity: int = fixed(
@@ -118,13 +118,13 @@ class BufferBase(Kept):
         for name, dim in dims.items():
             whole(name, dim, 1, "give the number of features")
         self._make(
-            Home("velora", path, resume), device,
+            BufferLocation("velora", path, resume), device,
             (capacity, state_dim, action_dim, hidden_dim), {},
         )  # fmt: skip
 
     def _make(
         self,
-        home: Home,
+        home: BufferLocation,
         device: torch.device | str | None,
         dims: tuple[int, int, int, int],
         told: dict[str, int],
@@ -338,7 +338,7 @@ class BufferBase(Kept):
             saved.check_pair(file, told)
             # Numbers of its own, or a program started again would not find those of
             # buffers that it makes beside: each load takes a new one.
-            home = Home("velora-load", path, fresh=True)
+            home = BufferLocation("velora-load", path, fresh=True)
             marks = {"oldest": oldest, saved.SIZE: size}
             buffer._make(home, saved.device_of(metadata["device"]), dims, marks)
             saved.fill(buffer._ring, file, buffer._columns, oldest, size)
@@ -412,3 +412,6 @@ class ReplayBuffer(BufferBase):
         missing = n_samples - len(self)
         for steps in played(agent, num_envs, missing):
             self.add_multi(*steps)
+
+
+__getattr__ = renamed(__name__, {"Kept": "PickledByPath"})

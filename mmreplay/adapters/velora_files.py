@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from mmreplay.adapters.home import Home
+from mmreplay.adapters.home import BufferLocation
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.convert.tensors import TensorFile, block_rows
+from mmreplay.convert.pt import TensorFile, block_rows
 from mmreplay.errors import FormatError
 
 METADATA = "velora"
@@ -83,7 +83,7 @@ def fill(
     ring.set_statistics({})
 
 
-def check_loaded(home: Home, ring: ReplayBuffer) -> None:
+def check_loaded(home: BufferLocation, ring: ReplayBuffer) -> None:
     """Refuse a ring that a load was killed over, as it lacks the later steps."""
     size = ring.metadata.user.get(METADATA, {}).get(SIZE, 0)
     loading = ring.statistics.get(METADATA, {}).get(LOADING)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mmreplay.adapters.values import array_of
-from mmreplay.collect.environments import make_vector
+from mmreplay.recording.environments import make_vector
 
 Steps = tuple[torch.Tensor, ...]
 """States, actions, rewards, next states, dones and hidden states, ``[N, ...]`` each."""

@@ -11,7 +11,7 @@ from mmreplay.cli import show
 from mmreplay.cli.options import BufferPath, Json, parse_count, usage_error
 
 if TYPE_CHECKING:
-    from mmreplay.speed import Rate, SpeedReport
+    from mmreplay.bench import Rate, SpeedReport
 
 
 def bench(
@@ -34,7 +34,7 @@ def bench(
     those that it reads through; where pages hang together, all of the buffer.
     Memory is as it was before.
     """
-    from mmreplay.speed import measure_speed
+    from mmreplay.bench import measure_speed
 
     if not seconds > 0:
         raise usage_error(f"--seconds: got {seconds}, expected a number above 0")

@@ -25,8 +25,8 @@ def clear(
     json: Json = False,
 ) -> None:
     """Give up all rows; positions go on from where they are."""
-    from mmreplay.buffer.groups import folder_of
     from mmreplay.buffer.replay_buffer import ReplayBuffer
+    from mmreplay.buffer.zarr_group import folder_of
 
     # What is only read is refused before anybody is asked.
     folder_of(path)
@@ -62,8 +62,8 @@ def resize(
     json: Json = False,
 ) -> None:  # fmt: skip
     """Keep the newest rows in a ring of another capacity; safe to kill."""
-    from mmreplay.buffer.groups import folder_of
     from mmreplay.buffer.replay_buffer import ReplayBuffer
+    from mmreplay.buffer.zarr_group import folder_of
 
     folder_of(path)
     with ReplayBuffer.open(path) as buffer:

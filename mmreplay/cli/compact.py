@@ -54,7 +54,7 @@ def compact(
         raise usage_error(
             "--level and --chunk-crc32c: got --codec raw, expected a codec that packs"
         )
-    from mmreplay.buffer.compacting import compact as copy
+    from mmreplay.buffer.copy_rows import compact as copy
 
     with copying_to(target), show.waiting("copying") as progress:
         made = copy(

@@ -157,14 +157,14 @@ def convert(
     json: Json = False,
 ) -> None:
     """Convert buffers and files into each other; DST appears whole or not at all."""
-    from mmreplay.collect.meter import Meter
-    from mmreplay.convert import between, registry, staging
-    from mmreplay.convert.select import Choice
+    from mmreplay.convert import registry, staging, transfer
+    from mmreplay.convert.select import Selection
     from mmreplay.convert.transfer import refuse_doubts, told_of
+    from mmreplay.recording.recorder import Meter
 
     typed = target
-    source = between.local(source, "SRC", remote=True)
-    target = between.local(target, "DST")
+    source = transfer.local(source, "SRC", remote=True)
+    target = transfer.local(target, "DST")
     named = {
         "capacity": capacity, "engine": engine, "codec": codec,
         "compression": compression, "priorities": priorities,
@@ -173,17 +173,17 @@ def convert(
     options = read_options(option or [])
     options |= {name: each for name, each in named.items() if each is not None}
     reads = registry.source_format(source, from_)
-    between.refuse_inside(target, source if reads.name == registry.BUFFER else None)
+    transfer.refuse_inside(target, source if reads.name == registry.BUFFER else None)
     writes = registry.target_format(target, to)
-    reading, writing = between.share(reads, writes, options)
+    reading, writing = transfer.share(reads, writes, options)
     names = None if fields is None else [part.strip() for part in fields.split(",")]
-    choice = Choice(
+    choice = Selection(
         names, env, read_slice("--episodes", episodes), read_slice("--rows", rows)
     )
     # Opening may take long, too: a table is read once to find what its columns are.
     telling = _saying_what_is_kept(target, typed)
-    with telling, told_of(source), between.told_both(options, reading, writing):
-        opened = between.open_source(source, reads, reading, choice)
+    with telling, told_of(source), transfer.told_both(options, reading, writing):
+        opened = transfer.open_source(source, reads, reading, choice)
     with _saying_what_is_kept(target, typed), told_of(source), opened as reader:
         if dry_run:
             about = reader.describe()
@@ -199,7 +199,7 @@ def convert(
             about.rows, about.row_nbytes, None, what="converting", unit="rows"
         )
         with meter:
-            report = between.write_target(
+            report = transfer.write_target(
                 reader, target, writes, writing, overwrite=overwrite, strict=strict,
                 progress=lambda done, _: meter.update(done, done - meter.done),
             )  # fmt: skip

@@ -16,7 +16,7 @@ import typer
 
 from mmreplay import errors
 from mmreplay.cli.show import printable
-from mmreplay.files import disk
+from mmreplay.disk.files import disk
 from mmreplay.format.metadata import FILE_NAME
 from mmreplay.kernels import KernelsWarning
 

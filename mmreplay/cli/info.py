@@ -177,9 +177,9 @@ def disk(folder: Path) -> dict[str, int]:
 
 def _commit(buffer: ReplayBuffer) -> dict[str, Any]:
     """When the newest durable record was written, and its heads."""
-    from mmreplay.files import NO_BIRTH
+    from mmreplay.disk.files import NO_BIRTH
     from mmreplay.format import commit
-    from mmreplay.storage.ledger import open_commit
+    from mmreplay.storage.commit_state import open_commit
 
     metadata = buffer.metadata
     assert buffer.path is not None
@@ -212,7 +212,7 @@ def _commit(buffer: ReplayBuffer) -> dict[str, Any]:
 
 
 def _writer(folder: Path) -> dict[str, Any] | None:
-    from mmreplay.storage.lock import held_by, locked
+    from mmreplay.disk.lock import held_by, locked
 
     return (held_by(folder) or {}) if locked(folder) else None
 

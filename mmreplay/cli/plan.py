@@ -57,8 +57,8 @@ def plan(
     json: Json = False,
 ) -> None:  # fmt: skip
     """Say what a buffer would take on disk and in RAM; allocates nothing."""
-    from mmreplay.buffer.room import free_nbytes
     from mmreplay.plan import plan_buffer
+    from mmreplay.storage.disk_space import free_nbytes
 
     schema, known_envs, known_capacity, known_layout = _known(source, fields)
     envs = num_envs or known_envs
@@ -93,7 +93,7 @@ def _packed(source: str | None, rows: int, num_envs: int) -> list[Estimate]:
 
 def _stored(source: str) -> bool:
     """Whether a buffer or a group is meant, and no environment's id."""
-    from mmreplay.storage.zarr_source import source_of
+    from mmreplay.storage.foreign_zarr.source import source_of
 
     return Path(source).exists() or source_of(source) is not None
 
@@ -126,7 +126,7 @@ def _metadata(source: str) -> Metadata:
     """What a buffer, or a group opened as one, is."""
     from mmreplay.buffer.replay_buffer import ReplayBuffer
     from mmreplay.format import metadata
-    from mmreplay.storage.zarr_source import source_of
+    from mmreplay.storage.foreign_zarr.source import source_of
 
     if source_of(source) is None:
         return metadata.load(Path(source))
@@ -135,7 +135,7 @@ def _metadata(source: str) -> Metadata:
 
 
 def _of_env(name: str) -> Schema:
-    from mmreplay.collect.environments import make_vector
+    from mmreplay.recording.environments import make_vector
     from mmreplay.schema import Schema
 
     try:

@@ -121,7 +121,7 @@ def record(
             f"--codec: got {codec!r}, expected one of {', '.join(CODECS)}"
         )
     function = None if policy is None else load_policy(policy)
-    from mmreplay.collect import record as play
+    from mmreplay.recording import record as play
 
     _tell_of_fewer(path, steps)
     found = play(

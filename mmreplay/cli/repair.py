@@ -50,7 +50,7 @@ def repair(
     json: Json = False,
 ) -> None:  # fmt: skip
     """Restore the newest consistent state, and say what was cut; exits 1 if all was."""
-    from mmreplay.buffer.lifecycle import absolute
+    from mmreplay.buffer.opening import absolute
     from mmreplay.repairing import repair as restore
 
     named = target or Path(f"{absolute(path)}-repaired")

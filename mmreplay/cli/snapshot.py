@@ -30,8 +30,8 @@ def snapshot(
     json: Json = False,
 ) -> None:
     """Copy a buffer as it is now, also while it is written; shares blocks if it can."""
-    from mmreplay.buffer.lifecycle import absolute
-    from mmreplay.buffer.snapshot import snapshot as take
+    from mmreplay.buffer.copy_files import snapshot as take
+    from mmreplay.buffer.opening import absolute
 
     with copying_to(target), show.waiting("copying") as progress:
         made = take(absolute(path), absolute(target), pause=pause, progress=progress)

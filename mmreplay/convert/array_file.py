@@ -1,4 +1,9 @@
-"""Files of one array a column, written: where all lies is known before the first row.
+"""Files that hold one array a column, ``[rows, *shape]``: npz, pt and safetensors.
+
+They differ in what stands around the arrays. Here they are read, side by side, block
+by block; `array_file` writes them.
+
+Files of one array a column, written: where all lies is known before the first row.
 
 Every block goes straight to its place; what stands around the arrays, checksums
 included, is written last. Checksums are taken, and the device is kept busy, by threads
@@ -7,7 +12,7 @@ beside the one that makes rows, and let go of the interpreter meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +21,256 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.convert.ahead import Threads
-from mmreplay.convert.base import Block, Notes, Writer
-from mmreplay.convert.description import Description
-from mmreplay.convert.device import way_to
+from mmreplay.checksums import Sum
+from mmreplay.convert.ahead import Threads, beside
+from mmreplay.convert.base import (
+    BLOCK_NBYTES,
+    MAX_ROW_NBYTES,
+    Block,
+    Notes,
+    Reader,
+    Writer,
+    default_rows,
+)
+from mmreplay.convert.description import ENV_ID, FLAGS, POSITION, RESERVED, Description
+from mmreplay.convert.direct_file import way_to
 from mmreplay.convert.staging import Staging
-from mmreplay.errors import FormatError
-from mmreplay.files import File
-from mmreplay.sums import Sum
+from mmreplay.disk.files import File
+from mmreplay.errors import CorruptError, FormatError
+from mmreplay.schema.dtypes import describe, storage_dtype
+
+
+class Stream(Protocol):
+    """The bytes of one column, from its first on."""
+
+    def read_into(self, view: memoryview) -> None:
+        """Fill view with the next bytes."""
+
+    def finish(self) -> None:
+        """Check what was read, all of it, against its checksum."""
+
+
+class Stored:
+    """Bytes that lie in a file as they are."""
+
+    def __init__(
+        self,
+        file: File,
+        offset: int,
+        what: str,
+        sum: Sum | None = None,
+        start: int = 0,
+        expected: int | None = None,
+    ) -> None:
+        """Read from offset on, and compare with a checksum where one is expected."""
+        self._file, self._offset, self._what = file, offset, what
+        self._begin = offset
+        self._sum = sum if expected is not None else None
+        self._checksum, self._expected = start, expected
+
+    def read_into(self, view: memoryview) -> None:
+        """See `Stream.read_into`."""
+        self._file.pread_into(view, self._offset)
+        self._offset += len(view)
+        if self._sum is not None:
+            self._checksum = self._sum(view, self._checksum)
+
+    def finish(self) -> None:
+        """See `Stream.finish`."""
+        if self._sum is not None and self._checksum != self._expected:
+            raise mismatch(
+                self._file.path, self._begin, self._what, self._checksum,
+                self._expected or 0,
+            )  # fmt: skip
+
+
+def mismatch(
+    path: Path, offset: int, what: str, got: int, expected: int
+) -> CorruptError:
+    """The error of a column whose checksum does not match."""
+    return CorruptError(
+        f"{path}: {what} at byte {offset} has checksum {got:08x}, expected "
+        f"{expected:08x}; the file was damaged: restore it from a copy"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayColumn:
+    """One array of a file that is read.
+
+    Attributes:
+        dtype: Its name in `schema.dtypes`.
+        stored: How the file keeps it, of any byte order.
+        shape: ``[rows, *shape]``.
+        open: Makes a stream of its bytes, from the first row on.
+        offset: Of its bytes in the file, or None where they are compressed.
+    """
+
+    dtype: str
+    stored: np.dtype[np.generic]
+    shape: tuple[int, ...]
+    open: Callable[[], Stream]
+    offset: int | None = None
+
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of one row."""
+        nbytes = self.stored.itemsize
+        for axis in self.shape[1:]:
+            nbytes *= axis
+        return nbytes
+
+
+class Scan:
+    """Reads several columns side by side, block by block, into arrays used again."""
+
+    def __init__(
+        self, columns: Mapping[str, ArrayColumn], rows: int, count: int
+    ) -> None:
+        """Read count rows, in blocks of rows."""
+        self._columns = columns
+        self._rows, self._count = rows, count
+
+    def blocks(self) -> Iterator[dict[str, NDArray[np.generic]]]:
+        """Per column ``[N, *shape]``, little-endian; good until the next."""
+        return beside(self._read())
+
+    def _read(self) -> Iterator[dict[str, NDArray[np.generic]]]:
+        """The same, good until the one after the next."""
+        streams = {name: column.open() for name, column in self._columns.items()}
+        room = min(self._rows, self._count)
+        held = [
+            {
+                name: np.empty((room, *column.shape[1:]), column.stored)
+                for name, column in self._columns.items()
+            }
+            for _ in range(min(2, -(-self._count // self._rows)))
+        ]
+        for first in range(0, self._count, self._rows):
+            size = min(self._rows, self._count - first)
+            held.reverse()
+            found: dict[str, NDArray[np.generic]] = {}
+            for name, stream in streams.items():
+                part = held[0][name][:size]
+                if part.size:
+                    stream.read_into(part.reshape(-1).view(np.uint8).data)
+                found[name] = native(part, self._columns[name].dtype)
+            yield found
+        for stream in streams.values():
+            stream.finish()
+
+
+def native(array: NDArray[np.generic], dtype: str) -> NDArray[np.generic]:
+    """Values as a file stores them, as a field of a dtype holds them."""
+    wanted = storage_dtype(dtype)
+    if wanted.kind == "b":
+        # Any byte but 0 and 1 is no bool, and numpy would take it for one.
+        bools: NDArray[np.generic] = array.view(np.uint8) != 0
+        return bools
+    return array if array.dtype == wanted else array.astype(wanted)
+
+
+class ArrayReader(Reader):
+    """Reads a file of ours; see `Reader`. Others' files: `plain.PlainReader`."""
+
+    def __init__(
+        self,
+        file: File,
+        columns: Mapping[str, ArrayColumn],
+        description: Description,
+        notes: Notes | None = None,
+    ) -> None:
+        self.report = notes or Notes()
+        self._file = file
+        self._description = description
+        self._columns = self._checked(columns)
+
+    def _checked(self, columns: Mapping[str, ArrayColumn]) -> dict[str, ArrayColumn]:
+        """The columns that the description names, each as it says.
+
+        Raises:
+            FormatError: One is missing, or of another dtype, shape or length.
+        """
+        found = {}
+        rows, path = self._description.rows, self._file.path
+        for name, (dtype, shape) in self._description.columns.items():
+            column = columns.get(name)
+            want = (rows, *shape)
+            if column is None:
+                raise FormatError(
+                    f"{path} lacks the array {name!r}, which its description names; "
+                    "the file was edited"
+                )
+            stored = storage_dtype(column.dtype)
+            if column.shape != want or stored != storage_dtype(dtype):
+                raise FormatError(
+                    f"{path}: array {name!r} is {describe(column.dtype, column.shape)}"
+                    f", expected {describe(dtype, want)} as its description says; the "
+                    "file was edited"
+                )
+            found[name] = column
+        refuse_wide(self._description.row_nbytes, path)
+        return found
+
+    def describe(self) -> Description:
+        """See `Reader.describe`."""
+        return self._description
+
+    def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
+        """See `Reader.blocks`."""
+        rows = rows_per_block or default_rows(self._description)
+        return self._scan(self._columns, rows)
+
+    def marks(self) -> Iterator[Block]:
+        """See `Reader.marks`: three columns are read, and checked."""
+        columns = {name: self._columns[name] for name in RESERVED}
+        return self._scan(columns, BLOCK_NBYTES // 32)
+
+    def _scan(self, columns: Mapping[str, ArrayColumn], rows: int) -> Iterator[Block]:
+        for found in Scan(columns, rows, self._description.rows).blocks():
+            env_ids = found.pop(ENV_ID).view(np.int64)
+            positions = found.pop(POSITION).view(np.int64)
+            yield Block(found, env_ids, positions, found.pop(FLAGS).view(np.uint8))
+
+    def arrays(self) -> dict[str, NDArray[np.generic]]:
+        """Every stored array, mapped read-only: no copy, whatever its size.
+
+        Whoever shortens the file meanwhile ends this process, as with any mapping.
+        """
+        return mapped(self._file, self._columns)
+
+    def close(self) -> None:
+        """See `Reader.close`."""
+        self._file.close()
+
+
+def mapped(
+    file: File, columns: Mapping[str, ArrayColumn]
+) -> dict[str, NDArray[np.generic]]:
+    """Columns that lie in a file as they are, mapped read-only."""
+    if not file.nbytes:
+        return {}
+    mapping = file.map_readonly()
+    found = {}
+    for name, column in columns.items():
+        if column.offset is not None:
+            count = column.shape[0] * (column.row_nbytes // column.stored.itemsize)
+            flat = np.frombuffer(mapping, column.stored, count, column.offset)
+            found[name] = flat.reshape(column.shape)
+    return found
+
+
+def refuse_wide(row_nbytes: int, path: Path) -> None:
+    """Refuse rows that would not fit in memory, whatever a file says.
+
+    Raises:
+        FormatError: A row takes more than 256 MiB.
+    """
+    if row_nbytes > MAX_ROW_NBYTES:
+        raise FormatError(
+            f"{path} says {row_nbytes} bytes a row, expected at most {MAX_ROW_NBYTES}; "
+            "rows are held whole: split the field"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.buffer.lifecycle import StrPath, absolute, refuse_inside
+from mmreplay.buffer.opening import StrPath, absolute, refuse_inside
 from mmreplay.buffer.replay_buffer import ReplayBuffer, check_buffer
 from mmreplay.convert import registry
 from mmreplay.convert.ahead import Threads
@@ -21,8 +21,8 @@ from mmreplay.convert.base import (
     Report,
     Writer,
 )
+from mmreplay.convert.buffer_reader import BufferReader
 from mmreplay.convert.description import Description
-from mmreplay.convert.rows import BufferReader
 from mmreplay.convert.select import Selected
 from mmreplay.convert.transfer import transfer
 from mmreplay.errors import SchemaError, shown

@@ -3,6 +3,8 @@
 A `Reader` describes what it will give and gives it block by block; a `Writer` is made
 for a description and takes the blocks. Nobody holds more than a block, so memory does
 not grow with the dataset. A buffer is one format among the others.
+
+What is said of what files have lost, and of what targets cannot hold.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from typing import Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.convert.description import ENV_ID, FLAGS, POSITION, Description
+from mmreplay.convert.description import ENV_ID, FLAGS, KEY, POSITION, Description
+from mmreplay.errors import CorruptError, SchemaError
 from mmreplay.ring import Span
 from mmreplay.schema.notes import Notes as Notes
 
@@ -188,3 +191,47 @@ class Report:
 def default_rows(description: Description, nbytes: int = BLOCK_NBYTES) -> int:
     """Rows of a block of about nbytes, at least one."""
     return max(1, nbytes // description.row_nbytes)
+
+
+def doubt_sums(notes: Notes, name: str, what: str) -> None:
+    """Doubt values that nothing vouches for, although mmreplay described them.
+
+    Args:
+        notes: Of the reader.
+        name: Of the file.
+        what: It lacks.
+    """
+    notes.doubt(
+        f"{name} has no {what} beside its description, so that its values are taken as "
+        "they are"
+    )
+
+
+def undescribed(where: object) -> CorruptError:
+    """The error of a file that has our checksums, and no description."""
+    return CorruptError(
+        f"{where} has checksums of mmreplay's in its metadata, expected {KEY!r} beside "
+        "them; the file was damaged: restore it from a copy"
+    )
+
+
+def doubt_priorities(notes: Notes, description: Description, target: str) -> None:
+    """Doubt a target that has no place for the priorities that come along."""
+    if description.priorities:
+        notes.doubt(
+            f"priorities {description.priorities!r} were left out: {target} has no "
+            "place for them"
+        )
+
+
+def refuse_empty(steps: int, target: str) -> None:
+    """Refuse to write no steps where nobody would read what that makes.
+
+    Raises:
+        SchemaError: There are none.
+    """
+    if not steps:
+        raise SchemaError(
+            f"got no steps to write, expected at least one for {target}, which says "
+            "nothing without; choose others, or a format of mmreplay's own"
+        )

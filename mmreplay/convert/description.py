@@ -10,14 +10,14 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay import strict_json
 from mmreplay.errors import FormatError, SchemaError, VersionError
-from mmreplay.format import strict_json
 from mmreplay.format.metadata import AUTORESETS, MAX_CAPACITY, MAX_NUM_ENVS, Autoreset
-from mmreplay.format.strict_json import Json
 from mmreplay.nesting import under
 from mmreplay.ring import LAYOUTS, Layout
-from mmreplay.samplers.columns import check_name
+from mmreplay.samplers.priority_file import check_name
 from mmreplay.schema import Schema
+from mmreplay.strict_json import Json
 
 MAGIC = "mmreplay"
 MAJOR, MINOR = 1, 0

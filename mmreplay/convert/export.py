@@ -8,16 +8,15 @@ from typing import TypedDict
 
 from numpy.typing import ArrayLike
 
-from mmreplay.buffer.lifecycle import StrPath, absolute
+from mmreplay.buffer.opening import StrPath, absolute
 from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.convert import buffer_reader as buffers
 from mmreplay.convert import registry
-from mmreplay.convert import rows as buffers
 from mmreplay.convert.base import Progress, Report, Writer
-from mmreplay.convert.between import chosen, local, refuse_inside
 from mmreplay.convert.description import Description
-from mmreplay.convert.select import Choice
-from mmreplay.convert.transfer import transfer
-from mmreplay.storage.zarr_source import ZarrSource
+from mmreplay.convert.select import Selection
+from mmreplay.convert.transfer import chosen, local, refuse_inside, transfer
+from mmreplay.storage.foreign_zarr.source import ZarrSource
 
 
 class Wanted(TypedDict):
@@ -86,7 +85,7 @@ def export(
     wanted: Wanted = {
         "fields": fields, "env_ids": env_ids, "priorities": priorities,
     }  # fmt: skip
-    choice = Choice(episodes=episodes, rows=rows)
+    choice = Selection(episodes=episodes, rows=rows)
     with chosen(_reader(buffer, wanted), choice) as reader:
 
         def open_writer(description: Description) -> Writer:

@@ -8,19 +8,24 @@ from typing import Any, Protocol, cast
 
 from numpy.typing import ArrayLike
 
-from mmreplay.buffer.lifecycle import StrPath
+from mmreplay.buffer.opening import StrPath
+from mmreplay.convert import buffer_reader as buffers
 from mmreplay.convert import registry
-from mmreplay.convert import rows as buffers
 from mmreplay.convert.base import Progress, Report
-from mmreplay.convert.between import local, open_source, refuse_inside
+from mmreplay.convert.buffer_writer import BufferWriter
 from mmreplay.convert.description import Description
-from mmreplay.convert.foreign import minari
-from mmreplay.convert.rows_writer import BufferWriter
-from mmreplay.convert.select import Choice
-from mmreplay.convert.transfer import told_of, transfer
+from mmreplay.convert.select import Selection
+from mmreplay.convert.transfer import (
+    local,
+    open_source,
+    refuse_inside,
+    told_of,
+    transfer,
+)
+from mmreplay.datasets import minari
 from mmreplay.format.metadata import Engine
 from mmreplay.format.sharding import Codec
-from mmreplay.storage.zarr_source import ZarrSource
+from mmreplay.storage.foreign_zarr.source import ZarrSource
 
 
 class MinariDataset(Protocol):
@@ -98,7 +103,7 @@ def load(
         options = {**source.options, **options}
     found = registry.source_format(path, format)
     refuse_inside(place, path if found.name == registry.BUFFER else None)
-    choice = Choice(fields, env_ids, episodes, rows)
+    choice = Selection(fields, env_ids, episodes, rows)
     with told_of(path), open_source(path, found, options, choice) as reader:
 
         def open_writer(description: Description) -> BufferWriter:

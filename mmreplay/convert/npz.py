@@ -1,4 +1,13 @@
-"""npz: a zip of npy arrays, one a column, stored so that they can be mapped.
+"""Headers of npy arrays, written as numpy writes them and parsed without it.
+
+numpy's own parser evaluates a Python literal, and lets its errors through.
+
+npz with deflated members, written in one pass although nobody knows their sizes.
+
+Each member gets room for the worst case in a sparse file; when all rows are in, members
+are moved together, which writes the packed bytes once more, and the file is cut.
+
+npz: a zip of npy arrays, one a column, stored so that they can be mapped.
 
 ``numpy.load(path, allow_pickle=False)`` reads it, beyond 4 GiB too. Members can be
 deflated instead (`npz_packed`). bfloat16 fields are
@@ -7,28 +16,300 @@ uint16 there; the description in the member ``mmreplay.json`` names them.
 
 from __future__ import annotations
 
+import ast
+import struct
+import zlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from mmreplay.convert import npy, skrl, skrl_read, zip_layout, zips
-from mmreplay.convert.array_file import ArrayWriter, Piece
-from mmreplay.convert.arrays import ArrayReader, Column, Stored, Stream
-from mmreplay.convert.base import Notes, Reader, Writer
+from mmreplay.checksums import crc32
+from mmreplay.convert import skrl, skrl_read, zip_file
+from mmreplay.convert import zip_file as zips
+from mmreplay.convert.ahead import Threads
+from mmreplay.convert.array_file import (
+    ArrayColumn,
+    ArrayReader,
+    ArrayWriter,
+    Piece,
+    Stored,
+    Stream,
+    bytes_of,
+)
+from mmreplay.convert.base import Block, Notes, Reader, Writer, refuse_empty
 from mmreplay.convert.description import MAX_NBYTES, MEMBER, Description
-from mmreplay.convert.losses import refuse_empty
-from mmreplay.convert.npz_packed import ENDING, LEVEL, PackedWriter
-from mmreplay.convert.plain import PlainReader
 from mmreplay.convert.skrl import Kinds, SkrlWriter
 from mmreplay.convert.skrl_read import SkrlReader
-from mmreplay.convert.zips import Entry
+from mmreplay.convert.staging import Staging
+from mmreplay.convert.undescribed import PlainReader
+from mmreplay.convert.zip_file import ALIGNMENT, Entry, Layout
+from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FormatError, SchemaError
-from mmreplay.files import File
 from mmreplay.schema.dtypes import canonical_name, storage_dtype
 from mmreplay.schema.naming import left_out
-from mmreplay.sums import crc32
+
+MAGIC = b"\x93NUMPY"
+MAX_HEADER_NBYTES = 16 << 10
+MAX_AXES = 64
+MAX_AXIS = 1 << 48
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What an npy header says.
+
+    Attributes:
+        dtype: Of any byte order.
+        shape: Of the array.
+        columns_first: The array lies in Fortran order.
+        nbytes: Bytes of the header itself.
+    """
+
+    dtype: np.dtype[np.generic]
+    shape: tuple[int, ...]
+    columns_first: bool
+    nbytes: int
+
+    @property
+    def data_nbytes(self) -> int:
+        """Bytes of the array, in Python's integers, which do not wrap."""
+        nbytes = self.dtype.itemsize
+        for axis in self.shape:
+            nbytes *= axis
+        return nbytes
+
+
+def encode(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> bytes:
+    """The header of a C-order array, a multiple of 64 bytes."""
+    axes = ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "")
+    text = f"{{'descr': {dtype.str!r}, 'fortran_order': False, 'shape': ({axes}), }}"
+    bare = len(MAGIC) + 4 + len(text) + 1
+    text += " " * (-bare % ALIGNMENT) + "\n"
+    return MAGIC + struct.pack("<2BH", 1, 0, len(text)) + text.encode("ascii")
+
+
+def prefix_nbytes(data: bytes, what: str) -> int:
+    """Bytes of a whole header, from its first 12.
+
+    Raises:
+        FormatError: It is none, or too large.
+    """
+    if len(data) < 12 or data[:6] != MAGIC or data[6] not in (1, 2, 3):
+        raise FormatError(
+            f"{what} begins with {data[:8]!r}, expected an npy header of version 1 to 3"
+        )
+    short = data[6] == 1
+    (size,) = struct.unpack_from("<H" if short else "<I", data, 8)
+    total = int(size) + (10 if short else 12)
+    if total > MAX_HEADER_NBYTES:
+        raise FormatError(
+            f"{what} has an npy header of {total} bytes, expected at most "
+            f"{MAX_HEADER_NBYTES}"
+        )
+    return total
+
+
+def parse(data: bytes, what: str) -> Header:
+    """What a whole header says.
+
+    Args:
+        data: Exactly its bytes.
+        what: What to call it in errors: file, member and offset.
+
+    Raises:
+        FormatError: It is no npy header, or one of Python objects.
+    """
+    start = 10 if data[6] == 1 else 12
+    try:
+        value = ast.literal_eval(data[start:].decode("latin-1").strip())
+        descr, order, shape = (
+            value[key] for key in ("descr", "fortran_order", "shape")
+        )
+    except (ValueError, SyntaxError, KeyError, TypeError, RecursionError, MemoryError):
+        raise FormatError(
+            f"{what} has an npy header that is no description of an array: "
+            f"{data[start : start + 60]!r}"
+        ) from None
+    if type(order) is not bool or not _is_shape(shape):
+        raise FormatError(
+            f"{what} says shape {str(shape)[:80]} and fortran_order {str(order)[:20]}, "
+            "expected a tuple of sizes, and True or False"
+        )
+    return Header(_dtype(descr, what), shape, order, len(data))
+
+
+def _is_shape(shape: object) -> bool:
+    return (
+        isinstance(shape, tuple)
+        and len(shape) <= MAX_AXES
+        and all(type(axis) is int and 0 <= axis < MAX_AXIS for axis in shape)
+    )
+
+
+def _dtype(descr: object, what: str) -> np.dtype[np.generic]:
+    try:
+        # A list is a record's, which no field can be; "object" would be pickled.
+        dtype = np.dtype(descr) if isinstance(descr, str) else None
+    except (TypeError, ValueError, SyntaxError):
+        dtype = None
+    if dtype is None or dtype.hasobject or dtype.itemsize == 0:
+        raise FormatError(
+            f"{what} holds {str(descr)[:60]!r}, expected numbers; objects, records and "
+            "pickles are refused: save plain arrays"
+        )
+    return dtype
+
+
+ENDING = ".npy"
+LEVEL = 6
+"""Of deflate, where none is given."""
+# Deflate is made to flush after so many bytes: it then packs nothing by more than 790
+# times, where readers, ours too, refuse what claims 1,000 as a bomb.
+FLUSH_NBYTES = 64 << 10
+COPY_NBYTES = 1 << 20
+
+
+def room(nbytes: int) -> int:
+    """Bytes that packing takes at most; measured: 20 for each 64 KiB of noise."""
+    return nbytes + nbytes // 1024 + 4096
+
+
+class Packer:
+    """One member, packed to its place as its bytes come.
+
+    Attributes:
+        name: Of the member.
+        nbytes: Bytes it holds so far.
+        packed: Bytes it takes so far.
+        crc: CRC-32 of what it holds.
+        offset: Where it begins for now.
+    """
+
+    def __init__(self, name: str, file: File, offset: int, level: int) -> None:
+        self.name = name
+        self.nbytes = self.packed = self.crc = 0
+        self.offset = offset
+        self._file = file
+        self._zip = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS)
+        self._since = 0
+
+    def feed(self, data: memoryview) -> None:
+        """Pack the next bytes."""
+        self.crc = crc32(data, self.crc)
+        self.nbytes += len(data)
+        while data:
+            size = min(len(data), FLUSH_NBYTES - self._since)
+            self._put(self._zip.compress(data[:size]))
+            self._since += size
+            if self._since == FLUSH_NBYTES:
+                self._put(self._zip.flush(zlib.Z_SYNC_FLUSH))
+                self._since = 0
+            data = data[size:]
+
+    def finish(self) -> None:
+        """Pack what is held back."""
+        self._put(self._zip.flush())
+
+    def _put(self, data: bytes) -> None:
+        if data:
+            self._file.pwrite(data, self.offset + self.packed)
+            self.packed += len(data)
+
+    def move(self, offset: int) -> None:
+        """Move towards the beginning of the file."""
+        for first in range(0, self.packed, COPY_NBYTES):
+            size = min(COPY_NBYTES, self.packed - first)
+            data = self._file.pread(size, self.offset + first)
+            self._file.pwrite(data, offset + first)
+        self.offset = offset
+
+
+class PackedWriter(Writer):
+    """Writes such a file; see `Writer`. Columns are packed by two threads."""
+
+    def __init__(
+        self, target: Path, description: Description, level: int, overwrite: bool
+    ) -> None:
+        self.nbytes = 0
+        self.notes = Notes()
+        self._description = description
+        self._done = 0
+        heads = _heads(description)
+        whole = Layout()
+        for name, (head, nbytes) in heads.items():
+            whole.add(name + ENDING, room(len(head) + nbytes))
+        self._pool = Threads(2, "mmreplay-export")
+        self._file: File | None = None
+        self._staging = Staging(target, overwrite=overwrite)
+        try:
+            self._file = file = self._staging.open(whole.nbytes)
+            self._packers = {
+                name: Packer(member.name, file, member.offset, level)
+                for name, member in zip(heads, whole.members, strict=True)
+            }
+            for name, (head, _) in heads.items():
+                self._packers[name].feed(memoryview(head))
+        except BaseException:
+            self.abort()
+            raise
+
+    def write(self, block: Block) -> None:
+        """See `Writer.write`."""
+        self._done += len(block)
+        jobs = [
+            self._pool.submit(self._packers[name].feed, bytes_of(block.column(name)))
+            for name in self._description.columns
+        ]
+        # All of them, whatever fails: nobody looks at the block after this call.
+        errors = [job.exception() for job in jobs]
+        for error in errors:
+            if error is not None:
+                raise error
+
+    def finish(self) -> None:
+        """See `Writer.finish`."""
+        assert self._file is not None
+        if self._done != self._description.rows:
+            raise FormatError(
+                f"got {self._done} rows, expected the {self._description.rows} "
+                "described; the source changed meanwhile"
+            )
+        final = Layout()
+        for packer in self._packers.values():
+            packer.finish()
+            member = final.add(packer.name, packer.nbytes, packer.packed)
+            packer.move(member.offset)
+        sums = {packer.name: packer.crc for packer in self._packers.values()}
+        for offset, data in final.around(sums):
+            self._file.pwrite(data, offset)
+        self._file.resize(final.nbytes)
+        self._close()
+        self.nbytes = self._staging.publish()
+
+    def _close(self) -> None:
+        self._pool.shutdown()
+        if self._file is not None:
+            self._file.close()
+
+    def abort(self) -> None:
+        """See `Writer.abort`."""
+        self._close()
+        self._staging.abort()
+
+
+def _heads(description: Description) -> dict[str, tuple[bytes, int]]:
+    """What each member begins with, and the bytes of rows that follow."""
+    told = description.to_bytes()
+    found = {MEMBER: (encode(np.dtype("u1"), (len(told),)) + told, 0)}
+    for name, (dtype, shape) in description.columns.items():
+        stored = storage_dtype(dtype)
+        row_nbytes = stored.itemsize * int(np.prod(shape, dtype=object))
+        head = encode(stored, (description.rows, *shape))
+        found[name] = (head, description.rows * row_nbytes)
+    return found
 
 
 class NpzPlan:
@@ -43,16 +324,16 @@ class NpzPlan:
             kinds: Dtype name and shape of every array by name.
             told: The description, where there is to be one.
         """
-        self._layout = zip_layout.Layout()
+        self._layout = zip_file.Layout()
         self._heads: dict[str, bytes] = {}
         self.pieces: dict[str, Piece] = {}
         self._told = b""
         if told is not None:
-            self._told = npy.encode(np.dtype("u1"), (len(told),)) + told
+            self._told = encode(np.dtype("u1"), (len(told),)) + told
             self._layout.add(MEMBER + ENDING, len(self._told))
         for name, (dtype, shape) in kinds.items():
             stored = storage_dtype(dtype)
-            head = npy.encode(stored, shape)
+            head = encode(stored, shape)
             row_nbytes = stored.itemsize * int(np.prod(shape[1:], dtype=object))
             nbytes = len(head) + shape[0] * row_nbytes
             member = self._layout.add(name + ENDING, nbytes)
@@ -191,9 +472,9 @@ def open_reader(
 
 def _columns(
     file: File, notes: Notes, allow_expansion: bool
-) -> tuple[dict[str, Column], Entry | None]:
+) -> tuple[dict[str, ArrayColumn], Entry | None]:
     """The arrays, and the member of the description, if there is one."""
-    columns: dict[str, Column] = {}
+    columns: dict[str, ArrayColumn] = {}
     entries = zips.parse(file)
     for name, entry in entries.items():
         zips.refuse_bomb(file, entry, allow_expansion)
@@ -205,7 +486,7 @@ def _columns(
 
 
 def _stream(file: File, entry: Entry) -> Stream:
-    if entry.method == zip_layout.DEFLATED:
+    if entry.method == zip_file.DEFLATED:
         return zips.Deflated(file, entry)
     what = f"member {entry.name!r}"
     return Stored(file, entry.offset, what, crc32, 0, entry.crc)
@@ -218,14 +499,14 @@ def _open(file: File, entry: Entry, skip: int) -> Stream:
     return stream
 
 
-def _header(file: File, entry: Entry) -> npy.Header:
+def _header(file: File, entry: Entry) -> Header:
     what = f"{file.path}: member {entry.name!r} at byte {entry.offset}"
     if entry.nbytes < 12:
         raise FormatError(f"{what} has {entry.nbytes} bytes, expected an npy array")
     stream = _stream(file, entry)
     head = bytearray(12)
     stream.read_into(memoryview(head))
-    total = npy.prefix_nbytes(bytes(head), what)
+    total = prefix_nbytes(bytes(head), what)
     if total > entry.nbytes or total < 12:
         raise CorruptError(
             f"{what} has {entry.nbytes} bytes, expected a header of {total} first; the "
@@ -233,7 +514,7 @@ def _header(file: File, entry: Entry) -> npy.Header:
         )
     rest = bytearray(total - 12)
     stream.read_into(memoryview(rest))
-    header = npy.parse(bytes(head + rest), what)
+    header = parse(bytes(head + rest), what)
     if header.nbytes + header.data_nbytes != entry.nbytes:
         raise CorruptError(
             f"{what} has {entry.nbytes - header.nbytes} bytes of data, expected "
@@ -243,7 +524,7 @@ def _header(file: File, entry: Entry) -> npy.Header:
     return header
 
 
-def _column(file: File, entry: Entry, notes: Notes) -> Column | None:
+def _column(file: File, entry: Entry, notes: Notes) -> ArrayColumn | None:
     """The array of a member, or None, noted, where it can be no field."""
     if not entry.name.endswith(ENDING):
         notes.note(f"member {entry.name!r} is no array, and was left out")
@@ -259,8 +540,8 @@ def _column(file: File, entry: Entry, notes: Notes) -> Column | None:
         told = f"array {entry.name!r} lies in Fortran order, and was left out"
         left_out(notes, name, f"{told}: save numpy.ascontiguousarray of it")
         return None
-    stored = entry.method == zip_layout.STORED
-    return Column(
+    stored = entry.method == zip_file.STORED
+    return ArrayColumn(
         dtype,
         header.dtype,
         header.shape,

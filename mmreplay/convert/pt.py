@@ -1,4 +1,14 @@
-"""pt: a dict of tensors as ``torch.save`` writes it, a valid zip, checksums included.
+"""The header of a torch file: a dict of tensors, written opcode by opcode.
+
+torch reads it with ``weights_only=True``, which allows just what stands here. Writing
+it by hand takes neither torch nor the memory of the tensors.
+
+Named tensors in one safetensors file, written and read a block of rows at a time.
+
+For files whose tensors another library names and lays out; a buffer of our own goes
+through `safetensors`.
+
+pt: a dict of tensors as ``torch.save`` writes it, a valid zip, checksums included.
 
 ``torch.load(path, weights_only=True, mmap=True)`` reads it without a copy. To read
 others' files torch itself is asked what they hold, with ``weights_only=True``, always;
@@ -8,31 +18,247 @@ their bytes are then read from where it found them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+import struct
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
-from mmreplay.convert import pt_header, skrl, skrl_read, zip_layout, zips
-from mmreplay.convert.array_file import ArrayWriter, Piece
-from mmreplay.convert.arrays import ArrayReader, Column, Stored, Stream
-from mmreplay.convert.base import Notes, Reader, Writer
+from mmreplay.checksums import crc32
+from mmreplay.convert import safetensors, skrl, skrl_read, zip_file
+from mmreplay.convert import zip_file as zips
+from mmreplay.convert.array_file import (
+    ArrayColumn,
+    ArrayFile,
+    ArrayReader,
+    ArrayWriter,
+    Piece,
+    Stored,
+    Stream,
+)
+from mmreplay.convert.base import (
+    BLOCK_NBYTES,
+    Block,
+    Notes,
+    Reader,
+    Writer,
+    doubt_sums,
+    refuse_empty,
+)
 from mmreplay.convert.description import KEY, MAX_NBYTES, Description
-from mmreplay.convert.losses import doubt_sums, refuse_empty
-from mmreplay.convert.plain import PlainReader
+from mmreplay.convert.safetensors import Columns, SafetensorsPlan
 from mmreplay.convert.skrl import Kinds, SkrlWriter
 from mmreplay.convert.skrl_read import SkrlReader
-from mmreplay.convert.zips import Entry
+from mmreplay.convert.staging import Staging
+from mmreplay.convert.undescribed import PlainReader
+from mmreplay.convert.zip_file import Entry
+from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FormatError
-from mmreplay.files import File
 from mmreplay.schema.dtypes import DTYPES, storage_dtype
 from mmreplay.schema.naming import left_out
-from mmreplay.sums import crc32
 
 if TYPE_CHECKING:
     import torch
+
+# torch names the dtypes it has had from the start by classes of storages; those that
+# came later lie in untyped ones, with the dtype beside.
+STORAGES = {
+    "bool": "BoolStorage", "int8": "CharStorage", "int16": "ShortStorage",
+    "int32": "IntStorage", "int64": "LongStorage", "uint8": "ByteStorage",
+    "float16": "HalfStorage", "float32": "FloatStorage", "float64": "DoubleStorage",
+    "bfloat16": "BFloat16Storage",
+}  # fmt: skip
+
+TensorKinds = Mapping[str, tuple[str, tuple[int, ...]]]
+
+
+def encode(tensors: TensorKinds) -> bytes:
+    """A dict of contiguous tensors, whose storages are numbered in its order.
+
+    Args:
+        tensors: Dtype and shape by name.
+    """
+    items = b"".join(
+        _text(name) + _tensor(str(key), dtype, shape)
+        for key, (name, (dtype, shape)) in enumerate(tensors.items())
+    )
+    return b"\x80\x02}(" + items + b"u."
+
+
+def _tensor(key: str, dtype: str, shape: tuple[int, ...]) -> bytes:
+    """A call of the function with which torch puts a tensor together."""
+    count = 1
+    for axis in shape:
+        count *= axis
+    old = dtype in STORAGES
+    storage = (
+        _name("torch", STORAGES[dtype])
+        if old
+        else _name("torch.storage", "UntypedStorage")
+    )
+    size = count if old else count * storage_dtype(dtype).itemsize
+    saved = _tuple(_text("storage"), storage, _text(key), _text("cpu"), _number(size))
+    hooks = _name("collections", "OrderedDict") + b")R"
+    parts = [
+        saved + b"Q", _number(0), _tuple(*map(_number, shape)),
+        _tuple(*map(_number, _strides(shape))), b"\x89", hooks,
+    ]  # fmt: skip
+    if not old:
+        parts.append(_name("torch", dtype))
+    build = "_rebuild_tensor_v2" if old else "_rebuild_tensor_v3"
+    return _name("torch._utils", build) + _tuple(*parts) + b"R"
+
+
+def _strides(shape: tuple[int, ...]) -> Iterator[int]:
+    for axis in range(len(shape)):
+        stride = 1
+        for size in shape[axis + 1 :]:
+            stride *= max(1, size)
+        yield stride
+
+
+def _text(text: str) -> bytes:
+    data = text.encode()
+    return b"X" + struct.pack("<I", len(data)) + data
+
+
+def _number(number: int) -> bytes:
+    if number < 1 << 8:
+        return b"K" + bytes([number])
+    if number < 1 << 31:
+        return b"J" + struct.pack("<i", number)
+    data = number.to_bytes(number.bit_length() // 8 + 1, "little", signed=True)
+    return b"\x8a" + bytes([len(data)]) + data
+
+
+def _name(module: str, name: str) -> bytes:
+    return b"c" + f"{module}\n{name}\n".encode()
+
+
+def _tuple(*parts: bytes) -> bytes:
+    return b"(" + b"".join(parts) + b"t"
+
+
+Arrays = Mapping[str, NDArray[np.generic]]
+
+
+def block_rows(columns: Columns) -> int:
+    """Rows of all columns that make a block, at least 1.
+
+    Args:
+        columns: Dtype name and shape of a row by name.
+    """
+    nbytes = sum(
+        storage_dtype(dtype).itemsize * int(np.prod(shape, dtype=object))
+        for dtype, shape in columns.values()
+    )
+    return max(1, BLOCK_NBYTES // max(1, nbytes))
+
+
+def write_tensors(
+    target: Path,
+    columns: Columns,
+    rows: int,
+    read: Callable[[int, int], Arrays],
+    told: Mapping[str, str],
+) -> None:
+    """Write a file, which replaces what is there whole, or not at all.
+
+    Args:
+        target: The file.
+        columns: Dtype name and shape of a row by name.
+        rows: Of every tensor.
+        read: Gives rows ``[first, stop)`` of all of them, ``[stop - first, *shape]``.
+        told: Texts for the file's metadata.
+    """
+    plan = SafetensorsPlan(columns, rows, told)
+    staging = Staging(target, overwrite=True)
+    try:
+        file = ArrayFile(staging.open(plan.nbytes), plan, rows)
+        try:
+            step = block_rows(columns)
+            for first in range(0, rows, step):
+                stop = min(rows, first + step)
+                none = np.zeros(stop - first, np.int64)
+                flags = none.astype(np.uint8)
+                file.write(Block(read(first, stop), none, none, flags))
+            file.finish()
+        finally:
+            file.close()
+        staging.publish()
+    finally:
+        staging.abort()
+
+
+class TensorFile:
+    """A safetensors file that is open for reading; use ``with``.
+
+    Attributes:
+        told: The file's metadata.
+        shapes: Shape of each tensor, rows first.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open it and check its header.
+
+        Raises:
+            FormatError: It is no safetensors file, or one that is damaged.
+        """
+        self._file = File.open(path, None)
+        try:
+            told, columns = safetensors.parse(self._file)
+        except BaseException:
+            self._file.close()
+            raise
+        self.told: Mapping[str, Any] = told
+        self.shapes = {name: column.shape for name, column in columns.items()}
+        self._columns: dict[str, ArrayColumn] = columns
+
+    def read(self, name: str, first: int, stop: int) -> NDArray[np.generic]:
+        """Rows ``[first, stop)`` of a tensor."""
+        column = self._columns[name]
+        assert column.offset is not None
+        out = np.empty((stop - first, *column.shape[1:]), column.stored)
+        if out.nbytes:
+            place = column.offset + first * column.row_nbytes
+            self._file.pread_into(out.reshape(-1).view(np.uint8).data, place)
+        return out
+
+    def expect(self, columns: Columns, rows: int) -> None:
+        """Refuse a file that does not hold exactly these tensors.
+
+        Raises:
+            FormatError: A tensor is missing, unknown, or of another dtype or shape.
+        """
+        got = {name: (c.dtype, c.shape) for name, c in self._columns.items()}
+        wanted = {n: (dtype, (rows, *shape)) for n, (dtype, shape) in columns.items()}
+        for name in sorted(got.keys() | wanted.keys()):
+            if got.get(name) != wanted.get(name):
+                raise FormatError(
+                    f"{self._file.path}: tensor {name!r}: got "
+                    f"{_told(got.get(name))}, expected {_told(wanted.get(name))}; give "
+                    "the metadata that was saved with the file"
+                )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+
+def _told(tensor: tuple[str, tuple[int, ...]] | None) -> str:
+    return "none" if tensor is None else f"{tensor[0]}{list(tensor[1])}"
+
 
 ROOT = "archive"
 MAX_HEADER_NBYTES = 16 << 20
@@ -53,9 +279,9 @@ class PtPlan:
             kinds: Dtype name and shape of every tensor by name.
             told: The description, where there is to be one.
         """
-        self._layout = zip_layout.Layout()
+        self._layout = zip_file.Layout()
         first = {} if told is None else {KEY: ("uint8", (len(told),))}
-        header = pt_header.encode({**first, **kinds})
+        header = encode({**first, **kinds})
         self._around: list[tuple[int, bytes]] = []
         self._sums: dict[str, int] = {}
         self._members: dict[str, str] = {}
@@ -152,7 +378,7 @@ def open_reader(
 
 def read_columns(
     file: File, notes: Notes, numbers: dict[str, int] | None = None
-) -> dict[str, Column]:
+) -> dict[str, ArrayColumn]:
     """The tensors of a torch file by path, whoever wrote it.
 
     Args:
@@ -185,7 +411,7 @@ def _tell_unsummed(file: File, ours: bool, notes: Notes) -> None:
         notes.note("some members have no checksum, and were read unchecked")
 
 
-def _reader(file: File, columns: dict[str, Column], notes: Notes) -> Reader:
+def _reader(file: File, columns: dict[str, ArrayColumn], notes: Notes) -> Reader:
     told = columns.pop(KEY, None)
     if told is None:
         return PlainReader(file, columns, notes)
@@ -214,7 +440,7 @@ def _entries(file: File) -> dict[int, Entry]:
     root = next(iter(entries), "").partition("/")[0]
     for name, entry in entries.items():
         inside, parts = name.startswith(f"{root}/"), name.split("/")
-        if not inside or ".." in parts or entry.method != zip_layout.STORED:
+        if not inside or ".." in parts or entry.method != zip_file.STORED:
             raise FormatError(
                 f"{file.path}: member {name!r} at byte {entry.offset} is packed or out "
                 f"of place, expected it stored under {root!r}, as torch.save writes it"
@@ -350,12 +576,12 @@ def _maps() -> list[tuple[int, int, int]]:
     return found
 
 
-def _column(file: File, entries: dict[int, Entry], place: Place) -> Column:
+def _column(file: File, entries: dict[int, Entry], place: Place) -> ArrayColumn:
     """A tensor as a column; where it shares its storage, that is checked at once."""
     dtype, shape, offset, begin, held = place
     stored = storage_dtype(dtype)
     if not held:
-        return Column(dtype, stored, shape, partial(_nothing, file))
+        return ArrayColumn(dtype, stored, shape, partial(_nothing, file))
     entry = entries.get(begin)
     if entry is None or entry.nbytes != held:
         raise CorruptError(
@@ -370,7 +596,7 @@ def _column(file: File, entries: dict[int, Entry], place: Place) -> Column:
         zips.check(file, entry)
         expected = None
     stream = partial(_stream, file, offset, entry.name, expected)
-    return Column(dtype, stored, shape, stream, offset)
+    return ArrayColumn(dtype, stored, shape, stream, offset)
 
 
 def _stream(file: File, offset: int, name: str, expected: int | None) -> Stream:

@@ -1,4 +1,6 @@
-"""Formats by name and by suffix; others are found by their entry points.
+"""Formats that come with mmreplay: what each is called, and where it lives.
+
+Formats by name and by suffix; others are found by their entry points.
 
 A package adds formats through the entry point group ``mmreplay.formats``, each naming
 a `Format`. Its home is a module with ``open_reader(path, **options)``,
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -20,14 +23,112 @@ import numpy as np
 
 from mmreplay.convert.base import MAX_ROW_NBYTES, Reader, Writer
 from mmreplay.convert.description import Description
-from mmreplay.convert.formats import BUFFER as BUFFER
-from mmreplay.convert.formats import FOREIGN
-from mmreplay.convert.formats import OURS as OURS
-from mmreplay.convert.formats import Format as Format
 from mmreplay.convert.staging import STAGED
 from mmreplay.errors import FormatError, SchemaError, shown
 from mmreplay.format.metadata import FILE_NAME as METADATA
-from mmreplay.storage.remote import url_of
+from mmreplay.storage.foreign_zarr.remote import url_of
+
+BUFFER = "buffer"
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One format.
+
+    Attributes:
+        name: What ``format=``, ``--from`` and ``--to`` take.
+        home: The module that reads and writes it, imported on first use.
+        about: What it is, in a few words.
+        suffixes: Endings of its files' names, in lower case; none for folders.
+        reads: Whether it can be a source.
+        writes: Whether it can be a target.
+        asks: Whether its home is asked for what a path holds (``recognizes``); such
+            formats come before those that go by the suffix alone.
+    """
+
+    name: str
+    home: str
+    about: str
+    suffixes: tuple[str, ...] = ()
+    reads: bool = True
+    writes: bool = True
+    asks: bool = False
+
+
+OURS = (
+    Format(BUFFER, "mmreplay.convert.buffer_reader", "a buffer's folder"),
+    Format("npz", "mmreplay.convert.npz", "numpy arrays in a zip", (".npz",)),
+    Format("pt", "mmreplay.convert.pt", "a dict of torch tensors", (".pt", ".pth")),
+    Format(
+        "safetensors", "mmreplay.convert.safetensors", "tensors under a JSON header",
+        (".safetensors", ".safetensors.index.json"),
+    ),
+    Format(
+        "safetensors-folder", "mmreplay.convert.safetensors",
+        "a folder of its parts, or velora's pair", writes=False, asks=True,
+    ),
+    Format("csv", "mmreplay.convert.csv", "a table of text", (".csv", ".csv.gz")),
+    Format(
+        "parquet", "mmreplay.convert.parquet", "a table, or a folder of part files",
+        (".parquet", ".pq"),
+    ),
+    Format(
+        "parquet-folder", "mmreplay.convert.parquet", "a folder of parquet files",
+        writes=False, asks=True,
+    ),
+)  # fmt: skip
+_HDF5, _TORCH = (".hdf5", ".h5"), (".pt", ".pth")
+FOREIGN = (
+    Format(
+        "d4rl", "mmreplay.datasets.d4rl", "D4RL's HDF5", _HDF5, asks=True
+    ),
+    Format(
+        "minari", "mmreplay.datasets.minari", "a Minari dataset's folder",
+        asks=True,
+    ),
+    Format(
+        "robomimic", "mmreplay.datasets.robomimic", "robomimic's HDF5", _HDF5,
+        writes=False, asks=True,
+    ),
+    Format(
+        "sb3", "mmreplay.datasets.sb3", "Stable-Baselines3's pickled buffer",
+        (".pkl",), writes=False, asks=True,
+    ),
+    Format(
+        "tmrl", "mmreplay.datasets.tmrl", "tmrl's data.pkl", (".pkl",),
+        writes=False, asks=True,
+    ),
+    Format(
+        "alf", "mmreplay.datasets.alf", "alf's replay buffer in a checkpoint",
+        _TORCH, writes=False, asks=True,
+    ),
+    Format(
+        "pytorchrl", "mmreplay.datasets.pytorchrl", "pytorchrl's storage",
+        _TORCH, writes=False, asks=True,
+    ),
+    Format(
+        "dqn-replay", "mmreplay.datasets.dqn_replay", "a folder of DQN Replay",
+        writes=False, asks=True,
+    ),
+    Format(
+        "lerobot", "mmreplay.datasets.lerobot", "a LeRobot dataset's folder",
+        writes=False, asks=True,
+    ),
+    Format(
+        "rlds", "mmreplay.datasets.rlds", "an RLDS dataset's folder",
+        writes=False, asks=True,
+    ),
+    Format(
+        "zarr", "mmreplay.datasets.zarr", "a Zarr group, also at s3://",
+        writes=False, asks=True,
+    ),
+    Format(
+        "zarr-zip", "mmreplay.datasets.zarr", "a Zarr group in a zip file",
+        (".zip",), writes=False, asks=True,
+    ),
+)  # fmt: skip
+"""The field's datasets; those that share a suffix, or are folders, are looked into."""
+
 
 GROUP = "mmreplay.formats"
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mmreplay.convert.base import Block, Reader
-from mmreplay.convert.count import Begins, inside
 from mmreplay.convert.description import PRIORITY, Description
+from mmreplay.convert.episode_ends import Begins, inside
 from mmreplay.episodes import FINAL, TRUNCATED
 from mmreplay.errors import SchemaError, shown
 from mmreplay.nesting import under
@@ -18,7 +18,7 @@ from mmreplay.ring import Span
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Selection:
     """What a user wants of a source; all of it by default.
 
     Attributes:
@@ -113,7 +113,7 @@ def bounds_of(what: str, chosen: slice, total: int) -> tuple[int, int]:
     return first, max(first, stop)
 
 
-def choose(reader: Reader, choice: Choice) -> Reader:
+def choose(reader: Reader, choice: Selection) -> Reader:
     """What of a reader is wanted, as a reader of its own, which closes the other one.
 
     Raises:

@@ -13,17 +13,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.checksums import crc32
 from mmreplay.convert.array_file import Plan, bytes_of
-from mmreplay.convert.base import Block, Notes, Writer
+from mmreplay.convert.base import Block, Notes, Writer, doubt_priorities, refuse_empty
 from mmreplay.convert.description import Description
-from mmreplay.convert.losses import doubt_priorities, refuse_empty
 from mmreplay.convert.staging import Staging
+from mmreplay.disk.files import File
+from mmreplay.disk.filesystem import COPY_ON_WRITE, file_system
 from mmreplay.episodes import FINAL
 from mmreplay.errors import SchemaError
-from mmreplay.files import File
-from mmreplay.mounts import COPY_ON_WRITE, file_system
 from mmreplay.schema.dtypes import storage_dtype
-from mmreplay.sums import crc32
 
 NAME = "skrl"
 LAYOUT = "skrl's layout"

@@ -14,18 +14,18 @@ import pyarrow as pa
 import pyarrow.compute as compute
 import pyarrow.csv as arrow
 
-from mmreplay import files
-from mmreplay.convert import csv_sidecar
-from mmreplay.convert.arrays import Column, Scan, Stored
+from mmreplay.convert import csv
+from mmreplay.convert.array_file import ArrayColumn, Scan, Stored
 from mmreplay.convert.base import Block, Columns, Notes, Reader, Writer, default_rows
-from mmreplay.convert.csv_columns import Cells, cells_of
-from mmreplay.convert.dealt import DealtReader, dealt
+from mmreplay.convert.csv import Cells, cells_of
 from mmreplay.convert.description import Description
+from mmreplay.convert.interleaved import InterleavedReader, dealt
 from mmreplay.convert.npz import NpzPlan
 from mmreplay.convert.skrl import SkrlWriter
 from mmreplay.convert.staging import STAGED, Staging
+from mmreplay.disk import files
+from mmreplay.disk.files import File
 from mmreplay.errors import SchemaError
-from mmreplay.files import File
 from mmreplay.schema.dtypes import storage_dtype
 
 
@@ -74,9 +74,9 @@ class SkrlCsvWriter(Writer):
         self._file.close()
         files.remove_tree(self._between)
         self.nbytes = self._staging.publish()
-        csv_sidecar.remove_stale(self._staging.target)
+        csv.remove_stale(self._staging.target)
 
-    def _spooled(self, spool: File, steps: int) -> dict[str, Column]:
+    def _spooled(self, spool: File, steps: int) -> dict[str, ArrayColumn]:
         """The arrays between, a row a cell: as they were written, whatever their names.
 
         They are ours, so that nothing of them is to be found out or checked.
@@ -85,7 +85,7 @@ class SkrlCsvWriter(Writer):
         kinds = self._cells.kinds
         plan = NpzPlan({n: (d, (steps, num_envs, *s)) for n, (d, s) in kinds.items()})
         return {
-            name: Column(
+            name: ArrayColumn(
                 dtype,
                 storage_dtype(dtype),
                 (steps * num_envs, *shape),
@@ -170,4 +170,4 @@ def deal(reader: Reader, num_envs: int, cursor: int | None = None) -> Reader:
             "rows were taken to be in the order of time: had the memory been full, it "
             "would begin at a later one; tell its oldest step by cursor="
         )
-    return DealtReader(reader, dealt(rows, num_envs), cursor or 0)
+    return InterleavedReader(reader, dealt(rows, num_envs), cursor or 0)

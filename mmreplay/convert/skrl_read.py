@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.convert.arrays import Column, Scan
+from mmreplay.convert.array_file import ArrayColumn, Scan
 from mmreplay.convert.base import Block, Notes, Reader
-from mmreplay.convert.dealt import DealtReader
 from mmreplay.convert.description import TAKEN, Description
-from mmreplay.convert.plain import PlainReader
+from mmreplay.convert.interleaved import InterleavedReader
 from mmreplay.convert.skrl import NAME, check_layout, is_float
+from mmreplay.convert.undescribed import PlainReader
+from mmreplay.disk.files import File
 from mmreplay.errors import SchemaError, SourceError
-from mmreplay.files import File
 from mmreplay.schema.naming import ROLE_NAMES
 
 THEIRS = re.compile(r"\d\d-\d\d-\d\d_\d\d-\d\d-\d\d-\d+_memory_0x[0-9a-f]+\.\w+")
@@ -59,7 +59,7 @@ class SkrlReader(Reader):
     def __init__(
         self,
         file: File,
-        columns: Mapping[str, Column],
+        columns: Mapping[str, ArrayColumn],
         notes: Notes,
         size: int | None = None,
         cursor: int | None = None,
@@ -91,7 +91,7 @@ class SkrlReader(Reader):
         if cursor is not None and (stop < self._length).any():
             start = self._begin(cursor)
         plain = PlainReader(file, self._columns, notes, self._is_written)
-        self._dealt = DealtReader(plain, stop, start)
+        self._dealt = InterleavedReader(plain, stop, start)
         self._tell(size, cursor)
 
     def _checked(self, what: str, number: int | None, most: int) -> int | None:
@@ -176,7 +176,7 @@ class SkrlReader(Reader):
         self._dealt.close()
 
 
-def _common(columns: Mapping[str, Column], file: File) -> tuple[int, int]:
+def _common(columns: Mapping[str, ArrayColumn], file: File) -> tuple[int, int]:
     """memory_size and num_envs of all tensors.
 
     Raises:
@@ -194,7 +194,7 @@ def _common(columns: Mapping[str, Column], file: File) -> tuple[int, int]:
     return length, num_envs
 
 
-def _flat(name: str, column: Column) -> Column:
+def _flat(name: str, column: ArrayColumn) -> ArrayColumn:
     """One row a step and environment; rewards and the like are single values."""
     length, num_envs, *size = column.shape
     single = any(name in ROLE_NAMES[r] for r in ("reward", "terminated", "truncated"))

@@ -12,11 +12,11 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from mmreplay import files
-from mmreplay.buffer.lifecycle import StrPath, absolute
+from mmreplay.buffer.opening import StrPath, absolute
+from mmreplay.disk import files
+from mmreplay.disk.files import File, rename
+from mmreplay.disk.lock import locked
 from mmreplay.errors import FailedError, FormatError, LockedError
-from mmreplay.files import File, rename
-from mmreplay.storage.lock import locked
 from mmreplay.verify import is_buffer
 
 STAGED = "tmp-mmreplay-"

@@ -13,17 +13,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay import files
 from mmreplay.convert.array_file import ArrayFile
-from mmreplay.convert.base import Block, Notes, Writer
+from mmreplay.convert.base import Block, Notes, Writer, doubt_priorities
 from mmreplay.convert.description import Description
-from mmreplay.convert.losses import doubt_priorities
-from mmreplay.convert.named_ends import NamedEnds
-from mmreplay.convert.safetensors_file import SafetensorsPlan
+from mmreplay.convert.episode_ends import NamedEnds
+from mmreplay.convert.safetensors import SafetensorsPlan
 from mmreplay.convert.staging import Staging
+from mmreplay.disk import files
+from mmreplay.disk.files import File
 from mmreplay.episodes import END, FINAL, START, TERMINATED
 from mmreplay.errors import SchemaError
-from mmreplay.files import File
 from mmreplay.nesting import under
 
 METADATA, STATE = "metadata.json", "state.safetensors"

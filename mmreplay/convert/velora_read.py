@@ -8,17 +8,17 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from mmreplay import files
-from mmreplay.convert import safetensors_file
-from mmreplay.convert.arrays import Column, Stream
+from mmreplay import strict_json
+from mmreplay.convert import safetensors
+from mmreplay.convert.array_file import ArrayColumn, Stream
 from mmreplay.convert.base import Notes, Reader
 from mmreplay.convert.description import KEY
-from mmreplay.convert.plain import PlainReader
+from mmreplay.convert.undescribed import PlainReader
 from mmreplay.convert.velora import METADATA, STATE, TENSORS
+from mmreplay.disk import files
+from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FormatError
-from mmreplay.files import File
-from mmreplay.format import strict_json
-from mmreplay.format.strict_json import Json
+from mmreplay.strict_json import Json
 
 MAX_NBYTES = 1 << 20
 NUMBERS = ("capacity", "state_dim", "action_dim", "hidden_dim", "position", "size")
@@ -68,13 +68,13 @@ def recognizes(path: Path) -> bool:
     if find(path) is None or path.is_dir():
         return find(path) is not None
     with closing(File.open(path, None)) as file:
-        metadata, columns = safetensors_file.parse(file)
+        metadata, columns = safetensors.parse(file)
     return KEY not in metadata and set(columns) == set(TENSORS)
 
 
 def _reader(file: File, place: Path) -> Reader:
     metadata = _metadata(place)
-    _, columns = safetensors_file.parse(file)
+    _, columns = safetensors.parse(file)
     rows = _check(file, columns, metadata, place)
     notes = Notes()
     if metadata["capacity"] != rows:
@@ -111,7 +111,7 @@ def _metadata(place: Path) -> Json:
 
 
 def _check(
-    file: File, columns: Mapping[str, Column], metadata: Json, place: Path
+    file: File, columns: Mapping[str, ArrayColumn], metadata: Json, place: Path
 ) -> int:
     """Rows of the six tensors, which are as the metadata says."""
     widths = {
@@ -141,7 +141,9 @@ def _check(
     return rows
 
 
-def _part(file: File, name: str, column: Column, size: int, start: int) -> Column:
+def _part(
+    file: File, name: str, column: ArrayColumn, size: int, start: int
+) -> ArrayColumn:
     """The rows that were written, the oldest first."""
     row, rows = column.row_nbytes, column.shape[0]
     shape = (size,) if name in SINGLE else (size, *column.shape[1:])

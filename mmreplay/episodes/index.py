@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay import kernels
+from mmreplay.episodes.environment_queues import NEVER, EnvironmentQueues, Ids
 from mmreplay.episodes.flags import CUT, END, FINAL, START, TERMINATED
-from mmreplay.episodes.queues import NEVER, Ids, Queues
 from mmreplay.ring import Span
 
 _kernel = kernels.load("steps")
@@ -101,9 +101,9 @@ class EpisodeIndex:
         # without a look at each of thousands of environments.
         self._oldest = np.full(num_envs, NEVER)
         # Each start has with it where the steps of the episode before it end.
-        self._starts = Queues(num_envs, 2)
-        self._finals = Queues(num_envs)
-        self._illegal = Queues(num_envs)
+        self._starts = EnvironmentQueues(num_envs, 2)
+        self._finals = EnvironmentQueues(num_envs)
+        self._illegal = EnvironmentQueues(num_envs)
         self._num_begun = np.zeros(num_envs, np.int64)
         self._num_finals = 0
         self.num_illegal = 0

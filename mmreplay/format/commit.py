@@ -16,7 +16,7 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.files import NO_BIRTH
+from mmreplay.disk.files import NO_BIRTH
 
 MAGIC = b"MMRCMT01"
 HEADER = struct.Struct("<8sIIQQ16s16sQQQqQQ16s")

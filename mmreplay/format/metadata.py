@@ -15,6 +15,9 @@ from typing import Literal, TypeVar
 
 import google_crc32c
 
+from mmreplay import strict_json
+from mmreplay.disk.files import read_bytes
+from mmreplay.disk.filesystem import refuse_link
 from mmreplay.errors import (
     OR_REPAIR,
     CorruptError,
@@ -22,15 +25,12 @@ from mmreplay.errors import (
     SchemaError,
     VersionError,
 )
-from mmreplay.files import read_bytes
-from mmreplay.format import strict_json
 from mmreplay.format.sharding import Sharding
-from mmreplay.format.strict_json import Json
-from mmreplay.mounts import refuse_link
 from mmreplay.ring import LAYOUTS, Ring
 from mmreplay.schema import Schema
 from mmreplay.schema.spaces import AUTORESETS as AUTORESETS
 from mmreplay.schema.spaces import Autoreset as Autoreset
+from mmreplay.strict_json import Json
 
 Engine = Literal["memmap", "zarr", "memory"]
 ENGINES: tuple[Engine, ...] = ("memmap", "zarr", "memory")

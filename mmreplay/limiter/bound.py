@@ -15,8 +15,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from mmreplay import files
+from mmreplay import strict_json
 from mmreplay.buffer.limiting import Count
+from mmreplay.disk import files
+from mmreplay.disk.files import File
+from mmreplay.disk.filesystem import refuse_link
+from mmreplay.disk.pause import taken
 from mmreplay.errors import (
     FailedError,
     ForkedError,
@@ -25,10 +29,6 @@ from mmreplay.errors import (
     StarvedError,
     system_error,
 )
-from mmreplay.files import File
-from mmreplay.format import strict_json
-from mmreplay.mounts import refuse_link
-from mmreplay.storage.pause import taken
 
 if TYPE_CHECKING:
     from mmreplay.limiter.law import RateLimiter

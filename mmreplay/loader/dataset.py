@@ -1,4 +1,7 @@
-"""A buffer as a map-style torch Dataset: whole draws, or single steps by rank."""
+"""What a DataLoader hands over: whole batches as they are, single steps stacked.
+
+A buffer as a map-style torch Dataset: whole draws, or single steps by rank.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +9,64 @@ import os
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
+from torch.utils.data._utils.collate import default_collate_fn_map
 
+from mmreplay import process
 from mmreplay.batch import Batch
-from mmreplay.buffer.drawing import left_of
-from mmreplay.buffer.lifecycle import StrPath
+from mmreplay.buffer.draw import left_of
+from mmreplay.buffer.opening import StrPath
+from mmreplay.buffer.reader import LiveView
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.buffer.view import LiveView
 from mmreplay.concatenation import Concat
+from mmreplay.disk.lock import locked
 from mmreplay.errors import EmptyError, SchemaError, StaleError, StarvedError
-from mmreplay.loader import forks
 from mmreplay.loader.draws import Draws
 from mmreplay.nesting import unflatten
 from mmreplay.samplers.base import Draw, Sampler
-from mmreplay.storage.lock import locked
 from mmreplay.transforms.base import Transform
+
+
+def collate(items: Batch | list[dict[str, Any]]) -> Any:
+    """Put together what `ReplayDataset` gave for one batch.
+
+    A `Batch`, which is what a whole draw gives, passes as it is. Give it as
+    ``collate_fn`` along with ``batch_sampler=dataset.draws(...)``.
+
+    Args:
+        items: A batch, or single steps as nested dicts of tensors.
+
+    Returns:
+        The batch, or the nested dict with every tensor ``[B, *shape]``.
+
+    Raises:
+        SchemaError: It is a list of batches.
+
+    Example:
+        >>> from torch.utils.data import DataLoader
+        >>> dataset = mr.ReplayDataset("runs/cartpole")
+        >>> draws = dataset.draws(mr.UniformSampler(seed=0), batch_size=32)
+        >>> loader = DataLoader(dataset, batch_sampler=draws, collate_fn=mr.collate)
+        >>> next(iter(loader))["observation"].shape
+        torch.Size([32, 4])
+    """
+    return items if isinstance(items, Batch) else default_collate(items)
+
+
+def _refuse(batches: Sequence[Batch], **_: object) -> NoReturn:
+    raise SchemaError(
+        f"collate: got a list of Batch, {len(batches)} of them, expected single steps, "
+        "for these are whole batches already; give the DataLoader batch_size=None"
+    )
+
+
+# torch would say which types it can stack, and not what to do.
+default_collate_fn_map[Batch] = _refuse
+
 
 MAX_TRIES = 10
 
@@ -113,7 +155,7 @@ class ReplayDataset(Dataset[Any]):
         if self._buffer is None or self._pid != os.getpid():
             # A mapping and its bookkeeping survive a fork; sharing them does not
             # survive a thread that held them at that moment.
-            forks.check("ReplayDataset")
+            process.check("ReplayDataset")
             if self._path is None:
                 raise _in_ram()
             policy = self._policy

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from mmreplay.batch import Batch
 from mmreplay.errors import SchemaError, shown
-from mmreplay.storage.recycler import Recycler
+from mmreplay.storage.buffer_pool import BufferPool
 
 if TYPE_CHECKING:
     from torch import device as Device
@@ -36,7 +36,7 @@ NO_LIMIT = 1 << 62
 class Sender(Protocol):
     """Brings batches to where the learner wants them."""
 
-    recycler: Recycler
+    recycler: BufferPool
 
     def send(self, batch: Batch) -> Any:
         """Begin to bring a batch there; called by the threads that gather."""
@@ -49,7 +49,7 @@ class Sender(Protocol):
 
 
 def sender_of(
-    device: str | Device, room: int, kind: type[Recycler] = Recycler
+    device: str | Device, room: int, kind: type[BufferPool] = BufferPool
 ) -> Sender:
     """Make the sender for a device.
 
@@ -86,7 +86,7 @@ def sender_of(
 class ToCpu:
     """Hands over the arrays as tensors, without a copy."""
 
-    def __init__(self, room: int, kind: type[Recycler] = Recycler) -> None:
+    def __init__(self, room: int, kind: type[BufferPool] = BufferPool) -> None:
         self.recycler = kind(room, MAX_SHAPES, NO_LIMIT)
 
     def send(self, batch: Batch) -> Batch:
@@ -113,7 +113,7 @@ class ToCuda:
     """
 
     def __init__(
-        self, device: Device, room: int, kind: type[Recycler] = Recycler
+        self, device: Device, room: int, kind: type[BufferPool] = BufferPool
     ) -> None:
         # An index, because the current device is each thread's own.
         index = torch.cuda.current_device() if device.index is None else device.index

@@ -1,25 +1,46 @@
-"""A sampler bound to a dataset, as torch's DataLoader iterates over it."""
+"""States with tensors for arrays, which torch loads with ``weights_only=True``.
+
+A sampler bound to a dataset, as torch's DataLoader iterates over it.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
 from numpy.typing import ArrayLike
 
 from mmreplay.batch import Batch
-from mmreplay.buffer.view import ReplacedError
+from mmreplay.buffer.reader import ReplacedError
 from mmreplay.errors import SchemaError
-from mmreplay.loader.states import as_arrays, as_tensors
-from mmreplay.samplers.base import Draw, Sampler, State
-from mmreplay.samplers.checks import checked, whole
-from mmreplay.samplers.epochs import epochs_of
-from mmreplay.samplers.joined import keeps_priorities
+from mmreplay.samplers.base import Draw, Sampler, State, checked, epochs_of, whole
+from mmreplay.samplers.combine import keeps_priorities
 
 if TYPE_CHECKING:
     from mmreplay.loader.dataset import ReplayDataset
+
+
+def as_tensors(state: Any) -> Any:
+    """A state with a tensor, of memory of its own, for each array in it."""
+    if isinstance(state, dict):
+        return {name: as_tensors(value) for name, value in state.items()}
+    if isinstance(state, list):
+        return [as_tensors(value) for value in state]
+    return torch.from_numpy(state.copy()) if isinstance(state, np.ndarray) else state
+
+
+def as_arrays(state: Any) -> Any:
+    """A state with an array for each tensor in it, wherever that was loaded to."""
+    if isinstance(state, dict):
+        return {name: as_arrays(value) for name, value in state.items()}
+    if isinstance(state, list):
+        return [as_arrays(value) for value in state]
+    return state.cpu().numpy() if isinstance(state, torch.Tensor) else state
+
 
 MAX_AHEAD = 1024
 

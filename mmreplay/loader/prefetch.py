@@ -1,4 +1,10 @@
-"""Draws, reads ahead and gathers in threads, in the order of the draws.
+"""Draws that are made now and copied later, in any thread, and who makes them.
+
+How soon a learner comes back for the next batch, and what follows from it.
+
+Asking the disk ahead of gathers: within bounds, and seldom where it need not be.
+
+Draws, reads ahead and gathers in threads, in the order of the draws.
 
 Draws are made one after another under one lock, each from what the buffer holds and
 its priorities are at that moment; the disk is asked for their rows at once, and
@@ -12,20 +18,251 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from queue import SimpleQueue
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
+
+from numpy.typing import ArrayLike
 
 from mmreplay.batch import Batch
+from mmreplay.buffer.draw import Drawing, PendingDraw
+from mmreplay.buffer.limiting import Limit
 from mmreplay.errors import FailedError
-from mmreplay.loader.asking import Asking
-from mmreplay.loader.locks import held
-from mmreplay.loader.orders import Entry, Order, Source, raisable
-from mmreplay.loader.pace import Pace
+from mmreplay.process import held
 from mmreplay.samplers.base import State
-from mmreplay.storage.recycler import Recycler
+from mmreplay.storage.buffer_pool import BufferPool
+from mmreplay.storage.read_ahead import Gathering
+
+
+@dataclass(slots=True)
+class Part:
+    """What was drawn from one buffer.
+
+    Attributes:
+        number: Which buffer.
+        fraction: Its share of all steps.
+        drawing: What it was drawn with.
+        drawn: The draw.
+    """
+
+    number: int
+    fraction: float
+    drawing: Drawing
+    drawn: PendingDraw
+
+    def __len__(self) -> int:
+        """Steps, or windows, drawn."""
+        return len(self.drawn.draw)
+
+
+class Order:
+    """A batch that was drawn and is to be copied.
+
+    Attributes:
+        state: That of the source before the draw; None where even that failed.
+        parts: What was drawn, of each buffer.
+    """
+
+    __slots__ = ("parts", "state")
+
+    def __init__(self) -> None:
+        self.state: State | None = None
+        self.parts: Sequence[Part] = ()
+
+
+class PendingBatch(Order):
+    """One batch on its way, or the error in its place.
+
+    Attributes:
+        nbytes: What it is read from.
+        asked: The disk was asked for it, or it was left at what was seen before.
+        early: Pages were missing, and are on their way.
+        result: What the learner is to have.
+        error: Raised in the learner.
+        done: One of both is there.
+    """
+
+    __slots__ = ("asked", "done", "early", "error", "nbytes", "result")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nbytes = 0
+        self.asked = self.early = self.done = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+
+class Source(Protocol):
+    """What is drawn from. One thread at a time draws; any may copy."""
+
+    def begin(self) -> None:
+        """Begin an iteration, which ends where the epoch does that is under way.
+
+        Raises:
+            FailedError: Another loader goes through the sampler's epoch.
+        """
+
+    def end(self) -> None:
+        """Leave the sampler to others; a second call does nothing."""
+
+    def held(self) -> bool:
+        """Whether this thread is in the middle of what draws wait for."""
+
+    def more(self, count: int) -> bool:
+        """Whether the epoch has another batch."""
+
+    def draw(self, order: Order, count: int) -> bool:
+        """Fill an order with the next draw.
+
+        The state from before it is there first: who is interrupted goes back to it.
+
+        Returns:
+            Whether the epoch had another batch; where not, nothing was drawn.
+        """
+
+    def make(self, order: Order, count: int) -> Batch | None:
+        """Draw and copy at once, until there is something; None: an epoch is over."""
+
+    def nbytes(self, order: Order) -> int:
+        """Bytes that it is copied from."""
+
+    def ask(self, order: Order) -> int:
+        """Ask the disk for its rows; return bytes asked for, 0 where all are there."""
+
+    def finish(self, order: Order) -> Batch | None:
+        """Copy the data of an order; None where nothing is left of it to be had."""
+
+    def num_batches(self, count: int) -> int:
+        """Batches of a whole epoch.
+
+        Raises:
+            TypeError: There are no epochs.
+        """
+
+    def state_dict(self, priorities: bool = False) -> State:
+        """State of what draws now."""
+
+    def load_state_dict(self, state: State) -> None:
+        """Draw from a state on."""
+
+    def update_priorities(self, batch: Batch, values: ArrayLike) -> int:
+        """Give the steps of a batch new priorities; return how many were dropped."""
+
+    @property
+    def limits(self) -> Sequence[Limit]:
+        """What has to allow a batch, and is told of it."""
+
+    def count(self, batch: Batch, size: int) -> None:
+        """Tell limits of a batch."""
+
+
+def raisable(error: BaseException) -> BaseException:
+    """The error itself, unless it would end the learner's loop without a word."""
+    if not isinstance(error, StopIteration):
+        return error
+    changed = RuntimeError("a sampler or transform raised StopIteration")
+    changed.__cause__ = error
+    return changed
+
+
+QUICK_S = 100e-6
+"""A learner that is back sooner makes small batches itself: to have a thread make one
+and wait for it takes longer than the batch (tools/bench/bench_loader.py)."""
+HURRIED = 0.25
+"""A learner that is back within so much of the time that a gather takes is going to
+wait, and leaves its core to one thread more: at less than a half, two batches are done
+sooner than one after the other beside what the learner does."""
+
+
+class LearnerTiming:
+    """Of one learner.
+
+    Attributes:
+        quick: It is back at once, for a small batch.
+        hurried: It is back long before a gather is over.
+        gather_s: What the last gather took, in seconds.
+    """
+
+    def __init__(self) -> None:
+        """Know nothing yet."""
+        self.quick = self.hurried = False
+        self.gather_s = self._left_at = 0.0
+
+    def back(self, small: bool) -> None:
+        """It asks for a batch, a small one or not."""
+        away_s = perf_counter() - self._left_at
+        self.hurried = away_s < HURRIED * self.gather_s
+        self.quick = small and away_s < QUICK_S
+
+    def leaves(self) -> None:
+        """It has got one."""
+        self._left_at = perf_counter()
+
+
+MAX_RESTS = 64
+"""Draws between two looks whether pages are missing, where none was for long."""
+SMALL_NBYTES = 1 << 20
+"""Larger ones pay for the way between threads: 256 rows of pixels came twice as fast
+from a thread, 4,096 rows of vectors, 680 KB, a fifth slower (bench_loader)."""
+
+
+class ReadAheadBudget:
+    """Asks for batches in the order of their draws.
+
+    Attributes:
+        rests: Draws to come that are not looked at.
+    """
+
+    def __init__(self, source: Source, most_nbytes: int) -> None:
+        """Ask for at most so many bytes at a time, and for a batch whatever it has."""
+        self._source = source
+        self._most_nbytes = most_nbytes
+        self._nbytes = self._rest = 0
+        self.rests = 0
+
+    @property
+    def small(self) -> bool:
+        """Whether batches are small, and no page was missing at the last look."""
+        return self._rest > 0 and self._nbytes < SMALL_NBYTES
+
+    @staticmethod
+    def under_way(entries: deque[PendingBatch]) -> int:
+        """Bytes that were asked for and are not gathered yet."""
+        # A copy, made at once: the learner takes out what is done.
+        each = tuple(entries)
+        return sum([entry.nbytes for entry in each if entry.asked and not entry.done])
+
+    def finish(self, entry: PendingBatch) -> Batch | None:
+        """Copy the data of an entry; see `Source.finish`."""
+        with Gathering(entry.early):
+            return self._source.finish(entry)
+
+    def ask(self, entries: deque[PendingBatch], pending: deque[PendingBatch]) -> None:
+        """Ask for the oldest that were not asked for yet.
+
+        Args:
+            entries: All that were drawn and not taken.
+            pending: Those that no thread gathers yet.
+        """
+        asked = self.under_way(entries)
+        for entry in pending:
+            if entry.asked:
+                continue
+            entry.nbytes = self._nbytes = self._source.nbytes(entry)
+            if asked and asked + entry.nbytes > self._most_nbytes:
+                return
+            entry.asked, asked = True, asked + entry.nbytes
+            if self.rests:
+                self.rests -= 1
+            elif self._source.ask(entry):
+                self._rest, entry.early = 0, True
+            else:
+                # All is in memory: look less and less often, gathers look as well.
+                self.rests = self._rest = min(MAX_RESTS, 2 * self._rest + 1)
+
 
 POLL_S = 0.1
 """Between looks of a thread that waits for the lock whether it is to stop: a signal's
@@ -46,7 +283,7 @@ class Prefetcher:
         batch_size: int,
         prefetch: int,
         read_ahead_nbytes: int,
-        recycler: Recycler,
+        recycler: BufferPool,
         send: Callable[[Batch], Any],
         at_once: tuple[int, int] = (1, 1),
     ) -> None:
@@ -64,17 +301,17 @@ class Prefetcher:
         """
         self._source, self._batch_size = source, batch_size
         self._prefetch = prefetch
-        self._asking = Asking(source, read_ahead_nbytes)
+        self._asking = ReadAheadBudget(source, read_ahead_nbytes)
         self._recycler, self._send = recycler, send
         self._turn = threading.RLock()
         self._making: Order | None = None
-        self._pace, self._taking = Pace(), False
-        self._entries: deque[Entry] = deque()
-        self._pending: deque[Entry] = deque()
+        self._pace, self._taking = LearnerTiming(), False
+        self._entries: deque[PendingBatch] = deque()
+        self._pending: deque[PendingBatch] = deque()
         self._at_once = at_once
         self._gathering = 0
         self._drawing = self._told = False
-        self._failed: Entry | None = None
+        self._failed: PendingBatch | None = None
         self._idle, self._stop, self._waits, self._abandoned = 0, False, False, False
         self._alive: set[int] = set()
         self._wake: SimpleQueue[None] = SimpleQueue()
@@ -152,7 +389,7 @@ class Prefetcher:
         finally:
             del entry, error
 
-    def _first(self) -> Entry | None:
+    def _first(self) -> PendingBatch | None:
         """Take the oldest out once it is done; None where none is to come."""
         entries = self._entries
         while not (entries and entries[0].done):
@@ -328,7 +565,7 @@ class Prefetcher:
                 return False
         return True
 
-    def _next(self, gathered: bool) -> Entry | None:
+    def _next(self, gathered: bool) -> PendingBatch | None:
         """Draw what may be drawn, and take the oldest that is to be gathered.
 
         Where there is none, this thread counts as idle.
@@ -364,7 +601,7 @@ class Prefetcher:
 
     def _draw(self) -> None:
         """Draw one batch, under the lock."""
-        self._making = entry = Entry()
+        self._making = entry = PendingBatch()
         try:
             if not self._source.draw(entry, self._batch_size):
                 self._drawing = False
@@ -384,7 +621,7 @@ class Prefetcher:
             self._making = None
 
     def _gather(
-        self, entry: Entry, caught: type[BaseException] = BaseException
+        self, entry: PendingBatch, caught: type[BaseException] = BaseException
     ) -> None:
         """Copy a batch and say that it is done, or what was caught on the way."""
         began = perf_counter()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
+from mmreplay import process
 from mmreplay.batch import Batch
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.concatenation import Concat
@@ -24,8 +25,8 @@ from mmreplay.errors import (
     no_thread,
     shown,
 )
-from mmreplay.loader import forks
 from mmreplay.loader.devices import Sender, sender_of
+from mmreplay.loader.draws import as_arrays, as_tensors
 from mmreplay.loader.prefetch import Prefetcher
 from mmreplay.loader.sources import (
     calls_functions,
@@ -33,7 +34,6 @@ from mmreplay.loader.sources import (
     recycler_of,
     source_of,
 )
-from mmreplay.loader.states import as_arrays, as_tensors
 from mmreplay.samplers.base import State
 from mmreplay.samplers.states import check_kind
 
@@ -207,7 +207,7 @@ class ReplayLoader:
                     # One makes all batches, if not as soon.
                     break
                 raise no_thread("that gathers batches", error) from error
-            forks.started(self._work)
+            process.started(self._work)
         self._begun = True
         if self._closed:
             # By another thread, which may have looked for these before they were there.
@@ -338,7 +338,7 @@ def _end(
     threads.clear()
     work.forget()
     sender.settle()
-    forks.stopped(work)
+    process.stopped(work)
     return True
 
 

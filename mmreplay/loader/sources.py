@@ -13,18 +13,16 @@ from numpy.typing import ArrayLike, NDArray
 
 from mmreplay.batch import Batch
 from mmreplay.buffer.limiting import Limit
+from mmreplay.buffer.reader import ReplacedError
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.buffer.view import ReplacedError
-from mmreplay.concatenation import Concat, joined
-from mmreplay.concatenation.batches import as_numpy
+from mmreplay.concatenation import Concat, as_numpy, joined
 from mmreplay.errors import FailedError, SchemaError
-from mmreplay.loader.locks import held
-from mmreplay.loader.orders import Order, Part, Source
-from mmreplay.samplers.base import State, View
-from mmreplay.samplers.epochs import EpochSampler, epochs_of
-from mmreplay.samplers.joined import state_of
+from mmreplay.loader.prefetch import Order, Part, Source
+from mmreplay.process import held
+from mmreplay.samplers.base import EpochSampler, State, View, epochs_of
+from mmreplay.samplers.combine import state_of
 from mmreplay.schema import Schema
-from mmreplay.storage.recycler import Recycler
+from mmreplay.storage.buffer_pool import BufferPool
 from mmreplay.transforms.apply import Apply
 from mmreplay.transforms.her import HER
 
@@ -207,7 +205,7 @@ _by_epochs: WeakValueDictionary[int, OneBuffer] = WeakValueDictionary()
 class SeveralBuffers:
     """Buffers that `concat` put together; see `Source`."""
 
-    def __init__(self, concat: Concat, recycler: Recycler) -> None:
+    def __init__(self, concat: Concat, recycler: BufferPool) -> None:
         """Draw as it does.
 
         Args:
@@ -310,7 +308,7 @@ class SeveralBuffers:
             one.count(batch, count)
 
 
-class Rounded(Recycler):
+class Rounded(BufferPool):
     """Memory of batches whose parts are now longer, now shorter.
 
     Arrays have a power of two of rows, and of those as many are handed out as were
@@ -326,14 +324,14 @@ class Rounded(Recycler):
         return super().empty(whole, dtype)[:rows]
 
 
-def source_of(buffer: ReplayBuffer | Concat, recycler: Recycler) -> Source:
+def source_of(buffer: ReplayBuffer | Concat, recycler: BufferPool) -> Source:
     """Wrap what is drawn from."""
     if isinstance(buffer, Concat):
         return SeveralBuffers(buffer, recycler)
     return OneBuffer(buffer)
 
 
-def recycler_of(buffer: object) -> type[Recycler]:
+def recycler_of(buffer: object) -> type[BufferPool]:
     """Kind of memory for the batches of what is drawn from.
 
     Raises:
@@ -347,7 +345,7 @@ def recycler_of(buffer: object) -> type[Recycler]:
             "pass ReplayBuffer.open(path, sampler=..., transforms=...), or several "
             "of them as mr.concat([...])"
         )
-    return Recycler
+    return BufferPool
 
 
 def calls_functions(buffer: ReplayBuffer | Concat) -> bool:

@@ -11,16 +11,14 @@ from typing import Any, ClassVar, TypeVar
 from torch.utils.data import IterableDataset, get_worker_info
 
 from mmreplay.batch import Batch
-from mmreplay.buffer.lifecycle import StrPath
+from mmreplay.buffer.opening import StrPath
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import SchemaError, StaleError
 from mmreplay.loader.dataset import MAX_TRIES, ReplayDataset
 from mmreplay.loader.draws import check_counts
 from mmreplay.loader.iterations import Iterations
-from mmreplay.samplers.base import Sampler, State
-from mmreplay.samplers.checks import checked, whole
-from mmreplay.samplers.epochs import epochs_of
-from mmreplay.samplers.joined import keeps_priorities
+from mmreplay.samplers.base import Sampler, State, checked, epochs_of, whole
+from mmreplay.samplers.combine import keeps_priorities
 from mmreplay.samplers.random import unseeded
 from mmreplay.samplers.states import check_kind, integer
 from mmreplay.transforms.base import Transform
@@ -28,7 +26,7 @@ from mmreplay.transforms.base import Transform
 T = TypeVar("T")
 
 
-class DealtStream(IterableDataset[Batch]):
+class InterleavedStream(IterableDataset[Batch]):
     """Draws of one sequence, dealt out to ranks and their workers; see `ReplayStream`.
 
     Whoever builds on it draws and gathers.
@@ -127,7 +125,7 @@ class DealtStream(IterableDataset[Batch]):
         self._iterations.resume(epoch, done)
 
 
-class ReplayStream(DealtStream):
+class ReplayStream(InterleavedStream):
     """Batches of a buffer for torch's DataLoader, drawn in its workers.
 
     Draws are steps of one sequence, which the sampler's seed decides. Rank r of R

@@ -1,16 +1,30 @@
-"""What a sampler is given and what it returns."""
+"""What a sampler is given and what it returns.
+
+Checks of arguments that several samplers share.
+
+Samplers whose draws come to an end, and begin again.
+
+What samplers draw, single steps, windows or whole episodes, and which go together.
+
+A sampler of windows says it as ``sampler.form``, so that parts that never fit one
+batch are refused when they are put together, and not at some draw.
+"""
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.episodes import EpisodeIndex
+from mmreplay.errors import SchemaError, shown
+from mmreplay.moved import renamed
 from mmreplay.ring import Ring, Span
 
 State = dict[str, Any]
@@ -132,7 +146,7 @@ class Draw:
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class BufferIdentity:
     """What a view is of, for samplers that keep something beside it.
 
     Attributes:
@@ -178,7 +192,7 @@ class View(Protocol):
     """
 
     @property
-    def home(self) -> Home:
+    def home(self) -> BufferIdentity:
         """What this is a view of; never changes."""
 
     @property
@@ -278,3 +292,252 @@ class PrioritySampler(Sampler, Protocol):
                 priorities.
             StaleError: A position was never written.
         """
+
+
+MOST = float(np.finfo(np.float32).max)
+"""The greatest priority that can be stored."""
+
+
+def call_repr(thing: object, **arguments: object) -> str:
+    """Text of the call that makes a sampler again: its `repr`.
+
+    Args:
+        thing: The sampler.
+        arguments: By name; those that are the constructor's default are left out
+            where they are given by keyword alone, or are None.
+    """
+    parameters = inspect.signature(type(thing)).parameters
+    told = []
+    for name, value in arguments.items():
+        parameter = parameters[name]
+        plain = parameter.kind is parameter.KEYWORD_ONLY or value is None
+        if not (plain and value == parameter.default):
+            told.append(f"{name}={value!r}")
+    return f"{type(thing).__name__}({', '.join(told)})"
+
+
+def whole(name: str, value: object, least: int, way_out: str) -> int:
+    """An integer argument of at least so much.
+
+    Raises:
+        SchemaError: It is none, or less.
+    """
+    number = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not number or cast(int, value) < least:
+        raise SchemaError(
+            f"{name}: got {shown(value)}, expected an integer of at least {least}; "
+            f"{way_out}"
+        )
+    return int(cast(int, value))
+
+
+def truth(name: str, value: object) -> bool:
+    """An argument that is true or false, and not a word that only looks so.
+
+    Raises:
+        SchemaError: It is neither.
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise SchemaError(
+            f"{name}: got {shown(value)}, expected True or False; leave it out for the "
+            "default"
+        )
+    return bool(value)
+
+
+def checked(sampler: object) -> Sampler:
+    """Return what is a sampler.
+
+    Raises:
+        SchemaError: It is none.
+    """
+    needed = ("draw", "state_dict", "load_state_dict")
+    if isinstance(sampler, type) or not all(
+        callable(getattr(sampler, name, None)) for name in needed
+    ):
+        raise SchemaError(
+            f"sampler: got {shown(sampler)}, expected an object with draw, state_dict "
+            "and load_state_dict; make one, such as mmreplay.UniformSampler(seed=0)"
+        )
+    return cast(Sampler, sampler)
+
+
+def share(name: str, value: object, way_out: str) -> float:
+    """A number in ``(0, 1]``.
+
+    Raises:
+        SchemaError: It is none.
+    """
+    if not is_number(value) or not 0 < value <= 1:
+        raise SchemaError(
+            f"{name}: got {shown(value)}, expected a number in (0, 1]; {way_out}"
+        )
+    return float(value)
+
+
+def finite(name: str, number: object) -> float:
+    """A finite number of at least 0.
+
+    Raises:
+        SchemaError: It is none.
+    """
+    if is_number(number) and 0 <= number < math.inf:
+        return float(number)
+    raise SchemaError(
+        f"{name}: got {shown(number)}, expected a finite number of at least 0; leave "
+        "it out "
+        "for the default"
+    )
+
+
+def storable(values: NDArray[Any]) -> NDArray[np.float32]:
+    """Priorities as they are stored, ``[B]``.
+
+    Raises:
+        SchemaError: One is negative, NaN, or infinite as float32.
+    """
+    if len(values) == 0:
+        return np.zeros(0, np.float32)
+    if values.dtype == np.float16:
+        # MOST would be cast to it, and no infinity is above that one.
+        values = values.astype(np.float32)
+    # NaN is in no order: it fails both.
+    low, high = np.minimum.reduce(values), np.maximum.reduce(values)
+    if not (low >= 0 and high <= MOST):
+        which = int(np.argmin((values >= 0) & (values <= MOST)))
+        raise SchemaError(
+            f"priorities: got {values[which]} at {which}, expected finite float32 "
+            "numbers of at least 0; take the absolute value of TD errors, and find "
+            "out where NaN comes from"
+        )
+    return values.astype(np.float32)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether it is a number, numpy's scalars included; NaN fails comparisons."""
+    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(
+        value, bool
+    )
+
+
+@runtime_checkable
+class EpochSampler(Sampler, Protocol):
+    """A sampler that goes through the buffer epoch by epoch, or wraps one.
+
+    Draws never end of themselves: a draw after the last batch of an epoch begins
+    the next one.
+    """
+
+    @property
+    def epoch(self) -> int | None:
+        """Epochs gone through; None where a wrapped sampler knows no epochs."""
+
+    def more(self, view: View, batch_size: int) -> bool:
+        """Whether this epoch has another batch; where not, the epoch is over.
+
+        Raises:
+            EmptyError: There is no legal start.
+        """
+
+    def num_batches(self, view: View, batch_size: int) -> int:
+        """Batches of the whole of this epoch.
+
+        Raises:
+            EmptyError: There is no legal start.
+        """
+
+
+def epochs_of(sampler: Sampler) -> EpochSampler | None:
+    """Return the sampler where it goes by epochs, and None where it does not."""
+    if isinstance(sampler, EpochSampler) and sampler.epoch is not None:
+        return sampler
+    return None
+
+
+def draws_once(sampler: Sampler) -> bool:
+    """Whether some of what is drawn is drawn once an epoch: by itself or by a part.
+
+    A sampler of parts says so itself, as ``sampler.draws_once``.
+    """
+    own = getattr(sampler, "draws_once", None)
+    return epochs_of(sampler) is not None if own is None else bool(own)
+
+
+PADDED = "padded episodes"
+RAGGED = "ragged episodes"
+
+
+def form_of(sampler: object) -> str | None:
+    """What a sampler says that it draws; None where it says nothing."""
+    form = getattr(sampler, "form", None)
+    return form if isinstance(form, str) else None
+
+
+def single(sampler: object, whose: str) -> Sampler:
+    """Return a sampler that is to draw single steps.
+
+    Args:
+        sampler: Any object.
+        whose: What it is a part of, for the message.
+
+    Raises:
+        SchemaError: It is no sampler, or draws windows or episodes.
+    """
+    own = checked(sampler)
+    form = form_of(own)
+    if form is not None:
+        raise SchemaError(
+            f"sampler: got the {type(own).__name__}, of {form}, inside of a {whose}, "
+            "expected one that draws single steps; give its own sampler to the outer "
+            "one, or draw with it alone"
+        )
+    return own
+
+
+def alike(samplers: Sequence[object]) -> list[Sampler]:
+    """Return samplers whose draws can be put into one batch, as far as they say.
+
+    Raises:
+        SchemaError: One is no sampler, or they cannot.
+    """
+    own = [checked(sampler) for sampler in samplers]
+    forms = [form_of(sampler) for sampler in own]
+    if RAGGED in forms and len(own) > 1:
+        raise SchemaError(
+            f"samplers: got {forms} to put into one batch, expected none ragged, whose "
+            "steps are of a number that shares know nothing of; make the "
+            "EpisodeSamplers with layout='padded'"
+        )
+    known = {form for form in forms if form is not None}
+    if len(known) > 1:
+        raise SchemaError(
+            f"samplers: got {forms} to put into one batch, expected them all alike; "
+            "wrap the mixture in one SequenceSampler instead"
+        )
+    return own
+
+
+def common(samplers: Sequence[Sampler]) -> str | None:
+    """The form of all of several samplers; None where one says nothing or another."""
+    forms = {form_of(sampler) for sampler in samplers}
+    return forms.pop() if len(forms) == 1 else None
+
+
+def padded(windows: Sequence[Windows]) -> list[Windows]:
+    """Windows as long as the longest, their last column standing in for the rest."""
+    longest = max(each.positions.shape[1] for each in windows)
+    return [_longer(each, longest) for each in windows]
+
+
+def _longer(windows: Windows, length: int) -> Windows:
+    count, width = windows.positions.shape
+    firsts, none = windows.is_first, np.zeros((count, length - width), bool)
+    return Windows(
+        np.pad(windows.positions, ((0, 0), (0, length - width)), "edge"),
+        np.hstack([windows.mask, none]),
+        None if firsts is None else np.hstack([firsts, none]),
+        windows.first_only,
+    )
+
+
+__getattr__ = renamed(__name__, {"Home": "BufferIdentity"})

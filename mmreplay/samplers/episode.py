@@ -23,13 +23,22 @@ from numpy.typing import NDArray
 
 from mmreplay.episodes import START, EpisodeIndex
 from mmreplay.errors import SchemaError, called, shown
-from mmreplay.samplers.base import Draw, Sampler, State, View, Windows
-from mmreplay.samplers.checks import call_repr, whole
-from mmreplay.samplers.epochs import epochs_of
-from mmreplay.samplers.forms import PADDED, RAGGED, single
-from mmreplay.samplers.joined import keeps_priorities
-from mmreplay.samplers.windows import Shape
-from mmreplay.samplers.windows_inner import Inner, WindowDrawing
+from mmreplay.samplers.base import (
+    PADDED,
+    RAGGED,
+    Draw,
+    Sampler,
+    State,
+    View,
+    Windows,
+    call_repr,
+    epochs_of,
+    single,
+    whole,
+)
+from mmreplay.samplers.combine import keeps_priorities
+from mmreplay.samplers.sequence import StepSource, WindowDrawing
+from mmreplay.samplers.starts import WindowShape
 
 LAYOUTS = ("padded", "ragged")
 WEIGHTINGS = ("episode", "length")
@@ -241,7 +250,7 @@ class EpisodeSampler(WindowDrawing):
         }
         stride = FIRST_ONLY if by == "episode" else 1
         inside = None if sampler is None else single(sampler, "EpisodeSampler")
-        self._inner = Inner(inside, Shape(0, 1, stride, False), chosen)
+        self._inner = StepSource(inside, WindowShape(0, 1, stride, False), chosen)
         self._where = where
 
     def __repr__(self) -> str:

@@ -2,25 +2,42 @@
 
 "Newest" is by position, per environment, so that it means the same before and
 after the ring has wrapped.
+
+Leaving out the oldest rows of each environment, as alf's ReplayBuffer can.
 """
 
 from __future__ import annotations
 
 from math import ceil
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.samplers.base import Draw, Sampler, State, View
-from mmreplay.samplers.checks import call_repr, share, whole
-from mmreplay.samplers.forms import single
-from mmreplay.samplers.joined import draw_joined, state_of
+from mmreplay.ring import Span
+from mmreplay.samplers.base import (
+    Draw,
+    Sampler,
+    State,
+    View,
+    call_repr,
+    share,
+    single,
+    whole,
+)
+from mmreplay.samplers.combine import RestrictedSampler, Wrapping, draw_joined, state_of
 from mmreplay.samplers.random import StepGenerator
-from mmreplay.samplers.ranks import newest, nothing_to_draw, num_legal, rank_edges
+from mmreplay.samplers.starts import (
+    NarrowedView,
+    legal_before,
+    newest,
+    nothing_to_draw,
+    num_legal,
+    rank_edges,
+)
 from mmreplay.samplers.states import check_kind, fraction, integer, parts, same
 from mmreplay.samplers.stratified import StratifiedSampler
 from mmreplay.samplers.uniform import UniformSampler
-from mmreplay.samplers.wrapping import Wrapping
 
 Ids = NDArray[np.int64]
 
@@ -263,3 +280,79 @@ def newest_counts(counts: Ids, window: int) -> Ids:
     which = int(np.argmax(below + left * rounds >= window))
     each = -(-(window - int(below[which])) // int(left[which]))
     return np.minimum(counts, each)
+
+
+def ignore_earliest(count: int, sampler: Sampler | None = None) -> RestrictedSampler:
+    """Draw no step among the oldest rows of an environment.
+
+    So that whatever reads some rows back (a history, a recurrent state's burn-in)
+    finds them alive.
+
+    Args:
+        count: Rows alive, final rows among them, at least 1; what is drawn lies at
+            ``span.first + count`` or after.
+        sampler: Draws; `UniformSampler` by default.
+
+    Raises:
+        SchemaError: The count is no integer of at least 1, or the sampler is none.
+
+    Example:
+        >>> sampler = mr.ignore_earliest(10, mr.UniformSampler(seed=0))
+        >>> buffer = mr.ReplayBuffer.open("runs/cartpole", sampler=sampler)
+        >>> bool((buffer.sample(32).positions >= 10).all())
+        True
+    """
+    way_out = "leave ignore_earliest out to draw from every row"
+    count = whole("count", count, 1, way_out)
+    inside = UniformSampler() if sampler is None else sampler
+    return RestrictedSampler(_Earliest(count), inside)
+
+
+class _Earliest:
+    """The restriction to all but the oldest rows."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._last: tuple[View, View] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_last": None}
+
+    def __repr__(self) -> str:
+        return f"ignore_earliest({self._count})"
+
+    def of(self, view: View) -> View:
+        if self._last is None or self._last[0] is not view:
+            self._last = view, _LaterView(view, self._count)
+        return self._last[1]
+
+    def state_dict(self) -> State:
+        return {"kind": "ignore_earliest", "count": self._count}
+
+    def check(self, state: State) -> None:
+        check_kind(state, "ignore_earliest")
+        same(state, "count", self._count)
+
+
+class _LaterView(NarrowedView):
+    """All but the oldest rows, of the moment of the last look at `starts`.
+
+    One for all moments of a buffer, so that samplers of windows need not take in
+    every episode again whenever a step was added.
+    """
+
+    def __init__(self, view: View, count: int) -> None:
+        self._view = view
+        self._count = count
+        self._base: Span | None = None
+
+    @property
+    def starts(self) -> Span:
+        base = self._view.starts
+        if base is not self._base:
+            edges = rank_edges(self._view)
+            every = np.arange(len(edges) - 1)
+            low = legal_before(self._view, every, self._view.span.first + self._count)
+            self._narrow(low, edges)
+            self._base = base
+        return self._starts

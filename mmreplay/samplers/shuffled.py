@@ -1,7 +1,16 @@
-"""Every legal start once an epoch, in an order that is computed and not stored."""
+"""The legal starts of one moment, found again when the buffer has moved on.
+
+Steps leave a ring at its old end and come at its new end. So a legal start is named
+for good by its environment and by how many follow it, up to the newest one of that
+moment.
+
+Every legal start once an epoch, in an order that is computed and not stored.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,16 +18,162 @@ from numpy.typing import NDArray
 
 from mmreplay.errors import EmptyError, FormatError, SchemaError, shown
 from mmreplay.ring import LAYOUTS, Layout, Span
-from mmreplay.samplers.base import Draw, State, View
-from mmreplay.samplers.blocks import BlockPermutation, checked_block, order_of
-from mmreplay.samplers.checks import call_repr, truth, whole
-from mmreplay.samplers.frozen import Frozen
+from mmreplay.samplers.base import Draw, State, View, call_repr, truth, whole
 from mmreplay.samplers.permutation import Permutation
 from mmreplay.samplers.random import StepGenerator
-from mmreplay.samplers.ranks import nothing_to_draw
-from mmreplay.samplers.states import LIMIT, check_kind, integer, same
+from mmreplay.samplers.starts import (
+    legal_before,
+    nothing_to_draw,
+    num_legal,
+    rank_edges,
+)
+from mmreplay.samplers.states import LIMIT, check_kind, integer, integers, same
+from mmreplay.samplers.uniform import BlockPermutation, checked_block, order_of
 
 Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class EpochSnapshot:
+    """How many legal starts each environment had, and where the newest one was.
+
+    Attributes:
+        buffer: The buffer's uuid, in hexadecimal.
+        stops: int64 ``[E]``, one past the newest legal start; 0 where there is none.
+        counts: int64 ``[E]``.
+    """
+
+    buffer: str
+    stops: Ids
+    counts: Ids
+
+    @classmethod
+    def of(cls, view: View) -> EpochSnapshot:
+        """Keep what a view has now."""
+        edges = rank_edges(view)
+        counts, stops = np.diff(edges), np.zeros(len(edges) - 1, np.int64)
+        some = np.flatnonzero(counts)
+        if len(some):
+            # The newest legal start and not the end of the rows: what lies between
+            # may become legal, and would move every place that is counted from there.
+            stops[some] = view.start_at(edges[some + 1] - 1)[1] + 1
+        return cls(view.home.uuid.hex(), stops, counts)
+
+    @property
+    def total(self) -> int:
+        """Legal starts of that moment."""
+        return int(self.counts.sum())
+
+    def check(self, view: View) -> None:
+        """Refuse a view of another buffer.
+
+        Raises:
+            FormatError: It is of another one, or of an older state of this one.
+        """
+        uuid = view.home.uuid.hex()
+        if uuid != self.buffer or len(self.stops) != len(view.starts.first):
+            raise FormatError(
+                f"sampler: got buffer {uuid} with {len(view.starts.first)} "
+                f"environments in the middle of an epoch over {self.buffer} with "
+                f"{len(self.stops)}, expected the same; make a sampler for each "
+                "buffer, or call restart()"
+            )
+        short = np.flatnonzero(view.starts.stop < self.stops)
+        if len(short):
+            env_id = int(short[0])
+            raise FormatError(
+                f"sampler: got a buffer whose environment {env_id} ends at "
+                f"{view.starts.stop[env_id]} in the middle of an epoch up to "
+                f"{self.stops[env_id]}, expected those rows; they were lost, so call "
+                "restart() to begin another epoch"
+            )
+
+    def places(self, view: View, ranks: Ids) -> tuple[Ids, Ids]:
+        """Legal starts by their rank at that moment.
+
+        Args:
+            view: The buffer now.
+            ranks: int64 ``[B]``, in ``[0, total)``.
+
+        Returns:
+            env_ids and positions, int64 ``[B]`` each; position -1 where the step
+            was given up since.
+        """
+        every = np.arange(len(self.counts))
+        first = legal_before(view, every, view.starts.first)
+        stop = legal_before(view, every, self.stops)
+        ends = np.cumsum(self.counts)
+        env_ids = np.searchsorted(ends, ranks, side="right")
+        now = stop[env_ids] - (ends[env_ids] - ranks)
+        alive = now >= first[env_ids]
+        positions = np.full(len(ranks), -1)
+        if alive.any():
+            positions[alive] = view.start_at(now[alive])[1]
+        return env_ids, positions
+
+    def alive(self, view: View, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
+        """Bool ``[B]``: which of the places found before can be drawn now."""
+        alive: NDArray[np.bool_] = positions >= view.starts.first[env_ids]
+        if view.num_illegal and alive.any():
+            alive[alive] = view.legal(env_ids[alive], positions[alive])
+        return alive
+
+    def all_gone(self, view: View) -> bool:
+        """Whether nothing of that moment is left."""
+        return bool((view.starts.first >= self.stops).all()) or num_legal(view) == 0
+
+    def in_turn(self, indices: Ids) -> Ids:
+        """Ranks in time-major order: the oldest of each environment, the second...
+
+        Args:
+            indices: int64 ``[B]``, in ``[0, total)``.
+        """
+        order = np.argsort(self.counts, kind="stable")
+        rounds = self.counts[order]
+        left = len(order) - np.arange(len(order))
+        # Steps before the round in which each environment, shortest first, is through.
+        before = np.cumsum(rounds) - rounds + left * rounds
+        through = np.searchsorted(before, indices, side="right")
+        base = np.append(0, rounds)[through]
+        turn, which = np.divmod(indices - np.append(0, before)[through], left[through])
+        ranks = base + turn
+        edges = np.cumsum(self.counts) - self.counts
+        for count in np.unique(through).tolist():
+            here = through == count
+            ranks[here] += edges[np.sort(order[count:])[which[here]]]
+        return ranks
+
+    def state_dict(self) -> State:
+        """JSON values; O(environments)."""
+        return {
+            "buffer": self.buffer,
+            "stops": self.stops.tolist(),
+            "counts": self.counts.tolist(),
+        }
+
+    @classmethod
+    def from_state(cls, state: State) -> EpochSnapshot:
+        """Read a state.
+
+        Raises:
+            FormatError: It is none.
+        """
+        buffer = state.get("buffer") if isinstance(state, Mapping) else None
+        if not isinstance(buffer, str):
+            raise FormatError(
+                f"sampler state: got began {state!r:.60}, expected where an epoch "
+                "began; pass what state_dict returned, unchanged"
+            )
+        stops, counts = integers(state, "stops"), integers(state, "counts")
+        if len(stops) != len(counts) or (counts > stops).any() or not counts.any():
+            raise FormatError(
+                f"sampler state: got stops of {len(stops)} and counts of {len(counts)} "
+                "environments, expected a stop and a count of at most that for each; "
+                "pass what state_dict returned, unchanged"
+            )
+        return cls(buffer, stops, counts)
+
+
 CHUNK = 8192
 """Places worked out at once, so that no batch pays for a search of the buffer."""
 
@@ -105,7 +260,7 @@ class ShuffledSampler:
         if self._block > 1:
             self._options["block"] = self._block
         self._epoch = self._step = self._done = 0
-        self._frozen: Frozen | None = None
+        self._frozen: EpochSnapshot | None = None
         self._forget()
 
     def _forget(self) -> None:
@@ -166,7 +321,7 @@ class ShuffledSampler:
 
     def num_batches(self, view: View, batch_size: int) -> int:
         """Batches of the whole of this epoch; see `EpochSampler.num_batches`."""
-        size = self._size(self._frozen or Frozen.of(view))
+        size = self._size(self._frozen or EpochSnapshot.of(view))
         if self._batches is not None:
             return min(self._batches, size)
         return size // batch_size if self._drop_last else -(-size // batch_size)
@@ -175,10 +330,10 @@ class ShuffledSampler:
         """Give up what is left of this epoch; the next draw begins another."""
         self._end_epoch()
 
-    def _begun(self, view: View) -> Frozen:
+    def _begun(self, view: View) -> EpochSnapshot:
         """Begin the epoch where it is not, or see that it is of this buffer."""
         if self._frozen is None:
-            frozen = Frozen.of(view)
+            frozen = EpochSnapshot.of(view)
             if frozen.total == 0:
                 raise nothing_to_draw(view, 1)
             self._frozen = frozen
@@ -192,7 +347,7 @@ class ShuffledSampler:
         self._epoch += 1
         self._forget()
 
-    def _size(self, frozen: Frozen) -> int:
+    def _size(self, frozen: EpochSnapshot) -> int:
         """Steps of an epoch that are for this rank."""
         if self._drop_last:
             return frozen.total // self.num_ranks
@@ -215,7 +370,7 @@ class ShuffledSampler:
         if size < self._least(batch_size):
             # Only an epoch that has as many can give a batch: where a new one would
             # not have them either, one that runs goes on with smaller batches.
-            size = self._size(Frozen.of(view)) if running else size
+            size = self._size(EpochSnapshot.of(view)) if running else size
             if running and size >= self._least(batch_size):
                 return None
             if not running:
@@ -244,7 +399,7 @@ class ShuffledSampler:
             return None
         return np.concatenate(envs), np.concatenate(places), done
 
-    def _skip(self, view: View, frozen: Frozen, done: int) -> int:
+    def _skip(self, view: View, frozen: EpochSnapshot, done: int) -> int:
         """Pass over what is gone of the places worked out, as far as none is alive."""
         start, env_ids, positions = self._chunk
         if self._batches is not None:
@@ -262,7 +417,7 @@ class ShuffledSampler:
         return (batch + 1) * size // count
 
     def _places(
-        self, view: View, frozen: Frozen, first: int, stop: int
+        self, view: View, frozen: EpochSnapshot, first: int, stop: int
     ) -> tuple[Ids, Ids]:
         """Places ``[first, stop)`` of this rank's epoch, position -1 if given up."""
         start, envs, places = self._chunk
@@ -319,7 +474,7 @@ class ShuffledSampler:
         # Before the first draw of an epoch it is of the one before.
         skipped = integer(state, "skipped", done + 1 if done else LIMIT)
         began = state.get("began")
-        frozen = None if began is None else Frozen.from_state(began)
+        frozen = None if began is None else EpochSnapshot.from_state(began)
         size = 0 if frozen is None else self._size(frozen)
         if done > size:
             raise FormatError(

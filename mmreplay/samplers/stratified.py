@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from mmreplay.samplers.base import Draw, State, View
-from mmreplay.samplers.checks import call_repr
+from mmreplay.samplers.base import Draw, State, View, call_repr
 from mmreplay.samplers.random import StepGenerator
-from mmreplay.samplers.ranks import nothing_to_draw, rank_edges
+from mmreplay.samplers.starts import nothing_to_draw, rank_edges
 from mmreplay.samplers.states import check_kind, integer
 
 

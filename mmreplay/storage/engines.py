@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from mmreplay.format.metadata import Metadata
+from mmreplay.storage.layout import SUMS
 from mmreplay.storage.memmap import POLICY, MemmapStore
-from mmreplay.storage.placement import SUMS
-from mmreplay.storage.policy import ReadPolicy
-from mmreplay.storage.zarr import ZarrStore
+from mmreplay.storage.store import ReadPolicy
+from mmreplay.storage.zarr.engine import ZarrStore
 
 ON_DISK = ("memmap", "zarr")
 

@@ -1,4 +1,8 @@
-"""Rows in memory-mapped files: written with pwrite, read through mappings.
+"""The flags of all rows, a byte each: mapped, or read and kept.
+
+Checksums of blocks, kept beside the rows with the lap that each is of.
+
+Rows in memory-mapped files: written with pwrite, read through mappings.
 
 A store through a sparse mapping on a full disk kills the process with SIGBUS on
 every file system tried, while pwrite raises. And advising a mapping for random
@@ -16,35 +20,158 @@ from contextlib import suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.files import File
+from mmreplay.checksums import crc32c
+from mmreplay.disk.files import File
 from mmreplay.ring import Ring, Run, runs
 from mmreplay.schema import Schema
-from mmreplay.storage import packing
-from mmreplay.storage.base import Columns
-from mmreplay.storage.block_sums import BlockSums
-from mmreplay.storage.edges import Edges
-from mmreplay.storage.flags import FlagReader, MappedFlags, ReadFlags
-from mmreplay.storage.inlet import LEAST_NBYTES, Inlet
-from mmreplay.storage.pages import Pages
-from mmreplay.storage.placement import FLAGS, RECORDS, SUMS, Placement, place
-from mmreplay.storage.policy import ReadPolicy
-from mmreplay.storage.readers import Gone, MappedRows, ReadRows, RowReader
-from mmreplay.storage.records import gathered, records_of
-from mmreplay.storage.recycler import Recycler
-from mmreplay.storage.space import Space
-from mmreplay.sums import crc32c
+from mmreplay.storage import write_path
+from mmreplay.storage.buffer_pool import BufferPool
+from mmreplay.storage.gather import (
+    ClosedStore,
+    MappedRows,
+    ReadRows,
+    RowReader,
+    gathered,
+    records_of,
+)
+from mmreplay.storage.layout import (
+    FLAGS,
+    RECORDS,
+    SUM_DTYPE,
+    SUMS,
+    RecordLayout,
+    record_layout,
+)
+from mmreplay.storage.read_ahead import Pages
+from mmreplay.storage.store import Columns, ReadPolicy, flags_between
+from mmreplay.storage.write_path import (
+    LEAST_NBYTES,
+    MappedWriter,
+    PartialPageFiller,
+    SpaceReservation,
+)
+
+Flags = NDArray[np.uint8]
+
+
+class FlagReader(Protocol):
+    """Flags of one store.
+
+    Attributes:
+        every: uint8 ``[num_rows]``, of those rows whose stretch was asked for, or that
+            were taken as new.
+    """
+
+    every: Flags
+
+    def take(self, rows: NDArray[np.int64], new: bool = False) -> Flags:
+        """Flags of rows, of the shape of rows."""
+
+    def between(self, ring: Ring, env_id: int, first: int, stop: int) -> Flags:
+        """Flags of positions ``[first, stop)`` of one environment."""
+
+    def stretch(self, row: int, step: int, count: int) -> bytes:
+        """Flags of count rows from one on, every step-th."""
+
+
+class MappedFlags:
+    """Through a mapping; see `FlagReader`."""
+
+    def __init__(self, mapping: mmap.mmap) -> None:
+        """Look through a mapping of the file."""
+        self.every: Flags = np.frombuffer(mapping, np.uint8)
+
+    def take(self, rows: NDArray[np.int64], new: bool = False) -> Flags:
+        """See `FlagReader.take`."""
+        return self.every.take(rows)
+
+    def between(self, ring: Ring, env_id: int, first: int, stop: int) -> Flags:
+        """See `FlagReader.between`."""
+        return flags_between(self.every, ring, env_id, first, stop)
+
+    def stretch(self, row: int, step: int, count: int) -> bytes:
+        """See `FlagReader.stretch`."""
+        return self.every[row : row + step * count : step].tobytes()
+
+
+class ReadFlags:
+    """Read when they are asked for, and kept; see `FlagReader`.
+
+    What draws look at are those of the episode index, which asks for a stretch, or for
+    new rows, before it knows of them; and published flags never change. Nobody else
+    has them kept: who looks at old rows may have read them before they were replaced.
+    """
+
+    def __init__(self, file: File) -> None:
+        """Read an open file."""
+        self._file = file
+        self._kept: Flags = np.zeros(file.nbytes, np.uint8)
+        self.every = self._kept.view()
+        self.every.flags.writeable = False
+        self._rows = ReadRows(file, np.dtype(np.uint8), (), "never")
+
+    def take(self, rows: NDArray[np.int64], new: bool = False) -> Flags:
+        """See `FlagReader.take`."""
+        found = np.empty(rows.shape, np.uint8)
+        self._rows.take(rows.reshape(-1), found.reshape(-1))
+        if new:
+            self._kept[rows] = found
+        return found
+
+    def between(self, ring: Ring, env_id: int, first: int, stop: int) -> Flags:
+        """See `FlagReader.between`."""
+        for row, step, count in ring.stretch(env_id, first, stop):
+            flags = np.frombuffer(self.stretch(row, step, count), np.uint8)
+            self._kept[row : row + step * count : step] = flags
+        return flags_between(self._kept, ring, env_id, first, stop)
+
+    def stretch(self, row: int, step: int, count: int) -> bytes:
+        """See `FlagReader.stretch`."""
+        # Those between belong to other environments: a byte each, and read at once.
+        return self._file.pread(step * (count - 1) + 1, row)[::step]
+
+
+class BlockSums:
+    """One file of them, environment by environment."""
+
+    def __init__(self, ring: Ring, file: File) -> None:
+        """Keep those of a ring in a file."""
+        self._ring, self._file = ring, file
+
+    def write(self, env_id: int, first: int, sums: NDArray[np.uint32]) -> None:
+        """Keep the checksums of blocks from first on, with their laps."""
+        blocks = np.arange(first, first + len(sums))
+        entries = np.empty(len(sums), SUM_DTYPE)
+        entries["crc"] = sums
+        entries["lap"] = (blocks // self._ring.num_blocks) & 0xFFFFFFFF
+        places = env_id * self._ring.num_blocks + blocks % self._ring.num_blocks
+        for entry, start, stop in runs(places):
+            data = entries[start:stop].view(np.uint8)
+            self._file.pwrite(data.data, entry * SUM_DTYPE.itemsize)
+
+    def read(self, env_id: int, block: int) -> tuple[int, int]:
+        """Return the (checksum, lap) kept in a block's place."""
+        place = env_id * self._ring.num_blocks + block % self._ring.num_blocks
+        data = self._file.pread(SUM_DTYPE.itemsize, place * SUM_DTYPE.itemsize)
+        crc, lap = struct.unpack("<II", data)
+        return crc, lap
+
+    def sync(self) -> None:
+        """Make them survive a power cut."""
+        self._file.sync()
+
 
 # Small fields are put together in a piece that the second level of cache holds. Over
 # pages that are there it goes to the file in one call: ext4 takes 26 us for 172 KB so,
 # and 33 in pieces of 64 KiB that end within pages.
 STAGE_NBYTES = 256 << 10
 POLICY = ReadPolicy()
-Large = tuple[str, Inlet, RowReader, int]
+Large = tuple[str, MappedWriter, RowReader, int]
 ONE_BYTE = tuple(bytes([value]) for value in range(256))
 
 
@@ -55,7 +182,7 @@ class MemmapStore:
         self,
         ring: Ring,
         schema: Schema,
-        placement: Placement,
+        placement: RecordLayout,
         files: dict[str, File],
         policy: ReadPolicy = POLICY,
     ) -> None:
@@ -65,20 +192,25 @@ class MemmapStore:
         self.packed = frozenset(() if record is None else record.names or ())
         self.grain, self.placement = 1, placement
         self._files = files
-        self._recycler = Recycler()
-        self.space = Space(ring, {n: f for n, f in files.items() if n != SUMS})
+        self._recycler = BufferPool()
+        self.space = SpaceReservation(
+            ring, {n: f for n, f in files.items() if n != SUMS}
+        )
         self._flags_file = files[FLAGS]
         self._sums = BlockSums(ring, files[SUMS])
         self._data_files = [f for name, f in files.items() if name != SUMS]
         self._records_file = files.get(RECORDS)
-        self.packer = packing.packer(schema, placement, ring.num_envs)
+        self.packer = write_path.packer(schema, placement, ring.num_envs)
         self._record, self._rows = self.packer.record, memoryview(self.packer.rows)
-        self._inlet: Inlet | None = None
-        self._flags_inlet = Inlet(self._flags_file, advise=policy.advise)
+        self._inlet: MappedWriter | None = None
+        self._flags_inlet = MappedWriter(self._flags_file, advise=policy.advise)
         self._advise = policy.advise
         self.maps = policy.maps(self._flags_file.path.parent)
         self._open_rows()
-        self.inlets: tuple[Inlet | None, Inlet] = (self._inlet, self._flags_inlet)
+        self.inlets: tuple[MappedWriter | None, MappedWriter] = (
+            self._inlet,
+            self._flags_inlet,
+        )
         if ring.num_envs > 1 and ring.layout == "env_major":
             # Steps to come do not follow: other environments' rows lie between.
             self._flags_inlet.only_write()
@@ -89,7 +221,7 @@ class MemmapStore:
         ring, placement, stride = self.ring, self.placement, self.placement.stride
         self._mappings: list[mmap.mmap] = []
         self._pages: dict[str, Pages] = {}
-        self._edges: list[Edges] = []
+        self._edges: list[PartialPageFiller] = []
         self._pages_of: dict[tuple[str, ...], list[Pages]] = {}
         if self.maps:
             self._mappings.append(self._flags_file.map_readonly())
@@ -112,10 +244,10 @@ class MemmapStore:
             self._large.append((path, self._way(name, reader), reader, field.nbytes))
         self._large_paths = {path: reader for path, _, reader, _ in self._large}
 
-    def _way(self, name: str, reader: RowReader) -> Inlet:
-        edges = Edges(self._files[name], reader.pages, self.ring)
+    def _way(self, name: str, reader: RowReader) -> MappedWriter:
+        edges = PartialPageFiller(self._files[name], reader.pages, self.ring)
         self._edges.append(edges)
-        return Inlet(edges.file, edges)
+        return MappedWriter(edges.file, edges)
 
     def _rows_of(
         self, name: str, dtype: np.dtype[np.generic], shape: tuple[int, ...]
@@ -152,7 +284,7 @@ class MemmapStore:
         cls, folder: Path, ring: Ring, schema: Schema,
         made: Callable[[Path, int], File], policy: ReadPolicy,
     ) -> MemmapStore:  # fmt: skip
-        placement = place(schema)
+        placement = record_layout(schema)
         files: dict[str, File] = {}
         try:
             for name, nbytes in placement.file_sizes(ring, schema).items():
@@ -187,7 +319,7 @@ class MemmapStore:
             self._flags_inlet.put(flags[first:stop].data, row, stop - first)
 
     def _write_records(
-        self, inlet: Inlet, runs: Sequence[Run], columns: Columns
+        self, inlet: MappedWriter, runs: Sequence[Run], columns: Columns
     ) -> None:
         """Pack rows where they belong, or in pieces that a cache holds, and write."""
         stride, packer, stage = self.placement.stride, self.packer, self._stage
@@ -383,7 +515,7 @@ class MemmapStore:
 
     def unmap(self) -> None:
         """Let the mappings go; see `Store.unmap`."""
-        gone: Any = Gone(self._flags_file.path.parent)
+        gone: Any = ClosedStore(self._flags_file.path.parent)
         self._flags = self._records = self._large_paths = self._pages_of = gone
         self.records = gone
         self._large, self._pages, self._edges = [], {}, []

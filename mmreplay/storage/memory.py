@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.files import File
+from mmreplay.disk.files import File
 from mmreplay.ring import Ring, Run
 from mmreplay.schema import Schema
-from mmreplay.storage.base import Columns, flags_between
-from mmreplay.storage.placement import place
+from mmreplay.storage.layout import record_layout
+from mmreplay.storage.store import Columns, flags_between
 
 
 class MemoryStore:
@@ -26,7 +26,7 @@ class MemoryStore:
         self.schema = schema
         self.packed = frozenset[str]()
         self.grain = 1
-        served = place(schema).served
+        served = record_layout(schema).served
         self._flags = np.zeros(ring.num_rows, np.uint8)
         self._arrays = {
             path: np.zeros((ring.num_rows, *field.shape), field.numpy)

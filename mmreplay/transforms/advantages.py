@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from mmreplay.episodes import FINAL, TERMINATED
 from mmreplay.errors import SchemaError, called, shown
-from mmreplay.transforms.anchors import Anchors, Where
 from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over, Touched
+from mmreplay.transforms.base_steps import BaseSteps, Where
 from mmreplay.transforms.checks import fraction, label, number, numbers, real, whole
 from mmreplay.transforms.outline import Outline, Place
 
@@ -253,10 +253,10 @@ def _bound(
     if callable(spec.value):
         paths |= observed
 
-    def over(below: Layer, anchors: Anchors) -> Layer:
+    def over(below: Layer, anchors: BaseSteps) -> Layer:
         return _Estimated(below, anchors, spec, outline, made)
 
-    def elsewhere(anchors: Anchors) -> Iterator[Touched]:
+    def elsewhere(anchors: BaseSteps) -> Iterator[Touched]:
         first = anchors.positions[:, None]
         _, end = anchors.rows.locate(anchors.env_ids, anchors.positions)
         last, span = np.maximum(anchors.positions, end)[:, None], BLOCK_STEPS
@@ -287,7 +287,7 @@ class _Estimated(Over):
     """Rows with their lambda returns or advantages."""
 
     def __init__(
-        self, below: Layer, anchors: Anchors, spec: LambdaReturn | GAE,
+        self, below: Layer, anchors: BaseSteps, spec: LambdaReturn | GAE,
         outline: Outline, made: Mapping[str, bool],
     ) -> None:  # fmt: skip
         super().__init__(below, anchors)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from mmreplay.errors import SchemaError, called, shown
-from mmreplay.transforms.anchors import Anchors
 from mmreplay.transforms.base import Bound, Fields, Layer, Over
+from mmreplay.transforms.base_steps import BaseSteps
 from mmreplay.transforms.outline import Outline
 
 
@@ -53,7 +53,7 @@ class Apply:
         """Fit it; see `Transform.bind`."""
         stream = len(outline.names)
 
-        def over(below: Layer, anchors: Anchors) -> Layer:
+        def over(below: Layer, anchors: BaseSteps) -> Layer:
             return _Applied(below, anchors, self, stream)
 
         return Bound(outline, over)
@@ -63,7 +63,7 @@ class _Applied(Over):
     """A finished batch with a function applied to it."""
 
     def __init__(
-        self, below: Layer, anchors: Anchors, apply: Apply, stream: int
+        self, below: Layer, anchors: BaseSteps, apply: Apply, stream: int
     ) -> None:
         super().__init__(below, anchors)
         self._apply = apply

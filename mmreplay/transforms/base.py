@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.transforms.anchors import Anchors, Where
+from mmreplay.transforms.base_steps import BaseSteps, Where
 from mmreplay.transforms.outline import Outline
 
 Fields = dict[str, NDArray[np.generic]]
@@ -167,7 +167,7 @@ class Layer(Protocol):
 class Over:
     """A layer that shows what is below it; those that change something build on it."""
 
-    def __init__(self, below: Layer, anchors: Anchors) -> None:
+    def __init__(self, below: Layer, anchors: BaseSteps) -> None:
         """Show a layer.
 
         Args:
@@ -207,8 +207,8 @@ class Bound:
     """
 
     outline: Outline
-    over: Callable[[Layer, Anchors], Layer]
-    elsewhere: Callable[[Anchors], Iterable[Touched]] | None = None
+    over: Callable[[Layer, BaseSteps], Layer]
+    elsewhere: Callable[[BaseSteps], Iterable[Touched]] | None = None
     finishes: bool = True
     stacks: Mapping[str, int] = field(default_factory=dict)
     sums: Sums | None = None

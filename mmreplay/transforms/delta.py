@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from mmreplay.errors import SchemaError
 from mmreplay.nesting import under
 from mmreplay.schema import Field
-from mmreplay.transforms.anchors import Anchors
 from mmreplay.transforms.base import Bound, Fields, Layer, Over
+from mmreplay.transforms.base_steps import BaseSteps
 from mmreplay.transforms.checks import label, numbers
 from mmreplay.transforms.outline import Outline, Place
 
@@ -70,7 +70,7 @@ class Delta:
             made = Field(field.shape, _SIGNED.get(field.dtype, field.dtype))
             above = above.with_field(names[path], made, Place.MADE, "Delta")
 
-        def over(below: Layer, anchors: Anchors) -> Layer:
+        def over(below: Layer, anchors: BaseSteps) -> Layer:
             return _Deltas(below, anchors, names, outline)
 
         return Bound(above, over)
@@ -80,7 +80,11 @@ class _Deltas(Over):
     """Differences of next observations and observations."""
 
     def __init__(
-        self, below: Layer, anchors: Anchors, names: Mapping[str, str], outline: Outline
+        self,
+        below: Layer,
+        anchors: BaseSteps,
+        names: Mapping[str, str],
+        outline: Outline,
     ) -> None:
         super().__init__(below, anchors)
         self._names = names

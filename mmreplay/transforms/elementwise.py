@@ -12,8 +12,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from mmreplay.errors import SchemaError, shown
 from mmreplay.schema import Field
-from mmreplay.transforms.anchors import Anchors, Where
 from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over
+from mmreplay.transforms.base_steps import BaseSteps, Where
 from mmreplay.transforms.checks import is_number, numbers, whole
 from mmreplay.transforms.outline import Outline
 
@@ -39,7 +39,7 @@ def each(
         above = above.changed((path,), partial(field_of, path), who)
     sources = outline.sources(paths)
 
-    def over(below: Layer, anchors: Anchors) -> Layer:
+    def over(below: Layer, anchors: BaseSteps) -> Layer:
         return _Each(below, anchors, sources, change)
 
     return Bound(above, over)
@@ -49,7 +49,11 @@ class _Each(Over):
     """Some fields with their values changed."""
 
     def __init__(
-        self, below: Layer, anchors: Anchors, sources: Mapping[str, str], change: Change
+        self,
+        below: Layer,
+        anchors: BaseSteps,
+        sources: Mapping[str, str],
+        change: Change,
     ) -> None:
         super().__init__(below, anchors)
         self._sources = sources

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from mmreplay import kernels
 from mmreplay.errors import SchemaError, called, shown
 from mmreplay.schema import Field
-from mmreplay.transforms.anchors import Anchors, Where, around
 from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over, Touched
+from mmreplay.transforms.base_steps import BaseSteps, Where, around
 from mmreplay.transforms.checks import fraction, numbers
 from mmreplay.transforms.outline import Outline
 
@@ -126,10 +126,10 @@ class HER:
         goals = _Goals(self, outline, achieved, desired, reward)
         above = outline.changed((desired, reward), lambda field: field, "HER")
 
-        def over(below: Layer, anchors: Anchors) -> Layer:
+        def over(below: Layer, anchors: BaseSteps) -> Layer:
             return _Relabelled(below, anchors, goals)
 
-        def elsewhere(anchors: Anchors) -> Iterator[Touched]:
+        def elsewhere(anchors: BaseSteps) -> Iterator[Touched]:
             return _touched(anchors, goals)
 
         return Bound(above, over, elsewhere)
@@ -218,7 +218,7 @@ class _Places:
     later: Ids
 
 
-def _places(anchors: Anchors, goals: _Goals) -> _Places:
+def _places(anchors: BaseSteps, goals: _Goals) -> _Places:
     """Draw whose goals steps get: boundaries are read, no field."""
     rows = anchors.rows
     begins, ends = rows.locate(anchors.env_ids, anchors.positions)
@@ -243,7 +243,7 @@ def _places(anchors: Anchors, goals: _Goals) -> _Places:
     return _Places(chosen, places, later)
 
 
-def _touched(anchors: Anchors, goals: _Goals) -> Iterator[Touched]:
+def _touched(anchors: BaseSteps, goals: _Goals) -> Iterator[Touched]:
     """Rows of goals, and of what the rewards are made of; see `Bound.elsewhere`."""
     places, (path, shift) = _places(anchors, goals), goals.source
     chosen = places.chosen
@@ -276,7 +276,7 @@ def _groups(length: int, begin: Ids) -> tuple[Ids, Ids]:
 class _Relabelled(Over):
     """Steps with other goals, and the rewards for them."""
 
-    def __init__(self, below: Layer, anchors: Anchors, goals: _Goals) -> None:
+    def __init__(self, below: Layer, anchors: BaseSteps, goals: _Goals) -> None:
         super().__init__(below, anchors)
         self._goals = goals
         self._found: tuple[Ids, NDArray[np.generic]] | None = None

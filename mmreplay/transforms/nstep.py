@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from mmreplay import kernels
 from mmreplay.errors import SchemaError
 from mmreplay.schema import Field, Schema
-from mmreplay.transforms.anchors import Anchors, Where
 from mmreplay.transforms.base import Bound, Fields, Layer, Over, Sums
+from mmreplay.transforms.base_steps import BaseSteps, Where
 from mmreplay.transforms.checks import fraction, numbers, real, whole
 from mmreplay.transforms.outline import Outline, Place
 
@@ -88,7 +88,7 @@ class NStep:
         fields = {path: outline.fields[path] for path in rewards}
         sums = _Sums(self, fields, outline.schema)
 
-        def over(below: Layer, anchors: Anchors) -> Layer:
+        def over(below: Layer, anchors: BaseSteps) -> Layer:
             return _Folded(below, anchors, sums)
 
         exact = {
@@ -144,7 +144,7 @@ class _Sums:
 class _Folded(Over):
     """Rewards summed over the steps that are folded."""
 
-    def __init__(self, below: Layer, anchors: Anchors, sums: _Sums) -> None:
+    def __init__(self, below: Layer, anchors: BaseSteps, sums: _Sums) -> None:
         super().__init__(below, anchors)
         self._sums = sums
 

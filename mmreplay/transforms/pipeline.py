@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from mmreplay.errors import SchemaError, shown
 from mmreplay.schema import Field, Schema
-from mmreplay.transforms.anchors import Anchors, Places, Where, around
 from mmreplay.transforms.base import (
     Bound,
     Direct,
@@ -22,6 +21,7 @@ from mmreplay.transforms.base import (
     Touched,
     Transform,
 )
+from mmreplay.transforms.base_steps import BaseSteps, Places, Where, around
 from mmreplay.transforms.outline import Outline, Place
 
 Ids = NDArray[np.int64]
@@ -126,7 +126,7 @@ class Pipeline:
         """
         outline = self._outline
         found = rows.find(self.plan(rows, {}, {}, None), env_ids, positions)
-        anchors = Anchors(
+        anchors = BaseSteps(
             rows, env_ids, positions, key, length, self._places, found.anchors,
             found.terminated,
         )  # fmt: skip
@@ -179,7 +179,7 @@ class Pipeline:
         fields = found.fields
         if self._batch.whole:
             return {name: fields[name] for name in self._batch.names}
-        anchors = Anchors(
+        anchors = BaseSteps(
             rows, env_ids, positions, key, length, self._places, found.anchors,
             found.terminated,
         )  # fmt: skip
@@ -290,7 +290,7 @@ class Stored:
     """The rows themselves."""
 
     def __init__(
-        self, anchors: Anchors, columns: Mapping[Where, Fields], pipeline: Pipeline
+        self, anchors: BaseSteps, columns: Mapping[Where, Fields], pipeline: Pipeline
     ) -> None:
         """Read around some steps.
 

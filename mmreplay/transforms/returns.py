@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from mmreplay.episodes import CUT, FINAL, TERMINATED, TRUNCATED
 from mmreplay.errors import SchemaError, called, shown
-from mmreplay.transforms.anchors import Anchors, Where
 from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over, Touched
+from mmreplay.transforms.base_steps import BaseSteps, Where
 from mmreplay.transforms.checks import fraction, label, number, numbers, real
 from mmreplay.transforms.outline import Outline, Place
 
@@ -141,10 +141,10 @@ class DiscountedReturn:
         field = real(outline.fields[reward])
         above = outline.with_field(self.name, field, Place.HERE, "DiscountedReturn")
 
-        def over(below: Layer, anchors: Anchors) -> Layer:
+        def over(below: Layer, anchors: BaseSteps) -> Layer:
             return _Returns(below, anchors, self, outline)
 
-        def elsewhere(anchors: Anchors) -> Iterator[Touched]:
+        def elsewhere(anchors: BaseSteps) -> Iterator[Touched]:
             _, end = anchors.rows.locate(anchors.env_ids, anchors.positions)
             last = np.maximum(anchors.positions, end - 1)[:, None]
             rows = anchors.positions[:, None] + np.arange(0, BLOCK_STEPS, SAME_PAGE)
@@ -178,7 +178,7 @@ class _Returns(Over):
     """Rows with their returns."""
 
     def __init__(
-        self, below: Layer, anchors: Anchors, spec: DiscountedReturn, outline: Outline
+        self, below: Layer, anchors: BaseSteps, spec: DiscountedReturn, outline: Outline
     ) -> None:
         super().__init__(below, anchors)
         self._spec = spec

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from mmreplay.errors import SchemaError
 from mmreplay.schema import Field
-from mmreplay.transforms.anchors import Anchors, Where, around
 from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over, Touched
+from mmreplay.transforms.base_steps import BaseSteps, Where, around
 from mmreplay.transforms.checks import whole
 from mmreplay.transforms.outline import Outline, Place
 
@@ -70,7 +70,7 @@ class FrameStack:
         )
         sources = outline.sources(paths)
 
-        def over(below: Layer, anchors: Anchors) -> Layer:
+        def over(below: Layer, anchors: BaseSteps) -> Layer:
             return _Stack(below, anchors, self.k, sources, self._join)
 
         # The rows of a stack of one are those of the field itself.
@@ -119,7 +119,7 @@ class _Stack(Over):
     """Fields stacked over the rows up to each."""
 
     def __init__(
-        self, below: Layer, anchors: Anchors, k: int, sources: Mapping[str, str],
+        self, below: Layer, anchors: BaseSteps, k: int, sources: Mapping[str, str],
         join: Callable[[NDArray[np.generic]], NDArray[np.generic]],
     ) -> None:  # fmt: skip
         super().__init__(below, anchors)
@@ -217,10 +217,10 @@ class ActionHistory:
         ).with_field(following, made, Place.LAST, "ActionHistory", depth)
         above = replace(above, nexts={**above.nexts, self.name: following})
 
-        def over(below: Layer, anchors: Anchors) -> Layer:
+        def over(below: Layer, anchors: BaseSteps) -> Layer:
             return _History(below, anchors, path, {self.name: 0, following: 1}, fill)
 
-        def elsewhere(anchors: Anchors) -> Iterator[Touched]:
+        def elsewhere(anchors: BaseSteps) -> Iterator[Touched]:
             yield (path,), *around(anchors, anchors.positions, anchors.last, depth)
 
         return Bound(above, over, elsewhere)
@@ -252,7 +252,7 @@ class _History(Over):
     """Actions of the rows before each."""
 
     def __init__(
-        self, below: Layer, anchors: Anchors, path: str, shifts: Mapping[str, int],
+        self, below: Layer, anchors: BaseSteps, path: str, shifts: Mapping[str, int],
         fill: NDArray[np.generic],
     ) -> None:  # fmt: skip
         super().__init__(below, anchors)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.disk.files import File
 from mmreplay.episodes import (
     ALL_FLAGS,
     BREAK,
@@ -17,7 +18,6 @@ from mmreplay.episodes import (
     TERMINATED,
     TRUNCATED,
 )
-from mmreplay.files import File
 from mmreplay.ring import Ring
 from mmreplay.verify.report import MAX_FINDINGS, Notebook
 from mmreplay.verify.slots import Claim, CommitFile

@@ -17,26 +17,31 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay import files
+from mmreplay.disk import files
+from mmreplay.disk.files import File
+from mmreplay.disk.lock import locked
 from mmreplay.errors import (
     CorruptError,
     FailedError,
     FormatError,
     raise_if_out_of_files,
 )
-from mmreplay.files import File
 from mmreplay.format.metadata import Metadata
-from mmreplay.storage import foreign_json, zarr_group
-from mmreplay.storage.lock import locked
-from mmreplay.storage.places import DTYPE, FILE_NAME, Places
-from mmreplay.storage.shard_maker import ROLE_BITS
-from mmreplay.storage.shards import ShardReader
-from mmreplay.storage.zarr_group import (
+from mmreplay.storage.foreign_zarr import hierarchy
+from mmreplay.storage.zarr import group
+from mmreplay.storage.zarr.group import (
     FLAGS_NAME,
     FOLDER,
     JSON_NAME,
     MEMBER,
     ShardedArray,
+)
+from mmreplay.storage.zarr.shards import (
+    DTYPE,
+    FILE_NAME,
+    ROLE_BITS,
+    ShardReader,
+    ShardStates,
 )
 from mmreplay.verify.report import Notebook
 from mmreplay.verify.slots import Claim
@@ -61,7 +66,7 @@ def check_group(folder: Path, metadata: Metadata, notes: Notebook) -> None:
     """
     if metadata.engine != "zarr":
         return
-    arrays = {array.name: array for array in zarr_group.arrays_of(metadata).values()}
+    arrays = {array.name: array for array in group.arrays_of(metadata).values()}
     live = locked(folder)
     for name, below in sorted(_nodes(arrays).items()):
         where = "/".join(filter(None, (metadata.folder, FOLDER, name)))
@@ -88,11 +93,9 @@ def _wanted(metadata: Metadata, arrays: dict[str, ShardedArray], name: str) -> J
     """What the metadata of a node must have."""
     if name in arrays:
         assert metadata.sharding is not None
-        found = zarr_group.array_json(arrays[name], metadata.ring, metadata.sharding)
+        found = group.array_json(arrays[name], metadata.ring, metadata.sharding)
     else:
-        found = zarr_group.group_json(
-            {} if name else {MEMBER: zarr_group.about(metadata)}
-        )
+        found = group.group_json({} if name else {MEMBER: group.about(metadata)})
     # As it is read back: with lists for tuples.
     parsed: Json = json.loads(json.dumps(found))
     return parsed
@@ -103,7 +106,7 @@ def _check_json(path: Path, name: str, wanted: Json, notes: Notebook) -> None:
     what = f"{name}/{JSON_NAME}"
     data = files.read_bytes(path / JSON_NAME, MAX_JSON_NBYTES)
     # The user's own JSON nests deeper here than metadata.json lets it there.
-    wrong = _difference(foreign_json.parse(data, what), wanted)
+    wrong = _difference(hierarchy.parse(data, what), wanted)
     if wrong is not None:
         key, got, expected = wrong
         notes.note(
@@ -180,7 +183,7 @@ class GroupFlags:
         """Look at a generation, whose flags are open."""
         self._flags, self._metadata = flags, metadata
         self._ring, self._where = metadata.ring, flags.path.parent
-        arrays, served = zarr_group.arrays_of(metadata), zarr_group.served(metadata)
+        arrays, served = group.arrays_of(metadata), group.served(metadata)
         self._arrays = {arrays[FLAGS_NAME]: 255}
         self._arrays |= {arrays[p]: ROLE_BITS[role] for p, role in served.items()}
         wide, steps = arrays[FLAGS_NAME].shard
@@ -198,13 +201,13 @@ class GroupFlags:
         path = self._where / FILE_NAME
         file = File.open(path, count * DTYPE.itemsize)
         try:
-            places = Places(file, mapped=True)
+            places = ShardStates(file, mapped=True)
             for place in places.sealed().tolist():
                 number = places.get(place)
                 for array, bits in self._arrays.items() if number & 1 else ():
                     told = self._problem(array, bits, place, number, claim, notes)
                     if told and places.get(place) == number:
-                        shard = zarr_group.shard_name(array, self._ring, place)
+                        shard = group.shard_name(array, self._ring, place)
                         name = f"{self._metadata.folder}/{FOLDER}/{shard}"
                         notes.note("file", name, None, told)
         finally:

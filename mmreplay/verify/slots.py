@@ -9,13 +9,13 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay import boot
+from mmreplay import process
+from mmreplay.disk.files import File
+from mmreplay.disk.lock import locked
 from mmreplay.errors import OR_REPAIR
-from mmreplay.files import File
 from mmreplay.format import commit
 from mmreplay.format.commit import Identity, Record, Slots
 from mmreplay.format.metadata import Metadata
-from mmreplay.storage.lock import locked
 from mmreplay.verify.report import Notebook
 
 NAMES = ("D0", "D1", "L0", "L1")
@@ -86,7 +86,7 @@ class CommitFile:
         data, slots = self.read()
         known, folder = self._metadata, self._file.path.parent.parent
         identity = Identity(
-            known.uuid, known.generation, boot.boot_id(), *self._file.identity(),
+            known.uuid, known.generation, process.boot_id(), *self._file.identity(),
             held=lambda: locked(folder),
         )  # fmt: skip
         durable = commit.newest_durable(slots)

@@ -1,6 +1,6 @@
 """The two routes of a step through an adapter, one after the other."""
 
-from mmreplay.buffer.adding import Adding
+from mmreplay.buffer.replay_buffer import Adding
 
 
 def each_route(monkeypatch, taken):

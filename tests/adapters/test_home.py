@@ -12,23 +12,24 @@ import numpy as np
 import pytest
 import torch
 
-from mmreplay import Field, NStep, ReplayBuffer, Schema, files
+from mmreplay import Field, NStep, ReplayBuffer, Schema
 from mmreplay.adapters import places, skrl, tmrl, velora
-from mmreplay.adapters.home import Home
-from mmreplay.buffer import lifecycle
-from mmreplay.disk import Disk
+from mmreplay.adapters.home import BufferLocation
+from mmreplay.buffer import opening
+from mmreplay.disk import files
+from mmreplay.disk.calls import Disk
+from mmreplay.disk.lock import WriterLock
 from mmreplay.errors import (
     AutoresetWarning,
     FailedError,
     FormatError,
     SchemaError,
 )
-from mmreplay.storage.lock import WriterLock
 
 SCHEMA = Schema({"observation": Field((2,), "float32"), "reward": Field((), "float32")})
 
 
-def filled(home: Home, steps: int = 3) -> None:
+def filled(home: BufferLocation, steps: int = 3) -> None:
     buffer = home.ring(SCHEMA, 10)
     for i in range(steps):
         buffer.add(observation=np.full(2, i, np.float32), reward=float(i))
@@ -38,7 +39,7 @@ def filled(home: Home, steps: int = 3) -> None:
 def test_a_library_that_states_its_autoreset_is_not_doubted(tmp_path, adapter):
     """Its users cannot give another answer."""
     schema = SCHEMA.with_field("terminated", Field((), "bool"))
-    home = Home("any", tmp_path / "ring")
+    home = BufferLocation("any", tmp_path / "ring")
     buffer = home.ring(schema, 400)
     if not adapter:
         home.close()
@@ -56,21 +57,21 @@ def test_a_library_that_states_its_autoreset_is_not_doubted(tmp_path, adapter):
 
 
 def test_a_buffer_that_is_there_is_refused_without_resume(tmp_path):
-    home = Home("any", tmp_path / "ring")
+    home = BufferLocation("any", tmp_path / "ring")
     filled(home)
     home.close()
     with pytest.raises(FormatError, match=r"already holds a buffer.*resume=True"):
-        Home("any", tmp_path / "ring")
+        BufferLocation("any", tmp_path / "ring")
 
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_another_capacity_names_resize_and_leaves_the_folder_as_it_is(tmp_path, shared):
-    home = Home("any", tmp_path / "my ring")
+    home = BufferLocation("any", tmp_path / "my ring")
     filled(home)
     if not shared:
         home.close()
     before = {p: p.read_bytes() for p in home.path.rglob("*") if p.is_file()}
-    again = Home("any", home.path, resume=True)
+    again = BufferLocation("any", home.path, resume=True)
     told = (
         rf"^steps: {home.path} holds 1 x 10 rows of .*, expected 1 x 20 rows of .*; "
         rf"close it and run mmreplay resize '{home.path}' 20, or give"
@@ -98,31 +99,31 @@ SYSTEMS = ["skrl", "rofunc", "alf-own", "tmrl", "velora", "pytorchrl", "sb3"]
 def test_a_buffer_of_another_adapter_is_refused_and_left_as_it_is(
     tmp_path, maker, system
 ):
-    home = Home(maker, tmp_path / "ring")
+    home = BufferLocation(maker, tmp_path / "ring")
     filled(home)
     home.close()
     before = (tmp_path / "ring" / "metadata.json").read_bytes()
     if maker == system or {maker, system} == {"skrl", "rofunc"}:
-        assert Home(system, tmp_path / "ring", resume=True).resumed
+        assert BufferLocation(system, tmp_path / "ring", resume=True).resumed
     else:
         with pytest.raises(SchemaError, match=f"of the adapter .*{maker[:3]}.* expec"):
-            Home(system, tmp_path / "ring", resume=True)
+            BufferLocation(system, tmp_path / "ring", resume=True)
     assert (tmp_path / "ring" / "metadata.json").read_bytes() == before
 
 
 def test_a_name_that_is_a_path_names_one_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("MMREPLAY_DIR", str(tmp_path))
-    home = Home("alf-../Agent/buffer")
+    home = BufferLocation("alf-../Agent/buffer")
     assert home.path == tmp_path / "alf-..%2FAgent%2Fbuffer-0"
     home.close()
 
 
 def test_a_buffer_that_is_there_goes_on_with_resume(tmp_path):
-    home = Home("any", tmp_path / "ring", resume=True)
+    home = BufferLocation("any", tmp_path / "ring", resume=True)
     assert not home.resumed
     filled(home)
     home.close()
-    again = Home("any", tmp_path / "ring", resume=True)
+    again = BufferLocation("any", tmp_path / "ring", resume=True)
     assert again.resumed
     filled(again, steps=1)
     assert again.buffer.heads.tolist() == [4]
@@ -130,10 +131,10 @@ def test_a_buffer_that_is_there_goes_on_with_resume(tmp_path):
 
 
 def test_a_buffer_of_other_fields_is_not_resumed(tmp_path):
-    home = Home("any", tmp_path / "ring")
+    home = BufferLocation("any", tmp_path / "ring")
     filled(home)
     home.close()
-    again = Home("any", tmp_path / "ring", resume=True)
+    again = BufferLocation("any", tmp_path / "ring", resume=True)
     with pytest.raises(SchemaError, match=r"holds 1 x 10 rows.*expected 2 x 10 rows"):
         again.ring(SCHEMA, 10, 2)
     again.close()
@@ -144,24 +145,28 @@ def test_without_a_path_buffers_are_numbered_under_the_folder_named(
 ):
     monkeypatch.setenv("MMREPLAY_DIR", str(tmp_path))
     monkeypatch.setattr(places, "_numbers", {})
-    found = [Home("any").path, Home("any").path, Home("other").path]
+    found = [
+        BufferLocation("any").path,
+        BufferLocation("any").path,
+        BufferLocation("other").path,
+    ]
     assert found == [tmp_path / "any-0", tmp_path / "any-1", tmp_path / "other-0"]
     # As another process: it finds what nobody uses any more.
     monkeypatch.setattr(places, "_numbers", {})
-    home = Home("any")
+    home = BufferLocation("any")
     filled(home)
     home.close()
     monkeypatch.setattr(places, "_numbers", {})
     with pytest.raises(FormatError, match=r"any-0 already holds.*resume=True"):
-        Home("any")
+        BufferLocation("any")
     # What the refusal says is the way out of it, in this process too.
-    again = Home("any", resume=True)
+    again = BufferLocation("any", resume=True)
     assert again.resumed
     assert again.path == tmp_path / "any-0"
-    assert Home("any", resume=True).path == tmp_path / "any-1"
+    assert BufferLocation("any", resume=True).path == tmp_path / "any-1"
     del again
     monkeypatch.setattr(places, "_numbers", {})
-    assert Home("any", fresh=True).path == tmp_path / "any-1"
+    assert BufferLocation("any", fresh=True).path == tmp_path / "any-1"
 
 
 def process(code, **env):
@@ -175,11 +180,11 @@ def process(code, **env):
 MAKING = """
 import multiprocessing
 from mmreplay import Field, Schema
-from mmreplay.adapters.home import Home
+from mmreplay.adapters.home import BufferLocation
 
 def make(wait=lambda: None):
     global home
-    home = Home('any', resume=True)
+    home = BufferLocation('any', resume=True)
     wait()
     home.ring(Schema({'reward': Field((), 'float32')}), 10).add(reward=1.0)
     print(home.path.name, flush=True)
@@ -216,7 +221,7 @@ def test_a_folder_that_is_made_at_the_same_moment_is_taken(tmp_path, monkeypatch
 
     monkeypatch.setattr(Disk, "mkdir", late)
     path = tmp_path / "a" / "b" / "c"
-    lifecycle.make_place(path)
+    opening.make_place(path)
     assert made == ["a", "b", "c"]
     assert path.is_dir()
     (tmp_path / "file").touch()
@@ -243,7 +248,7 @@ def test_what_a_killed_process_left_goes_with_the_next(tmp_path, monkeypatch):
     killed = process(MAKING + "make()\ninput()", TMPDIR=str(tmp_path))
     name = killed.stdout.readline().strip()
     monkeypatch.setattr(places, "_swept", set())
-    Home("any")
+    BufferLocation("any")
     # It lives.
     assert (tmp_path / name).is_dir()
     killed.kill()
@@ -261,16 +266,16 @@ def test_what_a_killed_process_left_goes_with_the_next(tmp_path, monkeypatch):
         if told:
             (tmp_path / each / "LOCK").write_text(json.dumps(told))
     (tmp_path / f"mmreplay-any-{killed.pid}-00000002").symlink_to(tmp_path / name)
-    Home("any")
+    BufferLocation("any")
     # Once in a process is enough.
     assert (tmp_path / name).is_dir()
     monkeypatch.setattr(places, "_swept", set())
     lock = WriterLock(tmp_path / name)
-    Home("any")
+    BufferLocation("any")
     assert (tmp_path / name).is_dir()
     lock.release()
     monkeypatch.setattr(places, "_swept", set())
-    Home("any")
+    BufferLocation("any")
     left = {each.name for each in tmp_path.iterdir()}
     assert left == {*others, f"mmreplay-any-{killed.pid}-00000002"}
 
@@ -278,7 +283,7 @@ def test_what_a_killed_process_left_goes_with_the_next(tmp_path, monkeypatch):
 def test_a_temporary_folder_is_named_and_goes_with_its_owner(tmp_path, monkeypatch):
     monkeypatch.delenv("MMREPLAY_DIR", raising=False)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    home = Home("any")
+    home = BufferLocation("any")
     filled(home)
     path = home.path
     assert path.is_relative_to(tmp_path)
@@ -292,8 +297,8 @@ def test_a_temporary_folder_is_named_and_goes_with_its_owner(tmp_path, monkeypat
 def test_a_temporary_folder_is_removed_at_exit(tmp_path):
     code = (
         "from mmreplay import Field, Schema\n"
-        "from mmreplay.adapters.home import Home\n"
-        "home = Home('any')\n"
+        "from mmreplay.adapters.home import BufferLocation\n"
+        "home = BufferLocation('any')\n"
         "buffer = home.ring(Schema({'reward': Field((), 'float32')}), 10)\n"
         "buffer.add(reward=1.0)\n"
         "print(home.path.is_dir())"
@@ -308,7 +313,7 @@ def test_a_temporary_folder_is_removed_at_exit(tmp_path):
 
 
 def test_a_pickle_holds_the_path_and_goes_on_with_the_open_buffer(tmp_path):
-    home = Home("any", tmp_path / "ring")
+    home = BufferLocation("any", tmp_path / "ring")
     filled(home)
     data = pickle.dumps(home)
     assert len(data) < 1000
@@ -321,9 +326,9 @@ def test_a_pickle_holds_the_path_and_goes_on_with_the_open_buffer(tmp_path):
 
 
 def test_an_open_buffer_is_not_shared_under_other_transforms(tmp_path):
-    home = Home("any", tmp_path / "ring")
+    home = BufferLocation("any", tmp_path / "ring")
     filled(home)
-    other = Home("any", tmp_path / "ring", resume=True)
+    other = BufferLocation("any", tmp_path / "ring", resume=True)
     with pytest.raises(SchemaError, match="is open in this process with the transf"):
         other.reopen(transforms=[NStep(2, 0.9)])
     home.close()
@@ -332,7 +337,7 @@ def test_an_open_buffer_is_not_shared_under_other_transforms(tmp_path):
 def test_a_buffer_in_a_temporary_folder_is_not_pickled(tmp_path, monkeypatch):
     monkeypatch.delenv("MMREPLAY_DIR", raising=False)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    home = Home("any")
+    home = BufferLocation("any")
     # Nothing is lost of one that holds nothing.
     assert pickle.loads(pickle.dumps(home)).path != home.path
     filled(home)
@@ -342,7 +347,7 @@ def test_a_buffer_in_a_temporary_folder_is_not_pickled(tmp_path, monkeypatch):
 
 
 def test_a_pickle_of_a_folder_that_was_moved_is_refused(tmp_path):
-    home = Home("any", tmp_path / "ring")
+    home = BufferLocation("any", tmp_path / "ring")
     filled(home)
     data = pickle.dumps(home)
     home.close()
@@ -410,6 +415,6 @@ def test_a_place_that_another_process_makes_meanwhile_is_taken(tmp_path, monkeyp
         return told
 
     monkeypatch.setattr(os.path, "isdir", late)
-    lifecycle.make_place(place)
+    opening.make_place(place)
     monkeypatch.undo()
     assert place.is_dir()

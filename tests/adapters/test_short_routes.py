@@ -9,10 +9,10 @@ import torch
 
 from mmreplay.adapters import alf, pytorchrl, skrl, velora
 from mmreplay.adapters.alf.errors import RefusedError, UnfitError
-from mmreplay.buffer.adding import Adding
+from mmreplay.buffer.replay_buffer import Adding
 from mmreplay.errors import SchemaError
 from mmreplay.kernels import rows as twin
-from mmreplay.storage import lane, ledger, packing
+from mmreplay.storage import commit_state, fast_append, write_path
 from tests.adapters.routes import each_route
 
 Row = namedtuple("Row", ["step_type", "discount", "reward", "parts"])
@@ -272,9 +272,9 @@ def odd_tensors():
 @pytest.mark.parametrize("kernel", ["c", "numpy"])
 def test_tensors_are_stored_by_value(tmp_path, monkeypatch, kernel):
     if kernel == "numpy":
-        monkeypatch.setattr(packing, "rows", twin)
-        monkeypatch.setattr(ledger, "rows", twin)
-        monkeypatch.setattr(lane, "rows", twin)
+        monkeypatch.setattr(write_path, "rows", twin)
+        monkeypatch.setattr(commit_state, "rows", twin)
+        monkeypatch.setattr(fast_append, "rows", twin)
     memory = skrl.Memory(8, 2, "cpu", path=tmp_path / "ring")
     memory.create_tensor("observations", 3)
     for _ in range(20):  # until the ring has come round

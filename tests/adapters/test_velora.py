@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from mmreplay.adapters import places, values, velora_files
 from mmreplay.adapters.velora import BatchExperience, BufferBase, ReplayBuffer
+from mmreplay.disk.files import remove_tree
 from mmreplay.errors import CorruptError, FormatError, SchemaError
-from mmreplay.files import remove_tree
 
 NAMES = ("states", "actions", "rewards", "next_states", "dones", "hiddens")
 

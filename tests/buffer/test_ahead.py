@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
+from mmreplay.storage.gather import Records
 from mmreplay.storage.memmap import MemmapStore
-from mmreplay.storage.records import Records
 from tests.loader.support import fill, steps
 
 GOAL = {"achieved": "observation/pixels", "desired": "goal", "info": ["extra"]}

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
+from mmreplay.disk.files import File
 from mmreplay.errors import FailedError
-from mmreplay.files import File
 from mmreplay.nesting import unflatten
-from mmreplay.storage import early, records
-from mmreplay.storage.pages import Pages
+from mmreplay.storage import gather, read_ahead
+from mmreplay.storage.read_ahead import Pages
 
 FIELDS = {
     "observation/a": mr.Field((3,), "float32"),
@@ -115,14 +115,14 @@ def test_others_run_while_pages_have_to_be_waited_for(
     tmp_path, rng, monkeypatch, advise, there
 ):
     filled(tmp_path, "stored", rng).close()
-    waits, take = set(), records._steps.take
+    waits, take = set(), gather._steps.take
 
     def watched(*args):
         waits.add(args[-1])
         return take(*args)
 
     kernel = SimpleNamespace(take=watched)
-    monkeypatch.setattr(records, "_steps", kernel)
+    monkeypatch.setattr(gather, "_steps", kernel)
     monkeypatch.setattr(Pages, "holds", lambda self, offset: there)
     with mr.ReplayBuffer.open(tmp_path, advise=advise) as reader:
         for _ in range(30):
@@ -131,7 +131,7 @@ def test_others_run_while_pages_have_to_be_waited_for(
         assert waits == {advise == "always" or (advise == "auto" and not there)}
         # What a loader asked for is on its way, perhaps.
         waits.clear()
-        with early.Gathering(True):
+        with read_ahead.Gathering(True):
             for _ in range(30):
                 reader.sample(5)
     assert (True in waits) == (advise in ("auto", "always"))

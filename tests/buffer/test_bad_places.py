@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay import files
+from mmreplay.disk import files
 from mmreplay.errors import (
     CorruptError,
     FailedError,

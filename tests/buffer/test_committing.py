@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
+from mmreplay.disk.files import Disk
 from mmreplay.errors import FailedError, FullError
-from mmreplay.files import Disk
-from mmreplay.storage.ledger import CommitWriter
+from mmreplay.storage.commit_state import CommitWriter
 from mmreplay.storage.memmap import MemmapStore
 from tests.buffer.support import Twin, step
 from tools.torture.disks import using

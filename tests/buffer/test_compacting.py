@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.buffer import state
-from mmreplay.buffer.compacting import compact
+from mmreplay.buffer import statistics
+from mmreplay.buffer.copy_rows import compact
 from mmreplay.cli.exits import run
+from mmreplay.disk.files import File
+from mmreplay.disk.filesystem import file_system
 from mmreplay.errors import FailedError, FormatError, SchemaError
-from mmreplay.files import File
-from mmreplay.mounts import file_system
 from tests.buffer.test_zarr import SCHEMA, nested, same, steps
 
 
@@ -197,7 +197,7 @@ def test_priorities_that_cannot_be_looked_for_keep_no_copy_from_being_whole(
     def fail(folder):
         raise FailedError("cannot list samplers: Input/output error")
 
-    monkeypatch.setattr(state, "stored_priorities", fail)
+    monkeypatch.setattr(statistics, "stored_priorities", fail)
     told = "stored priorities stay behind: cannot list samplers: Input/output error"
     assert compact(source, tmp_path / "b").notes == (told,)
     equal(source, tmp_path / "b")

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
+from mmreplay.disk.files import Disk
 from mmreplay.errors import FailedError, FullError, ReplayError
-from mmreplay.files import Disk
 from tests.buffer.support import Twin, check_rows, step
 from tools.torture.disks import PRIMITIVES, FaultyDisk, using
 

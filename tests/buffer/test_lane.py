@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay import mounts
-from mmreplay.disk import Disk
+from mmreplay.disk import filesystem
+from mmreplay.disk.calls import Disk
 from mmreplay.errors import FailedError, ForkedError
-from mmreplay.storage import inlet
-from mmreplay.storage import lane as module
-from mmreplay.storage.lane import Lane
-from mmreplay.storage.ledger import CommitWriter
+from mmreplay.storage import fast_append as module
+from mmreplay.storage import write_path
+from mmreplay.storage.commit_state import CommitWriter
+from mmreplay.storage.fast_append import FastAppend
 from mmreplay.verify import verify_buffer
 from tools.torture.disks import WatchedDisk, using
 
@@ -34,15 +34,15 @@ SLOTS = 512
 @pytest.fixture(autouse=True)
 def stores(tmp_path):
     """Whether steps are stored where the test's files are."""
-    kind = mounts.file_system(tmp_path)
-    if kind not in mounts.KEEPS_SPACE:
+    kind = filesystem.file_system(tmp_path)
+    if kind not in filesystem.KEEPS_SPACE:
         pytest.skip(f"{kind} is written, never stored into")
 
 
 @pytest.fixture
 def taken(monkeypatch):
     """Positions that went by the lane."""
-    found, add = [], Lane.add
+    found, add = [], FastAppend.add
 
     def note(self, given, head):
         heads = add(self, given, head)
@@ -50,7 +50,7 @@ def taken(monkeypatch):
             found.append(head)
         return heads
 
-    monkeypatch.setattr(Lane, "add", note)
+    monkeypatch.setattr(FastAppend, "add", note)
     return found
 
 
@@ -247,9 +247,9 @@ def test_it_goes_on_from_one_stretch_to_the_next(
 ):
     """Only where limits are raised, or a lap begins, is a step left to other ways."""
     slots = 16 * SLOTS
-    monkeypatch.setattr(inlet, "NEAR_NBYTES", 4096)
-    monkeypatch.setattr(inlet, "NEAR_STEPS", 1)
-    monkeypatch.setattr(inlet, "NEAR_S", 1e9)
+    monkeypatch.setattr(write_path, "NEAR_NBYTES", 4096)
+    monkeypatch.setattr(write_path, "NEAR_STEPS", 1)
+    monkeypatch.setattr(write_path, "NEAR_S", 1e9)
     asked, raised = [], []
     populate, give_up = Disk.populate, CommitWriter.give_up
 

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay import recovery
 from mmreplay.cli.exits import run
 from mmreplay.errors import CorruptError, FailedError, FullError
 from mmreplay.format import metadata as metadata_file
-from mmreplay.storage import readers
+from mmreplay.storage import gather, recovery
 from mmreplay.verify import verify_buffer
 from tests.format.making import fill, schema_of
 
@@ -136,7 +135,7 @@ def test_a_device_that_cannot_be_read_is_an_error_where_files_are_read(
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
 
             patch.setattr(os, "preadv", fail)
-            patch.setattr(readers._copies, "read_rows", lambda *_: False)
+            patch.setattr(gather._copies, "read_rows", lambda *_: False)
             with pytest.raises(FailedError, match=r"cannot read .*Input/output error"):
                 reader.gather_all()
         check(reader, 0, 30)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay import files
+from mmreplay.disk import files
 from mmreplay.errors import FailedError
 from tests.samplers.priority_columns import make
 from tools.torture.disks import QuickDisk, using

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.storage import inlet
+from mmreplay.storage import write_path
 
 SCHEMA = mr.Schema(
     {
@@ -34,7 +34,7 @@ def steps(lead, rng):
 def test_the_ring_holds_the_newest_of_what_it_was_given(
     tmp_path, rng, monkeypatch, num_envs, layout, least
 ):
-    monkeypatch.setattr(inlet, "LEAST_NBYTES", least)
+    monkeypatch.setattr(write_path, "LEAST_NBYTES", least)
     envs = (num_envs,) if num_envs > 1 else ()
     given = {path: [] for path in SCHEMA.paths}
     buffer = mr.ReplayBuffer.create(

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.buffer.forks import Owner
 from mmreplay.errors import (
     ForkedError,
     LockedError,
     StaleError,
     StarvedError,
 )
+from mmreplay.process import Owner
 from tests.buffer.support import Twin, schema, step
 
 SPAWN = multiprocessing.get_context("spawn")

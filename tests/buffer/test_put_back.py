@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.files import Disk, File
+from mmreplay.disk.files import Disk, File
 from mmreplay.format import commit
-from mmreplay.storage.ledger import open_commit
+from mmreplay.storage.commit_state import open_commit
 from tests.buffer.test_copies import SCHEMA, add, copied, right
 from tests.inodes import number_of, numbered
 from tools.torture.powerloss import abandon

@@ -10,7 +10,7 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.errors import FailedError
-from mmreplay.storage import residency
+from mmreplay.storage import memory_usage
 from tests.contracts.sampler import places
 from tests.loader.support import fill, legal, same_as_take, steps
 
@@ -294,15 +294,15 @@ def test_pages_are_counted_one_by_one_where_the_system_has_no_sum(
 ):
     buffer = fill(tmp_path / "b", close=False)
     expected = buffer.memory().page_cache
-    monkeypatch.setattr(residency, "CACHESTAT", -1)
-    monkeypatch.setattr(residency, "PIECE_NBYTES", 8 * mmap.PAGESIZE)
+    monkeypatch.setattr(memory_usage, "CACHESTAT", -1)
+    monkeypatch.setattr(memory_usage, "PIECE_NBYTES", 8 * mmap.PAGESIZE)
     found = buffer.memory().page_cache
     assert abs(found - expected) <= 8 * mmap.PAGESIZE
     # Or counts those of another file than the one below.
-    monkeypatch.setattr(residency, "file_system", lambda path: "overlay")
-    monkeypatch.setattr(residency._libc, "syscall", lambda *_: 0)
+    monkeypatch.setattr(memory_usage, "file_system", lambda path: "overlay")
+    monkeypatch.setattr(memory_usage._libc, "syscall", lambda *_: 0)
     assert buffer.memory().page_cache == found
-    monkeypatch.setattr(residency._libc, "syscall", lambda *_: -1)
+    monkeypatch.setattr(memory_usage._libc, "syscall", lambda *_: -1)
     # Of files that this user may not write, the system says that all is there.
     monkeypatch.setattr(os, "geteuid", lambda: -1)
     monkeypatch.setattr(os, "access", lambda path, mode: False)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.buffer import lifecycle
+from mmreplay.buffer import opening
 from mmreplay.errors import FailedError, SchemaError
-from mmreplay.storage.ledger import CommitWriter
+from mmreplay.storage.commit_state import CommitWriter
 from tests.buffer.test_faults import FAILING, Faulty, abandon, fault_of, struck
 from tests.buffer.test_threads import SCHEMA, step, together
 from tools.torture.disks import QuickDisk, using
@@ -152,7 +152,7 @@ def test_a_generation_that_cannot_be_opened_is_not_put_in_force(tmp_path, monkey
         raise FailedError("no more files", errno_=24)
 
     with monkeypatch.context() as patch:
-        patch.setattr(lifecycle, "_open_locked", fail)
+        patch.setattr(opening, "_open_locked", fail)
         with pytest.raises(FailedError, match="no more files"):
             buffer.resize(20)
     buffer.add(step(8))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.buffer.view import LiveView
+from mmreplay.buffer.reader import LiveView
 from mmreplay.errors import StarvedError
 from tests.buffer.support import Twin
 

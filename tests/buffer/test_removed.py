@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay import recovery
 from mmreplay.errors import FailedError, RemovedError
+from mmreplay.storage import recovery
 from tests.samplers.test_columns import settle
 from tests.torture.test_call_sites import num_descriptors
 from tools.torture.powerloss import abandon

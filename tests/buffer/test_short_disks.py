@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.buffer import lifecycle
+from mmreplay.buffer import opening
 from mmreplay.cli.exits import run
 from mmreplay.errors import FullWarning
 from mmreplay.plan import plan_buffer
@@ -226,7 +226,7 @@ def test_a_creation_that_fails_leaves_what_others_put_there(tmp_path, monkeypatc
         raise mr.FullError("no space")
 
     with monkeypatch.context() as patch:
-        patch.setattr(lifecycle, "build", build)
+        patch.setattr(opening, "build", build)
         with pytest.raises(mr.FullError, match="no space"):
             mr.ReplayBuffer.create(path, SCHEMA, 9)
     assert [each.name for each in path.iterdir()] == ["events.log"]
@@ -234,17 +234,17 @@ def test_a_creation_that_fails_leaves_what_others_put_there(tmp_path, monkeypatc
 
 def test_a_buffer_made_while_the_lock_was_awaited_is_left_alone(tmp_path, monkeypatch):
     """Of two that create one path, the second finds it taken."""
-    path, lock = tmp_path / "b", lifecycle.WriterLock
+    path, lock = tmp_path / "b", opening.WriterLock
 
     def late(folder):
         with monkeypatch.context() as patch:
-            patch.setattr(lifecycle, "WriterLock", lock)
+            patch.setattr(opening, "WriterLock", lock)
             with mr.ReplayBuffer.create(path, SCHEMA, 9) as buffer:
                 buffer.add(pixels=np.zeros(8192, np.uint8), action=1)
         return lock(folder)
 
     with monkeypatch.context() as patch:
-        patch.setattr(lifecycle, "WriterLock", late)
+        patch.setattr(opening, "WriterLock", late)
         with pytest.raises(mr.FormatError, match="already holds a buffer, expected a"):
             mr.ReplayBuffer.create(path, SCHEMA, 9)
     with mr.ReplayBuffer.open(path, "r+") as buffer:

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.buffer import taking
-from mmreplay.buffer.snapshot import snapshot
+from mmreplay.buffer import copy_files
+from mmreplay.buffer.copy_files import snapshot
+from mmreplay.disk import pause as pausing
+from mmreplay.disk.files import Disk
+from mmreplay.disk.pause import Pause
 from mmreplay.errors import CorruptError, FailedError, FormatError, LockedError
-from mmreplay.files import Disk
-from mmreplay.storage import pause as pausing
-from mmreplay.storage.pause import Pause
 from mmreplay.verify import verify_buffer
 from tools.torture.disks import using
 
@@ -110,7 +110,7 @@ def test_rows_given_up_meanwhile_are_cut_and_counted(
     tmp_path, rng, monkeypatch, layout, shared
 ):
     """Whatever is overwritten between any two files or pieces, no wrong row is in."""
-    monkeypatch.setattr(taking, "CHUNK_NBYTES", 9000)
+    monkeypatch.setattr(copy_files, "CHUNK_NBYTES", 9000)
     cuts = []
     for turn in range(8):
         source, target = tmp_path / f"a{turn}", tmp_path / f"b{turn}"

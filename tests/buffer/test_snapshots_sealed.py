@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.buffer import taking_shards
+from mmreplay.buffer import copy_files
+from mmreplay.disk.files import Disk
 from mmreplay.errors import CorruptError, FailedError, StarvedError
-from mmreplay.files import Disk
 from mmreplay.verify import verify_buffer
 from tests.buffer.test_snapshots import (
     SCHEMA,
@@ -174,11 +174,11 @@ def test_a_file_system_that_refuses_a_link_for_another_reason_is_told(tmp_path):
 
 
 def test_a_place_that_never_rests_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(taking_shards, "TRIES", 3)
+    monkeypatch.setattr(copy_files, "TRIES", 3)
     turns = iter(range(1000))
-    get = taking_shards.Places.get
+    get = copy_files.ShardStates.get
     monkeypatch.setattr(
-        taking_shards.Places, "get", lambda *a: get(*a) + 2 * next(turns)
+        copy_files.ShardStates, "get", lambda *a: get(*a) + 2 * next(turns)
     )
     with create(tmp_path / "a") as buffer:
         extend(buffer, 5)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay import mounts
+from mmreplay.disk import filesystem
 from mmreplay.errors import FullError, SchemaError
-from mmreplay.storage import inlet
+from mmreplay.storage import write_path
 from tools.torture.disks import FaultyDisk, WatchedDisk, using
 
 FIELDS = {
@@ -48,8 +48,8 @@ class SeenDisk(WatchedDisk):
 @pytest.fixture
 def stores(tmp_path):
     """Whether steps are stored where the test's files are."""
-    kind = mounts.file_system(tmp_path)
-    if kind not in mounts.KEEPS_SPACE:
+    kind = filesystem.file_system(tmp_path)
+    if kind not in filesystem.KEEPS_SPACE:
         pytest.skip(f"{kind} is written, never stored into")
 
 
@@ -100,7 +100,7 @@ def test_the_routes_leave_the_same_files(
     for way in ("stored", "written", "converted"):
         rng = np.random.default_rng(7)
         if way == "written":
-            monkeypatch.setattr(inlet, "KEEPS_SPACE", frozenset())
+            monkeypatch.setattr(write_path, "KEEPS_SPACE", frozenset())
         buffer = made(tmp_path / way, num_envs, layout, autoreset)
         for number in range(3 * buffer.slots):
             step = step_of(num_envs, rng)
@@ -185,12 +185,12 @@ def test_what_was_asked_for_a_second_ago_is_asked_for_again(
             asked.append(nbytes)
             super().populate(address, nbytes)
 
-    now = itertools.count(monotonic() + 9.0, 2 * inlet.NEAR_S)
+    now = itertools.count(monotonic() + 9.0, 2 * write_path.NEAR_S)
     buffer, rng = full_ring(tmp_path / "a")
     with using(Asked()):
         buffer.add(step_of(1, rng))
         assert not asked
-        monkeypatch.setattr(inlet, "monotonic", now.__next__)
+        monkeypatch.setattr(write_path, "monotonic", now.__next__)
         for _ in range(4):
             before = len(asked)
             buffer.add(step_of(1, rng))
@@ -208,8 +208,8 @@ def test_pages_that_cannot_be_had_are_written_and_left_for_a_while(
             self.refused += 1
             raise OSError(errno.EFAULT, "a store would be a SIGBUS")
 
-    monkeypatch.setattr(inlet, "RESTS", 3)
-    monkeypatch.setattr(inlet, "NEAR_S", -1.0)
+    monkeypatch.setattr(write_path, "RESTS", 3)
+    monkeypatch.setattr(write_path, "NEAR_S", -1.0)
     buffer, rng = full_ring(tmp_path / "a")
     with using(Refusing()) as disk:
         steps = [step_of(1, rng) for _ in range(9)]
@@ -225,7 +225,7 @@ def test_pages_that_cannot_be_had_are_written_and_left_for_a_while(
 
 @pytest.mark.parametrize("kind", ["xfs", "btrfs", "nfs", "?"])
 def test_where_space_may_be_shared_steps_are_written(tmp_path, monkeypatch, kind):
-    monkeypatch.setattr(inlet, "file_system", lambda path: kind)
+    monkeypatch.setattr(write_path, "file_system", lambda path: kind)
     buffer, rng = full_ring(tmp_path / "a")
     with using(SeenDisk()) as disk:
         buffer.add(step_of(1, rng))
@@ -240,7 +240,7 @@ def test_a_full_disk_is_the_error_of_a_write_and_loses_nothing(
         def populate(self, address, nbytes):
             raise OSError(errno.ENOSPC, "full")
 
-    monkeypatch.setattr(inlet, "NEAR_S", -1.0)
+    monkeypatch.setattr(write_path, "NEAR_S", -1.0)
     buffer, rng = full_ring(tmp_path / "a")
     heads, before = buffer.heads, buffer.gather_all().fields
     full = Full(OSError(errno.ENOSPC, "full"), names=("pwrite",), count=99)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import mmreplay as mr
-from mmreplay.buffer.view import LiveView
+from mmreplay.buffer.reader import LiveView
 from mmreplay.errors import SchemaError, StaleError
 from mmreplay.samplers.base import Draw, Windows
 from tests.buffer.support import Twin, schema

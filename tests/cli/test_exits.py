@@ -232,8 +232,8 @@ def test_an_interruption_says_what_is_kept(monkeypatch, cli, path):
 @pytest.mark.parametrize(
     ("command", "function"),
     [
-        ("snapshot", "mmreplay.buffer.snapshot.snapshot"),
-        ("compact", "mmreplay.buffer.compacting.compact"),
+        ("snapshot", "mmreplay.buffer.copy_files.snapshot"),
+        ("compact", "mmreplay.buffer.copy_rows.compact"),
         ("repair", "mmreplay.repairing.repair"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.cli import show
-from mmreplay.files import Disk
+from mmreplay.disk.files import Disk
 
 
 def test_info_tells_the_ring_its_contents_and_its_episodes(facts, path):

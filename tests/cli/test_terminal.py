@@ -10,7 +10,7 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.cli import show
-from mmreplay.storage.lock import WriterLock
+from mmreplay.disk.lock import WriterLock
 
 EVIL = "\x1b]0;pwned\x07"
 SEEN = r"\x1b]0;pwned\x07"

@@ -7,7 +7,7 @@ import pytest
 
 from mmreplay.errors import EmptyError, FormatError
 from mmreplay.ring import Ring, Span
-from mmreplay.samplers.base import Home
+from mmreplay.samplers.base import BufferIdentity
 
 
 class ListedView:
@@ -29,7 +29,7 @@ class ListedView:
         self.starts = Span(first, first + lengths - waiting)
         self.num_illegal = sum(rows.count("x") for rows in legal)
         ring = Ring.sized(int(max(lengths.max(), 1)), len(legal))
-        self.home = Home(ring, None, bytes(16), 1)
+        self.home = BufferIdentity(ring, None, bytes(16), 1)
 
     def legal(self, env_ids, positions):
         assert (positions >= self.starts.first[env_ids]).all()

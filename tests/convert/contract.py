@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import mmreplay as mr
-from mmreplay import files
 from mmreplay.convert.base import BLOCK_NBYTES
+from mmreplay.disk import files
 from mmreplay.errors import (
     CorruptError,
     FailedError,

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay import files
 from mmreplay.convert import auto_export
+from mmreplay.disk import files
 from mmreplay.errors import FailedError, FullError, SchemaError
 from tests.convert.test_kills import after, in_a_child
 
@@ -322,8 +322,8 @@ FORGOTTEN = """
 import sys, threading, time
 from concurrent.futures import thread
 from mmreplay import AutoExport
-from mmreplay.convert import rows
-from mmreplay.convert.count import Beginnings
+from mmreplay.convert import buffer_reader
+from mmreplay.convert.episode_ends import Beginnings
 from tests.convert.test_auto_export import create, step
 from pathlib import Path
 
@@ -352,7 +352,7 @@ where, when, name, *options = sys.argv[1:]
 if when == "before":
     AutoExport._run = late
 else:
-    rows.default_rows = lambda _: 7
+    buffer_reader.default_rows = lambda _: 7
     Beginnings.look = between
 buffer = create(Path(where))
 export = AutoExport(

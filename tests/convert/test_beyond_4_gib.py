@@ -8,10 +8,10 @@ import torch
 from safetensors import safe_open
 
 import mmreplay as mr
-from mmreplay import files
 from mmreplay.convert import registry
 from mmreplay.convert.base import Block
 from mmreplay.convert.description import Description
+from mmreplay.disk import files
 
 ROWS, WIDTH, STEP = 66_000, 65_536, 1_000
 SCHEMA = mr.Schema.from_flat(

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay import files
-from mmreplay.convert.count import firsts
-from mmreplay.convert.rows_writer import _law
+from mmreplay.convert.buffer_writer import _law
+from mmreplay.convert.episode_ends import firsts
+from mmreplay.disk import files
 from tests.convert.support import same_rows
 
 SCHEMA = {

@@ -12,7 +12,7 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.cli.exits import INTERRUPTED, run
-from mmreplay.convert import between
+from mmreplay.convert import transfer
 from mmreplay.convert.staging import Staging
 from tests.convert.support import every_kind
 
@@ -69,7 +69,7 @@ def test_a_source_that_is_still_looked_at_is_said_to_be_as_it_was(
     def pressed(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(between, "open_source", pressed)
+    monkeypatch.setattr(transfer, "open_source", pressed)
     assert run(["convert", str(source), str(tmp_path / "a.csv")]) == INTERRUPTED
     assert "a.csv was not made, the source was only read" in capsys.readouterr().err
 

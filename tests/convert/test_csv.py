@@ -10,8 +10,8 @@ import pytest
 import mmreplay as mr
 from mmreplay.cli import exits
 from mmreplay.convert import csv as ours
-from mmreplay.convert.csv_columns import Cells
-from mmreplay.convert.rows import BufferReader
+from mmreplay.convert.buffer_reader import BufferReader
+from mmreplay.convert.csv import Cells
 from mmreplay.errors import FormatError, SchemaError, SourceError
 from mmreplay.schema.dtypes import DTYPES
 from tests.convert.contract import FormatContract

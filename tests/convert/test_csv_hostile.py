@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay import files
-from mmreplay.convert import csv_reader, csv_sidecar, csv_text, tables
+from mmreplay.convert import csv, undescribed
+from mmreplay.convert import csv as csv_sidecar
+from mmreplay.convert import csv as csv_text
+from mmreplay.disk import files
 from mmreplay.errors import (
     CorruptError,
     FailedError,
@@ -48,7 +50,7 @@ def load(path, **options):
 KILL = """
 import os, signal, sys
 import mmreplay as mr
-from mmreplay import files
+from mmreplay.disk import files
 class Dying(files.Disk):
     def rename(self, source, target):
         global left
@@ -312,7 +314,7 @@ def test_a_line_without_end_takes_no_memory(tmp_path, head, fill):
 
 
 def test_a_gzip_bomb_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "HARMLESS_NBYTES", 1 << 20)
+    monkeypatch.setattr(undescribed, "HARMLESS_NBYTES", 1 << 20)
     path = tmp_path / "a.csv.gz"
     path.write_bytes(gzip.compress(b"a,b\n" + b"1,2\n" * 2_000_000))
     with pytest.raises(
@@ -356,7 +358,7 @@ def test_members_of_gzip_follow_each_other(tmp_path):
 
 
 def test_what_arrow_finds_and_we_do_not_is_still_an_error(file, monkeypatch):
-    monkeypatch.setattr(csv_reader, "explain", lambda *_: None)
+    monkeypatch.setattr(csv, "explain", lambda *_: None)
     file.write_bytes(file.read_bytes().replace(b"\n0,3,0,6,", b"\n0,3,0,x,"))
     with pytest.raises(
         CorruptError, match=r"after 0 rows: got In CSV column .* expected"

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay import files
 from mmreplay.cli.exits import run
+from mmreplay.disk import files
 from mmreplay.errors import SchemaError
 from mmreplay.format.sharding import CODECS
 from mmreplay.verify import verify_buffer

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay import files
-from mmreplay.convert import device, laying, rows, rows_writer
+from mmreplay.convert import buffer_reader, buffer_writer, direct_file, direct_writer
 from mmreplay.convert.base import Block
 from mmreplay.convert.description import Description
+from mmreplay.disk import files
+from mmreplay.disk.files import Disk
 from mmreplay.errors import FailedError, FullError
-from mmreplay.files import Disk
 from tests.convert.support import same_rows
 from tests.convert.test_device import PAGE, PastCache, goes_past
 from tests.convert.test_kills import Deadly, in_a_child
@@ -70,7 +70,7 @@ def blocks(rng, description, mixed):
 
 def made(path, description, seed, mixed, disk=None):
     """Make a buffer of drawn rows, the same for one seed."""
-    with using(disk or Disk()), rows.open_writer(path, description) as writer:
+    with using(disk or Disk()), buffer_reader.open_writer(path, description) as writer:
         for block in blocks(np.random.default_rng(seed), description, mixed):
             writer.write(block)
         writer.finish()
@@ -101,7 +101,7 @@ def test_files_are_to_the_byte_those_of_the_store(
         disk = PastCache()
         found = made(tmp_path / f"a{seed}", given, seed, mixed, disk)
         with monkeypatch.context() as patch:
-            patch.setattr(rows_writer, "laying", laying.Stored)
+            patch.setattr(buffer_writer, "laying", direct_writer.Stored)
             expected = made(tmp_path / f"b{seed}", given, seed, mixed)
         assert found.keys() == expected.keys()
         assert [name for name in found if found[name] != expected[name]] == []
@@ -190,19 +190,19 @@ def test_a_load_that_is_killed_past_the_cache_can_be_begun_again(
 def test_many_large_fields_share_the_memory(tmp_path, small, monkeypatch):
     taken = []
 
-    class Counted(device.Direct):
+    class Counted(direct_file.Direct):
         def __init__(self, *given):
             super().__init__(*given)
             taken.append(self._slab_nbytes * self._spare)
 
-    monkeypatch.setattr(device, "Direct", Counted)
-    monkeypatch.setattr(device, "SLAB_NBYTES", 1 << 30)
-    monkeypatch.setattr(device, "LEAST_SLAB_NBYTES", PAGE)
+    monkeypatch.setattr(direct_file, "Direct", Counted)
+    monkeypatch.setattr(direct_file, "SLAB_NBYTES", 1 << 30)
+    monkeypatch.setattr(direct_file, "LEAST_SLAB_NBYTES", PAGE)
     schema = mr.Schema({f"f{k}": mr.Field((5000,), "uint8") for k in range(9)})
     given = Description(schema, np.zeros(1, int), np.full(1, 60), capacity=60)
     found = made(tmp_path / "a", given, 0, False)
     assert len(taken) == 10
-    assert device.SLABS_NBYTES // 2 < sum(taken) <= device.SLABS_NBYTES
-    monkeypatch.setattr(device, "MAX_STREAMS", 9)
+    assert direct_file.SLABS_NBYTES // 2 < sum(taken) <= direct_file.SLABS_NBYTES
+    monkeypatch.setattr(direct_file, "MAX_STREAMS", 9)
     assert made(tmp_path / "b", given, 0, False) == found
     assert len(taken) == 10

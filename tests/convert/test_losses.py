@@ -86,7 +86,9 @@ def test_minaris_episodes_end_where_the_stored_next_is_not_the_row_behind(
     tmp_path, rows, monkeypatch
 ):
     if rows:
-        monkeypatch.setattr("mmreplay.convert.rows.default_rows", lambda _: rows)
+        monkeypatch.setattr(
+            "mmreplay.convert.buffer_reader.default_rows", lambda _: rows
+        )
     with create(tmp_path / "b", FIELDS | ENDS | NEXT) as buffer:
         seen, after = [0, 1, 10, 5, 6], [1, 2, 11, 6, 7]
         record(buffer, seen, next_observation=after, **ends(count=5, terminated=[4]))
@@ -178,7 +180,9 @@ def test_ends_without_a_role_are_taken_by_their_name(
     tmp_path, monkeypatch, field, stored, rows
 ):
     if rows:
-        monkeypatch.setattr("mmreplay.convert.rows.default_rows", lambda _: rows)
+        monkeypatch.setattr(
+            "mmreplay.convert.buffer_reader.default_rows", lambda _: rows
+        )
     fields = FIELDS | {"dones": field} | (NEXT if stored else {})
     with create(tmp_path / "b", fields) as buffer:
         more = {"next_observation": np.arange(1, 9)} if stored else {}
@@ -211,7 +215,9 @@ def test_ends_by_name_are_written_as_those_of_a_role(
     tmp_path, rng, monkeypatch, stored, rows
 ):
     if rows:
-        monkeypatch.setattr("mmreplay.convert.rows.default_rows", lambda _: rows)
+        monkeypatch.setattr(
+            "mmreplay.convert.buffer_reader.default_rows", lambda _: rows
+        )
     steps = {
         "observation": rng.random((30, 3, 1), np.float32),
         "action": rng.random((30, 3, 1), np.float32),

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import mmreplay as mr
-from mmreplay import files
 from mmreplay.cli.exits import run
-from mmreplay.convert.npz_packed import room
+from mmreplay.convert.npz import room
+from mmreplay.disk import files
 from mmreplay.errors import FullError, SchemaError
 from tests.convert.contract import Faulty, make_large, numbers, peak
 from tests.convert.support import every_kind, histories, play, same

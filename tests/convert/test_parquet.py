@@ -14,8 +14,8 @@ import pytest
 import mmreplay as mr
 from mmreplay.convert import parquet
 from mmreplay.convert.base import BLOCK_NBYTES, Block
-from mmreplay.convert.rows import BufferReader
-from mmreplay.convert.steps import Steps
+from mmreplay.convert.buffer_reader import BufferReader
+from mmreplay.convert.episode_ends import Steps
 from mmreplay.errors import CorruptError, FormatError, SchemaError, SourceError
 from tests.convert.contract import FormatContract
 from tests.convert.support import every_kind, same_rows

@@ -20,7 +20,7 @@ import numpy as np
 import mmreplay as mr
 from mmreplay.convert.base import Block, Notes, Reader
 from mmreplay.convert.description import Description
-from mmreplay.convert.ends import Marks
+from mmreplay.convert.episode_ends import Marks
 from mmreplay.convert.registry import Format
 
 FORMAT = Format("count", "counting", "rows that count", (".count",), writes=False)

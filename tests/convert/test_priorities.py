@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay import files
+from mmreplay.disk import files
 from mmreplay.errors import SchemaError
-from mmreplay.samplers.columns import COLUMN, STATE
+from mmreplay.samplers.priority_file import COLUMN, STATE
 from tests.convert.support import EVERY, bits, nested, steps
 
 SUFFIXES = [".npz", ".pt", ".safetensors", ".csv", ".parquet"]

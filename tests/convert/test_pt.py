@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import mmreplay as mr
-from mmreplay.convert import pt_header
-from mmreplay.convert.zip_layout import Layout
+from mmreplay.convert import pt
+from mmreplay.convert.zip_file import Layout
+from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FormatError, SourceError
-from mmreplay.files import File
 from tests.convert.contract import FormatContract
 from tests.convert.support import every_kind, seven_and_eight
 
@@ -56,7 +56,7 @@ def test_the_header_is_what_torch_itself_would_write():
         name: (str(each.dtype).removeprefix("torch."), tuple(each.shape))
         for name, each in tensors.items()
     }
-    assert meaning(pt_header.encode(kinds)) == meaning(header_of(tensors))
+    assert meaning(pt.encode(kinds)) == meaning(header_of(tensors))
 
 
 def header_of(tensors):
@@ -92,7 +92,7 @@ def meaning(data):
 def test_numbers_beyond_31_bits_stand_in_the_header(tmp_path):
     # A sparse file of 6 GiB, which torch maps: nothing of it is read but its end.
     rows = 3 << 30
-    header = pt_header.encode({"x": ("int16", (rows,))})
+    header = pt.encode({"x": ("int16", (rows,))})
     layout = Layout()
     first = layout.add("archive/data.pkl", len(header))
     data = layout.add("archive/data/0", 2 * rows)

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay import files
-from mmreplay.convert import device, registry, rows
+from mmreplay.convert import buffer_reader, direct_file, registry
 from mmreplay.convert.base import Block
 from mmreplay.convert.description import Description
 from mmreplay.convert.registry import Format
 from mmreplay.convert.staging import MARKER, Staging
+from mmreplay.disk import files
 from mmreplay.errors import (
     FailedError,
     FormatError,
@@ -52,16 +52,16 @@ def block(flags, first=0, env_id=0):
 
 
 def write(tmp_path, blocks, **options):
-    with rows.open_writer(tmp_path / "new", describe(**options)) as writer:
+    with buffer_reader.open_writer(tmp_path / "new", describe(**options)) as writer:
         for each in blocks:
             writer.write(each)
         writer.finish()
 
 
 def test_a_buffer_is_copied_by_reading_and_writing_it(source, tmp_path):
-    with rows.BufferReader(source) as reader:
+    with buffer_reader.BufferReader(source) as reader:
         description = reader.describe()
-        with rows.open_writer(tmp_path / "copy", description) as writer:
+        with buffer_reader.open_writer(tmp_path / "copy", description) as writer:
             for each in reader.blocks(7):
                 writer.write(each)
             writer.finish()
@@ -70,10 +70,10 @@ def test_a_buffer_is_copied_by_reading_and_writing_it(source, tmp_path):
 
 
 def test_blocks_of_mixed_environments_are_taken(source, tmp_path):
-    with rows.BufferReader(source) as reader:
+    with buffer_reader.BufferReader(source) as reader:
         parts = list(reader.blocks(5))
         order = np.argsort([p.positions[0] for p in parts], kind="stable")
-        with rows.open_writer(tmp_path / "copy", reader.describe()) as writer:
+        with buffer_reader.open_writer(tmp_path / "copy", reader.describe()) as writer:
             for a, b in zip(order[::2], order[1::2], strict=True):
                 writer.write(joined(parts[a], parts[b]))
             writer.finish()
@@ -109,7 +109,7 @@ def test_a_smaller_capacity_keeps_the_newest_rows(source, tmp_path):
 
 def test_rows_given_up_by_a_writer_meanwhile_end_the_export(source, tmp_path):
     with mr.ReplayBuffer.open(source.path) as reader:
-        made = rows.BufferReader(reader)
+        made = buffer_reader.BufferReader(reader)
         source.clear([0])
         with pytest.raises(StaleError, match="the writer gave up rows of"):
             list(made.blocks())
@@ -163,7 +163,7 @@ def test_a_buffer_in_ram_is_exported(tmp_path):
 
 
 def test_a_description_survives_json(source):
-    with rows.BufferReader(source) as reader:
+    with buffer_reader.BufferReader(source) as reader:
         description = reader.describe()
     again = Description.from_bytes(description.to_bytes(), "x")
     assert again.to_bytes() == description.to_bytes()
@@ -190,7 +190,7 @@ def test_a_description_survives_json(source):
 def test_descriptions_that_lie_are_refused(source, change, message):
     import json
 
-    with rows.BufferReader(source) as reader:
+    with buffer_reader.BufferReader(source) as reader:
         value = json.loads(reader.describe().to_bytes())
     with pytest.raises(FormatError, match=message):
         Description.from_bytes(json.dumps(value | change).encode(), "x")
@@ -290,7 +290,7 @@ def test_an_option_that_no_format_takes_is_refused(source, tmp_path):
 def test_importing_convert_loads_no_format_library():
     from tests.test_imports import HEAVY, modules_after
 
-    code = "import mmreplay as mr; mr.export; mr.load; import mmreplay.convert.between"
+    code = "import mmreplay as mr; mr.export; mr.load; import mmreplay.convert.transfer"
     assert not HEAVY & modules_after(code)
 
 
@@ -337,7 +337,7 @@ def test_a_block_stays_as_it_is_while_the_next_one_is_made(tmp_path, name):
     source = tmp_path / "b" if name is None else tmp_path / name
     if name is not None:
         mr.export(tmp_path / "b", source)
-    kind = rows.open_reader if name is None else registry.named(name[2:])
+    kind = buffer_reader.open_reader if name is None else registry.named(name[2:])
     reader = kind(source) if name is None else registry.open_reader(kind, source)
     with reader:
         for number, each in enumerate(reader.blocks(100)):
@@ -352,7 +352,7 @@ def test_a_device_that_fails_while_a_buffer_is_filled_leaves_none(
     tmp_path, monkeypatch, wrong
 ):
     """The device is given what was written so far, in a thread."""
-    monkeypatch.setattr(device, "SYNC_NBYTES", 64)
+    monkeypatch.setattr(direct_file, "SYNC_NBYTES", 64)
     synced = []
 
     def datasync(self, fd):

@@ -8,10 +8,9 @@ import pytest
 from safetensors import safe_open
 
 import mmreplay as mr
-from mmreplay import files
 from mmreplay.convert.description import KEY
-from mmreplay.convert.safetensors_file import SUMS
-from mmreplay.convert.safetensors_parts import INDEX, PART, ROWS, part_name
+from mmreplay.convert.safetensors import INDEX, PART, ROWS, SUMS, part_name
+from mmreplay.disk import files
 from mmreplay.errors import CorruptError, FormatError, ReplayError, SchemaError
 from tests.convert.support import every_kind, retold, same, same_rows
 

@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import mmreplay as mr
-from mmreplay import files
 from mmreplay.cli.exits import run
-from mmreplay.convert import rows as buffers
-from mmreplay.convert.between import chosen
-from mmreplay.convert.select import Choice
+from mmreplay.convert import buffer_reader as buffers
+from mmreplay.convert.select import Selection
+from mmreplay.convert.transfer import chosen
+from mmreplay.disk import files
 from mmreplay.errors import FormatError, SchemaError, SourceError
 from tests.convert.contract import numbers
 from tests.convert.support import every_kind, histories, play
@@ -182,7 +182,7 @@ def test_a_buffer_is_read_where_it_is_wanted_only(source, monkeypatch):
         return read(self, paths, ids, at)
 
     monkeypatch.setattr(type(source.view), "read", counted)
-    with chosen(reader, Choice(rows=slice(3, 7))) as part:
+    with chosen(reader, Selection(rows=slice(3, 7))) as part:
         assert sum(len(each) for each in part.blocks()) == 4
     assert sum(asked) == 4
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import mmreplay as mr
-from mmreplay import files
 from mmreplay.convert import skrl
+from mmreplay.disk import files
 from mmreplay.errors import SchemaError, SourceError
 
 SUFFIXES = [".pt", ".npz"]

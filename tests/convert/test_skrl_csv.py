@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay import files
+from mmreplay.disk import files
 from mmreplay.errors import SchemaError, SourceError
 from tests.convert.test_skrl import SCHEMA, make
 

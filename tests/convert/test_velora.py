@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import mmreplay as mr
-from mmreplay import files
+from mmreplay.disk import files
 from mmreplay.errors import CorruptError, FormatError, SchemaError, SourceError
 
 FIELDS = {
@@ -132,7 +132,7 @@ def test_steps_wait_for_the_next_block(tmp_path, monkeypatch):
         for name, rows in (("v", None), ("w", 1), ("x", 7)):
             if rows is not None:
                 monkeypatch.setattr(
-                    "mmreplay.convert.rows.default_rows", lambda _, n=rows: n
+                    "mmreplay.convert.buffer_reader.default_rows", lambda _, n=rows: n
                 )
             mr.export(buffer, tmp_path / name, format="safetensors", layout="velora")
     whole = (tmp_path / "v" / "buffer_state.safetensors").read_bytes()

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.convert import device, rows_writer, warming
-from mmreplay.files import File
+from mmreplay.convert import buffer_writer, direct_file
+from mmreplay.convert import buffer_writer as warming
+from mmreplay.disk.files import File
 
 
 @pytest.fixture
@@ -72,7 +73,7 @@ def test_where_no_thread_is_left_nothing_is_asked_for(tmp_path, monkeypatch, ask
 
 def test_a_load_past_the_cache_has_its_large_files_asked_for(tmp_path, monkeypatch):
     given = []
-    monkeypatch.setattr(rows_writer, "warm", given.append)
+    monkeypatch.setattr(buffer_writer, "warm", given.append)
     np.savez(
         tmp_path / "a.npz",
         observation=np.zeros((200, 5000), np.uint8), reward=np.zeros(200, np.float32),
@@ -80,7 +81,7 @@ def test_a_load_past_the_cache_has_its_large_files_asked_for(tmp_path, monkeypat
     )  # fmt: skip
     mr.load(tmp_path / "a.npz", tmp_path / "cached")
     assert given.pop() == []
-    monkeypatch.setattr(device, "DIRECT_NBYTES", 1 << 16)
+    monkeypatch.setattr(direct_file, "DIRECT_NBYTES", 1 << 16)
     mr.load(tmp_path / "a.npz", tmp_path / "past")
     paths = given.pop()
     if not paths:

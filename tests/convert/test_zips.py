@@ -5,9 +5,9 @@ from contextlib import closing
 
 import pytest
 
-from mmreplay.convert.zips import Deflated, Entry
+from mmreplay.convert.zip_file import Deflated, Entry
+from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError
-from mmreplay.files import File
 
 
 def test_what_follows_the_end_of_a_deflated_stream_is_not_waited_for(tmp_path):

@@ -3,7 +3,7 @@
 import numpy as np
 
 import mmreplay as mr
-from mmreplay import files
+from mmreplay.disk import files
 from mmreplay.format import commit
 from mmreplay.format.commit import Record
 from mmreplay.format.metadata import Metadata

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmreplay import files
+from mmreplay.disk import files
 from mmreplay.format import commit
 from tests.format.making import BIRTH, UUID, identity_of, record_of
 

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay import boot, episodes, files
+from mmreplay import episodes, process
+from mmreplay.disk import files
+from mmreplay.disk.lock import held_by
 from mmreplay.errors import (
     CorruptError,
     EmptyError,
@@ -21,7 +23,6 @@ from mmreplay.errors import (
 )
 from mmreplay.format import commit
 from mmreplay.ring import Span
-from mmreplay.storage.lock import held_by
 from tests.format.making import BOOT, fill, schema_of
 
 MUTANTS = 2000
@@ -32,7 +33,7 @@ MEMORY_NBYTES = 64 << 20
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A small buffer that was killed after its last commit."""
-    monkeypatch.setattr(boot, "boot_id", lambda: BOOT)
+    monkeypatch.setattr(process, "boot_id", lambda: BOOT)
     with mr.ReplayBuffer.create(
         tmp_path / "b", schema_of(), 12, 2, autoreset="disabled"
     ) as buffer:

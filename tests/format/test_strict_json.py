@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mmreplay import strict_json
 from mmreplay.errors import FormatError
-from mmreplay.format import strict_json
 
 KEYS = st.text(max_size=8)
 LEAVES = (

@@ -9,8 +9,8 @@ from torch.utils.dlpack import to_dlpack
 
 import mmreplay as mr
 from mmreplay.schema.dtypes import DTYPES
-from mmreplay.storage import packing
-from mmreplay.storage.placement import place
+from mmreplay.storage import write_path
+from mmreplay.storage.layout import record_layout
 
 NAMED = {dtype: f"of_{dtype}" for dtype in DTYPES if dtype != "bfloat16"}
 FIELDS = {
@@ -69,10 +69,10 @@ def envs(request):
 @pytest.fixture
 def take(rows, monkeypatch, envs):
     """What takes a step of some fields, and its record."""
-    monkeypatch.setattr(packing, "rows", rows)
+    monkeypatch.setattr(write_path, "rows", rows)
 
     def taker(schema=SCHEMA):
-        packer = packing.packer(schema, place(schema), envs)
+        packer = write_path.packer(schema, record_layout(schema), envs)
         one = packer.step if envs == 1 else packer.wide
         return one, lambda: bytes(packer.record if envs == 1 else packer.rows)
 
@@ -228,7 +228,7 @@ def test_steps_too_long_to_be_packed_by_the_look_are_left(take, rng, envs):
     """A ring packs them from arrays."""
     many = {f"f{number}": mr.Field((200,), "float32") for number in range(24)}
     schema = mr.Schema({"alone": FIELDS["alone"]} | many)
-    assert not place(schema).large
+    assert not record_layout(schema).large
     one, packed = take(schema)
     assert (len(packed()) > 0) == (envs == 1)
     lead = (envs,) if envs > 1 else ()

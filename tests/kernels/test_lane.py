@@ -10,8 +10,8 @@ import mmreplay as mr
 from mmreplay import kernels
 from mmreplay.format import commit
 from mmreplay.kernels import rows as twin
-from mmreplay.storage import packing
-from mmreplay.storage.placement import place
+from mmreplay.storage import write_path
+from mmreplay.storage.layout import record_layout
 from tests.kernels.test_rows import record
 
 FIELDS = {
@@ -21,7 +21,7 @@ FIELDS = {
     "truncated": mr.Field((), "bool"),
 }
 SCHEMA = mr.Schema(FIELDS)
-STRIDE = place(SCHEMA).stride
+STRIDE = record_layout(SCHEMA).stride
 ROWS = 40
 ENVS = [1, 3]
 
@@ -30,11 +30,11 @@ class Bench:
     """A lane, its files in memory, and what it is held against."""
 
     def __init__(self, rows, num_envs, monkeypatch, rng):
-        monkeypatch.setattr(packing, "rows", rows)
+        monkeypatch.setattr(write_path, "rows", rows)
         self.num_envs, self.rows = num_envs, rows
         self.first = record(num_envs, rng)
         self.slot = self.new_slot()
-        self.packer = packing.packer(SCHEMA, place(SCHEMA), num_envs)
+        self.packer = write_path.packer(SCHEMA, record_layout(SCHEMA), num_envs)
         self.lane = rows.Lane(self.packer, self.slot)
         size = commit.slot_nbytes(num_envs)
         self.size = size
@@ -85,7 +85,7 @@ def bench(request, rows, monkeypatch, rng):
 def test_it_stores_what_the_packer_and_the_slot_make(bench, rng):
     bench.lease()
     envs, size = bench.num_envs, bench.size
-    packer = packing.packer(SCHEMA, place(SCHEMA), envs)
+    packer = write_path.packer(SCHEMA, record_layout(SCHEMA), envs)
     expected = bytearray(bench.records), bytearray(bench.flags), bytearray(bench.commit)
     other = bench.new_slot()
     for number in range(1, 30):

@@ -7,9 +7,9 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.schema.dtypes import DTYPES
-from mmreplay.storage import packing
-from mmreplay.storage.inlet import LEAST_NBYTES
-from mmreplay.storage.placement import place
+from mmreplay.storage import write_path
+from mmreplay.storage.layout import record_layout
+from mmreplay.storage.write_path import LEAST_NBYTES
 
 FIELDS = {
     **{dtype: mr.Field((), dtype) for dtype in DTYPES},
@@ -25,13 +25,13 @@ FIELDS = {
 SCHEMA = mr.Schema(FIELDS)
 
 
-PLACED = place(SCHEMA)
+PLACED = record_layout(SCHEMA)
 
 
 @pytest.fixture
 def packer(rows, monkeypatch):
-    monkeypatch.setattr(packing, "rows", rows)
-    return packing.packer(SCHEMA, PLACED, 1)
+    monkeypatch.setattr(write_path, "rows", rows)
+    return write_path.packer(SCHEMA, PLACED, 1)
 
 
 def plain():
@@ -200,8 +200,8 @@ def arrays(lead, rng):
 def test_the_steps_of_a_plain_block_are_counted(
     rows, monkeypatch, num_envs, lead, steps, rng
 ):
-    monkeypatch.setattr(packing, "rows", rows)
-    packer = packing.packer(SCHEMA, PLACED, num_envs)
+    monkeypatch.setattr(write_path, "rows", rows)
+    packer = write_path.packer(SCHEMA, PLACED, num_envs)
     assert packer.block(arrays(lead, rng)) == steps
 
 
@@ -230,8 +230,8 @@ def test_a_block_that_must_be_looked_at_is_left(packer, path, value, rng):
 @pytest.fixture
 def wide(rows, monkeypatch):
     """A packer of three environments."""
-    monkeypatch.setattr(packing, "rows", rows)
-    return packing.packer(SCHEMA, PLACED, 3)
+    monkeypatch.setattr(write_path, "rows", rows)
+    return write_path.packer(SCHEMA, PLACED, 3)
 
 
 def all_packed(step):
@@ -309,10 +309,10 @@ def test_long_values_are_looked_at_and_not_copied(wide, rng):
 def test_records_too_long_to_be_packed_by_the_look_are_looked_at(
     rows, monkeypatch, rng
 ):
-    monkeypatch.setattr(packing, "rows", rows)
+    monkeypatch.setattr(write_path, "rows", rows)
     count = -(-LEAST_NBYTES // PLACED.stride)
     for num_envs, packed in ((count - 1, True), (count, False)):
-        packer = packing.packer(SCHEMA, PLACED, num_envs)
+        packer = write_path.packer(SCHEMA, PLACED, num_envs)
         assert len(packer.rows) == (num_envs * PLACED.stride if packed else 0)
         assert packer.wide(arrays((num_envs,), rng)) >= 0
         assert packer.wide(arrays((num_envs + 1,), rng)) == -1
@@ -339,12 +339,12 @@ def test_rows_are_packed_where_they_belong(packer, rng):
 def test_what_is_streamed_is_what_is_packed(
     rows, monkeypatch, nbytes, count, skew, rng
 ):
-    monkeypatch.setattr(packing, "rows", rows)
+    monkeypatch.setattr(write_path, "rows", rows)
     schema = mr.Schema(
         {"a": mr.Field((nbytes,), "uint8"), "b": mr.Field((), "float32")}
     )
-    placed = place(schema)
-    packer = packing.packer(schema, placed, 1)
+    placed = record_layout(schema)
+    packer = write_path.packer(schema, placed, 1)
     given = {
         "a": rng.integers(0, 256, (70, nbytes), np.uint8),
         "b": rng.random(70).astype(np.float32),
@@ -372,15 +372,15 @@ def test_arrays_that_are_not_contiguous_are_packed_by_value(packer, rng):
 
 @pytest.mark.parametrize("nbytes", [*range(1, 40), 63, 64, 65, 300])
 def test_values_of_every_size_are_packed_whole(rows, monkeypatch, nbytes, rng):
-    monkeypatch.setattr(packing, "rows", rows)
+    monkeypatch.setattr(write_path, "rows", rows)
     schema = mr.Schema({"a": mr.Field((nbytes,), "uint8"), "b": mr.Field((), "uint8")})
-    placed = place(schema)
+    placed = record_layout(schema)
     given = {
         "a": rng.integers(0, 256, (9, nbytes), np.uint8),
         "b": rng.integers(0, 256, 9, np.uint8),
     }
     out = np.zeros((9, placed.stride), np.uint8)
-    packing.packer(schema, placed, 1).pack(out, given, 0, 9)
+    write_path.packer(schema, placed, 1).pack(out, given, 0, 9)
     found = out.reshape(-1).view(placed.record)
     assert np.array_equal(found["a"], given["a"])
     assert np.array_equal(found["b"], given["b"])

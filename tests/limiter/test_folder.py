@@ -7,7 +7,7 @@ import signal
 import pytest
 
 import mmreplay as mr
-from mmreplay import files
+from mmreplay.disk import files
 from mmreplay.errors import FailedError, SchemaError
 from mmreplay.verify import verify_buffer
 from tests.descriptors import few_descriptors

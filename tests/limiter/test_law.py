@@ -97,7 +97,7 @@ def test_a_law_that_could_not_be_written_is_written_by_the_next(tmp_path, monkey
         raise FailedError("no")
 
     with monkeypatch.context() as patch:
-        patch.setattr("mmreplay.files.replace_bytes", fail)
+        patch.setattr("mmreplay.disk.files.replace_bytes", fail)
         with pytest.raises(FailedError, match="no"):
             reader(tmp_path / "b", law())
     reader(tmp_path / "b", law(min_size=20)).close()

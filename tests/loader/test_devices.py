@@ -23,7 +23,7 @@ from mmreplay.loader.devices import (
     rebuilt,
     sender_of,
 )
-from mmreplay.storage.recycler import Recycler
+from mmreplay.storage.buffer_pool import BufferPool
 from tests.loader.support import fill
 
 SAMPLERS = {
@@ -85,7 +85,7 @@ def test_memory_of_a_tensor_is_not_used_again_while_it_is_seen(hold):
         made.append(torch.zeros(4096, dtype=torch.uint8))
         return array_over(made[-1], shape, dtype)
 
-    recycler, kind = Recycler(make=make), ((8, 4), np.dtype(np.uint8))
+    recycler, kind = BufferPool(make=make), ((8, 4), np.dtype(np.uint8))
     held = hold(recycler.empty(*kind))
     for _ in range(4):
         recycler.empty(*kind)[...] = 7
@@ -142,7 +142,7 @@ class LateSender(ToCuda):
     """A sender whose copies are made as late as a GPU's may be."""
 
     def __init__(self, room):
-        self.recycler = Recycler(room, 64, 1 << 40)
+        self.recycler = BufferPool(room, 64, 1 << 40)
         self._lock, self._flying = threading.Lock(), deque()
 
     def _begin(self, sources):

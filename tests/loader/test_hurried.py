@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import mmreplay as mr
-from mmreplay.loader import asking, pace, prefetch
+from mmreplay.loader import prefetch
+from mmreplay.loader import prefetch as pace
 from tests.loader.support import fill
 from tests.loader.test_loader import SAMPLERS, TRANSFORMS, endless, opened, same
 
@@ -39,7 +40,7 @@ def together(monkeypatch):
         with lock:
             gathering.remove(entry)
 
-    monkeypatch.setattr(asking, "SMALL_NBYTES", 0)
+    monkeypatch.setattr(prefetch, "SMALL_NBYTES", 0)
     monkeypatch.setattr(prefetch.Prefetcher, "_gather", slow)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     return counted

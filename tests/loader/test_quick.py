@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.loader import pace, prefetch
+from mmreplay.loader import prefetch
 from tests.loader.support import CtrlC, fill, steps
 from tests.loader.test_loader import (
     SAMPLERS,
@@ -38,7 +38,7 @@ def made(monkeypatch):
             counted.append(threading.current_thread().name)
         return found
 
-    monkeypatch.setattr(pace, "QUICK_S", 60.0)
+    monkeypatch.setattr(prefetch, "QUICK_S", 60.0)
     monkeypatch.setattr(prefetch.Prefetcher, "_make", counting)
     return counted
 
@@ -166,7 +166,7 @@ def test_one_that_comes_later_makes_the_first_itself_and_has_threads_go_on(
         for _ in range(25):
             same(next(loader), alone.sample(16))
         assert sampler.draws == 25
-        monkeypatch.setattr(pace, "QUICK_S", 0.0)
+        monkeypatch.setattr(prefetch, "QUICK_S", 0.0)
         so_far = len(made)
         same(next(loader), alone.sample(16))
         assert len(made) == so_far + 1

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.files import File
-from mmreplay.storage import pages as module
-from mmreplay.storage.pages import Pages
-from mmreplay.storage.shard_pages import ChunkPages
-from mmreplay.storage.zarr import ZarrStore
+from mmreplay.disk.files import File
+from mmreplay.storage import read_ahead as module
+from mmreplay.storage.read_ahead import Pages
+from mmreplay.storage.zarr.engine import ZarrStore
+from mmreplay.storage.zarr.shards import ChunkPages
 
 BATCH = 16
 DRAWS = 4 * module.COLD_CALLS

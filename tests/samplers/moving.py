@@ -3,7 +3,7 @@
 import numpy as np
 
 from mmreplay.ring import Ring, Span
-from mmreplay.samplers.base import Home
+from mmreplay.samplers.base import BufferIdentity
 
 
 class MovingView:
@@ -16,7 +16,7 @@ class MovingView:
     def __init__(self, num_envs, uuid=bytes(16)):
         self.rows = [""] * num_envs
         self.first = [0] * num_envs
-        self.home = Home(Ring.sized(8, num_envs), None, uuid, 1)
+        self.home = BufferIdentity(Ring.sized(8, num_envs), None, uuid, 1)
         self._moment = None
 
     def add(self, env_id, rows):

@@ -4,8 +4,7 @@ from collections import Counter
 
 import numpy as np
 
-from mmreplay.samplers.prioritized import PrioritizedSampler
-from mmreplay.samplers.rank_prioritized import RankPrioritizedSampler
+from mmreplay.samplers.prioritized import PrioritizedSampler, RankPrioritizedSampler
 from tests.contracts.sampler import ListedView, places
 from tests.samplers import law
 

@@ -7,10 +7,9 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.errors import FormatError, SchemaError
-from mmreplay.samplers.blocks import BlockPermutation, block_ranks
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.shuffled import ShuffledSampler
-from mmreplay.samplers.uniform import UniformSampler
+from mmreplay.samplers.uniform import BlockPermutation, UniformSampler, block_ranks
 from tests.contracts.sampler import VIEWS, SamplerContract, places
 from tests.samplers.epochs import epoch, flat
 from tests.samplers.law import chi_square_limit

@@ -10,7 +10,7 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.errors import ForkedError
-from mmreplay.samplers import columns
+from mmreplay.samplers import priority_file
 from tests.buffer.support import Twin
 from tests.samplers.priority_columns import folder, make, mark, more, own
 from tools.torture.disks import FaultyDisk, using
@@ -274,13 +274,13 @@ class TestPlaces:
         again.close()
 
     def test_a_network_file_system_leaves_them_in_ram(self, ring, monkeypatch):
-        monkeypatch.setattr(columns, "file_system", lambda path: "nfs4")
+        monkeypatch.setattr(priority_file, "file_system", lambda path: "nfs4")
         sampler = make()
         mark(ring, sampler, [30])
         assert sampler.where.endswith("is on a network file system (nfs4)")
 
     def test_where_no_space_can_be_reserved_they_are_written(self, ring, monkeypatch):
-        monkeypatch.setattr(columns, "file_system", lambda path: "btrfs")
+        monkeypatch.setattr(priority_file, "file_system", lambda path: "btrfs")
         sampler = make()
         mark(ring, sampler, [30, 44, 45, 30])
         mark(ring, sampler, [31], 1)

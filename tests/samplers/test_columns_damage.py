@@ -9,10 +9,18 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay import boot
+from mmreplay import process
+from mmreplay.disk.files import Disk, File
 from mmreplay.errors import FormatError
-from mmreplay.files import Disk, File
-from mmreplay.samplers import columns, durable, seen
+from mmreplay.samplers import (
+    priority_file,
+)
+from mmreplay.samplers import (
+    priority_file as durable,
+)
+from mmreplay.samplers import (
+    priority_file as seen,
+)
 from tests.inodes import numbered
 from tests.samplers.priority_columns import folder, make, mark, more, own
 
@@ -92,7 +100,7 @@ class TestDamage:
         else:
             sampler._work._priorities.column._finalizer.detach()
             sampler._work._priorities.column._held.give_back()
-        monkeypatch.setattr(boot, "boot_id", lambda: b"another boot id!")
+        monkeypatch.setattr(process, "boot_id", lambda: b"another boot id!")
         found = self.opened(ring)
         expected = {p: 1.0 + p for p in range(22, 70)}
         assert found == (expected if closed else dict.fromkeys(expected, 1.0))
@@ -125,7 +133,7 @@ class TestDamage:
         monkeypatch.setattr(durable.commit, "newest_durable", lambda slots: None)
         self.left(ring)
         monkeypatch.undo()
-        monkeypatch.setattr(boot, "boot_id", lambda: b"another boot id!")
+        monkeypatch.setattr(process, "boot_id", lambda: b"another boot id!")
         assert set(self.opened(ring).values()) == {1.0}
 
     def test_a_head_below_what_was_seen_gives_up_what_is_above(self, ring, tmp_path):
@@ -157,7 +165,7 @@ def test_the_state_is_as_the_format_says(ring):
     assert struct.unpack_from("<II", newest, 8) == (1, 2)
     sequence, generation = struct.unpack_from("<QQ", newest, 16)
     assert (sequence, generation) == (3, 1)
-    assert newest[32:48] == boot.boot_id()
+    assert newest[32:48] == process.boot_id()
     assert newest[48:64] == ring.metadata.uuid
     assert struct.unpack_from("<QQ", newest, 64) == (status.st_dev, status.st_ino)
     assert newest[80:88] == bytes(8)
@@ -191,14 +199,14 @@ class TestPutBack:
         place = folder(ring)
         backup = place.with_name("backup")
         backup.mkdir()
-        shutil.copyfile(place / columns.COLUMN, backup / columns.COLUMN)
+        shutil.copyfile(place / priority_file.COLUMN, backup / priority_file.COLUMN)
         mark(ring, sampler, range(22, 70))
-        shutil.copyfile(place / columns.STATE, backup / columns.STATE)
-        number = (place / columns.STATE).stat().st_ino
+        shutil.copyfile(place / priority_file.STATE, backup / priority_file.STATE)
+        number = (place / priority_file.STATE).stat().st_ino
         kill(sampler)
         shutil.rmtree(place)
         backup.rename(place)
-        return numbered(place / columns.STATE, number)
+        return numbered(place / priority_file.STATE, number)
 
     def test_its_numbers_are_not_trusted(self, ring):
         with self.copied(ring):
@@ -240,7 +248,7 @@ class TestPutBack:
         sampler = make()
         mark(ring, sampler, range(22, 70))
         kill(sampler)
-        path = folder(ring) / columns.STATE
+        path = folder(ring) / priority_file.STATE
         data = bytearray(path.read_bytes())
         size = len(data) // seen.NUM_SLOTS
         for first in range(0, len(data), size):

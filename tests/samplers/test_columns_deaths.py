@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay import boot
-from mmreplay.samplers.columns import open_column
+from mmreplay import process as boot
+from mmreplay.samplers.priority_file import open_column
 from tests.buffer.support import Twin
 from tests.samplers.priority_columns import make, mark, more, own
 from tools.torture.disks import QuickDisk, using

@@ -7,8 +7,13 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.errors import EmptyError, FormatError, SchemaError
-from mmreplay.samplers.ranks import legal_before, newest, num_legal, rank_edges
-from mmreplay.samplers.windows import WindowView
+from mmreplay.samplers.starts import (
+    WindowView,
+    legal_before,
+    newest,
+    num_legal,
+    rank_edges,
+)
 from tests.buffer.support import Twin
 from tests.contracts.sampler import VIEWS, ListedView, places
 from tests.samplers.law import assert_law

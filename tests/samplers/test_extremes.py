@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from mmreplay.samplers import extremes
-from mmreplay.samplers.extremes import Extremes
+from mmreplay.samplers import priority_distribution
+from mmreplay.samplers.priority_distribution import RunningMaximum
 
 KINDS = [(np.maximum, 0.0, np.float32), (np.minimum, np.inf, np.float64)]
 
@@ -18,9 +18,9 @@ def expected(numbers, ufunc, nothing):
 @pytest.mark.parametrize("size", [1, 15, 16, 17, 256, 300, 5000])
 @pytest.mark.parametrize("few", [2, 4096])
 def test_looks_follow_every_change(monkeypatch, rng, ufunc, nothing, dtype, size, few):
-    monkeypatch.setattr(extremes, "FEW_BLOCKS", few)
+    monkeypatch.setattr(priority_distribution, "FEW_BLOCKS", few)
     numbers = np.zeros(size, dtype)
-    found = Extremes(ufunc, nothing)
+    found = RunningMaximum(ufunc, nothing)
     assert found.look(numbers) == nothing
     for turn in range(300):
         places = rng.integers(0, size, rng.integers(0, 12))
@@ -32,7 +32,7 @@ def test_looks_follow_every_change(monkeypatch, rng, ufunc, nothing, dtype, size
 
 def test_more_changes_than_blocks_are_looked_through_whole(rng):
     numbers = rng.random(1000).astype(np.float32)
-    found = Extremes(np.maximum, 0.0)
+    found = RunningMaximum(np.maximum, 0.0)
     found.look(numbers)
     for _ in range(50):
         places = rng.integers(0, 1000, 100)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import mmreplay as mr
 from mmreplay.errors import EmptyError, FormatError, SchemaError
-from mmreplay.samplers.shares import Shares
+from mmreplay.samplers.combine import Shares
 from tests.contracts.sampler import VIEWS, ListedView, SamplerContract, places
 from tests.samplers.law import assert_law
 

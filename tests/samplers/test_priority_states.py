@@ -5,8 +5,7 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.errors import FormatError, SchemaError
-from mmreplay.samplers.prioritized import PrioritizedSampler
-from mmreplay.samplers.rank_prioritized import RankPrioritizedSampler
+from mmreplay.samplers.prioritized import PrioritizedSampler, RankPrioritizedSampler
 from tests.buffer.support import Twin
 from tests.contracts.sampler import ListedView, places
 from tests.samplers.prioritized import KINDS

@@ -5,7 +5,7 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.errors import FormatError
-from mmreplay.samplers.rank_law import Ranks, _descending
+from mmreplay.samplers.priority_distribution import Ranks, _descending
 from mmreplay.samplers.schedules import Scheduled
 from tests.buffer.support import Twin
 from tests.contracts.sampler import ListedView, places

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mmreplay.samplers.windows_runs import Runs, num_starts
+from mmreplay.samplers.starts import StartRuns, num_starts
 
 
 def starts_of(begin, stop, stride):
@@ -13,7 +13,7 @@ def starts_of(begin, stop, stride):
 @pytest.mark.parametrize("stride", [1, 3, 1 << 62])
 @pytest.mark.parametrize("num_envs", [1, 5])
 def test_ranks_and_positions_find_what_lists_hold(num_envs, stride, rng):
-    runs = Runs(num_envs, stride)
+    runs = StartRuns(num_envs, stride)
     # Every start ever taken in, the newest position, and the oldest one kept.
     every = [[] for _ in range(num_envs)]
     ends, kept = np.ones(num_envs, int), np.zeros(num_envs, int)
@@ -46,7 +46,7 @@ def test_ranks_and_positions_find_what_lists_hold(num_envs, stride, rng):
 
 
 def test_memory_is_bounded_by_the_runs_that_are_there(rng):
-    runs = Runs(3, 1)
+    runs = StartRuns(3, 1)
     for turn in range(3000):
         begin = 10 * np.arange(turn * 4, turn * 4 + 4)
         runs.push(turn % 3, begin, begin + 5, np.full(4, 5))

@@ -4,7 +4,7 @@ import _thread
 
 import pytest
 
-from mmreplay.storage.beside import beside
+from mmreplay.process import beside
 
 
 @pytest.mark.parametrize("threads", [True, False])

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mmreplay.errors import CorruptError, FormatError
-from mmreplay.storage import chunked, hierarchy
-from mmreplay.storage.blobs import FolderBlobs
+from mmreplay.storage.foreign_zarr import arrays, hierarchy
+from mmreplay.storage.foreign_zarr.blobs import FolderBlobs
 from tests.storage.zarr_groups import V2_COMPRESSORS, V3_COMPRESSORS, put, values
 
 
@@ -17,7 +17,7 @@ def taken(path, name, rows, whole=False):
     """Some rows of an array, as our reader gives them."""
     blobs = FolderBlobs(path)
     array = hierarchy.read(blobs).array(name)
-    reader = chunked.ChunkedReader(blobs, whole=whole)
+    reader = arrays.ChunkedReader(blobs, whole=whole)
     out = np.empty((len(rows), *array.shape[1:]), array.dtype.newbyteorder("="))
     reader.take(array, [np.asarray(rows)], out)
     return out
@@ -153,7 +153,7 @@ def test_a_chunk_is_unpacked_once_while_it_is_kept(tmp_path, rng, monkeypatch):
     data = values(rng, "float32", (40, 3))
     put(zarr.open_group(tmp_path / "g", mode="w"), "a", data, chunks=(10, 3))
     blobs = FolderBlobs(tmp_path / "g")
-    array, reader = hierarchy.read(blobs).array("a"), chunked.ChunkedReader(blobs)
+    array, reader = hierarchy.read(blobs).array("a"), arrays.ChunkedReader(blobs)
     asked = []
     fetch = blobs.fetch
     monkeypatch.setattr(
@@ -166,11 +166,11 @@ def test_a_chunk_is_unpacked_once_while_it_is_kept(tmp_path, rng, monkeypatch):
 
 
 def test_kept_chunks_are_bounded(tmp_path, rng, monkeypatch):
-    monkeypatch.setattr(chunked, "CACHE_NBYTES", 1000)
+    monkeypatch.setattr(arrays, "CACHE_NBYTES", 1000)
     data = values(rng, "float64", (400, 5))
     put(zarr.open_group(tmp_path / "g", mode="w"), "a", data, chunks=(10, 5))
     blobs = FolderBlobs(tmp_path / "g")
-    array, reader = hierarchy.read(blobs).array("a"), chunked.ChunkedReader(blobs)
+    array, reader = hierarchy.read(blobs).array("a"), arrays.ChunkedReader(blobs)
     out = np.empty((400, 5))
     reader.take(array, [np.arange(400)], out)
     assert np.array_equal(out, data)
@@ -178,7 +178,7 @@ def test_kept_chunks_are_bounded(tmp_path, rng, monkeypatch):
 
 
 def test_fetches_are_bounded_by_their_bytes(tmp_path, rng, monkeypatch):
-    monkeypatch.setattr(chunked, "FETCH_NBYTES", 1000)
+    monkeypatch.setattr(arrays, "FETCH_NBYTES", 1000)
     data = values(rng, "float64", (100, 5))
     put(zarr.open_group(tmp_path / "g", mode="w"), "a", data, chunks=(10, 5))
     blobs = FolderBlobs(tmp_path / "g")
@@ -187,7 +187,7 @@ def test_fetches_are_bounded_by_their_bytes(tmp_path, rng, monkeypatch):
     monkeypatch.setattr(blobs, "fetch", lambda w, m: most.append(len(w)) or fetch(w, m))
     array = hierarchy.read(blobs).array("a")
     out = np.empty((100, 5))
-    chunked.ChunkedReader(blobs).take(array, [np.arange(100)], out)
+    arrays.ChunkedReader(blobs).take(array, [np.arange(100)], out)
     # Chunks of 400 bytes; the metadata was asked for first.
     assert np.array_equal(out, data)
     assert most[-5:] == [2] * 5

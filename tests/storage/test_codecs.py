@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mmreplay.format.sharding import CODECS, Sharding
-from mmreplay.storage import codecs
+from mmreplay.storage.zarr import codecs
 
 ROWS = 9
 

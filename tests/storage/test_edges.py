@@ -8,15 +8,20 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.buffer.writer import Writer
+from mmreplay.buffer.append import Writer
+from mmreplay.disk.files import File
 from mmreplay.errors import FullError
-from mmreplay.files import File
 from mmreplay.ring import Ring
-from mmreplay.storage import edges
-from mmreplay.storage.edges import LOOKS, STRETCH_NBYTES, Edges
-from mmreplay.storage.inlet import RESTS, Inlet
-from mmreplay.storage.pages import Pages
-from mmreplay.storage.sealing import Sealing
+from mmreplay.storage import write_path
+from mmreplay.storage.read_ahead import Pages
+from mmreplay.storage.write_path import (
+    LOOKS,
+    RESTS,
+    STRETCH_NBYTES,
+    MappedWriter,
+    PartialPageFiller,
+)
+from mmreplay.storage.zarr.sealing import Sealing
 from mmreplay.verify import verify_buffer
 from tools.torture.disks import FaultyDisk, WatchedDisk, using
 from tools.torture.powerloss import abandon
@@ -52,7 +57,7 @@ def limits(*positions):
 def test_every_page_that_a_write_ends_in_is_written_before():
     ring = Ring.sized(1000, 1)
     spy = Spy(ring, ROW)
-    found = Edges(spy, spy, ring)
+    found = PartialPageFiller(spy, spy, ring)
     head, missed = ring.slots, []
     while head < 3 * ring.slots:
         limit = head + ring.reserve
@@ -98,7 +103,7 @@ class Twin:
     def __init__(self, path, ring, row_nbytes, rng):
         self.ring, self.row_nbytes, self.rng = ring, row_nbytes, rng
         self.file = File.create(path, ring.num_rows * row_nbytes)
-        self.edges = Edges(self.file, Spy(ring, row_nbytes), ring)
+        self.edges = PartialPageFiller(self.file, Spy(ring, row_nbytes), ring)
         self.heads, self.limits = np.zeros((2, ring.num_envs), np.int64)
         self.rows = [{} for _ in range(ring.num_envs)]
 
@@ -149,8 +154,8 @@ class Twin:
 def test_no_row_that_may_be_asked_for_changes(
     tmp_path, monkeypatch, seed, layout, num_envs, row_nbytes
 ):
-    monkeypatch.setattr(edges, "PAGE", 32)
-    monkeypatch.setattr(edges, "STRETCH_NBYTES", 128)
+    monkeypatch.setattr(write_path, "PAGE", 32)
+    monkeypatch.setattr(write_path, "STRETCH_NBYTES", 128)
     ring = Ring.sized(200, num_envs, layout)
     twin = Twin(tmp_path / "rows", ring, row_nbytes, np.random.default_rng(seed))
     with using(WatchedDisk()) as disk:
@@ -165,7 +170,7 @@ def test_no_row_that_may_be_asked_for_changes(
 def test_what_is_cleared_are_whole_pages_of_rows_given_up(row_nbytes):
     ring = Ring.sized(20_000, 2, "env_major")
     spy = Spy(ring, row_nbytes)
-    found = Edges(spy, spy, ring)
+    found = PartialPageFiller(spy, spy, ring)
     stop = ring.slots * row_nbytes
     assert found.clear(row_nbytes, PAGE, 9 * PAGE) == PAGE, "no limit is known"
     found.free(limits(2 * ring.slots + 5, 2 * ring.slots - 5))
@@ -177,7 +182,7 @@ def test_what_is_cleared_are_whole_pages_of_rows_given_up(row_nbytes):
     base = (ring.slots + 9) * row_nbytes
     first = -(-base // PAGE) * PAGE
     last = (2 * ring.slots - 5) * row_nbytes // PAGE * PAGE
-    most = edges.CLEARED_NBYTES
+    most = write_path.CLEARED_NBYTES
     assert found.clear(base, first, 1 << 60) == min(last, first + most)
     assert spy.written[-1] == (first, min(last, first + most))
 
@@ -185,7 +190,7 @@ def test_what_is_cleared_are_whole_pages_of_rows_given_up(row_nbytes):
 def test_pages_that_are_there_are_left_and_seldom_looked_at():
     ring = Ring.sized(1000, 1)
     spy = Spy(ring, ROW, there=True)
-    found = Edges(spy, spy, ring)
+    found = PartialPageFiller(spy, spy, ring)
     found.free(limits(2 * ring.slots))
     for row in range(ring.slots - 1):
         found.make(row * ROW, (row + 1) * ROW)
@@ -196,7 +201,7 @@ def test_pages_that_are_there_are_left_and_seldom_looked_at():
 def test_pages_are_looked_at_again_in_a_file_of_any_size():
     ring = Ring.sized(100, 2, "env_major")
     spy = Spy(ring, ROW)
-    found, row = Edges(spy, spy, ring), 0
+    found, row = PartialPageFiller(spy, spy, ring), 0
     found.free(limits(2 * ring.slots, 2 * ring.slots))
     assert spy.nbytes < 2 * STRETCH_NBYTES
     until = STRETCH_NBYTES // ROW + 2
@@ -222,7 +227,7 @@ def test_pages_are_looked_at_again_in_a_file_of_any_size():
 )
 def test_nothing_is_written_where_nothing_is_read(row_nbytes, ring, laps):
     spy = Spy(ring, row_nbytes)
-    found = Edges(spy, spy, ring)
+    found = PartialPageFiller(spy, spy, ring)
     found.free(np.full(ring.num_envs, laps * ring.slots))
     for row in range(ring.num_rows - 1):
         found.make(row * row_nbytes, (row + 1) * row_nbytes)
@@ -232,7 +237,7 @@ def test_nothing_is_written_where_nothing_is_read(row_nbytes, ring, laps):
 def test_side_by_side_whole_steps_are_made_and_no_single_rows():
     ring = Ring.sized(1000, 3, "time_major")
     spy = Spy(ring, ROW)
-    found, step = Edges(spy, spy, ring), 3 * ROW
+    found, step = PartialPageFiller(spy, spy, ring), 3 * ROW
     apart, level = limits(*[2 * ring.slots] * 2, 2 * ring.slots - 1), 2 * ring.slots
     for told, expected in ((apart, 0), (np.full(3, level), ring.slots - 5)):
         found.free(told)
@@ -268,7 +273,7 @@ def test_a_ring_makes_every_page_that_it_writes_a_part_of(
     tmp_path, missing, monkeypatch, row_nbytes, block
 ):
     # Stored, small rows would end within no page.
-    monkeypatch.setattr(Inlet, "_approach", lambda self, first, stop: False)
+    monkeypatch.setattr(MappedWriter, "_approach", lambda self, first, stop: False)
     schema = mr.Schema({"bytes": mr.Field((row_nbytes,), "uint8")})
     row = np.ones(row_nbytes, np.uint8)
     with filled(tmp_path / "b", schema, 1200, bytes=row) as buffer:
@@ -298,7 +303,7 @@ def test_a_ring_makes_every_page_that_it_writes_a_part_of(
 
 def test_small_rows_are_stored_where_their_pages_were_missing(tmp_path, monkeypatch):
     """As fast as where they are there: a stretch of pages is cleared, and stored to."""
-    asked, there = set(), Inlet._there
+    asked, there = set(), MappedWriter._there
 
     def second(self, first, nbytes):
         if first in asked:
@@ -306,7 +311,7 @@ def test_small_rows_are_stored_where_their_pages_were_missing(tmp_path, monkeypa
         asked.add(first)
         return False
 
-    monkeypatch.setattr(Inlet, "_there", second)
+    monkeypatch.setattr(MappedWriter, "_there", second)
     schema = mr.Schema({"obs": mr.Field((40,), "float32")})
     row = np.ones(40, np.float32)
     with filled(tmp_path / "b", schema, 60_000, obs=row) as buffer:
@@ -348,7 +353,7 @@ class Cleared:
 def way(tmp_path, monkeypatch):
     """A way into a file, of which a fifth page was begun, and what it looked at."""
     file = File.create(tmp_path / "a", 1 << 20)
-    way, looked = Inlet(file), []
+    way, looked = MappedWriter(file), []
     way.write(memoryview(bytes(5 * PAGE - 10)), 0)
     monkeypatch.setattr(way, "_there", lambda *at: looked.append(at) or len(looked) > 1)
     yield way, looked
@@ -405,7 +410,7 @@ def test_pages_of_many_rows_are_asked_for(way, monkeypatch):
 def test_who_wants_no_reading_ahead_has_none(tmp_path, missing, monkeypatch, advise):
     schema = mr.Schema({"pixels": mr.Field((ROW,), "uint8")})
     mr.ReplayBuffer.create(tmp_path / "b", schema, 100).close()
-    monkeypatch.setattr(Inlet, "_there", lambda self, first, nbytes: False)
+    monkeypatch.setattr(MappedWriter, "_there", lambda self, first, nbytes: False)
     asked = []
     monkeypatch.setattr(File, "will_need", lambda *told: asked.append(told))
     with mr.ReplayBuffer.open(tmp_path / "b", "r+", advise=advise) as buffer:

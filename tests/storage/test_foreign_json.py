@@ -9,7 +9,7 @@ import zarr
 
 import mmreplay as mr
 from mmreplay.errors import CorruptError, FormatError
-from mmreplay.storage.foreign_json import MAX_DEPTH, parse
+from mmreplay.storage.foreign_zarr.hierarchy import MAX_JSON_DEPTH, parse
 from tests.storage.zarr_groups import put
 
 ODD = {
@@ -49,12 +49,12 @@ def test_a_number_that_is_no_fill_value_is_none(tmp_path, rng, value):
         mr.ReplayBuffer.open(tmp_path / "g")
 
 
-@pytest.mark.parametrize("depth", [MAX_DEPTH, 900, 200_000])
+@pytest.mark.parametrize("depth", [MAX_JSON_DEPTH, 900, 200_000])
 def test_what_nests_too_deep_is_refused(depth):
     text = '{"a": ' + "[" * depth + "]" * depth + "}"
     with pytest.raises(FormatError, match=r"x.json nests deeper than 128, expected"):
         parse(text.encode(), "x.json")
-    less = '{"a": ' + "[" * (MAX_DEPTH - 1) + "]" * (MAX_DEPTH - 1) + "}"
+    less = '{"a": ' + "[" * (MAX_JSON_DEPTH - 1) + "]" * (MAX_JSON_DEPTH - 1) + "}"
     assert parse(less.encode(), "x.json")
 
 

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay import mounts
-from mmreplay.disk import Disk
+from mmreplay.disk import filesystem
+from mmreplay.disk.calls import Disk
+from mmreplay.disk.files import PIECE_NBYTES, File
 from mmreplay.errors import FailedError, FullError
-from mmreplay.files import PIECE_NBYTES, File
 from mmreplay.ring import Ring
-from mmreplay.storage import inlet
-from mmreplay.storage.inlet import LEAST_NBYTES, WARM_CALLS, Inlet
+from mmreplay.storage import write_path
 from mmreplay.storage.memmap import MemmapStore
+from mmreplay.storage.write_path import LEAST_NBYTES, WARM_CALLS, MappedWriter
 from tools.torture.disks import FaultyDisk, WatchedDisk, using
 
 SCHEMA = mr.Schema(
@@ -44,8 +44,8 @@ def block(count, rng):
 @pytest.fixture
 def stores(tmp_path):
     """Whether stretches are stored where the test's files are."""
-    kind = mounts.file_system(tmp_path)
-    if kind not in mounts.KEEPS_PAGES:
+    kind = filesystem.file_system(tmp_path)
+    if kind not in filesystem.KEEPS_PAGES:
         pytest.skip(f"{kind} is written, never stored into")
 
 
@@ -64,7 +64,7 @@ def test_what_is_stored_is_what_is_written(tmp_path, rng, stores, monkeypatch, f
     values = block(1000, rng)
     files = []
     for least in (1, 1 << 40):
-        monkeypatch.setattr(inlet, "LEAST_NBYTES", least)
+        monkeypatch.setattr(write_path, "LEAST_NBYTES", least)
         (tmp_path / str(least)).mkdir()
         store = written(tmp_path / str(least))
         with using(StoringDisk()) as disk:
@@ -146,7 +146,7 @@ def test_a_populated_hole_is_an_error_where_a_store_would_kill(tmp_path):
 
 def reached(file):
     """A way into a file that is at its end, and may be stored into below."""
-    way = Inlet(file)
+    way = MappedWriter(file)
     way.write(memoryview(b"z"), file.nbytes - 1)
     return way
 
@@ -202,7 +202,7 @@ def test_a_file_that_cannot_be_mapped_is_written(tmp_path, stores, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["btrfs", "nfs", "?"])
 def test_file_systems_that_promise_no_page_are_written(tmp_path, monkeypatch, kind):
-    monkeypatch.setattr(inlet, "file_system", lambda path: kind)
+    monkeypatch.setattr(write_path, "file_system", lambda path: kind)
     file = File.create(tmp_path / "a", 4 * LEAST_NBYTES)
     assert not filled(reached(file), 0)
     file.close()
@@ -211,7 +211,7 @@ def test_file_systems_that_promise_no_page_are_written(tmp_path, monkeypatch, ki
 def test_new_pages_are_written(tmp_path, stores):
     file = File.create(tmp_path / "a", 8 * LEAST_NBYTES)
     file.pwrite(bytes(file.nbytes), 0)  # by somebody before, and in memory
-    way = Inlet(file)
+    way = MappedWriter(file)
     assert not filled(way, 0)
     way.write(memoryview(b"x" * LEAST_NBYTES), 0)
     assert filled(way, LEAST_NBYTES // 2)
@@ -224,7 +224,7 @@ def test_new_pages_are_written(tmp_path, stores):
 def test_new_pages_are_written_a_piece_of_the_file_at_a_time(tmp_path, rng):
     data = rng.bytes(5 * PIECE_NBYTES)
     file = File.create(tmp_path / "a", 8 * PIECE_NBYTES)
-    ways = {first: Inlet(file) for first in (0, 100)}
+    ways = {first: MappedWriter(file) for first in (0, 100)}
     for first, offset, calls in ((0, 0, 5), (100, 100, 6), (100, 90, 1)):
         with using(WatchedDisk()) as disk:
             ways[first].write(memoryview(data), offset)
@@ -247,7 +247,7 @@ def test_a_piece_that_is_written_in_part_is_written_on(tmp_path, rng):
 
 def test_a_file_that_was_closed_is_stored_into_no_more(tmp_path):
     file = File.create(tmp_path / "a", 8192)
-    way = Inlet(file)
+    way = MappedWriter(file)
     for offset in (0, 4096, 0, 100):  # two of a first lap, and later ones
         way.put(b"a" * 10, offset, 10)
     before = file.pread(8192, 0)
@@ -260,9 +260,9 @@ def test_a_file_that_was_closed_is_stored_into_no_more(tmp_path):
 
 def test_a_step_beside_what_was_asked_for_is_asked_for_itself(tmp_path, stores, rng):
     """At any place and order, the file holds what was put there last."""
-    expected = bytearray(40 * inlet.NEAR_NBYTES)
+    expected = bytearray(40 * write_path.NEAR_NBYTES)
     file = File.create(tmp_path / "a", len(expected))
-    way = Inlet(file)
+    way = MappedWriter(file)
     # What steps are stored into was written once, all of it.
     first = rng.bytes(len(expected) // 2)
     way.write(memoryview(first), 0)
@@ -297,7 +297,7 @@ def test_long_steps_are_asked_for_further_ahead(
             super().populate(address, nbytes)
 
     file = File.create(tmp_path / "a", 1 << 20)
-    way = Inlet(file)
+    way = MappedWriter(file)
     way.write(memoryview(bytes(file.nbytes)), 0)
     with using(Asked()):
         way.put(bytes(step_nbytes), 0, step_nbytes)
@@ -317,22 +317,22 @@ def test_steps_far_from_each_other_are_written(tmp_path, stores, monkeypatch):
             asked.append(address)
             super().populate(address, nbytes)
 
-    monkeypatch.setattr(inlet, "NEAR_S", 1e9)
-    file = File.create(tmp_path / "a", 40 * inlet.NEAR_NBYTES)
-    way = Inlet(file)
+    monkeypatch.setattr(write_path, "NEAR_S", 1e9)
+    file = File.create(tmp_path / "a", 40 * write_path.NEAR_NBYTES)
+    way = MappedWriter(file)
     way.write(memoryview(bytes(file.nbytes)), 0)
-    places = [number * 10 * inlet.NEAR_NBYTES for number in range(3)]
-    count = 20 * (inlet.RESTS + inlet.JUMPS)
+    places = [number * 10 * write_path.NEAR_NBYTES for number in range(3)]
+    count = 20 * (write_path.RESTS + write_path.JUMPS)
     with using(Asked()):
         for number in range(count):
             way.put(b"abcd", places[number % 3] + number * 4, 4)
     assert 0 < len(asked) <= count // 10
     asked.clear()
     # One place, which moves on, is asked for ahead again.
-    steps = 5 * inlet.NEAR_NBYTES // 512
+    steps = 5 * write_path.NEAR_NBYTES // 512
     with using(Asked()) as disk:
         for number in range(steps):
-            way.put(bytes(512), 35 * inlet.NEAR_NBYTES + number * 512, 512)
+            way.put(bytes(512), 35 * write_path.NEAR_NBYTES + number * 512, 512)
     assert 4 <= len(asked) <= 5
-    assert disk.calls["store"] >= steps - inlet.RESTS
+    assert disk.calls["store"] >= steps - write_path.RESTS
     file.close()

@@ -6,11 +6,11 @@ import threading
 import numpy as np
 import pytest
 
-from mmreplay.storage.kept import Kept
+from mmreplay.storage.zarr.chunk_cache import ChunkCache
 
 
 def test_the_oldest_go_first_and_the_newest_stays():
-    kept = Kept(100)
+    kept = ChunkCache(100)
     for key in range(5):
         kept.put(key, np.zeros(40, np.uint8))
     assert [kept.get(key) is not None for key in range(5)] == [0, 0, 0, 1, 1]
@@ -20,7 +20,7 @@ def test_the_oldest_go_first_and_the_newest_stays():
 
 
 def test_what_is_put_twice_counts_once():
-    kept = Kept(100)
+    kept = ChunkCache(100)
     for _ in range(3):
         kept.put("same", np.zeros(40, np.uint8))
     kept.put("other", np.zeros(40, np.uint8))
@@ -38,7 +38,7 @@ def hasty():
 
 
 def test_threads_leave_the_count_right(hasty):
-    kept = Kept(4000)
+    kept = ChunkCache(4000)
 
     def put(seed):
         for key in np.random.default_rng(seed).integers(0, 200, 5000).tolist():
@@ -56,7 +56,7 @@ def test_threads_leave_the_count_right(hasty):
 
 
 def test_a_lock_that_a_fork_took_along_keeps_nobody():
-    kept = Kept(100)
+    kept = ChunkCache(100)
     with kept._lock:
         kept.put("a", np.zeros(40, np.uint8))
     assert kept.get("a") is None

@@ -8,9 +8,9 @@ import signal
 import pytest
 
 import mmreplay as mr
+from mmreplay.disk import lock
 from mmreplay.errors import FailedError, ForkedError, LockedError
 from mmreplay.nesting import unflatten
-from mmreplay.storage import lock
 from tests.format.making import fill, schema_of, step_of
 from tools.torture.disks import Disk, using
 

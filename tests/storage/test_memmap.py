@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
+from mmreplay.disk.files import PIECE_NBYTES
 from mmreplay.errors import CorruptError, FailedError, FormatError, FullError
-from mmreplay.files import PIECE_NBYTES
 from mmreplay.ring import Ring, runs
-from mmreplay.storage import inlet
+from mmreplay.storage import write_path
 from mmreplay.storage.memmap import MemmapStore
 from tests.contracts.store import KEPT, SCHEMA, StoreContract, bits
 from tools.torture.disks import FaultyDisk, WatchedDisk, using
@@ -126,7 +126,7 @@ class TestMemmapStore(StoreContract):
         self, store, number, error, told, rng, monkeypatch
     ):
         # A step that is stored again has no error to raise.
-        monkeypatch.setattr(inlet, "SHORT_NBYTES", 0)
+        monkeypatch.setattr(write_path, "SHORT_NBYTES", 0)
         columns, flags = self.columns(2, rng), np.ones(2, np.uint8)
         with using(WatchedDisk()) as disk:
             store.write([(5, 0, 2)], columns, flags)
@@ -209,7 +209,7 @@ def test_files_that_are_not_what_they_should_be(
 
 
 def test_records_over_old_ones_are_written_in_one_call(tmp_path, rng, monkeypatch):
-    monkeypatch.setattr(inlet, "LEAST_NBYTES", 1 << 40)
+    monkeypatch.setattr(write_path, "LEAST_NBYTES", 1 << 40)
     schema = mr.Schema({"small": mr.Field((500,), "uint8")})
     store = MemmapStore.create(tmp_path, Ring.sized(300, 1), schema)
     values = rng.integers(0, 256, (200, 500), np.uint8)

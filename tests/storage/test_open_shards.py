@@ -9,7 +9,7 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.errors import FailedError
-from mmreplay.storage import shards
+from mmreplay.storage.zarr import shards
 from mmreplay.verify import verify_buffer
 from tests.buffer.test_snapshots import SCHEMA, assert_right, extend
 from tests.descriptors import few_descriptors

@@ -8,11 +8,11 @@ import time
 import numpy as np
 import pytest
 
+from mmreplay.disk.files import AHEAD_NBYTES, File
 from mmreplay.errors import FailedError
-from mmreplay.files import AHEAD_NBYTES, File
-from mmreplay.storage import early
-from mmreplay.storage import pages as module
-from mmreplay.storage.pages import (
+from mmreplay.storage import read_ahead
+from mmreplay.storage import read_ahead as module
+from mmreplay.storage.read_ahead import (
     COLD_CALLS,
     PART_NBYTES,
     SAMPLED_ROWS,
@@ -122,12 +122,12 @@ def test_what_was_asked_for_when_drawn_tells_of_itself_alone(file, monkeypatch):
         rows = np.arange(41 * draw, 20_000, 4000)
         assert pages.prefetch(rows) > 0, draw
         there, count = pages_of(rows.tolist(), 100), len(found)
-        with early.Gathering(True):
+        with read_ahead.Gathering(True):
             assert pages.prefetch(rows, now=True) == 0
             assert len(found) == count
             # What nobody asked for is asked for, also by who gathers.
             assert pages.prefetch(rows + 2000, now=True) > 0
-    assert not early.gathers()
+    assert not read_ahead.gathers()
     there = set(range(1000))
     left = [pages.prefetch(rows, now=True) for _ in range(COLD_CALLS + 1)]
     assert left[-1] == 0
@@ -140,33 +140,33 @@ def test_the_rest_of_a_gather_is_asked_for_once_some_of_it_was_missing(
     pages, there = Pages(file, 100), set(range(100))
     monkeypatch.setattr(pages, "holds", lambda offset: offset // 4096 in there)
     some = np.arange(0, 4000, 400)
-    with early.Gathering(True):
+    with read_ahead.Gathering(True):
         assert pages.prefetch(some) == 0
         assert pages.prefetch(some + 10_000) > 0
         # A few missing ones among many are seldom among those looked at.
         assert pages.prefetch(some) > 0
-    with early.Gathering(True):
+    with read_ahead.Gathering(True):
         assert pages.prefetch(some) == 0
 
 
 def test_who_gathers_what_was_asked_for_is_known_by_thread_and_by_call():
     found = []
-    with early.Gathering(True):
-        assert early.lacks(lambda: False)
+    with read_ahead.Gathering(True):
+        assert read_ahead.lacks(lambda: False)
         # A transform may draw from another loader, which looks for itself.
-        with early.Gathering(False):
-            assert not early.gathers()
-        with early.Gathering(True):
-            assert not early.lacks(lambda: True)
-        assert early.gathers()
-        assert early.lacks(lambda: True)
-        other = threading.Thread(target=lambda: found.append(early.gathers()))
+        with read_ahead.Gathering(False):
+            assert not read_ahead.gathers()
+        with read_ahead.Gathering(True):
+            assert not read_ahead.lacks(lambda: True)
+        assert read_ahead.gathers()
+        assert read_ahead.lacks(lambda: True)
+        other = threading.Thread(target=lambda: found.append(read_ahead.gathers()))
         other.start()
         other.join()
     assert found == [False]
-    with pytest.raises(KeyboardInterrupt), early.Gathering(True):
+    with pytest.raises(KeyboardInterrupt), read_ahead.Gathering(True):
         raise KeyboardInterrupt
-    assert not early.gathers()
+    assert not read_ahead.gathers()
 
 
 def test_small_rows_that_are_there_are_looked_at_now_and_then(file, monkeypatch):

@@ -6,8 +6,8 @@ import google_crc32c
 import numpy as np
 import pytest
 
+from mmreplay.convert.direct_writer import BlockChecksums, gone_over, over
 from mmreplay.ring import Ring, Span
-from mmreplay.storage.passing import Passing, gone_over, over
 
 
 @pytest.mark.parametrize("nbytes", [1, 2, 3, 8, 100, 4096, 70_001])
@@ -28,7 +28,7 @@ def test_pieces_of_any_size_and_order_of_parts_make_the_sums(seed):
     first = rng.integers(0, 300, num_envs)
     span = Span(first, first + rng.integers(0, 65, num_envs))
     content = [np.zeros(ring.num_rows * each, np.uint8) for each in row_nbytes]
-    passing, found = Passing(ring, span, row_nbytes), {}
+    passing, found = BlockChecksums(ring, span, row_nbytes), {}
     at = span.first.copy()
     while (at < span.stop).any():
         env_id = int(rng.choice(np.flatnonzero(at < span.stop)))

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
+from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FailedError, SchemaError
-from mmreplay.files import File
 from mmreplay.ring import Ring
-from mmreplay.storage import policy as module
-from mmreplay.storage import readers
+from mmreplay.storage import gather
+from mmreplay.storage import store as module
+from mmreplay.storage.gather import PIECE_NBYTES, TRIES, MappedRows, ReadRows
 from mmreplay.storage.memmap import MemmapStore
-from mmreplay.storage.pages import COLD_CALLS, LONG_NBYTES
-from mmreplay.storage.policy import ReadPolicy
-from mmreplay.storage.readers import PIECE_NBYTES, TRIES, MappedRows, ReadRows
+from mmreplay.storage.read_ahead import COLD_CALLS, LONG_NBYTES
+from mmreplay.storage.store import ReadPolicy
 from tests.contracts.store import KEPT, SCHEMA, StoreContract
 
 PREAD = ReadPolicy("pread")
@@ -140,8 +140,8 @@ def ways(monkeypatch, asked=None):
 
             return call
 
-    kernel = readers._copies
-    monkeypatch.setattr(readers, "_copies", Spy())
+    kernel = gather._copies
+    monkeypatch.setattr(gather, "_copies", Spy())
     return found
 
 
@@ -185,9 +185,9 @@ def test_the_way_past_the_caches_is_gone_where_it_is_sooner(
 ):
     rows, values = long_rows
     found, clock = ways(monkeypatch), [0.0]
-    monkeypatch.setattr(readers, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(gather, "perf_counter", lambda: clock[0])
     took = {True: 2.0, False: 3.0}
-    copy, take = readers._copies, rows._taken
+    copy, take = gather._copies, rows._taken
 
     def slowed(past, method):
         def call(*given):
@@ -197,9 +197,9 @@ def test_the_way_past_the_caches_is_gone_where_it_is_sooner(
         return call
 
     spied = SimpleNamespace(copy_rows=slowed(True, copy.copy_rows))
-    monkeypatch.setattr(readers, "_copies", spied)
+    monkeypatch.setattr(gather, "_copies", spied)
     monkeypatch.setattr(rows, "_taken", slowed(False, take))
-    monkeypatch.setattr(readers, "EVERY", 20)
+    monkeypatch.setattr(gather, "EVERY", 20)
     out = np.empty((MANY, *LONG), np.uint8)
     for sooner in (True, False, True):
         found.clear()
@@ -215,8 +215,8 @@ def test_the_way_past_the_caches_is_gone_where_it_is_sooner(
 @pytest.mark.parametrize("takes", [1, 2, 3])
 def test_either_way_is_tried_on_steps_and_on_those_after(takes, past_is_sooner):
     """Those after are copied in less time: their pages were just looked at."""
-    sooner, went = readers.Sooner(), []
-    for number in range(readers.EVERY):
+    sooner, went = gather.CopyTuner(), []
+    for number in range(gather.EVERY):
         past = sooner.past()
         went.append(past)
         seconds = 1.0 if number % takes == 0 else 0.65
@@ -274,7 +274,7 @@ def test_a_mapping_outlives_the_file_that_was_closed(
     lacking(rows.pages, monkeypatch, missing=True)
     wanted, out = np.arange(MANY), np.empty((MANY, *LONG), np.uint8)
     rows.pages.prefetch(wanted, now=True)
-    fd, kernel = rows._file.fd, readers._copies
+    fd, kernel = rows._file.fd, gather._copies
 
     class Closing:
         def read_rows(self, *given):
@@ -292,7 +292,7 @@ def test_a_mapping_outlives_the_file_that_was_closed(
     if when == "before":
         rows._file.close()
     else:
-        monkeypatch.setattr(readers, "_copies", Closing())
+        monkeypatch.setattr(gather, "_copies", Closing())
     assert (rows.take(wanted, out) == values[wanted]).all()
 
 

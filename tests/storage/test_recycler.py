@@ -6,8 +6,8 @@ from collections import deque
 import numpy as np
 import pytest
 
-from mmreplay.storage import recycler as recycler_module
-from mmreplay.storage.recycler import MAX_ARRAYS, MAX_NBYTES, MAX_SHAPES, Recycler
+from mmreplay.storage import buffer_pool as recycler_module
+from mmreplay.storage.buffer_pool import MAX_ARRAYS, MAX_NBYTES, MAX_SHAPES, BufferPool
 
 UINT8 = np.dtype(np.uint8)
 
@@ -16,7 +16,7 @@ UINT8 = np.dtype(np.uint8)
     "hold", [lambda a: a, lambda a: a[2:5], lambda a: memoryview(a), lambda a: a.T]
 )
 def test_an_array_that_is_seen_by_somebody_is_not_handed_out_again(hold):
-    recycler = Recycler()
+    recycler = BufferPool()
     held = [hold(recycler.empty((8, 3), UINT8)) for _ in range(3)]
     for view in held:
         np.asarray(view)[...] = 7
@@ -27,7 +27,7 @@ def test_an_array_that_is_seen_by_somebody_is_not_handed_out_again(hold):
 
 def test_a_tensor_counts_as_somebody():
     torch = pytest.importorskip("torch")
-    recycler = Recycler()
+    recycler = BufferPool()
     tensor = torch.from_numpy(recycler.empty((8,), UINT8))[1:]
     tensor[...] = 7
     recycler.empty((8,), UINT8)[...] = 0
@@ -35,7 +35,7 @@ def test_a_tensor_counts_as_somebody():
 
 
 def test_a_dropped_array_is_used_again():
-    recycler = Recycler()
+    recycler = BufferPool()
     first = recycler.empty((8,), UINT8)
     address = first.ctypes.data
     del first
@@ -43,7 +43,7 @@ def test_a_dropped_array_is_used_again():
 
 
 def test_what_is_kept_is_bounded():
-    recycler = Recycler()
+    recycler = BufferPool()
     for count in range(1, 40):
         held = [recycler.empty((count,), UINT8) for _ in range(9)]
         assert len({id(array) for array in held}) == 9
@@ -59,7 +59,7 @@ def test_what_is_kept_is_bounded():
 
 def test_shapes_that_never_come_again_do_not_add_up(monkeypatch, rng):
     monkeypatch.setattr(recycler_module, "LITTLE_NBYTES", 1000)
-    recycler, most = Recycler(5, 256, 1 << 40), 0
+    recycler, most = BufferPool(5, 256, 1 << 40), 0
     held: deque[np.ndarray] = deque(maxlen=3)
     for count in rng.integers(100, 2000, 400).tolist():
         fresh = recycler.empty((count,), UINT8)
@@ -82,7 +82,7 @@ def test_another_recycler_may_serve_a_thread():
         made.append(shape)
         return np.empty(shape, dtype)
 
-    asked, other = Recycler(), Recycler(max_arrays=2, make=make)
+    asked, other = BufferPool(), BufferPool(max_arrays=2, make=make)
     with other:
         held = [asked.empty((8,), UINT8) for _ in range(3)]
         assert other.nbytes == 2 * 8

@@ -9,8 +9,8 @@ import zarr
 
 import mmreplay as mr
 from mmreplay.errors import CorruptError, FailedError, ForkedError, FormatError
-from mmreplay.storage import chunked, remote
-from mmreplay.storage.blobs import Extent
+from mmreplay.storage.foreign_zarr import arrays, remote
+from mmreplay.storage.foreign_zarr.blobs import Extent
 from tests.buffer.test_sealed_groups import record
 from tests.storage.zarr_groups import policy_store, put
 
@@ -270,4 +270,4 @@ def test_kept_chunks_are_not_asked_for_again(tmp_path, rng, bucket, monkeypatch)
         buffer.gather_all()
         monkeypatch.setattr(remote.RemoteBlobs, "_get", None)
         assert len(buffer.gather_all()) == 100
-    assert chunked.CACHE_NBYTES > 0
+    assert arrays.CACHE_NBYTES > 0

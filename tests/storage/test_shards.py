@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
+from mmreplay import process
+from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError
-from mmreplay.files import File
-from mmreplay.storage import beside, early, shards
-from mmreplay.storage.pages import COLD_CALLS
-from mmreplay.storage.shard_pages import (
+from mmreplay.storage import read_ahead
+from mmreplay.storage.read_ahead import COLD_CALLS
+from mmreplay.storage.zarr import shards
+from mmreplay.storage.zarr.shards import (
     AHEAD_NBYTES,
     GAP_NBYTES,
     ChunkPages,
@@ -46,9 +48,9 @@ def test_two_threads_unpack_what_one_does(made, rng, monkeypatch):
     positions = rng.integers(0, ROWS, 101)
     with mr.ReplayBuffer.open(path) as buffer:
         started = []
-        begin = beside._thread.start_new_thread
+        begin = process._thread.start_new_thread
         monkeypatch.setattr(
-            beside._thread,
+            process._thread,
             "start_new_thread",
             lambda *given: started.append(given) or begin(*given),
         )
@@ -190,7 +192,7 @@ def test_chunks_asked_for_when_drawn_tell_of_themselves_alone():
         assert ahead.ask(rows, extents) == 500, draw
         # In memory before anybody takes them; of the next draw nothing is.
         there, count = set((100 * rows).tolist()), len(asked)
-        with early.Gathering(True):
+        with read_ahead.Gathering(True):
             assert ahead.ask(rows, extents) == 0
             assert len(asked) == count
             assert ahead.ask(rows + 1, extents) == 500

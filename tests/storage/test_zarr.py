@@ -5,7 +5,7 @@ import pytest
 
 from mmreplay.format.metadata import Metadata
 from mmreplay.format.sharding import Sharding
-from mmreplay.storage.zarr import ZarrStore
+from mmreplay.storage.zarr.engine import ZarrStore
 from tests.contracts.store import StoreContract
 from tools.torture.disks import QuickDisk, using
 

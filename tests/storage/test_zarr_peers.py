@@ -7,7 +7,7 @@ import pytest
 import zarr
 
 import mmreplay as mr
-from mmreplay.storage.zarr_group import folder_name
+from mmreplay.storage.zarr.group import folder_name
 from tests.buffer.test_sealed_groups import record
 
 pytestmark = pytest.mark.peer

@@ -8,8 +8,8 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.errors import FailedError, SchemaError
-from mmreplay.storage import remote
-from mmreplay.storage.zarr_source import source_of
+from mmreplay.storage.foreign_zarr import remote
+from mmreplay.storage.foreign_zarr.source import source_of
 from tests.storage.zarr_groups import policy_store
 
 

@@ -68,10 +68,10 @@ def test_terms_of_the_format_and_json_keys_stay(name):
 
 
 def test_some_names_are_old_in_one_folder_only():
-    assert broken("tail", path="mmreplay/storage/zarr.py") == "tail"
+    assert broken("tail", path="mmreplay/storage/zarr/engine.py") == "tail"
     assert broken("tail", path="mmreplay/ring.py") is None
-    assert broken("Column", "class", "mmreplay/samplers/columns.py") == "Column"
-    assert broken("Column", "class", "mmreplay/convert/arrays.py") is None
+    assert broken("Column", "class", "mmreplay/samplers/priority_file.py") == "Column"
+    assert broken("Column", "class", "mmreplay/convert/array_file.py") is None
 
 
 def test_some_names_are_old_for_a_class_only():
@@ -125,7 +125,7 @@ def test_names_are_grouped_by_rule_and_counted_by_folder():
     names = [
         Name("told", "parameter", "mmreplay/buffer/a.py", 3),
         Name("_told", "attribute", "mmreplay/b.py", 4),
-        Name("Lane", "class", "mmreplay/storage/lane.py", 5),
+        Name("Lane", "class", "mmreplay/storage/fast_append.py", 5),
     ]
     pairs = [(name, words.rule_of(name)) for name in names]
     assert words.listing(pairs)[:3] == [

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mmreplay.storage.lock import WriterLock
+from mmreplay.disk.lock import WriterLock
 from tools.torture import actors
 
 

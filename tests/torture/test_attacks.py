@@ -2,7 +2,7 @@
 
 import pytest
 
-from mmreplay.storage.edges import Edges
+from mmreplay.storage.write_path import PartialPageFiller
 from tools.torture import kills, powerloss
 from tools.torture.mutants import MUTANTS
 from tools.torture.rows import GEOMETRIES, SHARDED
@@ -23,14 +23,14 @@ def test_no_power_cut_loses_or_invents_a_committed_row(geometry):
 def test_no_row_is_lost_where_pages_of_rows_to_come_are_cleared(
     monkeypatch, geometries
 ):
-    cleared, clear = [], Edges.clear
+    cleared, clear = [], PartialPageFiller.clear
 
     def noted(self, row, first, stop):
         until = clear(self, row, first, stop)
         cleared.extend([first] * (until > first))
         return until
 
-    monkeypatch.setattr(Edges, "clear", noted)
+    monkeypatch.setattr(PartialPageFiller, "clear", noted)
     with scarce():
         report = powerloss.attack(150, 14, geometries)
     assert report.findings == {}, report.examples

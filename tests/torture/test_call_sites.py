@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay import boot
-from mmreplay.buffer.compacting import compact
+from mmreplay import process
+from mmreplay.buffer.copy_rows import compact
 from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.disk.files import Disk
 from mmreplay.errors import FailedError, FormatError, ReplayError
-from mmreplay.files import Disk
 from mmreplay.schema import Field
 from tools.torture.disks import PRIMITIVES, FaultyDisk, WatchedDisk, using
 from tools.torture.power import PowerCut, SimulatedDisk
@@ -177,13 +177,13 @@ def test_a_power_cut_or_kill_at_any_call_leaves_a_whole_buffer(
             disk = SimulatedDisk(work, calls_left=at)
             with using(disk), suppress(PowerCut):
                 OPERATIONS[name](work / "buffer")
-            known = boot.boot_id()
+            known = process.boot_id()
             if seed < IMAGES:
                 disk.crash(work, np.random.default_rng(100 * at + seed))
                 known = b"another boot...."
             else:
                 disk.cut()
-            boots = mock.patch.object(boot, "boot_id", return_value=known)
+            boots = mock.patch.object(process, "boot_id", return_value=known)
             with boots, using(Unsynced()):
                 check(work / "buffer", name)
 
@@ -208,7 +208,7 @@ def test_what_goes_on_after_a_kill_survives_a_power_cut(name, prepared, tmp_path
                 buffer.commit()
                 abandon(buffer)
             disk.crash(work, np.random.default_rng(100 * at + seed))
-            boots = mock.patch.object(boot, "boot_id", return_value=bytes(16))
+            boots = mock.patch.object(process, "boot_id", return_value=bytes(16))
             with boots, using(Unsynced()):
                 buffer = reopen(again)
                 assert (buffer.heads == heads).all()

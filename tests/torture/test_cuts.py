@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay import boot, recovery
+from mmreplay import process
+from mmreplay.buffer.copy_files import snapshot
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.buffer.snapshot import snapshot
-from mmreplay.convert.rows import BufferReader
+from mmreplay.convert.buffer_reader import BufferReader
 from mmreplay.errors import FailedError, StaleError
+from mmreplay.storage import recovery
 from tests.torture.failing import GEOMETRY, ROWS, add, begun, fail, failing, reopen
 from tools.torture.disks import using
 from tools.torture.power import PowerCut
@@ -226,11 +227,11 @@ def test_what_an_opening_cut_that_was_killed_is_told_by_the_next_one(tmp_path, h
         add(buffer, 7)
         if how == "failed":
             fail(disk, buffer)
-            known = boot.boot_id()
+            known = process.boot_id()
         else:
             abandon(buffer)
             known = bytes(range(16))
-    with mock.patch.object(boot, "boot_id", return_value=known):
+    with mock.patch.object(process, "boot_id", return_value=known):
         # Live slots are written first, then COMMIT is synced.
         killed = mock.patch.object(
             recovery, "_sync_inherited", side_effect=PowerCut(in_flight=True)

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from mmreplay import files
+from mmreplay.disk import files
 from mmreplay.errors import FailedError
 from tools.torture.disks import PRIMITIVES, FaultyDisk, WatchedDisk, using
 

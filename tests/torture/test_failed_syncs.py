@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay import boot
+from mmreplay import process
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import FailedError
 from tests.torture.failing import GEOMETRY, ROWS, add, begun, fail, failing, reopen
@@ -38,7 +38,7 @@ def test_what_a_failed_sync_lost_is_not_committed_by_the_next_opening(
         heads = buffer.heads
         abandon(buffer)
     disk.crash(folder, np.random.default_rng(seed))
-    rebooted = mock.patch.object(boot, "boot_id", return_value=bytes(range(16)))
+    rebooted = mock.patch.object(process, "boot_id", return_value=bytes(range(16)))
     with rebooted, ReplayBuffer.open(folder / "a") as reader:
         assert (reader.heads == heads).all()
         assert faults(reader, GEOMETRY, starts) == []
@@ -88,7 +88,7 @@ def test_places_that_a_failed_sync_lost_are_written_again(tmp_path, geometry, se
         heads = buffer.heads
         abandon(buffer)
     disk.crash(folder, np.random.default_rng(seed))
-    rebooted = mock.patch.object(boot, "boot_id", return_value=bytes(range(16)))
+    rebooted = mock.patch.object(process, "boot_id", return_value=bytes(range(16)))
     with rebooted, ReplayBuffer.open(folder / "a") as reader:
         assert (reader.heads == heads).all()
         assert faults(reader, geometry, starts) == []

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.convert import arrays, zips
+from mmreplay.convert import array_file, zip_file
 from mmreplay.errors import FailedError
 from tools.torture import forged
 
@@ -51,11 +51,14 @@ def unchecked(self):
 @pytest.mark.parametrize(
     ("patch", "kind"),
     [
-        ((arrays.Stored, "finish", unchecked), "other rows"),
+        ((array_file.Stored, "finish", unchecked), "other rows"),
         ((mr.errors.CorruptError, "__str__", lambda self: "no"), "unnamed"),
-        ((zips, "parse", lambda file: [][0]), "escaped IndexError"),
-        ((zips, "parse", lambda file: bytearray(1 << 42)), "escaped MemoryError"),
-        ((zips, "parse", mock.Mock(side_effect=FailedError("x"))), "unexpected Fail"),
+        ((zip_file, "parse", lambda file: [][0]), "escaped IndexError"),
+        ((zip_file, "parse", lambda file: bytearray(1 << 42)), "escaped MemoryError"),
+        (
+            (zip_file, "parse", mock.Mock(side_effect=FailedError("x"))),
+            "unexpected Fail",
+        ),
     ],
 )
 def test_a_reader_that_does_wrong_is_noticed(patch, kind):
@@ -70,6 +73,6 @@ def test_a_reader_that_hangs_or_leaves_something_is_noticed(monkeypatch):
             (file.path.parent / "litter").touch()
 
     monkeypatch.setattr(forged, "TRY_S", 1)
-    monkeypatch.setattr(zips, "parse", hang)
+    monkeypatch.setattr(zip_file, "parse", hang)
     found = forged.attack("npz", 1, 3).findings
     assert {"escaped Late", "slow", "left over"} == set(found)

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.buffer import writer
+from mmreplay.buffer import append
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.cli.exits import run
+from mmreplay.disk.files import Disk
 from mmreplay.errors import FailedError, FormatError, FullError
-from mmreplay.files import Disk
-from mmreplay.storage import space
-from mmreplay.storage.places import Places
+from mmreplay.storage import write_path
+from mmreplay.storage.zarr.shards import ShardStates
 from mmreplay.verify import verify_buffer
 from tools.torture.powerloss import abandon
 from tools.torture.rows import Geometry, content, faults
@@ -194,7 +194,7 @@ def until_it_fits(disk, first, step):
 
 
 def test_a_disk_that_is_full_at_some_pages_of_a_script_loses_nothing(disk):
-    with mock.patch("mmreplay.files.disk", Unsynced()):
+    with mock.patch("mmreplay.disk.files.disk", Unsynced()):
         assert until_it_fits(disk, 3, 13) > 10
 
 
@@ -207,7 +207,7 @@ def test_a_disk_that_is_full_at_any_page_of_a_script_loses_nothing(disk):
 def test_a_place_with_holes_is_sealed_where_not_a_page_is_left(disk):
     schema = mr.Schema({"n": mr.Field((), "int64"), "x": mr.Field((96,), "uint8")})
     path = disk / "b"
-    with mock.patch("mmreplay.files.disk", Unsynced()):
+    with mock.patch("mmreplay.disk.files.disk", Unsynced()):
         buffer = ReplayBuffer.create(
             path, schema, 120_000, engine="zarr", commit_every=None
         )
@@ -236,7 +236,7 @@ def test_a_conversion_whose_first_block_begins_with_a_hole(disk, engine, layout)
     # The oldest row is no block's first: the sum of its block is of a hole, too.
     assert source.span.first[0] % source.metadata.ring.block_rows > 80
     refused = 0
-    with mock.patch("mmreplay.files.disk", Unsynced()):
+    with mock.patch("mmreplay.disk.files.disk", Unsynced()):
         for pages in range(40, 400, 3):
             leave(disk, pages)
             try:
@@ -256,7 +256,7 @@ def test_a_conversion_whose_first_block_begins_with_a_hole(disk, engine, layout)
 def test_a_repair_whose_first_block_begins_with_a_hole(disk, layout):
     schema = mr.Schema({"n": mr.Field((16,), "int64")})
     refused = 0
-    with mock.patch("mmreplay.files.disk", Unsynced()):
+    with mock.patch("mmreplay.disk.files.disk", Unsynced()):
         with ReplayBuffer.create(
             disk / "a", schema, 1024, 2, layout=layout, autoreset="disabled"
         ) as buffer:
@@ -289,7 +289,7 @@ def test_a_place_with_holes_is_put_back_where_few_pages_are_left(disk):
         }
 
     path = disk / "b"
-    with mock.patch("mmreplay.files.disk", Unsynced()):
+    with mock.patch("mmreplay.disk.files.disk", Unsynced()):
         with ReplayBuffer.create(path, schema, 1024, engine="zarr") as buffer:
             buffer.extend(rows(0, 20))
         leave(disk, 40)
@@ -305,7 +305,7 @@ def test_a_place_with_holes_is_put_back_where_few_pages_are_left(disk):
 
 
 def test_a_file_of_places_has_no_hole_that_kills_who_looks_at_it(disk):
-    file = Places.create(disk, 64).file
+    file = ShardStates.create(disk, 64).file
     assert file.disk_nbytes()[1] >= file.nbytes > 0
     file.close()
 
@@ -321,7 +321,7 @@ def test_a_copy_is_read_where_not_a_page_is_left(disk, count):
     )
     numbers, none = np.arange(count), np.zeros(count, bool)
     with (
-        mock.patch("mmreplay.files.disk", Unsynced()),
+        mock.patch("mmreplay.disk.files.disk", Unsynced()),
         ReplayBuffer.create(disk / "b", schema, 6000) as buffer,
     ):
         buffer.extend(observation=numbers, terminated=none, truncated=none)
@@ -338,7 +338,7 @@ def test_a_copy_is_read_where_not_a_page_is_left(disk, count):
 def test_rows_that_have_space_are_committed_though_nothing_else_has(disk, engine):
     schema = mr.Schema({"n": mr.Field((), "int64")})
     numbers = np.arange(4000)
-    with mock.patch("mmreplay.files.disk", Unsynced()):
+    with mock.patch("mmreplay.disk.files.disk", Unsynced()):
         buffer = ReplayBuffer.create(
             disk / "b", schema, 20_000, engine=engine, commit_every=None
         )
@@ -375,7 +375,7 @@ def test_a_newest_row_that_ends_a_page_is_drawn_where_not_a_page_is_left(
     )
     steps, made = PAGE // 2 if layout == "time_major" else PAGE, disk / "c"
     numbers = np.repeat(np.arange(steps)[:, None], 2, axis=1)
-    with mock.patch("mmreplay.files.disk", Unsynced()):
+    with mock.patch("mmreplay.disk.files.disk", Unsynced()):
         with ReplayBuffer.create(
             disk / "b", schema, 6000, 2, layout=layout, autoreset="same_step"
         ) as buffer:
@@ -424,7 +424,7 @@ def test_a_copy_that_does_not_fit_leaves_the_disk_as_it_was(
     if there:
         target.mkdir()
 
-    with mock.patch("mmreplay.files.disk", Unsynced()):
+    with mock.patch("mmreplay.disk.files.disk", Unsynced()):
         for pages in (0, 1, 2, 5, 20, 35):
             leave(disk, pages)
             before = os.statvfs(disk).f_bfree
@@ -468,7 +468,7 @@ def test_a_copy_that_fails_removes_nothing_that_was_there(disk, tmp_path, copy):
 def test_a_resize_says_how_much_room_it_lacks_and_changes_nothing(disk):
     schema = mr.Schema({"pixels": mr.Field((PAGE,), "uint8")})
     with (
-        mock.patch("mmreplay.files.disk", Unsynced()),
+        mock.patch("mmreplay.disk.files.disk", Unsynced()),
         ReplayBuffer.create(disk / "b", schema, 100) as buffer,
     ):
         buffer.extend(pixels=np.ones((100, PAGE), np.uint8))
@@ -490,8 +490,8 @@ def test_a_recording_that_filled_the_disk_says_what_it_kept(
     disk, capsys, monkeypatch, pages
 ):
     # Some for locks and folders; space for steps is taken so much at once, if at all.
-    monkeypatch.setattr(writer, "ALLOCATE_AHEAD_NBYTES", 1 << 17)
-    monkeypatch.setattr(space, "ALLOCATION_NBYTES", 1 << 17)
+    monkeypatch.setattr(append, "ALLOCATE_AHEAD_NBYTES", 1 << 17)
+    monkeypatch.setattr(write_path, "ALLOCATION_NBYTES", 1 << 17)
     leave(disk, pages)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

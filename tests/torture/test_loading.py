@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mmreplay.buffer.drawing import Drawing
+from mmreplay.buffer.draw import Drawing
 from tools.torture import loading
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

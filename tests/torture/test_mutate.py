@@ -10,7 +10,7 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.verify import slots
-from mmreplay.verify.sums import SumCheck
+from mmreplay.verify.rows import SumCheck
 from tools.torture import mutate
 from tools.torture.damages import Damage, damaged
 from tools.torture.powerloss import Report

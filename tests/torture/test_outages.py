@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from mmreplay.files import Disk
+from mmreplay.disk.files import Disk
 from tools.torture import outages
 from tools.torture.disks import using
 

@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from mmreplay import files
+from mmreplay.disk import files
 from tools.torture.disks import using
 from tools.torture.power import PowerCut, SimulatedDisk
 

@@ -9,15 +9,16 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from mmreplay import boot, files
-from mmreplay.buffer import lifecycle
+from mmreplay import process
+from mmreplay.buffer import opening
 from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.disk import files
+from mmreplay.disk.files import File
 from mmreplay.episodes import BREAK, START
 from mmreplay.errors import FailedError, FullError
-from mmreplay.files import File
 from mmreplay.format import commit as records
-from mmreplay.storage.ledger import FILE_NAME as COMMIT
-from mmreplay.storage.ledger import CommitWriter
+from mmreplay.storage.commit_state import FILE_NAME as COMMIT
+from mmreplay.storage.commit_state import CommitWriter
 from tools.torture.disks import FaultyDisk, WatchedDisk, using
 from tools.torture.power import PowerCut, SimulatedDisk
 from tools.torture.powerloss import abandon
@@ -66,7 +67,7 @@ def test_live_slots_torn_by_a_power_cut_do_not_starve_a_reader(tmp_path, monkeyp
             # Past the sequence number, which stays higher than any whole slot's.
             file.seek(size * slot + 64)
             file.write(os.urandom(64))
-    monkeypatch.setattr(boot, "boot_id", lambda: b"another boot....")
+    monkeypatch.setattr(process, "boot_id", lambda: b"another boot....")
     with ReplayBuffer.open(tmp_path / "a") as reader:
         assert (reader.heads == heads).all()
 
@@ -167,7 +168,7 @@ def test_a_resize_that_cannot_open_what_it_built_leaves_the_writer(tmp_path):
     buffer = make(tmp_path / "a")
     buffer.add(step(buffer))
     interrupted = mock.patch.object(
-        lifecycle, "_open_locked", side_effect=KeyboardInterrupt
+        opening, "_open_locked", side_effect=KeyboardInterrupt
     )
     with interrupted, pytest.raises(KeyboardInterrupt):
         buffer.resize(20)
@@ -220,7 +221,7 @@ def test_a_power_cut_in_the_opening_after_a_kill_in_a_commit(tmp_path, calls):
             with suppress(PowerCut):
                 abandon(ReplayBuffer.open(folder / "a", "r+", commit_every=None))
         disk.crash(folder, np.random.default_rng(luck))
-        rebooted = mock.patch.object(boot, "boot_id", return_value=bytes(range(16)))
+        rebooted = mock.patch.object(process, "boot_id", return_value=bytes(range(16)))
         with rebooted, ReplayBuffer.open(folder / "a") as reader:
             assert (reader.heads >= heads).all()
 
@@ -241,7 +242,7 @@ def test_folders_on_the_way_that_a_killed_creation_made(tmp_path, calls):
             buffer.commit()
             abandon(buffer)
         disk.crash(folder, np.random.default_rng(luck))
-        rebooted = mock.patch.object(boot, "boot_id", return_value=bytes(range(16)))
+        rebooted = mock.patch.object(process, "boot_id", return_value=bytes(range(16)))
         with rebooted, ReplayBuffer.open(folder / "a" / "b" / "c") as reader:
             assert (reader.heads == 1).all()
 

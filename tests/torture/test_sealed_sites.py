@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from mmreplay.storage.sealer import Sealer
+from mmreplay.storage.zarr.sealing import Sealer
 from tests.torture import test_call_sites as sites
 from tests.torture import test_snapshot_sites as copies
 from tests.torture.test_call_sites import (  # noqa: F401

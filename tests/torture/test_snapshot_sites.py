@@ -9,9 +9,9 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from mmreplay import boot
+from mmreplay import process
+from mmreplay.buffer.copy_files import snapshot
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.buffer.snapshot import snapshot
 from mmreplay.errors import FormatError, ReplayError
 from mmreplay.repairing import repair
 from mmreplay.verify import verify_buffer
@@ -119,13 +119,13 @@ def test_a_power_cut_or_kill_at_a_call_leaves_a_copy_whole_or_marked(
             disk = simulated(work, shared, at)
             with using(disk), suppress(PowerCut):
                 make(work)
-            now = boot.boot_id()
+            now = process.boot_id()
             if seed:
                 disk.crash(work, np.random.default_rng(100 * at + seed))
                 now = b"another boot...."
             else:
                 disk.cut()
-            boots = mock.patch.object(boot, "boot_id", return_value=now)
+            boots = mock.patch.object(process, "boot_id", return_value=now)
             with boots, using(Unsynced()):
                 check(work, make)
 

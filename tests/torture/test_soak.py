@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.buffer.view import LiveView
+from mmreplay.buffer.reader import LiveView
 from tools.torture import processes, soak
 from tools.torture.latencies import Latencies
 from tools.torture.powerloss import Report

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.format import strict_json
+from mmreplay import strict_json
 from mmreplay.verify import verify_buffer
 from tests.verify.support import DATA, schema, steps
 from tools.torture.disks import QuickDisk, using

@@ -3,9 +3,9 @@
 import pytest
 
 import mmreplay as mr
-from mmreplay.files import File
+from mmreplay.disk.files import File
 from mmreplay.storage.memmap import MemmapStore
-from mmreplay.verify import sums, verify_buffer
+from mmreplay.verify import rows, verify_buffer
 from tests.verify.support import DATA, flip, kinds, make, put, schema, steps
 
 
@@ -38,7 +38,7 @@ def test_rows_larger_than_what_is_read_at_a_time(
             reads.append(nbytes)
         return real(self, nbytes, offset)
 
-    monkeypatch.setattr(sums, "CHUNK_NBYTES", chunk_nbytes)
+    monkeypatch.setattr(rows, "CHUNK_NBYTES", chunk_nbytes)
     monkeypatch.setattr(File, "pread", pread)
     report = verify_buffer(path)
     assert report.ok

@@ -21,7 +21,7 @@ from unittest import mock
 import numpy as np
 
 import mmreplay as mr
-from mmreplay.buffer.committer import Committer
+from mmreplay.storage.committer import Committer
 from tools.bench.turns import arguments, report, rounded
 
 FIELDS = {

@@ -20,7 +20,7 @@ from torch.utils.data import RandomSampler
 
 from mmreplay.episodes import START, TRUNCATED, EpisodeIndex
 from mmreplay.ring import Ring, Span
-from mmreplay.samplers.base import Home
+from mmreplay.samplers.base import BufferIdentity
 from mmreplay.samplers.shuffled import ShuffledSampler
 from tools.bench.turns import OURS, arguments, race, report, rounded, speedups
 
@@ -61,7 +61,7 @@ class IndexedView:
             rows: How many are alive, of all environments.
         """
         each = rows // ENVS
-        self.home = Home(Ring.sized(each, ENVS), None, bytes(16), 1)
+        self.home = BufferIdentity(Ring.sized(each, ENVS), None, bytes(16), 1)
         self.span = Span(np.zeros(ENVS, np.int64), np.full(ENVS, each))
         self.index = EpisodeIndex(ENVS, derived=True, final_follows=False)
         self.index.update(self.span, self._between)

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.sumtree import SumTree
+from mmreplay.samplers.sum_tree import SumTree
 from tools.bench import peers
 from tools.bench.turns import (
     OURS,

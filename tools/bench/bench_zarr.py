@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 import mmreplay as mr
 from mmreplay.format.metadata import Engine
 from mmreplay.format.sharding import CODECS, Codec
-from mmreplay.storage.zarr import ZarrStore
+from mmreplay.storage.zarr.engine import ZarrStore
 from tools.bench import cold, recorded
 from tools.bench.turns import (
     OURS,

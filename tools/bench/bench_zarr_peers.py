@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 import mmreplay as mr
 from mmreplay.format.sharding import CODECS, Codec
-from mmreplay.storage.shards import CACHE_NBYTES
+from mmreplay.storage.zarr.shards import CACHE_NBYTES
 from tools.bench import recorded
 from tools.bench.bench_zarr import check
 from tools.bench.turns import (

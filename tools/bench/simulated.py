@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from mmreplay.episodes import START, TERMINATED, EpisodeIndex
 from mmreplay.ring import Ring, Span
-from mmreplay.samplers.base import Home
+from mmreplay.samplers.base import BufferIdentity
 
 Ids = NDArray[np.int64]
 
@@ -23,7 +23,7 @@ class SimulatedView:
             episode: Steps in each episode.
         """
         self._episode = episode
-        self.home = Home(Ring.sized(rows, 1), None, bytes(16), 1)
+        self.home = BufferIdentity(Ring.sized(rows, 1), None, bytes(16), 1)
         self.span = Span(np.zeros(1, np.int64), np.array([rows]))
         self.index = EpisodeIndex(1, derived=False, final_follows=False)
         self.index.update(self.span, self._between)

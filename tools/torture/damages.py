@@ -17,7 +17,7 @@ import google_crc32c
 import numpy as np
 
 from mmreplay.format import commit, metadata
-from mmreplay.samplers import seen
+from mmreplay.samplers import priority_file
 from tools.torture import forged
 from tools.torture.forged import Rng
 from tools.torture.specimens import Contents, Specimen
@@ -150,8 +150,8 @@ def _sealed_state(damage: Damage, name: str, specimen: Specimen, rng: Rng) -> No
     """The same for the record of the priorities."""
     name = "samplers/prioritized/STATE"
     data = bytearray(damage.files[name])
-    size = len(data) // seen.NUM_SLOTS
-    for slot in range(seen.NUM_SLOTS):
+    size = len(data) // priority_file.NUM_SLOTS
+    for slot in range(priority_file.NUM_SLOTS):
         part = bytearray(data[size * slot : size * (slot + 1)])
         if len(part) > 2 * SECTOR:
             _number(part, rng, [8, 16, 24, 64, *range(128, 256, 8)])

@@ -1,6 +1,6 @@
 """Doubles of the disk that count calls, and fail, tear or die at a chosen one.
 
-Both stand in for `mmreplay.files.disk`; what they do not break goes through to the
+Both stand in for `mmreplay.disk.files.disk`; what they do not break goes through to the
 real files.
 """
 
@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from mmreplay import files
-from mmreplay.disk import Pack
-from mmreplay.files import Data, Disk
+from mmreplay.disk import files
+from mmreplay.disk.calls import Pack
+from mmreplay.disk.files import Data, Disk
 
 # Every raw call that changes, syncs or locks; `close` is left out, because it does
 # nothing to the disk.

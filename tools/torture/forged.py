@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import mmreplay as mr
-from mmreplay import files
+from mmreplay.disk import files
 from mmreplay.errors import FormatError, ReplayError, SchemaError, SourceError
 from tools.torture.layouts import layouts
 from tools.torture.powerloss import Report

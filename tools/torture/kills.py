@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
+from mmreplay.buffer.copy_files import snapshot
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.buffer.snapshot import snapshot
 from mmreplay.errors import EmptyError, ReplayError, StaleError, StarvedError
 from tools.torture.groups import Told
 from tools.torture.powerloss import Report, abandon, told_by

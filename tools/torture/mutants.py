@@ -13,19 +13,19 @@ from unittest import mock
 
 import numpy as np
 
-from mmreplay import recovery
-from mmreplay.buffer.committer import Committer
-from mmreplay.buffer.room import targets
-from mmreplay.buffer.view import LiveView
-from mmreplay.buffer.writer import Writer
+from mmreplay.buffer.append import Writer
+from mmreplay.buffer.reader import LiveView
 from mmreplay.format import commit
 from mmreplay.format.commit import Identity, Record
-from mmreplay.storage.edges import Edges
-from mmreplay.storage.ledger import CommitWriter
+from mmreplay.storage import recovery
+from mmreplay.storage.commit_state import CommitWriter
+from mmreplay.storage.committer import Committer
+from mmreplay.storage.disk_space import targets
+from mmreplay.storage.layout import SUMS
 from mmreplay.storage.memmap import MemmapStore
-from mmreplay.storage.placement import SUMS
-from mmreplay.storage.sealing import Sealing
-from mmreplay.storage.zarr import ZarrStore
+from mmreplay.storage.write_path import PartialPageFiller
+from mmreplay.storage.zarr.engine import ZarrStore
+from mmreplay.storage.zarr.sealing import Sealing
 from tools.torture import kills, powerloss
 from tools.torture.powerloss import Report
 from tools.torture.rows import GEOMETRIES, SHARDED, Array, Geometry
@@ -154,10 +154,10 @@ def _drop_untold(self: Writer, env_ids: Array, firsts: Array) -> None:
     self._book.tails = self._tails = tails
 
 
-_free = Edges.free
+_free = PartialPageFiller.free
 
 
-def _free_more(self: Edges, limits: Array) -> None:
+def _free_more(self: PartialPageFiller, limits: Array) -> None:
     _free(self, limits + 3)
 
 
@@ -244,7 +244,7 @@ MUTANTS = (
     Mutant(
         "ClearsMore",
         "clear no page of rows that are not given up",
-        (*SCARCE, (Edges, "free", _free_more)),
+        (*SCARCE, (PartialPageFiller, "free", _free_more)),
     ),
     Mutant(
         "NoRecheck",

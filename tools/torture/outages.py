@@ -24,7 +24,7 @@ from unittest import mock
 
 import numpy as np
 
-from mmreplay import boot
+from mmreplay import process
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import ReplayError
 from tools.torture.powerloss import Report, abandon
@@ -132,7 +132,7 @@ class Outage:
             ).close()
 
     def _boot(self) -> mock._patch[mock.MagicMock]:
-        return mock.patch.object(boot, "boot_id", return_value=self.boot)
+        return mock.patch.object(process, "boot_id", return_value=self.boot)
 
     def point(self) -> None:
         """Let a process write, cut the power, mount again and look."""

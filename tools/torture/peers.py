@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import mmreplay as mr
-from mmreplay import boot
+from mmreplay import process
 from tools.torture.outages import Device, Unavailable
 from tools.torture.powerloss import Report
 
@@ -266,7 +266,7 @@ def _cut(side: Side, device: Device, rng: np.random.Generator) -> str:
     device.unmount()
     device.mount()
     # The page cache of this boot is not what was written before the cut.
-    with mock.patch.object(boot, "boot_id", return_value=rng.bytes(16)):
+    with mock.patch.object(process, "boot_id", return_value=rng.bytes(16)):
         told = _looked(side, trial.path, acked)
     shutil.rmtree(trial.path, ignore_errors=True)
     return told

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mmreplay.files import Data
+from mmreplay.disk.files import Data
 from tools.torture.disks import WatchedDisk
 from tools.torture.nodes import Bytes, Change, FileNode, FolderNode, Node, scanned
 

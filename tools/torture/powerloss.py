@@ -20,7 +20,7 @@ from unittest import mock
 
 import numpy as np
 
-from mmreplay import boot
+from mmreplay import process
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import ReplayError
 from tools.torture.disks import using
@@ -151,7 +151,7 @@ class Trial:
         self.scribe = None
         with ExitStack() as stack:
             stack.enter_context(
-                mock.patch.object(boot, "boot_id", return_value=self.boot)
+                mock.patch.object(process, "boot_id", return_value=self.boot)
             )
             stack.enter_context(using(self.disk))
             try:

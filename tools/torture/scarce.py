@@ -1,7 +1,7 @@
 """Memory so short that pages are missing when rows are written, and so small pages.
 
 Few rows fill a page of 32 bytes, so that small rings clear pages as large ones do
-(`mmreplay.storage.edges`).
+(`mmreplay.storage.write_path`).
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from unittest import mock
 
-from mmreplay.storage import edges
-from mmreplay.storage.inlet import Inlet
-from mmreplay.storage.pages import Pages
+from mmreplay.storage import write_path
+from mmreplay.storage.read_ahead import Pages
+from mmreplay.storage.write_path import MappedWriter
 
 PAGE_NBYTES = 32
 
-_there = Inlet._there
+_there = MappedWriter._there
 
 
 def _lacks(self: Pages, offset: int) -> bool:
     """In one stretch of four all pages are there."""
-    return offset // edges.STRETCH_NBYTES % 4 > 0
+    return offset // write_path.STRETCH_NBYTES % 4 > 0
 
 
-def _there_second(self: Inlet, first: int, nbytes: int) -> bool:
+def _there_second(self: MappedWriter, first: int, nbytes: int) -> bool:
     """Whether pages are there: not at the first look, as if each were missing once."""
     seen: set[int] = self.__dict__.setdefault("seen", set())
     if first in seen:
@@ -34,10 +34,10 @@ def _there_second(self: Inlet, first: int, nbytes: int) -> bool:
 
 
 SCARCE = (
-    (edges, "PAGE", PAGE_NBYTES),
-    (edges, "STRETCH_NBYTES", 4 * PAGE_NBYTES),
+    (write_path, "PAGE", PAGE_NBYTES),
+    (write_path, "STRETCH_NBYTES", 4 * PAGE_NBYTES),
     (Pages, "lacks", _lacks),
-    (Inlet, "_there", _there_second),
+    (MappedWriter, "_there", _there_second),
 )
 
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.ring import Ring, Span
-from mmreplay.storage.base import whole
 from mmreplay.storage.memmap import MemmapStore
-from mmreplay.storage.zarr import ZarrStore
+from mmreplay.storage.store import whole
+from mmreplay.storage.zarr.engine import ZarrStore
 from tools.torture.groups import Told
 from tools.torture.rows import (
     MUTABLE,

@@ -20,9 +20,9 @@ from unittest import mock
 import numpy as np
 
 import mmreplay as mr
-from mmreplay import boot
-from mmreplay.files import BIRTH, File, Identity
-from mmreplay.storage.zarr import ZarrStore
+from mmreplay import process
+from mmreplay.disk.files import BIRTH, File, Identity
+from mmreplay.storage.zarr.engine import ZarrStore
 from tools.torture.disks import using
 from tools.torture.forged import Unsynced
 from tools.torture.powerloss import abandon
@@ -78,7 +78,7 @@ def one_boot() -> Iterator[None]:
         return 7, number, BIRTH.pack(number, 0, 1)
 
     with (
-        mock.patch.object(boot, "boot_id", return_value=BOOT),
+        mock.patch.object(process, "boot_id", return_value=BOOT),
         mock.patch.object(File, "identity", identity),
         using(Unsynced()),
     ):

@@ -28,7 +28,7 @@ from mmreplay.adapters.alf.episodes import (
 from mmreplay.adapters.alf.errors import RefusedError, UnknownError, refusing
 from mmreplay.adapters.alf.nests import Columns, Given
 from mmreplay.adapters.alf.sharing import hung_up, serves
-from mmreplay.adapters.home import Home
+from mmreplay.adapters.home import BufferLocation
 from mmreplay.batch import Batch
 from mmreplay.errors import FormatError
 from mmreplay.schema import Field, Schema
@@ -65,7 +65,7 @@ class Plan:
 class Core:
     """The ring of one `RingBuffer`; every method may be called from any thread."""
 
-    def __init__(self, plan: Plan, home: Home) -> None:
+    def __init__(self, plan: Plan, home: BufferLocation) -> None:
         """Make the ring, or open the one that is there."""
         self._plan = plan
         self._log = Log(plan.names, plan.num_envs, plan.keep, plan.rule)

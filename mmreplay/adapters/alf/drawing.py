@@ -12,13 +12,11 @@ from mmreplay.adapters.alf.errors import RefusedError
 from mmreplay.batch import Batch
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.samplers.base import Draw, Sampler, State, View
-from mmreplay.samplers.earliest import ignore_earliest
-from mmreplay.samplers.joined import state_of
+from mmreplay.samplers.combine import Wrapping, state_of
 from mmreplay.samplers.prioritized import PrioritizedSampler
-from mmreplay.samplers.recent import RecentSampler
+from mmreplay.samplers.recent import RecentSampler, ignore_earliest
 from mmreplay.samplers.sequence import SequenceSampler
 from mmreplay.samplers.stratified import StratifiedSampler
-from mmreplay.samplers.wrapping import Wrapping
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from mmreplay.adapters.alf.episodes import ReturnRule
 from mmreplay.adapters.alf.errors import RefusedError
 from mmreplay.adapters.alf.nests import array, children, leaves, pack, part_at
 from mmreplay.adapters.alf.ring import Options, RingBuffer
-from mmreplay.adapters.home import Home, StrPath
+from mmreplay.adapters.home import BufferLocation, StrPath
 from mmreplay.adapters.values import seed_of_draws
 
 
@@ -111,7 +111,7 @@ class ReplayBuffer(RingBuffer):
         rule = ReturnRule(default_return, gamma, reward_clip)
         self._ignored, self._keep = num_earliest_frames_ignored, keep_episodic_info
         self._alf_checkpoint_enabled = enable_checkpoint
-        home = Home(f"alf-{name}", path, resume)
+        home = BufferLocation(f"alf-{name}", path, resume)
         options = Options(
             law, keep_episodic_info, rule if record_episodic_return else None
         )

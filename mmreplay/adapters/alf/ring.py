@@ -17,7 +17,7 @@ from mmreplay.adapters.alf.episodes import Names, ReturnRule
 from mmreplay.adapters.alf.errors import RefusedError, refusing
 from mmreplay.adapters.alf.nests import array, fields_of, flatten, leaf_nest, pack
 from mmreplay.adapters.alf.sharing import Remote, Server, serve
-from mmreplay.adapters.home import Home, StrPath
+from mmreplay.adapters.home import BufferLocation, StrPath
 from mmreplay.adapters.values import LOOKS, Look, array_as_is, seed_of_draws
 
 Ids = NDArray[np.int64]
@@ -74,7 +74,7 @@ class RingBuffer:
         """
         self._begin(
             data_spec, num_environments, max_length, device, allow_multiprocess, name,
-            Home(f"alf-{name}", path, resume), Options(),
+            BufferLocation(f"alf-{name}", path, resume), Options(),
         )  # fmt: skip
 
     def _begin(
@@ -85,7 +85,7 @@ class RingBuffer:
         device: Any,
         allow_multiprocess: bool,
         name: str,
-        home: Home,
+        home: BufferLocation,
         options: Options,
     ) -> None:
         self.name = self._name = name  # alf's data transformers read the second
@@ -364,7 +364,7 @@ class DataBuffer(RingBuffer):
         """Make it; see `RingBuffer`."""
         self._begin(
             data_spec, 1, capacity, device, False, name,
-            Home(f"alf-{name}", path, resume), Options(told=False),
+            BufferLocation(f"alf-{name}", path, resume), Options(told=False),
         )  # fmt: skip
         self._random = np.random.default_rng(seed_of_draws())
 

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mmreplay import sumtree
 from mmreplay.adapters.alf.errors import RefusedError
 from mmreplay.adapters.alf.nests import array
-from mmreplay.sumtree import Op, SumTree
+from mmreplay.samplers import sum_tree
+from mmreplay.samplers.sum_tree import Op, SumTree
 
 OPS: dict[Any, Op] = {
     torch.add: "sum", torch.max: "max", torch.maximum: "max",
@@ -55,9 +55,9 @@ class SegmentTree:
         self._capacity, self._dtype, self._device = int(capacity), dtype, device
         self.name = name
         if kind == "sum":
-            self._tree: SumTree | sumtree.SegmentTree = SumTree(self._capacity)
+            self._tree: SumTree | sum_tree.SegmentTree = SumTree(self._capacity)
         else:
-            self._tree = sumtree.SegmentTree(self._capacity, kind)
+            self._tree = sum_tree.SegmentTree(self._capacity, kind)
             self._tree.fill(np.zeros(self._capacity))
 
     @property

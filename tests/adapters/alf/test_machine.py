@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 
 from mmreplay.adapters import values
 from mmreplay.adapters.alf import ReplayBuffer
-from mmreplay.files import Disk
+from mmreplay.disk.files import Disk
 from tests.adapters.alf.support import SPEC, rows
 from tests.adapters.alf.twin import Twin
 from tools.torture.disks import using

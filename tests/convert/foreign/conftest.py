@@ -2,7 +2,7 @@
 
 import pytest
 
-from mmreplay import files
+from mmreplay.disk import files
 
 
 @pytest.fixture(autouse=True)

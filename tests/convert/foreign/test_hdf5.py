@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay import files
 from mmreplay.convert.base import Notes
-from mmreplay.convert.foreign.hdf5 import Hdf5
+from mmreplay.datasets.hdf5 import Hdf5
+from mmreplay.disk import files
 from mmreplay.errors import CorruptError, FailedError, FormatError, FullError
 from tests.convert.contract import error_of, told
 from tests.convert.foreign.test_d4rl import episodes, write

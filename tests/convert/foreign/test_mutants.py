@@ -16,7 +16,7 @@ import zarr
 from numcodecs import Zlib
 
 import mmreplay as mr
-from mmreplay import files
+from mmreplay.disk import files
 from tests.buffer.test_sealed_groups import record
 from tests.convert.contract import error_of, told
 from tests.convert.foreign import (

@@ -11,7 +11,7 @@ from PIL import Image
 
 import mmreplay as mr
 from mmreplay.convert import registry
-from mmreplay.convert.foreign.tfrecord import example
+from mmreplay.datasets.rlds import example
 from mmreplay.errors import CorruptError, FormatError, SchemaError, SourceError
 from tests.convert.contract import error_of, told
 from tests.convert.foreign.oracle import assert_same, drawn, episode, joined

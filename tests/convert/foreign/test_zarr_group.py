@@ -8,9 +8,9 @@ import zarr
 
 import mmreplay as mr
 from mmreplay.cli.exits import run
-from mmreplay.convert import registry, tables
+from mmreplay.convert import registry, undescribed
 from mmreplay.errors import CorruptError, FormatError, SchemaError, SourceError
-from mmreplay.storage import chunked
+from mmreplay.storage.foreign_zarr import arrays
 from tests.storage.zarr_groups import policy_store, put
 
 
@@ -128,15 +128,15 @@ def test_the_command_line_converts_and_tells(tmp_path, rng, capsys):
 
 def test_memory_is_some_chunks_whatever_the_size(tmp_path, rng, monkeypatch):
     """Kept chunks and fetched ones, of a group many times as large."""
-    monkeypatch.setattr(chunked, "CACHE_NBYTES", 1 << 20)
-    monkeypatch.setattr(chunked, "FETCH_NBYTES", 1 << 20)
+    monkeypatch.setattr(arrays, "CACHE_NBYTES", 1 << 20)
+    monkeypatch.setattr(arrays, "FETCH_NBYTES", 1 << 20)
     data = np.zeros((4000, 64, 64), np.uint8)
     data[:, 0, 0] = np.arange(4000) % 251
     put(
         zarr.open_group(tmp_path / "a", mode="w"), "obs", data, chunks=(16, 64, 64)
     )  # 16 MiB, packed to next to nothing
     largest = [0]
-    take = chunked.ChunkedReader._take_chunks
+    take = arrays.ChunkedReader._take_chunks
 
     def watched(self, array, places):
         found = take(self, array, places)
@@ -144,14 +144,14 @@ def test_memory_is_some_chunks_whatever_the_size(tmp_path, rng, monkeypatch):
         largest[0] = max(largest[0], held + self._chunks.nbytes)
         return found
 
-    monkeypatch.setattr(chunked.ChunkedReader, "_take_chunks", watched)
+    monkeypatch.setattr(arrays.ChunkedReader, "_take_chunks", watched)
     report = mr.load(tmp_path / "a", tmp_path / "b")
     assert report.rows == 4000
     assert largest[0] <= 3 << 20
 
 
 def test_a_group_of_next_to_nothing_is_not_unpacked_unasked(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "HARMLESS_NBYTES", 1 << 20)
+    monkeypatch.setattr(undescribed, "HARMLESS_NBYTES", 1 << 20)
     made = zarr.open_group(tmp_path / "a", mode="w")
     made.create_array("obs", shape=(6000, 64, 64), chunks=(1000, 64, 64), dtype="u1")
     made["obs"][0] = 1

@@ -1,0 +1,423 @@
+"""Another generation of a buffer: its newest rows under another ring or schema.
+
+The new folder is complete and synced before metadata.json is renamed: the rename
+is the one switch, and a kill on either side of it leaves one whole buffer.
+
+A buffer's rows in another engine or codec: from files to shards, and back.
+"""
+
+from __future__ import annotations
+
+import errno
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.arguments import size
+from mmreplay.buffer import opening
+from mmreplay.buffer.draw import SCAN_ROWS, Reading
+from mmreplay.buffer.new_generation import filled
+from mmreplay.buffer.opening import ROWS_EACH, OpenFiles, check_count
+from mmreplay.buffer.statistics import left_behind, read_statistics, write_statistics
+from mmreplay.disk import files
+from mmreplay.disk.files import rename
+from mmreplay.errors import FullError, SchemaError, StaleError, called
+from mmreplay.format import metadata as metadata_file
+from mmreplay.format.metadata import Engine, Metadata
+from mmreplay.format.sharding import Codec, Sharding
+from mmreplay.ring import Ring, runs
+from mmreplay.schema import Field, Schema
+from mmreplay.schema.convert import shape_of
+from mmreplay.storage import disk_space, recovery
+from mmreplay.storage.commit_state import CommitWriter, refuse_cut
+from mmreplay.storage.engines import create_store
+from mmreplay.storage.store import CheckedStore, Store
+from mmreplay.storage.zarr import group
+from mmreplay.storage.zarr.engine import ZarrStore
+
+SCAN_NBYTES = 64 << 20
+"""Rows copied at a time take no more than this, nor more than SCAN_ROWS."""
+Fill = dict[str, NDArray[np.generic]] | None
+Progress = Callable[[int, int], None]
+
+
+def resized(ring: Ring, capacity: int, row_nbytes: int) -> Ring:
+    """The same ring with another capacity.
+
+    Raises:
+        SchemaError: The capacity is not legal.
+    """
+    check_count("capacity", capacity, metadata_file.MAX_CAPACITY, ROWS_EACH)
+    return Ring.sized(int(capacity), ring.num_envs, ring.layout, row_nbytes)
+
+
+def filling(path: str, field: Field, fill: object) -> NDArray[np.generic]:
+    """Check what rows before a new field read as."""
+    scalar = not shape_of(fill, f"field {path!r}")
+    single = Field((), field.dtype) if scalar else field
+    value = single.convert(fill, path, ())
+    return np.broadcast_to(value, field.shape)
+
+
+def refuse_role(before: Schema, after: Schema, value: NDArray[np.generic]) -> None:
+    """Refuse a new field that would tell of old rows what they never said.
+
+    Raises:
+        SchemaError: It is the next observation, or an end whose fill is not False.
+    """
+    for role in ("next_observation", "terminated", "truncated"):
+        if before.role(role) == after.role(role):
+            continue
+        if role == "next_observation":
+            told = f"a field of the role {role!r}, expected one without: old rows have"
+            raise SchemaError(
+                f"add_field: got {told} another one each; make a new buffer with it"
+            )
+        if value.any():
+            raise SchemaError(
+                f"add_field: got fill True for the role {role!r}, expected False: ends "
+                "are kept as boundaries, which published rows never change; make a new "
+                "buffer"
+            )
+
+
+def swap(
+    parts: OpenFiles,
+    reading: Reading,
+    ring: Ring,
+    schema: Schema,
+    fill: Fill,
+    commit_every: float | None,
+) -> OpenFiles:
+    """Put another generation of a buffer in force and return it open for writing.
+
+    Adding waits meanwhile. All that may fail comes before the switch, and leaves the
+    buffer as it was; a failure of the switch itself ends this writer, as it is unknown
+    which generation a later opening finds. The former one stays open to read, for
+    threads that draw; `Parts.retire` it.
+    """
+    if parts.path is None:
+        return in_memory(parts, reading, ring, schema, fill)
+    assert parts.committer is not None
+    assert isinstance(parts.ledger, CommitWriter)
+    parts.committer.commit()
+    parts.refuse_elsewhere()
+    metadata = parts.metadata.next_generation(ring, schema)
+    encoded = metadata_file.encode(metadata)
+    target, folder = parts.path / metadata_file.FILE_NAME, parts.path / metadata.folder
+    files.remove_tree(folder)
+    fresh = None
+    try:
+        try:
+            files.make_folder(folder)
+            _fill(reading, folder, metadata, fill)
+            fresh = opening.succeed(parts, metadata, commit_every)
+            staged = files.stage_bytes(target, encoded)
+        except BaseException as error:
+            _take_back(folder, fresh)
+            if isinstance(error, FullError) and error.errno != errno.EFBIG:
+                raise _no_room(parts.path, metadata, reading, error) from error
+            raise
+        try:
+            rename(staged, target)
+        except FullError as error:
+            # Without room for the new entry, the folder keeps the old one.
+            if metadata_file.load(parts.path).generation != parts.metadata.generation:
+                raise
+            _take_back(folder, fresh)
+            raise _no_room(parts.path, metadata, reading, error) from error
+        parts.committer.stop()
+        # Without the record, readers follow when they next look up the path.
+        with suppress(OSError):
+            parts.ledger.mark_moved()
+    except BaseException as error:
+        if fresh is not None and not fresh.closed:
+            # Nothing more may be added to a generation that may not be in force.
+            why = str(error) or type(error).__name__
+            parts.committer.poison(f"the switch to {metadata.folder} failed: {why}")
+            fresh.discard()
+        raise
+    # What is cut short from here on must not add to what is not in force.
+    parts.committer.poison(f"the switch to {metadata.folder} was cut short")
+    fresh.lock, parts.lock = parts.lock, None
+    return fresh
+
+
+def _take_back(folder: Path, fresh: OpenFiles | None) -> None:
+    """Remove a generation that did not come into force.
+
+    What cannot be removed is left to the next opening; why it was half made is what is
+    told.
+    """
+    if fresh is not None:
+        fresh.discard()
+    with suppress(OSError):
+        files.remove_tree(folder)
+
+
+def _no_room(
+    path: Path, metadata: Metadata, reading: Reading, error: FullError
+) -> FullError:
+    """Say what was missing: both rings are on the disk until one of them is whole."""
+    lengths = np.minimum(reading.span.lengths, metadata.ring.capacity)
+    needed, free = (
+        disk_space.ring_nbytes(metadata, lengths),
+        disk_space.free_nbytes(path),
+    )
+    # Of shards nobody knows it before they are made.
+    least = f"{size(needed)} free" if needed else "room"
+    return FullError(
+        f"{path}: no space left to copy the rows that stay before the others go, got "
+        f"{size(free)}, expected {least} on its disk; nothing was changed: free some "
+        "space, or keep fewer rows",
+        errno_=error.errno,
+    )
+
+
+def _fill(reading: Reading, folder: Path, metadata: Metadata, fill: Fill) -> None:
+    """Make the files of a generation, with the rows alive now, durable as a whole."""
+    store = create_store(folder, metadata)
+    try:
+        firsts = copy(reading, store, fill)
+        heads = reading.span.stop
+        store.sync()
+        sum_blocks(store, firsts, heads)
+        store.sync_sums()
+        recovery.create(folder, metadata, heads, firsts)
+        files.sync_folder(folder)
+    finally:
+        store.close()
+
+
+def in_memory(
+    parts: OpenFiles, reading: Reading, ring: Ring, schema: Schema, fill: Fill
+) -> OpenFiles:
+    """The same in RAM."""
+    metadata = parts.metadata.next_generation(ring, schema)
+    fresh = opening.create_memory(metadata)
+    firsts = copy(reading, fresh.store, fill)
+    assert fresh.writer is not None
+    assert parts.writer is not None
+    fresh.writer.adopt(reading.span.stop, firsts)
+    fresh.writer.follow(parts.writer)
+    return fresh
+
+
+def copy(
+    reading: Reading, store: Store, fill: Fill, progress: Progress | None = None
+) -> NDArray[np.int64]:
+    """Copy the newest rows that fit, and return the first position of each env.
+
+    The newest row of each environment comes along also where it was given up: if an
+    episode ends there, its final row is still to come, and an opening that goes on
+    tells so by the flags of the row before. Environments go side by side, so that what
+    is sealed step by step can be.
+    """
+    span = reading.span
+    ring = store.ring
+    firsts = np.maximum(span.first, span.stop - ring.capacity)
+    oldest = np.maximum(0, np.minimum(firsts, span.stop - 1))
+    size = max(1, min(SCAN_ROWS, SCAN_NBYTES // max(1, store.schema.row_nbytes)))
+    done, rows = 0, int((span.stop - oldest).sum())
+    for first in _pieces(oldest, span.stop, size):
+        for env_id in range(ring.num_envs):
+            begin = max(first, int(oldest[env_id]))
+            positions = np.arange(begin, min(first + size, int(span.stop[env_id])))
+            if not len(positions):
+                continue
+            ids = np.full(len(positions), env_id)
+            columns = reading.rows(ids, positions, reading.view.moment).fields
+            for path, value in (fill or {}).items():
+                columns[path] = np.broadcast_to(value, (len(ids), *value.shape))
+            flags = reading.view.flags(ids, positions)
+            store.write(runs(ring.rows(ids, positions)), columns, flags)
+            done += len(positions)
+            if progress is not None:
+                called("progress", progress, done, rows)
+    return firsts
+
+
+def _pieces(
+    firsts: NDArray[np.int64], stops: NDArray[np.int64], size: int
+) -> Iterator[int]:
+    """Where pieces begin that hold all rows; stretches that hold none are left out.
+
+    One environment may be any number of steps ahead of another.
+    """
+    first = 0
+    while (left := stops > np.maximum(first, firsts)).any():
+        first = max(first, int(firsts[left].min()))
+        yield first
+        first += size
+
+
+def sum_blocks(
+    store: CheckedStore, firsts: NDArray[np.int64], heads: NDArray[np.int64]
+) -> None:
+    """Write the checksums of every whole block that holds a row."""
+    size = store.ring.block_rows
+    # The first block may begin with rows that were never written, and a hole that is
+    # read through a mapping is a SIGBUS where tmpfs is full.
+    store.allocate(firsts // size * size, firsts)
+    for env_id in range(store.ring.num_envs):
+        first = int(firsts[env_id]) // size
+        blocks = range(first, int(heads[env_id]) // size)
+        sums = [store.checksum(env_id, block) for block in blocks]
+        if sums:
+            store.write_sums(env_id, first, np.array(sums, np.uint32))
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """What `compact` made.
+
+    Attributes:
+        path: The new buffer's folder.
+        rows: Rows copied.
+        nbytes_before: Bytes that the rows' buffer takes on the disk.
+        nbytes: Bytes that the new one takes.
+        notes: What does not come along, in sentences.
+
+    Example:
+        >>> made = mr.compact("runs/cartpole", "runs/compact")
+        >>> made.nbytes < made.nbytes_before
+        True
+    """
+
+    path: Path
+    rows: int
+    nbytes_before: int
+    nbytes: int
+    notes: tuple[str, ...] = ()
+
+
+def compact(
+    source: opening.StrPath,
+    target: opening.StrPath,
+    *,
+    codec: Codec | None = "blosc-lz4",
+    level: int | None = None,
+    chunk_crc32c: bool = False,
+    allow_network: bool = False,
+    progress: Progress | None = None,
+) -> Compacted:
+    """Copy a buffer into a new one of another engine or codec, row for row.
+
+    Positions, boundaries, mutable fields, statistics and the user's own JSON come
+    along; the uuid and samplers' priorities do not. Memory: a few thousand rows, and
+    what sealing takes.
+
+    Args:
+        source: The buffer, which nobody should be writing: a row that is given up
+            meanwhile is an error.
+        target: A new or empty folder, which is a buffer only once it is whole.
+        codec: Of the Zarr engine; None for the memmap engine's files.
+        level: The codec's; None for its own.
+        chunk_crc32c: Whether each chunk carries a checksum.
+        allow_network: Write to a network file system all the same.
+        progress: Called with (rows copied, rows in all).
+
+    Raises:
+        FormatError: The path holds something already, or the source is no buffer.
+        SchemaError: The codec is unknown, or has no such level; a level or checksums
+            are asked for without a codec; or a field can have no array.
+        StaleError: The source's writer gave up rows that were not copied yet.
+        FailedError: Another one cut rows, after a sync that failed.
+        FullError: No space is left.
+
+    Example:
+        >>> made = mr.compact("runs/cartpole", "runs/compact", codec="zstd")
+        >>> len(mr.ReplayBuffer.open("runs/compact")) > 0
+        True
+    """
+    where, place = opening.absolute(source), opening.absolute(target)
+    with ExitStack() as stack:
+        parts = opening.open_reader(where)
+        stack.callback(parts.store.unmap)
+        stack.callback(parts.close)
+        opening.refuse_inside(place, where)
+        metadata = _described(parts.metadata, codec, level, chunk_crc32c)
+        stack.enter_context(filled(place, allow_network))
+        rows = _fill_compacted(parts, place, metadata, progress)
+        if (where / "statistics.json").exists():
+            write_statistics(place, read_statistics(where))
+        encoded = metadata_file.encode(metadata)
+        files.replace_bytes(place / metadata_file.FILE_NAME, encoded)
+        files.remove_tree(place / recovery.HALF)
+        _, before = parts.store.disk_nbytes()
+    fresh = opening.open_reader(place)
+    try:
+        nbytes, left = fresh.store.disk_nbytes()[1], left_behind(where)
+        return Compacted(place, rows, before, nbytes, tuple(left))
+    finally:
+        fresh.close()
+
+
+def _described(
+    metadata: Metadata, codec: Codec | None, level: int | None, chunk_crc32c: bool
+) -> Metadata:
+    """The metadata of the same buffer in another engine."""
+    old, row_nbytes = metadata.ring, metadata.schema.row_nbytes
+    ring = Ring.sized(old.capacity, old.num_envs, old.layout, row_nbytes)
+    engine: Engine = "memmap"
+    sharding = None
+    if codec is None and (level is not None or chunk_crc32c):
+        raise SchemaError(
+            f"level, chunk_crc32c: got {level!r} and {chunk_crc32c!r} with codec=None, "
+            "expected them with a codec only; leave them out, or name a codec"
+        )
+    if codec is not None:
+        group.check_names(metadata.schema)
+        engine = "zarr"
+        sharding = Sharding.sized(codec, ring, row_nbytes, level, chunk_crc32c)
+        ring = sharding.fit(ring)
+    return replace(
+        metadata, uuid=secrets.token_bytes(16), generation=1, engine=engine,
+        ring=ring, sharding=sharding,
+    )  # fmt: skip
+
+
+def _fill_compacted(
+    parts: opening.OpenFiles,
+    target: Path,
+    metadata: Metadata,
+    progress: Progress | None,
+) -> int:
+    """Fill the target's folder, synced, with COMMIT; return the rows copied."""
+    folder = target / metadata.folder
+    files.make_folder(folder)
+    reading = Reading(parts)
+    span = reading.span
+    store = create_store(folder, metadata)
+    try:
+        firsts = copy(reading, store, None, progress)
+        refuse_cut(parts.ledger)
+        sum_blocks(store, firsts, span.stop)
+        store.sync_sums()
+        # Last: what this gives back nothing asks space for again.
+        if isinstance(store, ZarrStore):
+            store.settle(firsts, span.stop)
+        store.sync()
+    finally:
+        store.close()
+        store.unmap()
+    reading.view.refresh()
+    given_up = reading.span.first > firsts
+    if (given_up & (firsts < span.stop)).any():
+        raise StaleError(
+            f"environment {int(np.flatnonzero(given_up)[0])}: rows were given up while "
+            "they were copied, expected a buffer that nobody writes; stop its writer, "
+            "or take a snapshot first"
+        )
+    recovery.create(folder, metadata, span.stop, firsts)
+    files.sync_folder(folder)
+    return _count(span.stop - firsts)
+
+
+def _count(lengths: NDArray[np.int64]) -> int:
+    return int(lengths.sum())

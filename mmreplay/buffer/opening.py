@@ -1,0 +1,649 @@
+"""What users ask for when they create and open buffers, checked before it is done.
+
+Creating, opening and closing: the parts of a buffer and the order they need.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from mmreplay import strict_json
+from mmreplay.buffer.append import Writer
+from mmreplay.disk import files
+from mmreplay.disk.lock import WriterLock, locked, refuse_network
+from mmreplay.errors import (
+    CorruptError,
+    DurabilityWarning,
+    FailedError,
+    FormatError,
+    RemovedError,
+    ReplayError,
+    SchemaError,
+    VersionError,
+    shown,
+)
+from mmreplay.format import commit as records
+from mmreplay.format import metadata as metadata_file
+from mmreplay.format.metadata import AUTORESETS, ENGINES, Autoreset, Engine, Metadata
+from mmreplay.format.sharding import Codec, Sharding
+from mmreplay.ring import LAYOUTS, Layout, Ring
+from mmreplay.schema import Schema
+from mmreplay.storage import recovery
+from mmreplay.storage.commit_state import CommitReader, CommitWriter, MemoryCommitState
+from mmreplay.storage.committer import Committer
+from mmreplay.storage.engines import ON_DISK, create_store, open_store
+from mmreplay.storage.foreign_zarr.remote import url_of
+from mmreplay.storage.memmap import POLICY
+from mmreplay.storage.memory import MemoryStore
+from mmreplay.storage.recovery import Recovery
+from mmreplay.storage.store import CheckedStore, ReadPolicy, Store
+from mmreplay.storage.zarr import group
+from mmreplay.storage.zarr.engine import ZarrStore
+from mmreplay.strict_json import Json
+
+ROWS_EACH = "give the rows to keep of each environment, int(1e6) for a million"
+
+
+def check_count(name: str, number: int, most: int, way_out: str) -> None:
+    """Refuse what is no integer in ``[1, most]``.
+
+    Raises:
+        SchemaError: It is none.
+    """
+    whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
+    if not whole or not 1 <= number <= most:
+        raise SchemaError(
+            f"{name}: got {shown(number)}, expected an integer in [1, {most}]; "
+            f"{way_out}"
+        )
+
+
+def check_sampler(sampler: object) -> None:
+    """Refuse what cannot draw.
+
+    Raises:
+        SchemaError: It is neither a sampler nor None.
+    """
+    made = sampler is not None and not isinstance(sampler, type)
+    if sampler is not None and not (made and callable(getattr(sampler, "draw", None))):
+        raise SchemaError(
+            f"sampler: got {shown(sampler)}, expected a sampler such as "
+            "UniformSampler(seed=0); make one, or leave it out"
+        )
+
+
+def check_mode(mode: str) -> None:
+    """Refuse a mode that is none.
+
+    Raises:
+        SchemaError: It is neither ``"r"`` nor ``"r+"``.
+    """
+    if mode not in ("r", "r+"):
+        raise SchemaError(
+            f"mode: got {shown(mode)}, expected 'r' or 'r+'; to make a new buffer, use "
+            "ReplayBuffer.create"
+        )
+
+
+def check_interval(commit_every: float | None) -> None:
+    """Refuse an interval between commits that is no time.
+
+    Raises:
+        SchemaError: It is neither None nor above 0.
+    """
+    number = isinstance(commit_every, int | float | np.integer | np.floating)
+    if commit_every is not None and not (number and commit_every > 0):
+        raise SchemaError(
+            f"commit_every: got {shown(commit_every)}, expected seconds above 0, or "
+            "None "
+            "to commit only by commit() and close()"
+        )
+
+
+def describe(
+    schema: Schema,
+    capacity: int,
+    num_envs: int,
+    engine: Engine,
+    layout: Layout | None,
+    autoreset: Autoreset | Enum | None,
+    user: Json | None,
+    codec: Codec | None = None,
+    level: int | None = None,
+    chunk_crc32c: bool = False,
+) -> Metadata:
+    """Check what a user asks for and make its metadata.
+
+    Raises:
+        SchemaError: A number or choice is not legal.
+        FormatError: The user's own values are no JSON.
+    """
+    check_count("capacity", capacity, metadata_file.MAX_CAPACITY, ROWS_EACH)
+    envs = "give the number of environments that each call of add has a step of"
+    check_count("num_envs", num_envs, metadata_file.MAX_NUM_ENVS, envs)
+    # Gymnasium's own word, as of `env.metadata["autoreset_mode"]`.
+    named = autoreset.name.lower() if isinstance(autoreset, Enum) else autoreset
+    stated = schema.autoreset if isinstance(schema, Schema) else None
+    if named is None:
+        named = stated
+    if named is None and num_envs > 1:
+        raise SchemaError(
+            f"autoreset: got none with num_envs={num_envs}, expected what the "
+            "environments do after an episode ends; pass autoreset='next_step' "
+            "(Gymnasium's vector default, EnvPool: the call of step after an end "
+            "resets, with reward 0), 'same_step' (AutoresetMode.SAME_STEP, "
+            "Stable-Baselines3's VecEnv, Isaac Lab: the step that ends resets as well) "
+            "or 'disabled' (you call reset yourself). Schema.from_env(envs) reads it "
+            "from Gymnasium's vector environments"
+        )
+    if named is None:
+        # Nothing of another episode can come unless the caller resets.
+        named = "disabled"
+    _check_choices(engine, layout, named)
+    if stated not in (None, named):
+        raise SchemaError(
+            f"autoreset: got {named!r}, but the environment that the schema was made "
+            f"of says {stated!r}, expected the same; leave autoreset out, or make the "
+            "schema by Schema.from_spaces if that is not what fills the buffer"
+        )
+    if user is not None and not isinstance(user, dict):
+        raise SchemaError(
+            f"user: got {type(user).__name__}, expected a dict of JSON values; put it "
+            "into one"
+        )
+    # Also in RAM, where nothing is written: an export keeps it.
+    strict_json.dump(user or {}, "user")
+    if not isinstance(schema, Schema):
+        raise SchemaError(
+            f"schema: got {type(schema).__name__}, expected a Schema; wrap the fields "
+            "in mmreplay.Schema(...), or use Schema.from_env or Schema.from_example"
+        )
+    asked = {"codec": codec, "level": level, "chunk_crc32c": chunk_crc32c or None}
+    for name, value in asked.items():
+        if value is not None and engine != "zarr":
+            raise SchemaError(
+                f"{name}: got {shown(value)} with engine={shown(engine)}, expected "
+                "one with "
+                "engine='zarr' only; leave it out, or name that engine"
+            )
+    ring = Ring.sized(int(capacity), int(num_envs), layout, schema.row_nbytes)
+    sharding = None
+    if engine == "zarr":
+        group.check_names(schema)
+        sharding = Sharding.sized(
+            codec or "blosc-lz4", ring, schema.row_nbytes, level, chunk_crc32c
+        )
+        ring = sharding.fit(ring)
+    return Metadata(
+        uuid=secrets.token_bytes(16),
+        created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        generation=1,
+        engine=engine,
+        autoreset=cast("Autoreset", named),
+        ring=ring,
+        schema=schema,
+        user=user or {},
+        sharding=sharding,
+    )
+
+
+def _check_choices(engine: str, layout: str | None, autoreset: str) -> None:
+    if engine not in ENGINES:
+        raise SchemaError(
+            f"engine: got {shown(engine)}, expected one of {list(ENGINES)}; leave it "
+            "out "
+            "for files that are mapped"
+        )
+    if layout is not None and layout not in LAYOUTS:
+        raise SchemaError(
+            f"layout: got {shown(layout)}, expected one of {LAYOUTS} or None; leave "
+            "it out "
+            "to have it chosen by num_envs"
+        )
+    if autoreset not in AUTORESETS:
+        raise SchemaError(
+            f"autoreset: got {shown(autoreset)}, expected one of {AUTORESETS}; name "
+            "what "
+            "your environments do after an end: 'next_step' is Gymnasium's vector "
+            "default, 'disabled' where you call reset yourself"
+        )
+
+
+RESUMES = ("break", "truncate", "continue")
+OPEN_TRIES = 3
+
+StrPath = str | os.PathLike[str]
+
+
+def absolute(path: StrPath) -> Path:
+    """The path whatever the working folder becomes; links, and URLs, are left.
+
+    Raises:
+        FormatError: It is no path, or starts from a home folder that is not known, or
+            from a working folder that was removed.
+    """
+    text = files.expanded(path)
+    if url_of(text) is not None:
+        return Path(text)
+    try:
+        return Path(os.path.abspath(text))
+    except FileNotFoundError as error:
+        raise FormatError(
+            f"{text} starts from the working folder, which was removed, "
+            "expected one that is there; cd to another, or give a whole path"
+        ) from error
+
+
+@dataclass(slots=True)
+class OpenFiles:
+    """What an open buffer is made of.
+
+    Attributes:
+        refuse_removed: Of a reader; see `recovery.Place.look`.
+        refuse_elsewhere: See `recovery.Place.refuse_elsewhere`.
+    """
+
+    path: Path | None
+    metadata: Metadata
+    store: Store
+    ledger: CommitReader | CommitWriter | MemoryCommitState
+    recovery: Recovery
+    writer: Writer | None = None
+    committer: Committer | None = None
+    lock: WriterLock | None = None
+    policy: ReadPolicy = POLICY
+    closed: bool = field(default=False)
+    pid: int = field(default_factory=os.getpid)
+    seals: bool = True
+    refuse_removed: Callable[[], bool] | None = None
+    refuse_elsewhere: Callable[[], None] = lambda: None
+
+    def writing(self, name: str) -> Writer:
+        """The writer.
+
+        Args:
+            name: The buffer's, for the message.
+
+        Raises:
+            FailedError: The buffer is closed, or not open for writing.
+        """
+        if self.writer is None or self.closed:
+            state = "closed" if self.closed else "open with mode='r'"
+            raise FailedError(
+                f"{name} is {state}, expected it open for writing; use "
+                "ReplayBuffer.open(path, 'r+')"
+            )
+        return self.writer
+
+    def mark_changed(self) -> None:
+        """Have the next commit due although no row came or went."""
+        if self.committer is not None:
+            self.committer.touched = True
+
+    def close(self) -> None:
+        """Commit what is open for writing, and give everything back."""
+        if self.closed:
+            return
+        self.closed = True
+        try:
+            self._settle()
+        finally:
+            try:
+                self.ledger.close()
+            finally:
+                try:
+                    self.store.close()
+                finally:
+                    if self.lock is not None:
+                        self.lock.release()
+
+    def retire(self) -> None:
+        """Close the files of a generation that was replaced; the lock is the next's."""
+        self.closed = True
+        self.ledger.close()
+        self.store.close()
+
+    def discard(self) -> None:
+        """Close the files of a generation that did not come into force."""
+        self.closed = True
+        try:
+            if self.committer is not None:
+                self.committer.stop()
+        finally:
+            self.ledger.close()
+            self.store.close()
+            self.store.unmap()
+
+    def _settle(self) -> None:
+        """Commit, with no thread left that writes, whatever Ctrl-C cuts short."""
+        if self.committer is None:
+            return
+        try:
+            self.committer.stop()
+            if isinstance(self.store, ZarrStore):
+                heads, tails = self.ledger.heads, self.ledger.tails
+                self.store.settle_last(tails, heads, seal=self.seals)
+            self.committer.commit(records.CLEAN)
+        except ReplayError:
+            self.committer.refuse_removed()
+            raise
+        finally:
+            # A thread that outlived the files would write into whichever are opened
+            # next under their numbers.
+            self.committer.stop()
+
+    def __del__(
+        self,
+        getpid: Callable[[], int] = os.getpid,
+        ending: Callable[[], bool] = sys.is_finalizing,
+    ) -> None:
+        """Close what an interrupted call opened and gave to nobody."""
+        # Bound above, as globals may be gone when the interpreter ends. A close needs
+        # them too: then the system closes the files, and the next opening finds every
+        # published row.
+        closed, pid = getattr(self, "closed", True), getattr(self, "pid", None)
+        if not closed and pid == getpid() and not ending():
+            with suppress(RemovedError):
+                self.close()
+
+
+def create_memory(metadata: Metadata) -> OpenFiles:
+    """Make a buffer in RAM."""
+    ring = metadata.ring
+    store = MemoryStore(ring, metadata.schema)
+    ledger = MemoryCommitState(ring.num_envs)
+    writer = Writer(
+        store, ledger, None, metadata.schema, metadata.autoreset,
+        metadata.schema.row_nbytes,
+    )  # fmt: skip
+    found = Recovery("new", ledger.heads, ledger.heads)
+    return OpenFiles(None, metadata, store, ledger, found, writer)
+
+
+def create(
+    path: Path, metadata: Metadata, commit_every: float | None, allow_network: bool
+) -> OpenFiles:
+    """Make a buffer's folder and open it for writing."""
+    check_interval(commit_every)
+    encoded, there = metadata_file.encode(metadata), os.path.exists(path)
+    way_out = "open it with ReplayBuffer.open(path, 'r+'), or choose another path"
+    make_place(path, way_out)
+    refuse_network(path, allow_network)
+    lock = WriterLock(path)
+    parts = None
+    try:
+        if not lock.told_apart:
+            warnings.warn(
+                f"{path}: its file system does not say when a file was created, "
+                "expected one that does (such as ext4, XFS or btrfs), to tell "
+                "the buffer from a copy in its place; if the writer is killed here, "
+                "rows since the last commit are cut: commit more often "
+                "(commit_every), or choose another disk",
+                DurabilityWarning,
+                stacklevel=3,
+            )
+        make_place(path, way_out)  # again: another process may have had the lock
+        # metadata.json appears last: without it the folder is no buffer yet.
+        recovery.clear_half(path)
+        recovery.sweep(path, metadata)
+        build(path, metadata).close()
+        files.replace_bytes(path / metadata_file.FILE_NAME, encoded)
+        parts = _open_locked(path, metadata, lock)
+        parts.recovery = Recovery("new", parts.ledger.heads, parts.ledger.heads)
+        _start(parts, commit_every)
+    except BaseException as error:
+        recovery.withdraw(path, metadata.folder, there, error)
+        _abort(parts, lock)
+        raise
+    return parts
+
+
+def build(path: Path, metadata: Metadata) -> CheckedStore:
+    """Create the data folder and files of a generation, synced, with COMMIT."""
+    folder = path / metadata.folder
+    files.remove_tree(folder)
+    files.make_folder(folder)
+    store = create_store(folder, metadata)
+    try:
+        store.sync()
+        store.sync_sums()
+        recovery.create(folder, metadata)
+        files.sync_folder(folder)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def refuse_inside(target: Path, source: Path, folder: Path | None = None) -> None:
+    """Refuse to write into a buffer's own folder, also by links.
+
+    Args:
+        target: What is to be made.
+        source: The buffer.
+        folder: Where it is written; the target itself by default.
+
+    Raises:
+        FormatError: That is the buffer's folder, or in it.
+    """
+    root = os.path.realpath(source)
+    if Path(os.path.realpath(folder or target)).is_relative_to(root):
+        itself = os.path.realpath(target) == root
+        where = "the buffer itself" if itself else f"inside the buffer {source}"
+        raise FormatError(
+            f"{target} is {where}, expected a path elsewhere; choose one beside it"
+        )
+
+
+def make_place(path: Path, otherwise: str = "choose another, or remove it") -> None:
+    """Make a buffer's folder, or accept an empty one or a creation cut short.
+
+    Args:
+        path: The folder.
+        otherwise: The way out of a buffer there.
+    """
+    # By os.path, to which a folder that may not be passed through is no error yet.
+    for place in (path, *path.parents):
+        _refuse_no_folder(place)
+    if os.path.exists(path / metadata_file.FILE_NAME):
+        raise FormatError(
+            f"{path} already holds a buffer, expected a new path; {otherwise}"
+        )
+    if os.path.isdir(path):
+        strangers = [
+            name
+            for name in files.names(path)
+            if name != "LOCK" and not name.startswith(("data-", "tmp-"))
+        ]
+        if strangers and not (path / recovery.HALF).exists():
+            raise FormatError(
+                f"{path} is a folder with other files ({strangers[0]!r}, ...), "
+                "expected a new or empty one; choose another path"
+            )
+        # Made by a creation that was killed, perhaps, before it could sync this.
+        files.sync_entry(path)
+        return
+    # Likewise a folder on the way, in which nothing was made yet.
+    standing = next(p for p in absolute(path).parents if os.path.exists(p))
+    if os.access(standing, os.R_OK) and not files.names(standing):
+        files.sync_entry(standing)
+    for parent in [*reversed(path.parents), path]:
+        if not os.path.exists(parent):
+            files.make_folder(parent, exist_ok=True)
+
+
+def _refuse_no_folder(place: Path) -> None:
+    """Refuse a place where no folder can be made."""
+    # In this order: another process may make it meanwhile.
+    if not os.path.lexists(place) or os.path.isdir(place):
+        return
+    if os.path.exists(place):
+        raise FormatError(
+            f"{place} is a file, expected a folder to create; choose another path"
+        )
+    raise FormatError(
+        f"{place} is a link to {os.readlink(place)!r}, which is not there, expected a "
+        "folder to create; make that one, remove the link, or choose another path"
+    )
+
+
+def open_reader(path: Path, policy: ReadPolicy = POLICY) -> OpenFiles:
+    """Open a buffer read-only; a resize in between is followed."""
+    for attempt in range(OPEN_TRIES):
+        metadata = metadata_file.load(path)
+        try:
+            return _open_generation(path, metadata, policy)
+        except CorruptError:
+            # A writer may have moved on to the next generation while we opened.
+            last = attempt == OPEN_TRIES - 1
+            if last or metadata_file.load(path).generation == metadata.generation:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _open_generation(path: Path, metadata: Metadata, policy: ReadPolicy) -> OpenFiles:
+    folder = path / metadata.folder
+    _refuse_engine(path, metadata)
+    ledger, found = recovery.open_reader(folder, metadata)
+    try:
+        # Shards are opened when they are read: by then a link may lead elsewhere.
+        real = Path(os.path.realpath(folder))
+        store = open_store(real, metadata, writable=False, policy=policy)
+    except BaseException:
+        ledger.close()
+        raise
+    if found.how == "killed" and locked(path):
+        found = Recovery("live", found.heads, found.committed)
+    parts = OpenFiles(path, metadata, store, ledger, found, policy=policy)
+    place = recovery.Place(path, metadata, ledger.file)
+    parts.refuse_removed, parts.refuse_elsewhere = place.look, place.refuse_elsewhere
+    return parts
+
+
+def _refuse_engine(path: Path, metadata: Metadata) -> None:
+    if metadata.engine not in ON_DISK:
+        raise VersionError(
+            f"{path} was written with engine {metadata.engine!r}, this mmreplay opens "
+            f"{list(ON_DISK)}; install a newer mmreplay"
+        )
+
+
+def open_writer(
+    path: Path,
+    on_resume: str,
+    commit_every: float | None,
+    allow_network: bool,
+    policy: ReadPolicy = POLICY,
+) -> OpenFiles:
+    """Open a buffer for writing, with its lock."""
+    if on_resume not in RESUMES:
+        raise SchemaError(
+            f"on_resume: got {on_resume!r}, expected one of {list(RESUMES)}; "
+            "'break' is right unless the environments went on meanwhile"
+        )
+    check_interval(commit_every)
+    metadata = metadata_file.load(path)
+    _refuse_engine(path, metadata)
+    if metadata.unknown_features:
+        raise VersionError(
+            f"{path} uses the features {list(metadata.unknown_features)}, which this "
+            "mmreplay cannot write; open it with mode='r', or install a newer mmreplay"
+        )
+    refuse_network(path, allow_network)
+    lock = WriterLock(path)
+    parts = None
+    try:
+        metadata = metadata_file.load(path)
+        # A writer killed between a rename and its sync left the switch visible, and
+        # not durable; what follows builds on it, and sweeps what it replaced.
+        files.sync_folder(path)
+        parts = _open_locked(path, metadata, lock, policy)
+        # Only now: what opened is the generation in force, and the others are not.
+        removed = recovery.sweep(path, metadata)
+        parts.recovery = replace(parts.recovery, removed=removed)
+        assert parts.writer is not None
+        parts.writer.resume(on_resume)
+        _start(parts, commit_every)
+    except BaseException:
+        _abort(parts, lock)
+        raise
+    return parts
+
+
+def _abort(parts: OpenFiles | None, lock: WriterLock) -> None:
+    """Give back what an opening that failed, or was interrupted, had taken."""
+    if parts is None:
+        lock.release()
+    else:
+        parts.close()
+
+
+def _open_locked(
+    path: Path,
+    metadata: Metadata,
+    lock: WriterLock | None,
+    policy: ReadPolicy = POLICY,
+) -> OpenFiles:
+    """Open a generation for writing; the lock is held, by these parts or by others."""
+    # Shards are made while the buffer is open: by then a link may lead elsewhere.
+    folder = Path(os.path.realpath(path / metadata.folder))
+    store = open_store(folder, metadata, writable=True, policy=policy)
+    try:
+        ledger, found = recovery.open_writer(folder, metadata)
+    except BaseException:
+        store.close()
+        raise
+    where = recovery.Place(path, metadata, ledger.file)
+    if isinstance(store, ZarrStore):
+        store.sealing.give_up(ledger.limits)
+        store.sealing.refuse_removed = where.refuse_removed
+    committer = Committer(store, ledger, path, where.refuse_removed)
+    # Values that a killed writer set are committed in time like those set from now on.
+    committer.touched = found.how == "killed"
+    writer = Writer(
+        store, ledger, committer, metadata.schema, metadata.autoreset,
+        metadata.schema.row_nbytes,
+    )  # fmt: skip
+    parts = OpenFiles(
+        path, metadata, store, ledger, found, writer, committer, lock, policy
+    )
+    parts.refuse_elsewhere = where.refuse_elsewhere
+    return parts
+
+
+def succeed(
+    parts: OpenFiles, metadata: Metadata, commit_every: float | None
+) -> OpenFiles:
+    """Open a generation that is to replace another one, before it does.
+
+    The present one keeps the lock, and goes on if this fails; the caller passes the
+    lock on when it puts the new one in force.
+    """
+    assert parts.path is not None
+    fresh = _open_locked(parts.path, metadata, None, parts.policy)
+    try:
+        assert fresh.writer is not None
+        assert parts.writer is not None
+        fresh.writer.follow(parts.writer)
+        _start(fresh, commit_every)
+    except BaseException:
+        fresh.discard()
+        raise
+    return fresh
+
+
+def _start(parts: OpenFiles, commit_every: float | None) -> None:
+    if parts.committer is not None and commit_every is not None:
+        parts.committer.start(commit_every)

@@ -1,0 +1,402 @@
+"""What the user hands to add and extend, checked and cast before a byte is written."""
+
+from __future__ import annotations
+
+import math
+import sys
+import warnings
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.batch import Batch
+from mmreplay.errors import SchemaError
+from mmreplay.nesting import flatten, meant
+from mmreplay.schema import Field, Schema
+from mmreplay.schema.convert import array_of, as_numpy, shape_of
+
+Columns = dict[str, NDArray[np.generic]]
+
+
+ANY = (-math.inf, math.inf)
+"""Bounds that need no comparison."""
+
+
+def tell(error: OSError, done: int, steps: int) -> None:
+    """Say in an error how much of a call was published before."""
+    error.add_note(f"{done} of {steps} steps of this call are in")
+
+
+class StepValidator:
+    """Checks steps against one schema.
+
+    The common case, plain arrays of the right dtype and shape under top-level
+    names, is told by a few comparisons a field; everything else goes the long way
+    round through `Field.convert`.
+    """
+
+    def __init__(self, schema: Schema, num_envs: int) -> None:
+        self._schema = schema
+        self._num_envs = num_envs
+        self._names = schema.fields.keys()
+        self._quick = [
+            (path, field.numpy, (num_envs, *field.shape), field.shape)
+            for path, field in schema.fields.items()
+        ]
+        single = num_envs == 1
+        self._scalars = {
+            path: _scalars(field) if single else {}
+            for path, field in schema.fields.items()
+        }
+        self._observation = schema.role("observation")
+        # Rewards are rounded in silence: Gymnasium gives float64 for all of them. So
+        # is what goes into bfloat16, which numpy does not have.
+        rewards = schema.role_paths("reward")
+        self.unrounded = {
+            path
+            for path, field in schema.fields.items()
+            if field.dtype in ("float16", "float32") and path not in rewards
+        }
+        """Fields that were given no float yet that they do not hold exactly."""
+
+    def flat(
+        self, data: Mapping[str, object] | Batch | None, fields: Mapping[str, object]
+    ) -> Mapping[str, object]:
+        """Values by path, of one nested mapping or of keywords.
+
+        Raises:
+            SchemaError: Both or neither were given, or names differ.
+        """
+        if data is not None and fields:
+            raise SchemaError(
+                "add: got a mapping and keywords, expected one of them; put "
+                f"{sorted(fields)} into the mapping"
+            )
+        if data is not None and not isinstance(data, Mapping):
+            if not isinstance(data, Batch):
+                raise SchemaError(
+                    f"got {type(data).__name__}, expected a mapping of "
+                    f"{list(self._names)} or keywords; pass the step's fields by name"
+                )
+            data = dict(data)
+        given = fields if data is None else data
+        if given.keys() != self._names:
+            given = flatten(given)
+            if given.keys() != self._names:
+                raise self._misnamed(given)
+        return given
+
+    def _misnamed(self, given: Mapping[str, object]) -> SchemaError:
+        unknown = sorted(set(given) - set(self._names))
+        missing = sorted(set(self._names) - set(given))
+        parts = []
+        if unknown:
+            parts.append(f"unknown fields {unknown}")
+        if missing:
+            parts.append(f"missing fields {missing}")
+        way_out = "fix the names"
+        if own := [
+            path for path in missing if path in ("env_ids", "final_observation")
+        ]:
+            way_out = (
+                f"{own[0]} is a keyword of the call itself: pass the step as a dict"
+            )
+        if unknown and missing:
+            told = meant(unknown[0], missing)
+            way_out = told if told.endswith("?") else way_out
+        return SchemaError(
+            f"got {' and '.join(parts)}, expected exactly {list(self._names)}; "
+            f"{way_out}, or make a buffer with another schema"
+        )
+
+    def step(self, given: Mapping[str, object], count: int) -> Columns:
+        """Check one step of count environments.
+
+        Returns:
+            Per path ``[count, *shape]``; of the only environment of a buffer also
+            ``[*shape]``, where it came so.
+        """
+        columns: Columns = {}
+        single = self._num_envs == 1
+        for path, dtype, shape, alone in self._quick:
+            value = given[path]
+            if type(value) is np.ndarray and value.dtype == dtype:
+                got = value.shape
+                if (got == shape and count == self._num_envs) or (
+                    single and got == alone
+                ):
+                    columns[path] = value
+                    continue
+            else:
+                bounds = self._scalars[path].get(type(value))
+                if bounds is ANY or (
+                    bounds is not None and bounds[0] <= value <= bounds[1]  # type: ignore[operator]  # its type is one that compares
+                ):
+                    columns[path] = value  # type: ignore[assignment]  # assigned like an array of no axes
+                    continue
+            columns[path] = self._convert(path, value, count)
+        return columns
+
+    def _convert(self, path: str, value: object, count: int) -> NDArray[np.generic]:
+        field = self._schema.fields[path]
+        lead: tuple[int, ...] = (count,)
+        if self._num_envs == 1:
+            given = shape_of(value, f"field {path!r}")
+            # With an axis of environments, or without; any other is one too many.
+            alone = len(given) == len(field.shape) + 1 and given[0] == 1
+            lead = lead if alone else ()
+        return self._rounded(path, value, field.convert(value, path, lead))
+
+    def _rounded(
+        self, path: str, value: object, column: NDArray[np.generic]
+    ) -> NDArray[np.generic]:
+        """Pass on what a field makes of a value, and say once where it rounds."""
+        # Python's numbers have no width of their own that could be meant.
+        if path not in self.unrounded or not hasattr(value, "dtype"):
+            return column
+        given = as_numpy(value, path)[0]
+        if given.dtype.kind != "f" or given.dtype.itemsize <= column.dtype.itemsize:
+            return column
+        lost = (column.astype(given.dtype) != given) & ~np.isnan(given)
+        if lost.any():
+            self.unrounded.discard(path)
+            got, kept = given.dtype.name, column.dtype.name
+            number = given[lost].reshape(-1)[0]
+            warnings.warn(
+                f"field {path!r}: got {got} values that {kept} does not hold exactly, "
+                f"such as {number!s}; these and later ones are rounded. Pass .astype("
+                f"{kept!r}) where that is meant, or declare the field {got}",
+                RuntimeWarning,
+                stacklevel=_callers(),
+            )
+        return column
+
+    def block(self, given: Mapping[str, object], count: int) -> tuple[Columns, int]:
+        """Check T steps of count environments.
+
+        Returns:
+            Per path ``[T, count, *shape]``, and T.
+        """
+        columns: Columns = {}
+        steps = -1
+        for path, field in self._schema.fields.items():
+            value = given[path]
+            if type(value) is np.ndarray and value.dtype == field.numpy:
+                got = value.shape
+                if self._num_envs == 1 and got == (steps, *field.shape):
+                    columns[path] = value[:, None]
+                    continue
+            shape = shape_of(value, f"field {path!r}")
+            lead = shape[: len(shape) - len(field.shape)]
+            if self._num_envs == 1 and len(lead) == 1:
+                column = field.convert(value, path, (lead[0],))
+                column = self._rounded(path, value, column)[:, None]
+            elif len(lead) == 2:
+                column = field.convert(value, path, (lead[0], count))
+                column = self._rounded(path, value, column)
+            elif shape == (0,):
+                column = np.empty((0, count, *field.shape), field.numpy)
+            else:
+                raise SchemaError(
+                    f"field {path!r}: got shape {list(shape)}, expected "
+                    f"[T, {count}, *{list(field.shape)}]; extend takes many steps, "
+                    "add takes one"
+                )
+            if steps >= 0 and len(column) != steps:
+                raise SchemaError(
+                    f"field {path!r}: got T={len(column)} steps, expected {steps} as "
+                    "in the fields before it; every field needs the same T"
+                )
+            steps = len(column)
+            columns[path] = column
+        return columns, steps
+
+    def final(self, observation: object, ended: NDArray[np.bool_]) -> Columns:
+        """Check final observations.
+
+        Args:
+            observation: One leaf, or a nested mapping of the leaves under the
+                observation role, each ``[*lead, *shape]``. Or an object array or a list
+                ``[*lead]`` of one observation, or None, for each environment (and
+                step), as Gymnasium's ``infos["final_obs"]`` is; None may stand for a
+                whole step.
+            ended: bool ``[*lead]``, which steps end an episode: ``[E]`` for add,
+                ``[T, E]`` for extend.
+
+        Returns:
+            By path of the observation's fields; arbitrary where no episode ended.
+
+        Raises:
+            SchemaError: They do not fit the schema, or one is None where an episode
+                ended.
+        """
+        role = self._observation
+        if role is None or self._schema.role("next_observation") is not None:
+            why = "no observation field" if role is None else "next_observation stored"
+            raise SchemaError(
+                f"final_observation: got one, expected none, as the schema has {why}; "
+                "leave it out"
+            )
+        if self._one_by_one(observation):
+            return self._final_cells(observation, ended)
+        lead = ended.shape
+        found: Columns = {}
+        for path, value in self._final_leaves(observation).items():
+            field = self._schema[path]
+            axes = len(lead) + len(field.shape)
+            name = f"final_observation/{path}"
+            given_axes = len(shape_of(value, f"field {name!r}"))
+            alone = self._num_envs == 1 and given_axes == axes - 1
+            column = field.convert(value, name, lead[:-1] if alone else lead)
+            column = self._rounded(path, value, column)
+            found[path] = column.reshape(*lead, *field.shape)
+        return found
+
+    def _final_leaves(self, observation: object, where: str = "") -> dict[str, object]:
+        """Leaves by path of all final observations, or of the one at a place."""
+        paths, role = self._schema.role_paths("observation"), self._observation
+        assert role is not None
+        # One value of a single field may be a tuple of numbers.
+        branch = not where or paths != (role,)
+        nested = isinstance(observation, (Mapping, tuple) if branch else Mapping)
+        given = flatten({role: observation}) if nested else {role: observation}
+        if set(given) != set(paths):
+            raise SchemaError(
+                f"final_observation{where}: got {sorted(given)}, expected "
+                f"{sorted(paths)}; give the observation in the shape of the schema"
+            )
+        return given
+
+    def _one_by_one(self, value: object) -> bool:
+        """Whether final observations are an object array, or a list like it."""
+        if isinstance(value, np.ndarray):
+            return bool(value.dtype == object)
+        if not isinstance(value, list):
+            return False
+        branch = self._schema.role_paths("observation") != (self._observation,)
+        nested = (Mapping, tuple) if branch else Mapping
+        return any(
+            item is None or isinstance(item, nested) or self._one_by_one(item)
+            for item in value
+        )
+
+    def _final_cells(self, observation: object, ended: NDArray[np.bool_]) -> Columns:
+        """Check final observations that come one by one; see `final`."""
+        lead = ended.shape
+        found: Columns = {}
+        for path in self._schema.role_paths("observation"):
+            field = self._schema[path]
+            found[path] = np.zeros((*lead, *field.shape), field.numpy)
+        cells = np.empty(lead, object)
+        _fill(cells, observation)
+        for index in zip(*np.nonzero(ended), strict=True):
+            where = f" of environment {index[-1]}"
+            where += f" in step {index[0]}" if len(lead) == 2 else ""
+            if cells[index] is None:
+                raise SchemaError(
+                    f"final_observation{where}: got None where an episode ended, "
+                    "expected the observation that it ended with; pass the infos of "
+                    "the same call of step, or leave final_observation out"
+                )
+            for path, leaf in self._final_leaves(cells[index], where).items():
+                # numpy joins equal shapes to one object array of their numbers.
+                boxed = isinstance(leaf, np.ndarray) and leaf.dtype == object
+                value = np.array(leaf.tolist()) if boxed else leaf  # type: ignore[attr-defined]  # an array
+                name = f"final_observation/{path}{where}"
+                found[path][index] = self._schema[path].convert(value, name, ())
+        return found
+
+    def env_ids(self, env_ids: object) -> NDArray[np.int64] | None:
+        """Check a subset of environments; None means all.
+
+        Raises:
+            SchemaError: They are no integers, unknown, or named twice.
+        """
+        if env_ids is None:
+            return None
+        ids = np.atleast_1d(array_of(env_ids, "env_ids"))
+        if ids.ndim != 1 or ids.dtype.kind not in "iu" or len(ids) == 0:
+            raise SchemaError(
+                f"env_ids: got {ids.dtype}{list(ids.shape)}, expected one or more "
+                "integers in one axis; leave it out for all environments"
+            )
+        ids = ids.astype(np.int64)
+        bad = ids[(ids < 0) | (ids >= self._num_envs)]
+        if len(bad):
+            raise SchemaError(
+                f"env_ids: got {int(bad[0])}, expected values in [0, {self._num_envs})"
+                "; this buffer was created with that num_envs"
+            )
+        if len(np.unique(ids)) != len(ids):
+            raise SchemaError(
+                f"env_ids: got {ids.tolist()}, expected each environment once; leave "
+                "repeats out, and add several steps of one with extend"
+            )
+        return ids
+
+
+def _fill(cells: NDArray[np.object_], values: object) -> None:
+    """Put final observations into cells ``[*lead]``; None stands for a whole step.
+
+    Raises:
+        SchemaError: There are more or fewer of them than cells.
+    """
+    if values is None:
+        return
+    count = 0
+    if isinstance(values, list | tuple) or (
+        isinstance(values, np.ndarray) and values.ndim
+    ):
+        count = len(values)
+    if cells.shape == (1,) and not (count == 1 and _is_list(values)):
+        # Of an only environment, without an axis for it.
+        cells[0] = values
+        return
+    if count != len(cells):
+        what = "steps" if cells.ndim == 2 else "environments"
+        raise SchemaError(
+            f"final_observation: got {count} values, expected one for each of the "
+            f"{len(cells)} {what}; put None where no episode ended"
+        )
+    for index in range(count):
+        value = values[index]  # type: ignore[index]  # a sequence, as it has a count
+        if cells.ndim == 2:
+            _fill(cells[index], value)
+        else:
+            cells[index] = value
+
+
+def _is_list(values: object) -> bool:
+    """Whether values are listed, rather than the numbers of one."""
+    objects = isinstance(values, np.ndarray) and values.dtype == object
+    return objects or isinstance(values, list)
+
+
+def _callers() -> int:
+    """Frames of the package between this call's caller and the user's call."""
+    frame, count = sys._getframe(1), 0
+    while frame.f_back and frame.f_globals["__name__"].startswith("mmreplay."):
+        frame, count = frame.f_back, count + 1
+    return count + 1
+
+
+def _scalars(field: Field) -> dict[type, tuple[float, float]]:
+    """Scalar types that one step of this field may come as, and their bounds.
+
+    Within them the store's own assignment casts as `Field.convert` would; NaN and
+    whatever else is outside goes the long way. The field's own type has none: to
+    compare a numpy scalar costs more than to store it.
+    """
+    if field.shape or field.mutable or field.dtype == "bfloat16":
+        return {}
+    kind = field.numpy.kind
+    if kind == "b":
+        return {bool: ANY, np.bool_: ANY}
+    if kind in "iu":
+        info = np.iinfo(field.dtype)
+        return {int: (int(info.min), int(info.max)), field.numpy.type: ANY}
+    if field.exact:
+        return {field.numpy.type: ANY}
+    largest = float(np.finfo(field.dtype).max)
+    return {float: (-largest, largest), field.numpy.type: ANY}

@@ -1,0 +1,205 @@
+"""Zarr groups opened as buffers, read only: anybody's, and our own alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.buffer import opening
+from mmreplay.buffer.append import Writer
+from mmreplay.buffer.opening import OpenFiles, StrPath
+from mmreplay.errors import FailedError, FormatError
+from mmreplay.format import metadata as metadata_file
+from mmreplay.format.metadata import Metadata
+from mmreplay.ring import Ring
+from mmreplay.schema import Schema
+from mmreplay.schema.notes import Notes
+from mmreplay.storage.commit_state import MemoryCommitState
+from mmreplay.storage.foreign_zarr import hierarchy as zarr_hierarchy
+from mmreplay.storage.foreign_zarr import store as sealed_group
+from mmreplay.storage.foreign_zarr.arrays import ChunkedReader
+from mmreplay.storage.foreign_zarr.blobs import Blobs
+from mmreplay.storage.foreign_zarr.hierarchy import Hierarchy
+from mmreplay.storage.foreign_zarr.mapping import GroupMapper, GroupMapping
+from mmreplay.storage.foreign_zarr.metadata import ForeignArray
+from mmreplay.storage.foreign_zarr.source import MARKS, ZarrSource, source_of
+from mmreplay.storage.foreign_zarr.store import GroupStore
+from mmreplay.storage.recovery import Recovery
+from mmreplay.storage.store import ReadPolicy
+from mmreplay.storage.zarr import group as zarr_group
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class GroupFiles(OpenFiles):
+    """What a group opened as a buffer is made of.
+
+    Attributes:
+        source: What it was opened by.
+        mapping: How it was taken.
+    """
+
+    source: ZarrSource | None = None
+    mapping: GroupMapping | None = None
+
+    def writing(self, name: str) -> Writer:
+        """Refuse: a group is only read.
+
+        Raises:
+            FailedError: Always.
+        """
+        refuse_writing(name)
+
+
+def refuse_writing(name: object) -> NoReturn:
+    """Refuse to write to a group.
+
+    Raises:
+        FailedError: Always.
+    """
+    raise FailedError(
+        f"{name} is a Zarr group, which is only read, expected a buffer's folder to "
+        "write to; make one with mmreplay convert, or mmreplay.load"
+    )
+
+
+def open_reader(path: StrPath, policy: ReadPolicy) -> OpenFiles:
+    """Open what lies at a path for reading: a buffer's folder, or a Zarr group."""
+    source = source_of(path)
+    if source is None:
+        return opening.open_reader(opening.absolute(path), policy)
+    return open_group(source)
+
+
+def folder_of(path: StrPath) -> Path:
+    """A buffer's folder, to be written to.
+
+    Raises:
+        FailedError: It is a Zarr group.
+    """
+    source = source_of(path)
+    if source is not None:
+        refuse_writing(source)
+    return opening.absolute(path)
+
+
+def open_group(source: ZarrSource) -> GroupFiles:
+    """Open a group as it is.
+
+    Raises:
+        FormatError: It is no group, or one that cannot be read.
+        CorruptError: It is damaged.
+        SourceError: Its arrays are no rows of steps.
+        SchemaError: The source names what is not there.
+        FailedError: A remote store cannot be reached.
+    """
+    blobs = source.open()
+    try:
+        inner = _inside(source, blobs)
+        if inner is not source:
+            blobs.close()
+            blobs = inner.open()
+        hierarchy = zarr_hierarchy.read(blobs)
+        about = hierarchy.attributes.get(zarr_group.MEMBER)
+        if isinstance(about, dict) and source.fields is None:
+            return _ours(source, blobs, hierarchy, about)
+        return _theirs(source, blobs, hierarchy)
+    except BaseException:
+        blobs.close()
+        raise
+
+
+def _inside(source: ZarrSource, blobs: Blobs) -> ZarrSource:
+    """The group that a remote copy of a buffer's whole folder holds."""
+    if not source.remote:
+        return source
+    # One of them is there, which tells a refusal from a name that is not there.
+    asked = [metadata_file.FILE_NAME, *MARKS]
+    data, *_ = blobs.look(asked, zarr_hierarchy.MAX_JSON_NBYTES)
+    if data is None:
+        return source
+    metadata = metadata_file.decode(
+        data, Path(source.location) / metadata_file.FILE_NAME
+    )
+    if metadata.engine != "zarr":
+        raise FormatError(
+            f"{source} is a buffer of engine {metadata.engine!r}, expected one of "
+            "'zarr', whose shards are read from afar; upload what mmreplay compact "
+            "makes of it"
+        )
+    where = f"{source.location}/{metadata.folder}/{zarr_group.FOLDER}"
+    return replace(source, location=where)
+
+
+def _ours(
+    source: ZarrSource, blobs: Blobs, hierarchy: Hierarchy, about: dict[str, object]
+) -> GroupFiles:
+    notes = Notes()
+    group = sealed_group.read(hierarchy, about, notes)
+    reader = ChunkedReader(blobs, whole=True)
+    flags = sealed_group.read_flags(group, reader)
+    metadata = Metadata(
+        group.uuid, "", group.generation, "zarr", group.autoreset, group.ring,
+        group.schema, group.user,
+    )  # fmt: skip
+    store = GroupStore(
+        group.ring, group.schema, group.arrays, flags, blobs, reader, by_env=True
+    )
+    mapping = _mapping(source, hierarchy, group.arrays, notes, ours=True)
+    return _parts(source, metadata, store, mapping, group.first, group.stop)
+
+
+def _theirs(source: ZarrSource, blobs: Blobs, hierarchy: Hierarchy) -> GroupFiles:
+    reader = ChunkedReader(blobs)
+    mapper = GroupMapper(hierarchy, source, reader)
+    found = mapper.map()
+    rows = len(found.flags)
+    ring = Ring(rows, 1, "env_major", 1, 1, rows)
+    metadata = Metadata(
+        _uuid(found.schema, found.flags), "", 1, "zarr", "disabled", ring,
+        found.schema, {},
+    )  # fmt: skip
+    store = GroupStore(
+        ring, found.schema, found.arrays, found.flags, blobs, reader, by_env=False
+    )
+    mapping = _mapping(source, hierarchy, found.arrays, mapper.notes, ours=False)
+    zero = np.zeros(1, np.int64)
+    return _parts(source, metadata, store, mapping, zero, zero + rows)
+
+
+def _uuid(schema: Schema, flags: NDArray[np.uint8]) -> bytes:
+    """What names a group whenever it is opened: samplers' states fit by it."""
+    told = json.dumps(schema.to_json()).encode()
+    return hashlib.sha256(told + flags.tobytes()).digest()[:16]
+
+
+def _mapping(
+    source: ZarrSource, hierarchy: Hierarchy, arrays: Mapping[str, ForeignArray],
+    notes: Notes, *, ours: bool,
+) -> GroupMapping:  # fmt: skip
+    return GroupMapping(
+        source.location, hierarchy.version, ours,
+        {path: array.name for path, array in arrays.items()},
+        {path: array.told for path, array in arrays.items()},
+        tuple(notes.notes), tuple(notes.doubts),
+    )  # fmt: skip
+
+
+def _parts(
+    source: ZarrSource, metadata: Metadata, store: GroupStore, mapping: GroupMapping,
+    first: Ids, stop: Ids,
+) -> GroupFiles:  # fmt: skip
+    ledger = MemoryCommitState(metadata.ring.num_envs)
+    ledger.publish(stop, stop, first)
+    found = Recovery("clean", stop, stop)
+    return GroupFiles(
+        None, metadata, store, ledger, found, source=source, mapping=mapping
+    )

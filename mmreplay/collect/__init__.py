@@ -1,9 +1,0 @@
-"""Recording: environments played into a buffer on disk.
-
-A row holds what the policy saw, what it did, and what came of it. The observation
-that followed an episode's last step goes into the buffer as its final row; what an
-environment returns for a reset is never stored as a transition.
-"""
-
-from mmreplay.collect.recorder import Recorded as Recorded
-from mmreplay.collect.recorder import record as record

@@ -1,0 +1,184 @@
+"""alf's replay buffers in the state dict of a checkpoint: rings with their positions.
+
+A row is a time step: the observation, the reward and discount that led to it, and the
+action taken at it. A row of step type LAST is an episode's final observation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.convert import pt
+from mmreplay.convert.array_file import ArrayColumn
+from mmreplay.convert.base import Notes
+from mmreplay.datasets import torch_files
+from mmreplay.datasets.common import (
+    NOTE,
+    Fragment,
+    FragmentReader,
+    Rows,
+    episodes,
+    make_schema,
+    scalar,
+    single,
+)
+from mmreplay.datasets.torch_files import TensorRows
+from mmreplay.disk.files import File
+from mmreplay.errors import CorruptError, FormatError
+from mmreplay.schema.naming import left_out
+
+POSITIONS, SIZES = "_current_pos", "_current_size"
+FIRST, LAST = 0, 2
+MAX_ENVS = 1 << 20
+STEP = "time_step"
+LED = ("reward", "discount")
+
+
+class AlfReader(FragmentReader):
+    """Reads each environment's ring, oldest row first."""
+
+    def __init__(self, file: File) -> None:
+        notes = Notes()
+        columns = pt.read_columns(file, notes)
+        prefix = _prefix(file, columns)
+        self._file = file
+        self._heads = _numbers(file, columns, prefix + POSITIONS)
+        self._sizes = _numbers(file, columns, prefix + SIZES)
+        self._tensors = self._find(columns, prefix, notes)
+        first = self._columns(0, 0, 0)
+        first.pop("step_type")
+        schema = make_schema(first, notes, file.path)
+        notes.note(f"{NOTE}; step types and discounts tell ends")
+        super().__init__(
+            self._episodes, schema, notes, file.close, num_envs=len(self._heads)
+        )
+
+    def _find(
+        self, columns: Mapping[str, ArrayColumn], prefix: str, notes: Notes
+    ) -> dict[str, ArrayColumn]:
+        """The ring's leaves by path, and the state beside them left out."""
+        lengths, envs = set(), len(self._heads)
+        found = {}
+        for name, column in columns.items():
+            leaf = name.removeprefix(prefix)
+            if not name.startswith(prefix) or leaf.startswith("_"):
+                continue
+            if len(column.shape) < 2 or column.shape[0] != envs:
+                told = f"tensor {name!r} was left out: it has no row a step"
+                left_out(notes, _renamed(leaf), told)
+                continue
+            found[_renamed(leaf)] = column
+            lengths.add(column.shape[1])
+        if len(lengths) != 1 or not {"step_type", "observation"} <= {
+            path.split("/")[0] for path in found
+        }:
+            raise FormatError(
+                f"{self._file.path} has {sorted(found)[:10]} of lengths "
+                f"{sorted(lengths)[:5]} under {prefix!r}, expected observations, step "
+                "types and the like of one length; it is none of alf's replay buffers"
+            )
+        self._slots = lengths.pop()
+        bad = (self._sizes < 0) | (self._sizes > self._slots)
+        if (bad | (self._heads < self._sizes)).any() or len(self._sizes) != envs:
+            raise CorruptError(
+                f"{self._file.path}: {SIZES} says {self._sizes[:5].tolist()} and "
+                f"{POSITIONS} {self._heads[:5].tolist()} for rings of {self._slots} "
+                "rows, expected no more rows than either; the file is damaged"
+            )
+        return found
+
+    def _columns(self, env_id: int, first: int, count: int) -> dict[str, Rows]:
+        found: dict[str, Rows] = {
+            path: TensorRows(
+                self._file, column, env_id, first, count, slots_first=False
+            )
+            for path, column in self._tensors.items()
+        }
+        if "reward" in found:
+            found["reward"] = scalar(found["reward"])
+        return found
+
+    def _episodes(self) -> Iterator[Fragment]:
+        for env_id in range(len(self._heads)):
+            count = int(self._sizes[env_id])
+            if not count:
+                continue
+            first = int(self._heads[env_id] - count) % self._slots
+            columns = self._columns(env_id, first, count)
+            kinds = columns.pop("step_type")
+            if not single(kinds.shape):
+                raise FormatError(
+                    f"{self._file.path}: step types have rows of shape "
+                    f"{list(kinds.shape)}, expected one each"
+                )
+            kind = kinds.read(0, count).reshape(count)
+            last = kind == LAST
+            over = np.ones(count, bool)
+            if "discount" in columns and single(columns["discount"].shape):
+                over = columns["discount"].read(0, count).reshape(count) == 0
+            else:
+                self.report.doubt(
+                    "no discount tells time limits: all ends are terminations"
+                )
+            name = f"{self._file.path}, environment {env_id}"
+            yield from episodes(
+                name, columns, LED, last & over, last & ~over, env_id, kind == FIRST
+            )
+
+
+def _prefix(file: File, columns: Mapping[str, ArrayColumn]) -> str:
+    """What stands before the names of the one replay buffer."""
+    found = [n.removesuffix(POSITIONS) for n in columns if n.endswith(POSITIONS)]
+    found = [prefix for prefix in found if prefix + SIZES in columns]
+    if len(found) != 1:
+        raise FormatError(
+            f"{file.path} holds {len(found)} replay buffers ({found[:5]}), expected "
+            f"one, with {POSITIONS} and {SIZES}; save its state_dict() alone"
+        )
+    return found[0]
+
+
+def _renamed(leaf: str) -> str:
+    """A leaf's path here: alf joins names by |, and puts most under time_step."""
+    parts = leaf.split("|")
+    return "/".join(parts[1:] if parts[0] == STEP and len(parts) > 1 else parts)
+
+
+def _numbers(
+    file: File, columns: Mapping[str, ArrayColumn], name: str
+) -> NDArray[np.int64]:
+    """A small tensor of one integer an environment, whole."""
+    column = columns[name]
+    good = len(column.shape) == 1 and 0 < column.shape[0] <= MAX_ENVS
+    if column.dtype != "int64" or not good:
+        raise FormatError(
+            f"{file.path}: {name!r} is {column.dtype}{list(column.shape)}, expected "
+            "int64 of one number an environment; it is none of alf's replay buffers"
+        )
+    found = np.empty(column.shape, column.stored)
+    stream = column.open()
+    stream.read_into(found.view(np.uint8).data)
+    stream.finish()
+    return found.astype(np.int64)
+
+
+def recognizes(path: Path) -> bool:
+    """Whether a torch file names what alf's rings have; torch is not asked."""
+    return torch_files.names(path, POSITIONS.encode(), SIZES.encode())
+
+
+def open_reader(path: Path) -> AlfReader:
+    """Open a checkpoint, or a replay buffer's state dict, as a source.
+
+    No pickle is run: torch reads it with ``weights_only=True``.
+    """
+    file = File.open(path, None)
+    try:
+        return AlfReader(file)
+    except BaseException:
+        file.close()
+        raise

@@ -1,0 +1,241 @@
+"""Columns of Arrow tables, a window of whose rows is held: parquet and IPC files."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from mmreplay.convert import parquet
+from mmreplay.convert.parquet import Part, told
+from mmreplay.datasets.common import Array
+from mmreplay.disk.files import File
+from mmreplay.disk.seekable import Positioned
+from mmreplay.errors import CorruptError, FormatError, SourceError
+from mmreplay.schema.dtypes import storage_dtype
+
+Batches = Callable[[], Iterator[Mapping[str, Any]]]
+"""Arrow arrays by column, oldest rows first; called again to begin anew."""
+ROWS = 1024
+
+
+class Window:
+    """The rows of a table around those that were read last.
+
+    Reading goes forward; a step back begins at the table's first row again.
+    """
+
+    def __init__(self, batches: Batches, count: int, name: str) -> None:
+        """Look at a table.
+
+        Args:
+            batches: Gives its columns.
+            count: Its rows.
+            name: What to call it in errors.
+        """
+        self.count, self.name = count, name
+        self._batches = batches
+        self._restart()
+
+    def _restart(self) -> None:
+        self._source = self._batches()
+        self._held: list[Mapping[str, Any]] = []
+        self._first = self._stop = 0
+
+    def read(self, column: str, first: int, stop: int) -> Any:
+        """An Arrow array of rows ``[first, stop)`` of a column."""
+        if first < self._first:
+            self._restart()
+        while self._stop < stop:
+            batch = next(self._source, None)
+            if batch is None:
+                raise CorruptError(
+                    f"{self.name} ends at row {self._stop}, expected {self.count}; it "
+                    "was cut: restore it from a copy"
+                )
+            self._held.append(batch)
+            self._stop += len(next(iter(batch.values())))
+            self._drop(first)
+        parts, at = [], self._first
+        for batch in self._held:
+            array = batch[column]
+            low, high = max(first - at, 0), min(stop - at, len(array))
+            if low < high:
+                parts.append(array[low:high])
+            at += len(array)
+        return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+
+    def _drop(self, first: int) -> None:
+        """Let go what lies before the rows that are asked for."""
+        while len(self._held) > 1:
+            size = len(next(iter(self._held[0].values())))
+            if self._first + size > first:
+                return
+            del self._held[0]
+            self._first += size
+
+
+class ArrowRows:
+    """A column of numbers, or of lists of one length; see `columns.Rows`."""
+
+    def __init__(
+        self, window: Window, column: str, kind: tuple[str, tuple[int, ...]],
+        shape: tuple[int, ...] | None = None,
+    ) -> None:  # fmt: skip
+        """Read a column.
+
+        Args:
+            window: Of its table.
+            column: Its name.
+            kind: Dtype and row shape as the table has it.
+            shape: Another of as many values, that a row is to have.
+        """
+        self.dtype, self._stored = kind
+        self.shape = self._stored if shape is None else shape
+        self.count = window.count
+        self._window, self._column = window, column
+
+    def read(self, first: int, stop: int) -> Array:
+        """See `Rows.read`."""
+        if first == stop:
+            return np.empty((0, *self.shape), storage_dtype(self.dtype))
+        array = self._window.read(self._column, first, stop)
+        where = f"{self._window.name}: column {self._column!r}"
+        if parquet.has_nulls(array):
+            raise SourceError(
+                f"{where} lacks a value in rows [{first}, {stop}), expected one a row; "
+                "fill them in, or leave the column out"
+            )
+        row = parquet.lengths_differ(array, self._stored)
+        if row is not None:
+            raise SourceError(
+                f"{where} has a list of another length in row {first + row}, expected "
+                f"{list(self._stored)} as in the first; the file is damaged"
+            )
+        found = parquet.decode(array, self.dtype, self._stored)
+        return found.reshape(stop - first, *self.shape)
+
+
+def leaves(array: Any, name: str) -> dict[str, Any]:
+    """The leaves of a column of structs by path, or the column itself."""
+    if not pa.types.is_struct(array.type):
+        return {name: array}
+    found: dict[str, Any] = {}
+    # Unlike `field`, it knows where a slice of a longer array begins.
+    for field, child in zip(array.type, array.flatten(), strict=True):
+        found |= leaves(child, f"{name}/{field.name}")
+    return found
+
+
+def parquet_batches(part: Part, names: list[str]) -> Batches:
+    """Columns of a parquet file, structs by their leaves."""
+
+    def batches() -> Iterator[Mapping[str, Any]]:
+        for batch in part.batches(ROWS, names):
+            yield flat(batch)
+
+    return batches
+
+
+def flat(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Columns with structs by their leaves."""
+    found: dict[str, Any] = {}
+    for name, array in batch.items():
+        found |= leaves(array, name)
+    return found
+
+
+class IpcFile:
+    """An Arrow IPC file whose batches are not packed.
+
+    Attributes:
+        count: Rows.
+        names: Columns.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file = File.open(path, None)
+        try:
+            with told(path):
+                _refuse_packed(self.file)
+                self._reader = pa.ipc.open_file(pa.PythonFile(Positioned(self.file)))
+                self.names = list(self._reader.schema.names)
+                number = self._reader.num_record_batches
+                self.count = sum(self._batch(n).num_rows for n in range(number))
+        except BaseException:
+            self.file.close()
+            raise
+
+    def _batch(self, number: int) -> Any:
+        batch = self._reader.get_batch(number)
+        # Offsets that lie would be followed out of the buffer.
+        batch.validate(full=True)
+        return batch
+
+    def batches(self, names: list[str]) -> Batches:
+        """Columns, structs by their leaves."""
+
+        def batches() -> Iterator[Mapping[str, Any]]:
+            for number in range(self._reader.num_record_batches):
+                with told(self.path):
+                    batch = self._batch(number)
+                    yield flat({name: batch.column(name) for name in names})
+
+        return batches
+
+    def close(self) -> None:
+        """Give the file back."""
+        self.file.close()
+
+
+def _refuse_packed(file: File) -> None:
+    """Refuse files whose batches are packed: how much they hold is not known before.
+
+    Raises:
+        FormatError: There is one.
+    """
+    reader = pa.ipc.MessageReader.open_stream(pa.PythonFile(_messages(file)))
+    for message in reader:
+        if message.type == "record batch" and _packed(message.metadata.to_pybytes()):
+            raise FormatError(
+                f"{file.path} has packed record batches, expected plain ones; write it "
+                "without compression, or as parquet"
+            )
+
+
+def _messages(file: File) -> Positioned:
+    """The messages of an IPC file, which begin behind its magic."""
+    if file.nbytes < 16 or file.pread(6, 0) != b"ARROW1":
+        raise FormatError(
+            f"{file.path} does not begin with b'ARROW1', expected an Arrow file; it "
+            "was cut, or is of another format"
+        )
+    return Positioned(file, 8)
+
+
+def _packed(metadata: bytes) -> bool:
+    """Whether a message's record batch has a BodyCompression (Arrow's Message.fbs)."""
+    try:
+        (root,) = struct.unpack_from("<I", metadata, 0)
+        header = _field(metadata, root, 2)
+        assert header is not None
+        (below,) = struct.unpack_from("<I", metadata, header)
+        return _field(metadata, header + below, 3) is not None
+    except (struct.error, AssertionError):
+        return True
+
+
+def _field(data: bytes, table: int, number: int) -> int | None:
+    """Where a field of a flatbuffer's table lies, if it is there."""
+    (back,) = struct.unpack_from("<i", data, table)
+    begin = table - back
+    (size,) = struct.unpack_from("<H", data, begin)
+    if 4 + 2 * number >= size:
+        return None
+    (offset,) = struct.unpack_from("<H", data, begin + 4 + 2 * number)
+    return table + offset if offset else None

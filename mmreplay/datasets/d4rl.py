@@ -1,0 +1,327 @@
+"""Steps written as D4RL's HDF5 files have them, next observations included.
+
+D4RL's HDF5 files: all steps one after another, ends in columns of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from mmreplay.convert.base import Block, Notes, Writer, refuse_empty
+from mmreplay.convert.description import Description
+from mmreplay.convert.episode_ends import Bools
+from mmreplay.convert.staging import Staging
+from mmreplay.datasets.common import (
+    Array,
+    Ends,
+    Flags,
+    Fragment,
+    FragmentReader,
+    Rows,
+    TransitionMaker,
+    Transitions,
+    ends_of,
+    make_schema,
+    quartered,
+    refuse_clashes,
+    scalar,
+)
+from mmreplay.datasets.hdf5 import (
+    Hdf5,
+    Hdf5Output,
+    Hdf5Rows,
+    begins_as_hdf5,
+    refuse_unfit,
+)
+from mmreplay.errors import FormatError, ReplayError
+from mmreplay.nesting import under
+from mmreplay.schema.naming import left_out
+
+WHAT = "D4RL"
+ROLE_NAMES = {
+    "observation": "observations",
+    "action": "actions",
+    "reward": "rewards",
+}
+"""What D4RL calls the fields of a role."""
+NEXT_PREFIX = "next_"
+
+
+class D4rlWriter(Writer):
+    """Writes steps, environment by environment, as one flat file."""
+
+    def __init__(self, target: Path, description: Description, overwrite: bool) -> None:
+        self.nbytes = 0
+        self.notes = Notes()
+        self._maker, self._names = _laid_out(description)
+        self._maker.tell(self.notes)
+        self._steps = self._open_ends = 0
+        self._staging = Staging(target, overwrite=overwrite)
+        self._file: Hdf5Output | None = None
+        try:
+            self._file = Hdf5Output(self._staging.path)
+        except BaseException:
+            self.abort()
+            raise
+        if description.num_envs > 1:
+            self.notes.note(
+                f"the {description.num_envs} environments' steps follow each other in "
+                "the file, which has no place for their numbers"
+            )
+
+    def write(self, block: Block) -> None:
+        """See `Writer.write`."""
+        for part in quartered(block):
+            self._put(self._maker.feed(part))
+
+    def _put(self, steps: Transitions | None) -> None:
+        if steps is None:
+            return
+        assert self._file is not None
+        self._steps += len(steps)
+        for path, values in steps.columns.items():
+            self._file.append(self._names[path], values)
+        for path, values in steps.nexts.items():
+            self._file.append(NEXT_PREFIX + self._names[path], values)
+        # D4RL knows of an episode's end by nothing else.
+        timeouts = steps.truncated | (steps.last & ~steps.terminated)
+        self._open_ends += int((timeouts & ~steps.truncated).sum())
+        self._file.append(TERMINALS, steps.terminated)
+        self._file.append(TIMEOUTS, timeouts)
+        if (~steps.known & steps.terminated).any():
+            self.notes.note(
+                f"terminations whose next observation is not known have their own in "
+                f"'{NEXT_PREFIX}observations'"
+            )
+        if (~steps.known & ~steps.terminated).any():
+            self.notes.doubt(
+                "steps whose next observation is not known (truncated without a final "
+                f"observation, cut off, or the newest) have their own in "
+                f"'{NEXT_PREFIX}observations'"
+            )
+
+    def finish(self) -> None:
+        """See `Writer.finish`."""
+        refuse_empty(self._steps, WHAT)
+        if self._open_ends:
+            self.notes.note(
+                f"{self._open_ends:,} episodes were cut off without an end, and got a "
+                "timeout"
+            )
+        self._close()
+        self.nbytes = self._staging.publish()
+
+    def _close(self) -> None:
+        if self._file is not None:
+            file, self._file = self._file, None
+            file.close()
+
+    def abort(self) -> None:
+        """See `Writer.abort`."""
+        self._close()
+        self._staging.abort()
+
+
+def planned(description: Description) -> None:
+    """Refuse what cannot be written; see `registry.planned`."""
+    refuse_empty(description.rows, WHAT)
+    _laid_out(description)
+
+
+def _laid_out(description: Description) -> tuple[TransitionMaker, dict[str, str]]:
+    """What makes the steps, and what each field is called in the file.
+
+    Raises:
+        SchemaError: The file cannot hold them.
+    """
+    schema = description.schema
+    refuse_unfit(schema, WHAT)
+    maker = TransitionMaker(description, WHAT)
+    tops = {schema.role(role) or "": name for role, name in ROLE_NAMES.items()}
+    names = {path: _name(path, tops) for path in maker.paths}
+    refuse_clashes(names, WHAT)
+    return maker, names
+
+
+def _name(path: str, tops: Mapping[str, str]) -> str:
+    for top, name in tops.items():
+        if path == top or path.startswith(f"{top}/"):
+            return name + path.removeprefix(top)
+    return f"infos/{path.removeprefix('info/')}"
+
+
+NAMES = {
+    "observations": "observation",
+    "actions": "action",
+    "rewards": "reward",
+    "infos": "info",
+}
+"""What D4RL calls a field, and what it is called here."""
+NEXT = "next_observations"
+TERMINALS, TIMEOUTS, EPISODE_ENDS = "terminals", "timeouts", "episode_terminals"
+NEEDED = ("observations", "actions", "rewards", TERMINALS)
+
+
+class D4rlReader(FragmentReader):
+    """Reads the steps of one file as one environment."""
+
+    def __init__(self, hdf5: Hdf5) -> None:
+        self._hdf5 = hdf5
+        self._found = self._find(hdf5)
+        columns = {
+            _renamed(name): scalar(rows) if name == "rewards" else rows
+            for name, rows in self._found.items()
+            if not under([name], NEXT)
+            and name not in (TERMINALS, TIMEOUTS, EPISODE_ENDS)
+        }
+        schema = make_schema(columns, hdf5.notes, hdf5.file.path)
+        kept = {path: rows for path, rows in columns.items() if path in schema}
+        stretch = Fragment(
+            name=str(hdf5.file.path),
+            steps=self._steps,
+            columns=kept,
+            nexts=self._nexts(kept),
+            ends=self._ends(),
+            whole=False,
+        )
+        self._tell(bool(stretch.nexts))
+        super().__init__(lambda: iter([stretch]), schema, hdf5.notes, hdf5.close)
+
+    def _find(self, hdf5: Hdf5) -> dict[str, Hdf5Rows]:
+        """Datasets of one row a step, by their names in the file."""
+        found = {}
+        self._next_there = False
+        for path, name in hdf5.datasets("/").items():
+            if path.startswith("metadata/"):
+                hdf5.notes.note("'metadata' was left out: it is of no step")
+                continue
+            rows = hdf5.rows(name, path)
+            self._next_there |= bool(under([path], NEXT))
+            if rows is not None:
+                found[path] = rows
+        missing = [name for name in NEEDED if not under(found, name)]
+        if TERMINALS not in found:
+            missing = [TERMINALS]
+        if missing:
+            raise FormatError(
+                f"{hdf5.file.path} has no dataset {missing[0]!r}, expected one of one "
+                "row a step, as in D4RL's files; name its format with format= (--from)"
+            )
+        self._steps = found[TERMINALS].count
+        for path, rows in list(found.items()):
+            if rows.count != self._steps:
+                if path in NEEDED or under([path], "observations"):
+                    raise FormatError(
+                        f"{hdf5.path_of(path)} has {rows.count} rows, expected "
+                        f"{self._steps} as {TERMINALS!r}; the file was cut or edited"
+                    )
+                told = f"it has {rows.count} rows, not {self._steps}"
+                left_out(hdf5.notes, path, f"{path!r} was left out: {told}")
+                del found[path]
+        return found
+
+    def _nexts(self, columns: Mapping[str, Rows]) -> dict[str, Rows]:
+        """Next observations by path, if all of them are there."""
+        seen: dict[str, Rows] = {}
+        for path in under(columns, "observation"):
+            rows = self._found.get(NEXT + path.removeprefix("observation"))
+            here = columns[path]
+            if rows is None or (rows.dtype, rows.shape) != (here.dtype, here.shape):
+                if self._next_there:
+                    got = "none" if rows is None else f"{rows.dtype}{list(rows.shape)}"
+                    self._hdf5.notes.doubt(
+                        f"{NEXT!r} were left out: of {path!r}, rows of {here.dtype}"
+                        f"{list(here.shape)}, they have {got}"
+                    )
+                return {}
+            seen[path] = rows
+        return seen
+
+    def _ends(self) -> Ends:
+        terminals, timeouts, episode_ends = (
+            Flags(self._hdf5.path_of(name), self._found[name], self._steps)
+            if name in self._found
+            else None
+            for name in (TERMINALS, TIMEOUTS, EPISODE_ENDS)
+        )
+        if timeouts is not None:
+            return ends_of(terminals, timeouts)
+        both = ends_of(terminals, episode_ends)
+
+        def ends(first: int, stop: int) -> tuple[Bools, Bools]:
+            terminated, ended = both(first, stop)
+            return terminated, ended & ~terminated
+
+        return ends
+
+    def _tell(self, next_known: bool) -> None:
+        notes = self._hdf5.notes
+        told = [name for name in (TERMINALS, TIMEOUTS) if name in self._found]
+        if TIMEOUTS not in told and EPISODE_ENDS in self._found:
+            told.append(EPISODE_ENDS)
+        after = f", and by comparing {NEXT!r}" if next_known else ""
+        notes.note(f"episode ends were found from {' and '.join(told)}{after}")
+        if next_known:
+            return
+        notes.note(
+            f"{NEXT!r} {'were left out' if self._next_there else 'are not there'}: "
+            "what was seen after an episode's last step is not known, and steps that "
+            "end by a time limit are not drawn where it is needed"
+        )
+        if len(told) == 1:
+            notes.doubt(
+                f"neither {TIMEOUTS!r} nor {NEXT!r} tells of time limits: episodes "
+                "that end by one run into the next"
+            )
+
+    def arrays(self) -> dict[str, Array]:
+        """Uncompressed datasets by their names in the file, mapped read-only."""
+        if not self._found:
+            return {}
+        mapping = self._hdf5.file.map_readonly()
+        mapped = {name: rows.mapped(mapping) for name, rows in self._found.items()}
+        return {name: array for name, array in mapped.items() if array is not None}
+
+
+def _renamed(name: str) -> str:
+    top, slash, rest = name.partition("/")
+    return NAMES.get(top, top) + slash + rest
+
+
+def recognizes(path: Path) -> bool:
+    """Whether a file has D4RL's datasets."""
+    if not begins_as_hdf5(path):
+        return False
+    try:
+        hdf5 = Hdf5(path, Notes())
+    except FormatError:
+        return False
+    try:
+        return set(NEEDED) <= set(hdf5.children())
+    except ReplayError:
+        return False
+    finally:
+        hdf5.close()
+
+
+def open_reader(path: Path, *, allow_expansion: bool = False) -> D4rlReader:
+    """Open a D4RL file as a source.
+
+    Args:
+        path: The file.
+        allow_expansion: Read datasets that hold more than 1,000 times what they take.
+    """
+    hdf5 = Hdf5(path, Notes(), allow_expansion=allow_expansion)
+    try:
+        return D4rlReader(hdf5)
+    except BaseException:
+        hdf5.close()
+        raise
+
+
+def open_writer(
+    target: Path, description: Description, *, overwrite: bool = False
+) -> D4rlWriter:
+    """Make a D4RL file as a target."""
+    return D4rlWriter(target, description, overwrite)

@@ -1,0 +1,443 @@
+"""HDF5 files of anybody, through h5py, which this module alone knows (extra hdf5).
+
+Only what lies in the file itself is followed: links, external files and virtual
+datasets could name any file of this machine. Uncompressed contiguous datasets are read,
+and mapped, past the library.
+
+HDF5 files that grow row by row, for targets that are some.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mmreplay.convert.array_file import native
+from mmreplay.convert.base import MAX_ROW_NBYTES, Notes
+from mmreplay.convert.zip_file import MAX_EXPANSION
+from mmreplay.datasets.common import Array
+from mmreplay.disk.files import File
+from mmreplay.errors import (
+    CorruptError,
+    FailedError,
+    FormatError,
+    SchemaError,
+    system_error,
+)
+from mmreplay.schema import Schema
+from mmreplay.schema.dtypes import canonical_name
+from mmreplay.schema.naming import left_out
+
+if TYPE_CHECKING:
+    import h5py
+
+MAGIC = b"\x89HDF\r\n\x1a\n"
+SUFFIXES = (".hdf5", ".h5")
+MAX_CHILDREN = 1_000_000
+MAX_DEPTH = 16
+MAX_ATTRIBUTE_NBYTES = 8 << 20
+# A dataset of which the file holds nothing is all fill values.
+LEAST_NBYTES = 1 << 10
+
+
+def library() -> Any:
+    """h5py.
+
+    Raises:
+        FailedError: It is not installed.
+    """
+    try:
+        import h5py
+    except ImportError as error:
+        raise FailedError(
+            "h5py is not installed, expected it for HDF5 files; run: "
+            'pip install "mmreplay[hdf5]"'
+        ) from error
+    return h5py
+
+
+def begins_as_hdf5(path: Path) -> bool:
+    """Whether a regular file has HDF5's first bytes.
+
+    Raises:
+        FormatError: It is a link.
+    """
+    if not path.is_file():
+        return False
+    with closing(File.open(path, None)) as file:
+        return file.pread(min(len(MAGIC), file.nbytes), 0) == MAGIC
+
+
+class Hdf5Rows:
+    """A dataset ``[rows, *shape]``; see `columns.Rows`.
+
+    Attributes:
+        offset: Of its bytes in the file, or None where the library has to unpack them.
+        stored: How they lie there.
+    """
+
+    def __init__(self, hdf5: Hdf5, dataset: h5py.Dataset, name: str) -> None:
+        self._hdf5, self._dataset, self._name = hdf5, dataset, name
+        self.stored = dataset.dtype
+        self.dtype = canonical_name(dataset.dtype)
+        self.shape = dataset.shape[1:]
+        self.count = dataset.shape[0]
+        self.offset = self._find()
+
+    def _find(self) -> int | None:
+        h5py, dataset = library(), self._dataset
+        offset = dataset.id.get_offset()
+        # Types that numpy lacks are converted by the library.
+        told = h5py.h5t.py_create(dataset.dtype, logical=True)
+        if offset is None or dataset.chunks or told != dataset.id.get_type():
+            return None
+        place = int(offset)
+        if place + dataset.nbytes > self._hdf5.file.nbytes:
+            raise CorruptError(
+                f"{self._name} has {dataset.nbytes} bytes at byte {place}, expected "
+                f"them within the file's {self._hdf5.file.nbytes}; it was cut: restore "
+                "it from a copy"
+            )
+        return place
+
+    def read(self, first: int, stop: int) -> Array:
+        """See `Rows.read`.
+
+        Raises:
+            CorruptError: There are not so many rows.
+        """
+        if stop > self.count:
+            # Behind a dataset's last byte lies another's first.
+            raise CorruptError(
+                f"{self._name} has {self.count} rows, expected at least {stop}; the "
+                "file was cut or edited: restore it from a copy"
+            )
+        if self.offset is None:
+            with self._hdf5.told(self._name):
+                return native(np.asarray(self._dataset[first:stop]), self.dtype)
+        part = np.empty((stop - first, *self.shape), self.stored)
+        if part.size:
+            place = self.offset + first * (part.nbytes // len(part))
+            self._hdf5.file.pread_into(part.reshape(-1).view(np.uint8).data, place)
+        return native(part, self.dtype)
+
+    def mapped(self, mapping: Any) -> Array | None:
+        """All rows as they lie in a mapping of the file, if they do."""
+        if self.offset is None:
+            return None
+        count = int(np.prod((self.count, *self.shape), dtype=object))
+        flat: Array = np.frombuffer(mapping, self.stored, count, self.offset)
+        return flat.reshape(self.count, *self.shape)
+
+
+class Hdf5:
+    """A file open for reading.
+
+    Attributes:
+        file: It, past the library.
+        notes: What was left out goes here.
+    """
+
+    def __init__(
+        self, path: Path, notes: Notes, *, allow_expansion: bool = False
+    ) -> None:
+        """Open a file.
+
+        Args:
+            path: A regular file.
+            notes: What was left out goes here.
+            allow_expansion: Read datasets that hold more than 1,000 times what they
+                take.
+        """
+        h5py = library()
+        self.notes = notes
+        self._last: tuple[str, Any] = ("", None)
+        self._allow_expansion = allow_expansion
+        self.file = File.open(path, None)
+        try:
+            with self.told(str(path)):
+                # By descriptor: the path may be another file by now.
+                self._h5 = h5py.File(
+                    f"/proc/self/fd/{self.file.fd}", "r", locking=False
+                )
+        except BaseException:
+            self.file.close()
+            raise
+
+    @contextmanager
+    def told(self, name: str) -> Iterator[None]:
+        """Turn whatever the library stumbles over into an error that names the file."""
+        try:
+            yield
+        except (FormatError, SchemaError):
+            raise
+        except Exception as error:
+            why = (str(error).splitlines() or [type(error).__name__])[0][:200]
+            raise CorruptError(
+                f"{name}: the HDF5 library cannot read it ({why}), expected a whole "
+                f"HDF5 file of {self.file.nbytes} bytes; it was cut or damaged: "
+                "restore it from a copy"
+            ) from error
+
+    def path_of(self, name: str) -> str:
+        """What to call a part of the file in errors."""
+        return f"{self.file.path}: {name!r}"
+
+    def children(self, name: str = "/") -> list[str]:
+        """Names of what a group holds, in the file's order; links are left out.
+
+        Raises:
+            CorruptError: It is no group, or cannot be read.
+            FormatError: It holds more than a million.
+        """
+        h5py = library()
+        with self.told(self.path_of(name)):
+            group = self._h5[name]
+            if len(group) > MAX_CHILDREN:
+                raise FormatError(
+                    f"{self.path_of(name)} holds {len(group)} parts, expected at most "
+                    f"{MAX_CHILDREN}; split the file"
+                )
+            found = []
+            for child in group:
+                if isinstance(group.get(child, getlink=True), h5py.HardLink):
+                    found.append(child)
+                else:
+                    told = f"{name}: {child!r} is a link, and was left out"
+                    left_out(self.notes, child, told)
+            return found
+
+    def is_group(self, name: str) -> bool:
+        """Whether a part is a group."""
+        h5py = library()
+        with self.told(self.path_of(name)):
+            return isinstance(self._part(name), h5py.Group)
+
+    def _part(self, name: str) -> Any:
+        # Opening costs most, and what was asked for its kind is read next.
+        if self._last[0] != name:
+            self._last = (name, self._h5[name])
+        return self._last[1]
+
+    def attributes(self, name: str = "/") -> dict[str, object]:
+        """Attributes of a part: numbers and text, of at most 8 MiB each."""
+        found: dict[str, object] = {}
+        with self.told(self.path_of(name)):
+            attributes = self._h5[name].attrs
+            for key in attributes:
+                if attributes.get_id(key).get_storage_size() <= MAX_ATTRIBUTE_NBYTES:
+                    found[key] = _plain(attributes[key])
+        return found
+
+    def rows(self, name: str, path: str) -> Hdf5Rows | None:
+        """A dataset as rows; None, told, where it can be no field.
+
+        Args:
+            name: Of the dataset in the file.
+            path: What it is called of a step.
+
+        Raises:
+            CorruptError: It cannot be read, or its size is not the file's.
+            FormatError: It lies elsewhere, or claims to hold far more than it takes.
+        """
+        with self.told(self.path_of(name)):
+            dataset = self._part(name)
+            try:
+                if not dataset.shape:
+                    raise SchemaError("it is a single value, not one a step")
+                self._refuse(dataset, name)
+                return Hdf5Rows(self, dataset, self.path_of(name))
+            except SchemaError as error:
+                left_out(self.notes, path, f"dataset {name!r} was left out: {error}")
+                return None
+
+    def _refuse(self, dataset: h5py.Dataset, name: str) -> None:
+        what = self.path_of(name)
+        if dataset.external or dataset.is_virtual:
+            raise FormatError(
+                f"{what} lies in other files, expected it in this one; copy it in with "
+                "h5repack"
+            )
+        held = max(dataset.id.get_storage_size(), LEAST_NBYTES)
+        nbytes = int(np.prod(dataset.shape, dtype=object)) * dataset.dtype.itemsize
+        if nbytes > MAX_EXPANSION * held and not self._allow_expansion:
+            raise FormatError(
+                f"{what} says that {held} bytes hold {nbytes}, expected at most "
+                f"{MAX_EXPANSION} times as many; pass allow_expansion=True if you "
+                "trust it"
+            )
+        chunk = int(np.prod(dataset.chunks or (0,), dtype=object))
+        if chunk * dataset.dtype.itemsize > MAX_ROW_NBYTES:
+            raise FormatError(
+                f"{what} has chunks of {chunk * dataset.dtype.itemsize} bytes, "
+                f"expected at most {MAX_ROW_NBYTES}: they are unpacked whole; repack "
+                "it with smaller ones"
+            )
+
+    def raw(self, name: str) -> h5py.Dataset:
+        """A dataset that is no field as it is, such as one of packed images."""
+        with self.told(self.path_of(name)):
+            dataset = self._part(name)
+            self._refuse(dataset, name)
+            return dataset
+
+    def datasets(self, name: str) -> dict[str, str]:
+        """Full names of all datasets under a group, or of the one it is, by path."""
+        return dict(self._walk(name, "", 0))
+
+    def _walk(self, name: str, path: str, depth: int) -> Iterator[tuple[str, str]]:
+        if depth > MAX_DEPTH:
+            raise FormatError(
+                f"{self.path_of(name)} nests deeper than {MAX_DEPTH}, expected groups "
+                "of datasets; it is damaged, or made to deceive"
+            )
+        if not self.is_group(name):
+            yield path, name
+            return
+        for child in self.children(name):
+            below = f"{path}/{child}" if path else child
+            yield from self._walk(f"{name.rstrip('/')}/{child}", below, depth + 1)
+
+    def close(self) -> None:
+        """Give the file back."""
+        if self.file.fd >= 0:
+            self._last = ("", None)
+            self._h5.close()
+            self.file.close()
+
+
+def _plain(value: object) -> object:
+    """An attribute as Python has it; others than numbers and text as nothing."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist() if value.dtype.kind in "biufSU" else None
+    return value if isinstance(value, str) else None
+
+
+MOST_COMPACT = 32 << 10
+"""Bytes of a dataset that lies in its own header, which holds up to 64 KiB."""
+
+
+class Hdf5Output:
+    """A file open for writing, which was made before; see `Staging`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with self._told():
+            # The staged file is locked by us already.
+            self._h5 = library().File(path, "w", locking=False, track_order=True)
+        self._open = True
+        self._low = low = library()
+        self._types: dict[np.dtype[Any], Any] = {}
+        self._scalar = low.h5s.create(low.h5s.SCALAR)
+        self._compact, self._apart = (
+            low.h5p.create(low.h5p.DATASET_CREATE) for _ in range(2)
+        )
+        self._compact.set_layout(low.h5d.COMPACT)
+        self._nested = low.h5p.create(low.h5p.LINK_CREATE)
+        self._nested.set_create_intermediate_group(True)
+        self._grouped = low.h5p.create(low.h5p.GROUP_CREATE)
+        # Groups that keep an order are of the newer, smaller kind.
+        self._grouped.set_link_creation_order(
+            low.h5p.CRT_ORDER_TRACKED | low.h5p.CRT_ORDER_INDEXED
+        )
+        for each in (self._compact, self._apart, self._grouped):
+            # Equal buffers give equal files.
+            each.set_obj_track_times(False)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except FailedError:
+            # Ours already: the library is not installed.
+            raise
+        except OSError as error:
+            # The library says what the system said in its text only.
+            found = re.search(r"errno = (\d+)", str(error))
+            number = int(found[1]) if found else error.errno
+            raise system_error("write", self._path, OSError(number, str(error))) from (
+                error
+            )
+
+    def put(
+        self, name: str, values: Mapping[str, Array], attributes: Mapping[str, object]
+    ) -> None:
+        """Make a group of datasets at once, each whole.
+
+        Not by the library's own calls for that, which take three times as long and
+        14 KB a group: an episode may be one step.
+        """
+        low = self._low
+        with self._told():
+            group = low.h5g.create(self._h5.id, name.encode(), gcpl=self._grouped)
+            for below, array in values.items():
+                compact = array.nbytes <= MOST_COMPACT
+                dataset = low.h5d.create(
+                    group, below.encode(), self._type(array.dtype),
+                    low.h5s.create_simple(array.shape),
+                    self._compact if compact else self._apart, self._nested,
+                )  # fmt: skip
+                whole = np.ascontiguousarray(array)
+                dataset.write(low.h5s.ALL, low.h5s.ALL, whole, self._type(array.dtype))
+            for key, value in attributes.items():
+                one = np.asarray(value)
+                kind = self._type(one.dtype)
+                attribute = low.h5a.create(group, key.encode(), kind, self._scalar)
+                attribute.write(one, kind)
+
+    def _type(self, dtype: np.dtype[Any]) -> Any:
+        """The file's type of a dtype, made once."""
+        if dtype not in self._types:
+            self._types[dtype] = self._low.h5t.py_create(dtype, logical=True)
+        return self._types[dtype]
+
+    def append(self, name: str, values: Array) -> None:
+        """Add rows to a dataset, which is made of the first ones."""
+        with self._told():
+            if name not in self._h5:
+                self._h5.create_dataset(
+                    name, data=values, chunks=True, maxshape=(None, *values.shape[1:])
+                )
+                return
+            dataset = self._h5[name]
+            before = len(dataset)
+            dataset.resize(before + len(values), axis=0)
+            dataset[before:] = values
+
+    def set_attributes(self, name: str, values: Mapping[str, object]) -> None:
+        """Set attributes of a group, which is made if need be."""
+        with self._told():
+            self._h5.require_group(name).attrs.update(values)
+
+    def close(self) -> None:
+        """Finish the file; a second call does nothing."""
+        if self._open:
+            self._open = False
+            with self._told():
+                self._h5.close()
+
+
+def refuse_unfit(schema: Schema, target: str) -> None:
+    """Refuse fields that HDF5 has no type or no name for.
+
+    Raises:
+        SchemaError: There is one.
+    """
+    for path, each in schema.fields.items():
+        if "." in path.split("/"):
+            raise SchemaError(
+                f"field {path!r}: got the name '.', which stands for its own group in "
+                f"{target}'s HDF5, expected another; leave it out with fields="
+            )
+        if each.dtype == "bfloat16":
+            raise SchemaError(
+                f"field {path!r}: got bfloat16, which {target} lacks, expected another "
+                "dtype; leave it out with fields="
+            )

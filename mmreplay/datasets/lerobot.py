@@ -1,0 +1,350 @@
+"""LeRobot's datasets, v2 and v3: parquet files of frames, episodes by their numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay import strict_json
+from mmreplay.convert import parquet
+from mmreplay.convert.base import Notes
+from mmreplay.convert.episode_ends import Bools
+from mmreplay.convert.parquet import Part
+from mmreplay.convert.undescribed import refuse_expansion
+from mmreplay.datasets.arrow import ROWS, ArrowRows, Window, flat
+from mmreplay.datasets.common import (
+    TRUNCATED_FIELD,
+    Flags,
+    Fragment,
+    FragmentReader,
+    Later,
+    Rows,
+    check_meaning,
+    kept_of,
+    make_schema,
+    mixed,
+    nbytes_of,
+    scalar,
+)
+from mmreplay.datasets.images import LOSSY, ImageRows, VideoRows
+from mmreplay.disk import files
+from mmreplay.errors import FormatError, ReplayError, SchemaError
+from mmreplay.schema.naming import left_out
+from mmreplay.strict_json import Json
+
+INFO = Path("meta") / "info.json"
+MAX_NBYTES = 16 << 20
+MAX_FILES = 1_000_000
+EPISODE, DONE, REWARD = "episode_index", "next.done", "next.reward"
+COUNTED = (EPISODE, "frame_index", "index")
+"""Columns that positions and flags tell already."""
+PART = re.compile(r"(?:episode|file)[-_](\d+)\.parquet")
+VIDEO = re.compile(r"(?:episode|file)[-_](\d+)\.mp4")
+CHUNK = re.compile(r"chunk-(\d+)")
+VIDEOS = ("refuse", "skip", "decode")
+TOLD = ("codebase_version", "fps", "robot_type")
+"""What is kept of the information, as user metadata ``lerobot``."""
+
+
+class Frames:
+    """The frames of all files, one after another.
+
+    Attributes:
+        folder: The dataset's.
+        count: Frames.
+        nbytes: Of the files.
+        names: Columns.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._paths = _parts(folder / "data")
+        self.count = self.nbytes = 0
+        self._part: Part | None = None
+        for path in self._paths:
+            with closing(Part(path)) as part:
+                if path == self._paths[0]:
+                    schema = part.schema
+                if not part.schema.equals(schema):
+                    raise FormatError(
+                        f"{path} has other columns than {self._paths[0]}, expected "
+                        "files of one dataset; download it again"
+                    )
+                for name in part.schema.names:
+                    part.refuse_long(name)
+                self.count += part.rows
+                self.nbytes += part.nbytes
+        self.names: list[str] = list(schema.names)
+
+    def batches(self) -> Iterator[Mapping[str, Any]]:
+        """Arrow arrays by column, structs by their leaves."""
+        for path in self._paths:
+            self.close()
+            self._part = Part(path)
+            for batch in self._part.batches(ROWS, self.names):
+                yield flat(batch)
+
+    def close(self) -> None:
+        """Give the open file back."""
+        if self._part is not None:
+            self._part.close()
+            self._part = None
+
+
+class LerobotReader(FragmentReader):
+    """Reads the episodes one after another as one environment."""
+
+    def __init__(
+        self,
+        frames: Frames,
+        info: Json,
+        video: str,
+        done: str | None,
+        allow_expansion: bool,
+    ) -> None:
+        self._frames = frames
+        self._notes = notes = Notes()
+        features = info.get("features")
+        self._features = features if isinstance(features, dict) else {}
+        videos = self._videos(video)
+        window = Window(frames.batches, frames.count, str(frames.folder / "data"))
+        self._columns = self._find(window)
+        # Not with what is unpacked from videos: that is not in these files, and every
+        # frame has to be in one, however small it is there.
+        row_nbytes = sum(map(nbytes_of, self._columns.values()))
+        refuse_expansion(
+            frames.folder, frames.count * row_nbytes, frames.nbytes, allow_expansion
+        )
+        self._films = [self._film(name) for name in videos]
+        self._columns |= dict(zip(videos, self._films, strict=True))
+        dones = self._columns.pop(DONE, None)
+        self._done = None
+        if dones is not None:
+            self._done = Flags(f"{window.name}: {DONE!r}", dones, frames.count)
+        self._meant = done
+        self._bounds = self._episodes(self._columns.pop(EPISODE))
+        self._named = {
+            _renamed(name): scalar(rows) if name == REWARD else rows
+            for name, rows in self._columns.items()
+            if name not in COUNTED
+        }
+        schema = make_schema(self._named, notes, frames.folder)
+        self._tell(info)
+        told = kept_of(info, TOLD, notes)
+        super().__init__(
+            self._stretches_of, schema, notes, frames.close, user={"lerobot": told}
+        )
+
+    def _videos(self, video: str) -> list[str]:
+        """Names of what is kept as video and wanted."""
+        videos = [
+            name
+            for name, feature in self._features.items()
+            if isinstance(feature, dict) and feature.get("dtype") == "video"
+        ]
+        if videos and video == "refuse":
+            raise FormatError(
+                f"{self._frames.folder}: {videos[0]!r} is kept as video, expected "
+                "images in the tables; pass video='decode' to unpack it with PyAV, or "
+                "video='skip' to leave it out"
+            )
+        if video == "decode":
+            for name in videos:
+                self._notes.note(f"{name!r} was unpacked from video: {LOSSY}")
+            return videos
+        for name in videos:
+            self._notes.note(f"{name!r} is kept as video, and was left out")
+        return []
+
+    def _film(self, name: str) -> VideoRows:
+        """Frames of a camera, of all its files in order."""
+        folder = self._frames.folder / "videos"
+        found = []
+        for path in folder.rglob("*.mp4"):
+            part, chunk = VIDEO.fullmatch(path.name), None
+            for parent in path.relative_to(folder).parts[:-1]:
+                chunk = CHUNK.fullmatch(parent) or chunk
+            if part and chunk and name in path.relative_to(folder).parts:
+                found.append((int(chunk[1]), int(part[1]), path))
+        if not found:
+            raise FormatError(
+                f"{folder} holds no video of {name!r}, expected some; download the "
+                "dataset again, or pass video='skip'"
+            )
+        paths = [path for _, _, path in sorted(found)]
+        return VideoRows(paths, self._frames.count, f"video {name!r}")
+
+    def close(self) -> None:
+        """See `Reader.close`."""
+        super().close()
+        for film in self._films:
+            film.close()
+
+    def _find(self, window: Window) -> dict[str, Rows]:
+        """Columns of the tables by their names there, those that can be fields."""
+        if EPISODE not in self._frames.names or not window.count:
+            raise FormatError(
+                f"{window.name} has {window.count} frames of {self._frames.names[:20]}"
+                f", expected {EPISODE!r} among them; the dataset is damaged"
+            )
+        found: dict[str, Rows] = {}
+        for name, array in next(self._frames.batches()).items():
+            rows = self._rows(window, name, array)
+            if rows is not None:
+                found[name.removesuffix("/bytes")] = rows
+            elif not name.endswith("/path"):
+                told = f"column {name!r} of {array.type} can be no field"
+                left_out(self._notes, _renamed(name), f"{told}, and was left out")
+        return found
+
+    def _rows(self, window: Window, name: str, array: Any) -> Rows | None:
+        if name.endswith("/bytes"):
+
+            def packed(first: int, stop: int) -> list[bytes]:
+                found = window.read(name, first, stop).to_pylist()
+                return [each or b"" for each in found]
+
+            return ImageRows(packed, window.count, f"{window.name}: {name!r}")
+        kind = parquet.kind_of(array[:1])
+        if kind is None:
+            return None
+        feature = self._features.get(name)
+        shape = feature.get("shape") if isinstance(feature, dict) else None
+        wanted = None
+        if isinstance(shape, list) and all(type(n) is int and n > 0 for n in shape):
+            size = int(np.prod(shape, dtype=object))
+            wanted = tuple(shape) if kind[1] == (size,) else None
+        return ArrowRows(window, name, kind, wanted)
+
+    def _episodes(self, numbers: Rows) -> NDArray[np.int64]:
+        """Where episodes begin, and the count of frames behind the last."""
+        begins, before = [np.zeros(1, np.int64)], None
+        for first in range(0, numbers.count, ROWS):
+            stop = min(first + ROWS, numbers.count)
+            found = numbers.read(first, stop).astype(np.int64).reshape(-1)
+            begin = found[0] if before is None else before
+            changes = np.flatnonzero(np.diff(found, prepend=begin))
+            begins.append(changes + first)
+            before = found[-1]
+        return np.concatenate([*begins, [numbers.count]])
+
+    def _stretches_of(self) -> Iterator[Fragment]:
+        bounds = self._bounds.tolist()
+        for first, stop in pairwise(bounds):
+            steps = stop - first
+            yield Fragment(
+                f"{self._frames.folder}, frame {first}", steps,
+                {p: Later(rows, first, steps) for p, rows in self._named.items()}, {},
+                self._ends(first, steps),
+            )  # fmt: skip
+
+    def _ends(self, begin: int, steps: int) -> Any:
+        def ends(first: int, stop: int) -> tuple[Bools, Bools]:
+            over = np.zeros(stop - first, bool)
+            over[-1] = stop == steps
+            done = np.zeros(stop - first, bool)
+            if self._done is not None:
+                done = self._done.read(begin + first, begin + stop)
+            if self._meant == TRUNCATED_FIELD:
+                return np.zeros_like(done), done | over
+            return done, over & ~done
+
+        return ends
+
+    def _tell(self, info: Json) -> None:
+        episodes, frames = len(self._bounds) - 1, self._frames.count
+        note = self._notes.note
+        note(f"{episodes:,} episodes begin where {EPISODE!r} changes")
+        note(
+            "there are as many observations as actions: what was seen after the last "
+            "step of an episode is not known"
+        )
+        if self._done is None:
+            note(f"no {DONE!r}: all episodes are truncated")
+        elif self._meant is None:
+            self._notes.doubt(mixed(DONE))
+        for key, got in (("total_episodes", episodes), ("total_frames", frames)):
+            if info.get(key) != got:
+                self._notes.doubt(
+                    f"{INFO} says {key} {str(info.get(key))[:40]}, and the data has "
+                    f"{got}"
+                )
+
+
+def _renamed(name: str) -> str:
+    return {REWARD: "reward"}.get(name, name.replace(".", "/"))
+
+
+def _parts(folder: Path) -> list[Path]:
+    """Files of frames in the order of their chunks and numbers."""
+    found = []
+    for chunk in folder.iterdir() if folder.is_dir() else ():
+        number = CHUNK.fullmatch(chunk.name)
+        for path in chunk.iterdir() if number and chunk.is_dir() else ():
+            part = PART.fullmatch(path.name)
+            if part and number:
+                found.append((int(number[1]), int(part[1]), path))
+    if not found or len(found) > MAX_FILES:
+        raise FormatError(
+            f"{folder} holds {len(found)} files of frames, expected 1 to {MAX_FILES} "
+            "under chunk-000 and so on; download the dataset again"
+        )
+    return [path for _, _, path in sorted(found)]
+
+
+def _info(path: Path) -> Json:
+    return strict_json.parse(
+        files.read_bytes(path / INFO, MAX_NBYTES), str(path / INFO)
+    )
+
+
+def recognizes(path: Path) -> bool:
+    """Whether a folder's information is LeRobot's."""
+    try:
+        return (path / INFO).is_file() and "codebase_version" in _info(path)
+    except ReplayError:
+        return False
+
+
+def open_reader(
+    path: Path,
+    *,
+    video: str = "refuse",
+    done: str | None = None,
+    allow_expansion: bool = False,
+) -> LerobotReader:
+    """Open a dataset as a source.
+
+    Args:
+        path: Its folder.
+        done: What ``next.done`` means, ``"terminated"`` or ``"truncated"``.
+        video: ``"skip"`` leaves out what is kept as video, ``"decode"`` unpacks it
+            with PyAV, ``"refuse"`` refuses it.
+        allow_expansion: Read tables that hold more than 1,000 times what they take.
+    """
+    if video not in VIDEOS:
+        raise SchemaError(
+            f"video: got {video!r}, expected one of {', '.join(VIDEOS)}; leave it out "
+            "to refuse datasets with videos"
+        )
+    check_meaning(done)
+    info = _info(path)
+    version = info.get("codebase_version")
+    if not isinstance(version, str) or not version.startswith(("v2", "v3")):
+        raise FormatError(
+            f"{path / INFO} says codebase_version {str(version)[:40]!r}, expected v2 "
+            "or v3; convert the dataset with LeRobot"
+        )
+    frames = Frames(path)
+    try:
+        return LerobotReader(frames, info, video, done, allow_expansion)
+    except BaseException:
+        frames.close()
+        raise

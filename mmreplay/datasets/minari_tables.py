@@ -1,0 +1,140 @@
+"""Episodes of Minari's arrow and parquet datasets: one folder of one table each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from mmreplay.convert import parquet
+from mmreplay.convert.base import Notes
+from mmreplay.convert.parquet import Part
+from mmreplay.convert.undescribed import refuse_expansion
+from mmreplay.datasets import images
+from mmreplay.datasets.arrow import ArrowRows, Batches, IpcFile, Window, parquet_batches
+from mmreplay.datasets.common import Later, Rows, nbytes_of
+from mmreplay.datasets.images import ImageRows
+from mmreplay.datasets.minari import INFOS, PARTS, leaf_of
+from mmreplay.errors import FormatError
+from mmreplay.schema.naming import left_out
+
+
+class TableEpisodes:
+    """See `minari.Episodes`; tables have a row more than steps, the last one padded.
+
+    Attributes:
+        lossy: Some images were kept as JPEG.
+        notes: What was left out.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        kind: str,
+        count: int,
+        spaces: Mapping[str, object],
+        *,
+        infos: bool,
+        allow_expansion: bool,
+    ) -> None:
+        """Look at a dataset's data folder; kind is ``"arrow"`` or ``"parquet"``."""
+        self.lossy = False
+        self.notes = Notes()
+        self._paths = [folder / str(n) / f"part-0.{kind}" for n in range(count)]
+        self._kind, self._spaces = kind, spaces
+        self._parts = (*PARTS, "infos") if infos else PARTS
+        self._open: IpcFile | Part | None = None
+        self._allow_expansion = allow_expansion
+
+    def names(self) -> list[str]:
+        """See `minari.Episodes.names`."""
+        for path in self._paths:
+            if len(list(path.parent.glob("part-*"))) > 1:
+                raise FormatError(
+                    f"{path.parent} has more than one part, expected {path.name} "
+                    "alone; write the dataset with smaller episodes"
+                )
+        return [str(path) for path in self._paths]
+
+    def columns(self, index: int) -> dict[str, Rows]:
+        """See `minari.Episodes.columns`."""
+        self.close()
+        window, first = self._window(self._paths[index])
+        found: dict[str, Rows] = {}
+        for path, array in first.items():
+            rows = self._rows(window, path, array)
+            if rows is None:
+                told = f"column {path!r} of {array.type} can be no field"
+                left_out(self.notes, path, f"{told}, and was left out")
+            elif path.split("/")[0] in ("observations", "infos"):
+                found[path] = rows
+            else:
+                found[path] = Later(rows, 0, window.count - 1)
+        row_nbytes = sum(nbytes_of(rows) for rows in found.values())
+        refuse_expansion(
+            self._paths[index], window.count * row_nbytes, self._taken(index),
+            self._allow_expansion,
+        )  # fmt: skip
+        return found
+
+    def _taken(self, index: int) -> int:
+        return self._paths[index].stat().st_size
+
+    def _window(self, path: Path) -> tuple[Window, Mapping[str, Any]]:
+        """A table, and the first rows of its columns."""
+        batches: Callable[[list[str]], Batches]
+        if self._kind == "parquet":
+            part = Part(path)
+            self._open, count, names = part, part.rows, part.schema.names
+
+            def batches(names: list[str]) -> Batches:
+                return parquet_batches(part, names)
+
+        else:
+            ipc = IpcFile(path)
+            self._open, count, names = ipc, ipc.count, ipc.names
+            batches = ipc.batches
+        kept = [name for name in names if name in self._parts]
+        if "infos" in names and "infos" not in kept:
+            self.notes.note(INFOS)
+        if "observations" not in kept or not count:
+            raise FormatError(
+                f"{path} has columns {list(names)[:20]} and {count} rows, expected "
+                "observations among them; it is damaged, or of another version"
+            )
+        window = Window(batches(kept), count, str(path))
+        return window, next(batches(kept)())
+
+    def _rows(self, window: Window, path: str, array: Any) -> Rows | None:
+        part, _, below = path.partition("/")
+        space = leaf_of(self._spaces.get(part), below)
+        if pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type):
+            first = array[0].as_py()
+            if first is None or not first.startswith(images.MAGIC):
+                return None
+            self.lossy = True
+
+            def packed(first: int, stop: int) -> list[bytes]:
+                found = window.read(path, first, stop).to_pylist()
+                return [each or b"" for each in found]
+
+            return ImageRows(packed, window.count, f"{window.name}: {path!r}")
+        kind = parquet.kind_of(array[:1])
+        if kind is None:
+            return None
+        shape = space.get("shape") if isinstance(space, dict) else None
+        size = 1
+        for axis in shape if isinstance(shape, list) else ():
+            size *= axis if isinstance(axis, int) and axis > 0 else -1
+        wanted = None
+        if isinstance(shape, list) and kind[1] == (size,):
+            wanted = tuple(shape)
+        return ArrowRows(window, path, kind, wanted)
+
+    def close(self) -> None:
+        """See `minari.Episodes.close`."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None

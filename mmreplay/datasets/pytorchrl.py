@@ -1,0 +1,183 @@
+"""pytorchrl's storages as a dict of tensors ``[steps, processes, *shape]``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from mmreplay.convert import pt
+from mmreplay.convert.array_file import ArrayColumn
+from mmreplay.convert.base import Notes
+from mmreplay.datasets import torch_files
+from mmreplay.datasets.common import (
+    TRUNCATED_FIELD,
+    Ends,
+    Flags,
+    Fragment,
+    FragmentReader,
+    Rows,
+    check_meaning,
+    ends_of,
+    make_schema,
+    mixed,
+    scalar,
+)
+from mmreplay.datasets.torch_files import TensorRows
+from mmreplay.disk.files import File
+from mmreplay.errors import FormatError, SchemaError
+from mmreplay.schema.naming import left_out
+
+NAMES = {"Observation": "observation", "Action": "action", "Reward": "reward"}
+"""What pytorchrl calls a field, and what it is called here."""
+NEXT, DONE, NEXT_DONE = "NextObservation", "Done", "NextDone"
+SIZE, STEP = "size", "step"
+
+
+class PytorchrlReader(FragmentReader):
+    """Reads each process's rows, oldest first."""
+
+    def __init__(
+        self, file: File, size: int | None, step: int | None, done: str | None
+    ) -> None:
+        self._file, self._meant = file, done
+        self._notes = notes = Notes()
+        numbers: dict[str, int] = {}
+        columns = pt.read_columns(file, notes, numbers)
+        self._tensors, self._slots, self._envs = _tensors(file, columns, notes)
+        size = numbers.get(SIZE) if size is None else size
+        step = numbers.get(STEP) if step is None else step
+        self._steps, self._first = self._place(size, step)
+        first = self._stretch(0)
+        schema = make_schema(first.columns, notes, file.path)
+        super().__init__(
+            lambda: map(self._stretch, range(self._envs)), schema, notes, file.close,
+            num_envs=self._envs,
+        )  # fmt: skip
+
+    def _place(self, size: int | None, step: int | None) -> tuple[int, int]:
+        """Rows, and the slot of the oldest."""
+        if size is None:
+            self._notes.doubt(
+                "nothing tells how many rows were written, nor which was the last: all "
+                "were taken, in the file's order; pass size= and step="
+            )
+        elif size == self._slots and step is None:
+            self._notes.doubt(
+                "nothing tells which row was written last: all were taken in the "
+                "file's order; pass step="
+            )
+        size = self._slots if size is None else size
+        step = 0 if step is None else step
+        if not 0 < size <= self._slots or not 0 <= step <= self._slots:
+            raise FormatError(
+                f"{self._file.path}: got size {size} and step {step}, expected rows of "
+                f"{self._slots}; pass what the storage had"
+            )
+        return size, step % self._slots if size == self._slots else 0
+
+    def _rows(self, name: str, env_id: int) -> Rows:
+        return TensorRows(
+            self._file, self._tensors[name], env_id, self._first, self._steps,
+            slots_first=True,
+        )  # fmt: skip
+
+    def _stretch(self, env_id: int) -> Fragment:
+        columns: dict[str, Rows] = {}
+        nexts: dict[str, Rows] = {}
+        for name in self._tensors:
+            top, slash, rest = name.partition("/")
+            rows = self._rows(name, env_id)
+            if top == NEXT:
+                nexts[f"observation{slash}{rest}"] = rows
+            elif top not in (DONE, NEXT_DONE):
+                columns[_renamed(name)] = rows
+        if "reward" in columns:
+            columns["reward"] = scalar(columns["reward"])
+        seen = {path for path in columns if path.split("/")[0] == "observation"}
+        if nexts.keys() != seen:
+            self._notes.doubt(
+                f"{NEXT!r} are of {sorted(nexts)[:9]} and observations of "
+                f"{sorted(seen)[:9]}: what was seen after the last step of an episode "
+                "is not known"
+            )
+        return Fragment(
+            f"{self._file.path}, process {env_id}", self._steps, columns,
+            nexts if nexts.keys() == seen else {}, self._ends(env_id),
+            env_id=env_id, whole=False,
+        )  # fmt: skip
+
+    def _ends(self, env_id: int) -> Ends:
+        if self._meant is None:
+            self._notes.doubt(mixed(NEXT_DONE))
+        flags = Flags(
+            f"{self._file.path}, process {env_id}: {NEXT_DONE!r}",
+            self._rows(NEXT_DONE, env_id), self._steps,
+        )  # fmt: skip
+        if self._meant == TRUNCATED_FIELD:
+            return ends_of(None, flags)
+        return ends_of(flags, None)
+
+
+def _renamed(name: str) -> str:
+    top, slash, rest = name.partition("/")
+    return NAMES.get(top, top) + slash + rest
+
+
+def _tensors(
+    file: File, columns: Mapping[str, ArrayColumn], notes: Notes
+) -> tuple[dict[str, ArrayColumn], int, int]:
+    """Tensors of one row a step and process, with how many there are of each."""
+    done = columns.get(NEXT_DONE)
+    shape = () if done is None else done.shape[:2]
+    if len(shape) < 2 or 0 in shape:
+        raise FormatError(
+            f"{file.path} has no {NEXT_DONE!r} of steps and processes, expected a dict "
+            "of tensors as pytorchrl's storages have; name its format with format= "
+            "(--from)"
+        )
+    found = {}
+    for name, column in columns.items():
+        if column.shape[:2] == shape:
+            found[name] = column
+        else:
+            told = f"tensor {name!r} was left out: it has no row a step"
+            left_out(notes, _renamed(name.replace(NEXT, "next_obs", 1)), told)
+    return found, shape[0], shape[1]
+
+
+def recognizes(path: Path) -> bool:
+    """Whether a torch file names what pytorchrl's storages have; torch is not asked."""
+    return torch_files.names(path, NEXT.encode(), NEXT_DONE.encode())
+
+
+def open_reader(
+    path: Path,
+    *,
+    size: int | None = None,
+    step: int | None = None,
+    done: str | None = None,
+) -> PytorchrlReader:
+    """Open a dict of a storage's tensors as a source.
+
+    No pickle is run: torch reads it with ``weights_only=True``.
+
+    Args:
+        path: The file.
+        size: Rows that were written, the storage's ``size``; that of the file by
+            default.
+        step: The slot that would be written next, likewise.
+        done: What ``NextDone`` means, ``"terminated"`` or ``"truncated"``.
+    """
+    check_meaning(done)
+    for name, number in (("size", size), ("step", step)):
+        if number is not None and type(number) is not int:
+            raise SchemaError(
+                f"{name}: got {number!r}, expected an integer, as the storage had; "
+                "leave it out if you do not know it"
+            )
+    file = File.open(path, None)
+    try:
+        return PytorchrlReader(file, size, step, done)
+    except BaseException:
+        file.close()
+        raise

@@ -1,0 +1,521 @@
+"""TFRecord files and the tf.train.Example messages in them, without TensorFlow.
+
+A record is a length, its checksum, the bytes, and theirs: CRC32C, masked. An Example is
+a map of names to lists of bytes, floats or integers, read off protobuf's wire.
+
+RLDS datasets as TensorFlow Datasets keeps them, read without TensorFlow.
+
+One Example of a TFRecord file is one episode; ``features.json`` says what its lists
+are. In RLDS the last row of an episode is its final observation: its action, reward and
+discount mean nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.checksums import crc32c
+from mmreplay.convert.base import Notes
+from mmreplay.convert.episode_ends import Bools
+from mmreplay.datasets.common import (
+    Array,
+    ArrayRows,
+    Fragment,
+    FragmentReader,
+    Later,
+    Rows,
+    make_schema,
+    scalar,
+)
+from mmreplay.datasets.images import ImageRows
+from mmreplay.disk import files
+from mmreplay.disk.files import File
+from mmreplay.errors import CorruptError, FormatError, SchemaError
+from mmreplay.schema.dtypes import DTYPES, bfloat16_bits, storage_dtype
+from mmreplay.schema.naming import left_out
+
+HEAD = struct.Struct("<QI")
+SUM = struct.Struct("<I")
+MASK = 0xA282EAD8
+MAX_RECORD_NBYTES = 1 << 30
+MAX_FEATURES = 10_000
+VARINT, FIXED64, SIZED, FIXED32 = 0, 1, 2, 5
+BYTES, FLOATS, INTEGERS = 1, 2, 3
+
+Values = list[bytes] | Array
+"""Bytes, or float32 or int64 ``[N]``."""
+
+
+def masked(data: bytes) -> int:
+    """The checksum of bytes as TFRecord keeps it."""
+    checksum = crc32c(memoryview(data))
+    return ((checksum >> 15 | checksum << 17) + MASK) & 0xFFFFFFFF
+
+
+def records(file: File) -> Iterator[tuple[int, bytes]]:
+    """Offset and bytes of each record, checked.
+
+    Raises:
+        CorruptError: One is cut, or does not match its checksum.
+        FormatError: One is longer than 1 GiB.
+    """
+    at = 0
+    while at < file.nbytes:
+        if at + HEAD.size > file.nbytes:
+            raise _corrupt(file, at, f"{file.nbytes - at} bytes", "a record's head")
+        head = file.pread(HEAD.size, at)
+        size, checksum = HEAD.unpack(head)
+        if masked(head[:8]) != checksum:
+            raise _corrupt(file, at, f"checksum {checksum:08x}", "that of its length")
+        begin = at + HEAD.size
+        if begin + size + SUM.size > file.nbytes:
+            raise _corrupt(file, at, f"a record of {size} bytes", "it within the file")
+        if size > MAX_RECORD_NBYTES:
+            raise FormatError(
+                f"{file.path}: the record at byte {at} has {size} bytes, expected at "
+                f"most {MAX_RECORD_NBYTES}: episodes are held whole; split them"
+            )
+        data = file.pread(size, begin)
+        (checksum,) = SUM.unpack(file.pread(SUM.size, begin + size))
+        if masked(data) != checksum:
+            raise _corrupt(file, begin, f"checksum {checksum:08x}", "that of its bytes")
+        yield at, data
+        at = begin + size + SUM.size
+
+
+def _corrupt(file: File, offset: int, got: str, expected: str) -> CorruptError:
+    return CorruptError(
+        f"{file.path}: got {got} at byte {offset}, expected {expected}; the file was "
+        "cut or damaged: restore it from a copy"
+    )
+
+
+class Malformed(ValueError):
+    """Bytes that are no protobuf message; says where."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """One field of a message: its number, wire type, and number or bytes."""
+
+    number: int
+    kind: int
+    value: int
+    data: memoryview
+
+
+def _fields(data: memoryview) -> Iterator[_Field]:
+    at = 0
+    while at < len(data):
+        key, at = _varint(data, at)
+        number, kind = key >> 3, key & 7
+        value, size = 0, {FIXED64: 8, FIXED32: 4}.get(kind, 0)
+        if kind == VARINT:
+            value, at = _varint(data, at)
+        elif kind == SIZED:
+            size, at = _varint(data, at)
+        elif not size:
+            raise Malformed(f"wire type {kind} at byte {at}")
+        if at + size > len(data):
+            raise Malformed(f"a field of {size} bytes at byte {at}, past its message")
+        yield _Field(number, kind, value, data[at : at + size])
+        at += size
+
+
+def _varint(data: memoryview, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= len(data):
+            break
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value & 0xFFFFFFFFFFFFFFFF, at
+    raise Malformed(f"a number that does not end at byte {at}")
+
+
+def example(data: bytes, name: str) -> dict[str, Values]:
+    """The features of a tf.train.Example by name.
+
+    Args:
+        data: The message.
+        name: What to call it in errors.
+
+    Raises:
+        CorruptError: It is none.
+    """
+    found: dict[str, Values] = {}
+    try:
+        for features in _sized(memoryview(data), 1):
+            for entry in _sized(features, 1):
+                key = b"".join(bytes(each) for each in _sized(entry, 1))
+                values = list(_sized(entry, 2))
+                found[key.decode()] = _values(values[-1] if values else entry[:0])
+                if len(found) > MAX_FEATURES:
+                    raise Malformed(f"more than {MAX_FEATURES} features")
+    except (Malformed, UnicodeDecodeError) as error:
+        raise CorruptError(
+            f"{name} holds {error}, expected a tf.train.Example; the file was damaged, "
+            "or is of another kind"
+        ) from error
+    return found
+
+
+def _sized(data: memoryview, number: int) -> Iterator[memoryview]:
+    for each in _fields(data):
+        if each.number == number and each.kind == SIZED:
+            yield each.data
+
+
+def _values(feature: memoryview) -> Values:
+    """The list of a feature, of whichever kind it is."""
+    for each in _fields(feature):
+        if each.number == BYTES:
+            return [bytes(item) for item in _sized(each.data, 1)]
+        if each.number == FLOATS:
+            return _floats(each.data)
+        if each.number == INTEGERS:
+            return _integers(each.data)
+    return []
+
+
+def _floats(data: memoryview) -> Array:
+    parts = [each.data for each in _fields(data) if each.number == 1]
+    if any(len(part) % 4 for part in parts):
+        raise Malformed("floats of no whole number of bytes")
+    return np.frombuffer(b"".join(parts), "<f4")
+
+
+def _integers(data: memoryview) -> Array:
+    parts = [
+        _unpacked(each.data)
+        if each.kind == SIZED
+        else np.array([each.value], np.uint64).view(np.int64)
+        for each in _fields(data)
+        if each.number == 1
+    ]
+    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+
+def _unpacked(data: memoryview) -> NDArray[np.int64]:
+    """Varints one after another, all at once."""
+    raw = np.frombuffer(data, np.uint8)
+    stops = np.flatnonzero(raw < 128)
+    if len(raw) and (not len(stops) or stops[-1] != len(raw) - 1):
+        raise Malformed("a number that does not end")
+    starts = np.concatenate([[0], stops[:-1] + 1])
+    sizes = stops - starts[: len(stops)] + 1
+    if len(sizes) and sizes.max() > 10:
+        raise Malformed("a number of more than 10 bytes")
+    values = np.zeros(len(stops), np.uint64)
+    for place in range(int(sizes.max()) if len(sizes) else 0):
+        here = sizes > place
+        digits = (raw[starts[: len(stops)][here] + place] & 127).astype(np.uint64)
+        values[here] |= digits << np.uint64(7 * place)
+    return values.view(np.int64)
+
+
+FEATURES = "features.json"
+MAX_NBYTES = 16 << 20
+SHARD = re.compile(r"(?:.*-)?([\w]+)\.tfrecord(?:-(\d+)-of-(\d+))?")
+STEPS = "steps/"
+MARKS = ("is_first", "is_last", "is_terminal")
+LASTS = ("final", "step")
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """What a list of an episode's Example holds.
+
+    Attributes:
+        dtype: Of a field.
+        shape: Of one step's value; of an image the first one's counts.
+        image: Steps are packed images.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    image: bool = False
+
+
+class RldsReader(FragmentReader):
+    """Reads the episodes of all shards as one environment; each is held whole."""
+
+    def __init__(
+        self, folder: Path, shards: list[Path], features: dict[str, Feature], last: str
+    ) -> None:
+        self._folder, self._shards, self._last = folder, shards, last
+        self._features = features
+        self._notes = notes = Notes()
+        self._empty = self._rewarded = self._inner = 0
+        first = next(self._read(), None)
+        if first is None:
+            raise FormatError(f"{folder} holds no episode, expected at least one")
+        schema = make_schema(self._columns(*first), notes, folder)
+        as_final = last == "final"
+        notes.note(
+            "the last row of an episode is its final observation: is_terminal says "
+            "that it terminated, otherwise it is truncated"
+            if as_final
+            else "the last row of an episode was taken as a step; what was seen after "
+            "it is not known"
+        )
+        super().__init__(self._stretches_of, schema, notes, lambda: None)
+        if self._empty:
+            notes.note(f"{self._empty:,} episodes of one row were left out: no step")
+        if self._inner:
+            notes.doubt(
+                f"{self._inner:,} episodes begin within what the source calls one, by "
+                "is_first and is_last: each was taken as one of its own"
+            )
+        if self._rewarded:
+            notes.doubt(
+                f"{self._rewarded:,} episodes have a reward in their last row, which "
+                "was left out as RLDS says: pass last='step' if it is a step"
+            )
+
+    def _read(self) -> Iterator[tuple[str, dict[str, Values]]]:
+        for path in self._shards:
+            with closing(File.open(path, None)) as file:
+                for offset, data in records(file):
+                    name = f"{path}: the record at byte {offset}"
+                    yield name, example(data, name)
+
+    def _columns(self, name: str, values: Mapping[str, Values]) -> dict[str, Rows]:
+        """Columns of an episode by path, all of its rows."""
+        count = len(_marks(name, values, "is_last"))
+        found: dict[str, Rows] = {}
+        for path, feature in self._features.items():
+            held = values.get(STEPS + path, [])
+            if feature.image:
+                found[path] = _images(name, path, held, count)
+            else:
+                found[path] = ArrayRows(_array(name, path, held, feature, count))
+        if "reward" in found:
+            found["reward"] = scalar(found["reward"])
+        return found
+
+    def _stretches_of(self) -> Iterator[Fragment]:
+        self._empty = self._rewarded = self._inner = 0
+        for name, values in self._read():
+            whole = self._columns(name, values)
+            terminal = _marks(name, values, "is_terminal")
+            bounds = _bounds(name, values)
+            self._inner += len(bounds) - 2
+            for first, stop in pairwise(bounds):
+                columns = {
+                    path: Later(rows, first, stop - first)
+                    for path, rows in whole.items()
+                }
+                told = f"{name}, row {first}" if first else name
+                yield from self._stretch(told, columns, terminal[first:stop])
+
+    def _stretch(
+        self, name: str, columns: Mapping[str, Rows], terminal: Bools
+    ) -> Iterator[Fragment]:
+        """The rows of one episode; none if there is no step in it."""
+        count = len(terminal)
+        if self._last == "step":
+            yield Fragment(name, count, columns, {}, _ends(terminal, count))
+            return
+        if count < 2:
+            self._empty += 1
+            return
+        if "reward" in columns:
+            self._rewarded += bool(columns["reward"].read(count - 1, count).any())
+        nexts = {
+            path: Later(rows, 1, count - 1)
+            for path, rows in columns.items()
+            if path.split("/")[0] == "observation"
+        }
+        yield Fragment(name, count - 1, columns, nexts, _ends(terminal[1:], count - 1))
+
+
+def _bounds(name: str, values: Mapping[str, Values]) -> list[int]:
+    """Where episodes begin in what the source calls one, and its count of rows.
+
+    Raises:
+        CorruptError: It has not one mark of each kind a row.
+    """
+    last = _marks(name, values, "is_last")
+    over = last[:-1].copy()
+    for mark in MARKS:
+        if mark == "is_first" and STEPS + mark not in values:
+            continue
+        found = _marks(name, values, mark)
+        if len(found) != len(last):
+            raise CorruptError(
+                f"{name}: got {len(found)} values of {mark!r} and {len(last)} of "
+                "'is_last', expected one of each a row; the file is damaged"
+            )
+        if mark == "is_first":
+            over |= found[1:]
+    return [0, *(np.flatnonzero(over) + 1).tolist(), len(last)]
+
+
+def _ends(terminal: Bools, steps: int) -> Any:
+    def ends(first: int, stop: int) -> tuple[Bools, Bools]:
+        last = np.zeros(stop - first, bool)
+        last[-1] = stop == steps
+        return terminal[first:stop], last & ~terminal[first:stop]
+
+    return ends
+
+
+def _marks(name: str, values: Mapping[str, Values], mark: str) -> Bools:
+    found = values.get(STEPS + mark)
+    if not isinstance(found, np.ndarray) or found.dtype != np.int64 or not len(found):
+        raise FormatError(
+            f"{name} has no {STEPS + mark!r} of one flag a row, expected it of an RLDS "
+            "episode; name the format with format= (--from)"
+        )
+    flags: Bools = found != 0
+    return flags
+
+
+def _array(name: str, path: str, values: Values, feature: Feature, count: int) -> Array:
+    """Values of an episode's rows as the field has them.
+
+    Raises:
+        CorruptError: There are too many or too few, or one does not fit its dtype.
+    """
+    size = count * int(np.prod(feature.shape, dtype=object))
+    if not isinstance(values, np.ndarray) or len(values) != size:
+        raise CorruptError(
+            f"{name}: got {len(values)} values of {path!r}, expected {size} for "
+            f"{count} rows of {feature.dtype}{list(feature.shape)} as {FEATURES} says"
+        )
+    stored = storage_dtype(feature.dtype)
+    if feature.dtype == "bfloat16":
+        array: Array = bfloat16_bits(values.astype(np.float32))
+    else:
+        array = values != 0 if stored.kind == "b" else values.astype(stored)
+    if stored.kind in "iu" and (array.astype(np.int64) != values).any():
+        raise CorruptError(
+            f"{name}: got a value of {path!r} beyond {feature.dtype}, expected it as "
+            f"{FEATURES} says"
+        )
+    return array.reshape(count, *feature.shape)
+
+
+def _images(name: str, path: str, values: Values, count: int) -> ImageRows:
+    if not isinstance(values, list) or len(values) != count:
+        raise CorruptError(
+            f"{name}: got {len(values)} images of {path!r}, expected {count}, one a row"
+        )
+    return ImageRows(lambda a, b: values[a:b], count, f"{name}: {path!r}")
+
+
+def _leaves(node: Any, path: str, notes: Notes) -> Iterator[tuple[str, Feature]]:
+    """The steps' features by path; what can be no field is told."""
+    below = node.get("featuresDict", {}).get("features")
+    if isinstance(below, dict):
+        for key, each in below.items():
+            yield from _leaves(each, f"{path}/{key}" if path else key, notes)
+        return
+    if path in MARKS:
+        return
+    kind = node.get("image") or node.get("tensor") or {}
+    shape = kind.get("shape", {}).get("dimensions", [])
+    sides = tuple(int(side) for side in shape if str(side).isdecimal())
+    if "classLabel" in node:
+        yield path, Feature("int64", ())
+    elif "image" in node:
+        yield path, Feature("uint8", sides, image=True)
+    elif (
+        kind.get("dtype") in DTYPES
+        and len(sides) == len(shape)
+        and kind.get("encoding", "none") in ("none", "ENCODING_UNSPECIFIED")
+    ):
+        yield path, Feature(kind["dtype"], sides)
+    else:
+        left_out(notes, path, f"{path!r} can be no field, and was left out")
+
+
+def _features(folder: Path, notes: Notes) -> dict[str, Feature]:
+    """The steps' features, as features.json says.
+
+    Raises:
+        FormatError: It says none.
+    """
+    path = folder / FEATURES
+    data = files.read_bytes(path, MAX_NBYTES)
+    try:
+        steps = json.loads(data)["featuresDict"]["features"]["steps"]
+        return dict(_leaves(steps["sequence"]["feature"], "", notes))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise FormatError(
+            f"{path} says no features of steps ({type(error).__name__}: "
+            f"{str(error)[:80]}), expected a dataset of episodes in RLDS; name its "
+            "format with format= (--from)"
+        ) from None
+
+
+def _shards(folder: Path, split: str | None) -> list[Path]:
+    """Files of a split, or of all, in order, none missing."""
+    found: dict[str, dict[int, Path]] = {}
+    totals: dict[str, int] = {}
+    for path in folder.iterdir():
+        match = SHARD.fullmatch(path.name)
+        if match:
+            found.setdefault(match[1], {})[int(match[2] or 0)] = path
+            totals[match[1]] = int(match[3] or 1)
+    # A list: what the command line makes of an option may have no hash.
+    if (split is not None and split not in list(found)) or not found:
+        raise SchemaError(
+            f"split: got {split!r}, expected one of {sorted(found)} in {folder}; leave "
+            "it out for all"
+        )
+    chosen = sorted(found) if split is None else [split]
+    for name in chosen:
+        if sorted(found[name]) != list(range(totals[name])):
+            raise CorruptError(
+                f"{folder} holds {len(found[name])} files of split {name!r}, expected "
+                f"{totals[name]}; download the dataset again"
+            )
+    return [found[name][number] for name in chosen for number in sorted(found[name])]
+
+
+def recognizes(path: Path) -> bool:
+    """Whether a folder has features and TFRecord files."""
+    if not path.is_dir() or not (path / FEATURES).is_file():
+        return False
+    return any(SHARD.fullmatch(each.name) for each in path.iterdir())
+
+
+def open_reader(
+    path: Path, *, split: str | None = None, last: str = "final"
+) -> RldsReader:
+    """Open a dataset's folder (that of features.json) as a source.
+
+    Args:
+        path: The folder.
+        split: Read this split only; all, in the order of their names, by default.
+        last: ``"final"`` takes the last row of an episode as what was seen at its end,
+            as RLDS says; ``"step"`` as a step like the others.
+    """
+    if last not in LASTS:
+        raise SchemaError(
+            f"last: got {last!r}, expected one of {', '.join(LASTS)}; leave it out for "
+            "what RLDS says"
+        )
+    told = Notes()
+    features = _features(path, told)
+    reader = RldsReader(path, _shards(path, split), features, last)
+    for text in told.notes:
+        reader.report.note(text)
+    for text in told.doubts:
+        reader.report.doubt(text)
+    return reader

@@ -1,0 +1,189 @@
+"""robomimic's HDF5 files: demonstrations as groups of ``data``, one an episode."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from mmreplay.convert.base import Notes
+from mmreplay.convert.episode_ends import Bools
+from mmreplay.datasets.common import (
+    Ends,
+    Flags,
+    Fragment,
+    FragmentReader,
+    Rows,
+    ends_of,
+    kept_of,
+    make_schema,
+    scalar,
+)
+from mmreplay.datasets.hdf5 import Hdf5, begins_as_hdf5
+from mmreplay.errors import FormatError, ReplayError, SchemaError
+from mmreplay.schema.naming import left_out
+
+DATA, MASK, DONES = "data", "mask", "dones"
+DEMO = re.compile(r"demo_(\d+)")
+NAMES = {"obs": "observation", "actions": "action", "rewards": "reward"}
+"""What robomimic calls a field, and what it is called here."""
+NEXT = "next_obs"
+
+
+class RobomimicReader(FragmentReader):
+    """Reads demonstrations, in the order of their numbers, as one environment."""
+
+    def __init__(self, hdf5: Hdf5, demos: list[str]) -> None:
+        self._hdf5 = hdf5
+        self._inner = 0
+        self._next_there = False
+        notes = hdf5.notes
+        first = self._stretch(demos[0])
+        schema = make_schema(first.columns, notes, hdf5.file.path)
+        notes.note(
+            f"{len(demos):,} demonstrations were read as episodes: {DONES!r} of the "
+            "last step says that it terminated, otherwise it is truncated"
+        )
+        if not self._next_there:
+            notes.note(
+                f"{NEXT!r} are not there: what was seen after the last step of a "
+                "demonstration is not known"
+            )
+        told = kept_of(hdf5.attributes(f"/{DATA}"), ["env_args"], notes)
+
+        def stretches() -> Iterator[Fragment]:
+            self._inner = 0
+            for demo in demos:
+                yield self._stretch(demo)
+
+        super().__init__(stretches, schema, notes, hdf5.close, user={"robomimic": told})
+        if self._inner:
+            notes.doubt(
+                f"{self._inner:,} steps are done within a demonstration, and were not "
+                "taken as ends; field 'done' has them"
+            )
+
+    def _stretch(self, demo: str) -> Fragment:
+        name = f"/{DATA}/{demo}"
+        found: dict[str, Rows] = {}
+        nexts: dict[str, Rows] = {}
+        for path, dataset in self._hdf5.datasets(name).items():
+            rows = self._hdf5.rows(dataset, path)
+            if rows is None:
+                continue
+            top, slash, rest = path.partition("/")
+            if top == NEXT:
+                nexts[f"observation{slash}{rest}"] = rows
+            elif path == DONES:
+                found["done"] = scalar(rows)
+            else:
+                found[NAMES.get(top, top) + slash + rest] = rows
+        if "action" not in found:
+            raise FormatError(
+                f"{self._hdf5.path_of(name)} has no 'actions', expected one a step; "
+                "the file is damaged, or none of robomimic's"
+            )
+        steps = found["action"].count
+        if "reward" in found:
+            found["reward"] = scalar(found["reward"])
+        # What has another length is of no step.
+        kept = {path: rows for path, rows in found.items() if rows.count == steps}
+        notes = self._hdf5.notes
+        for path in found.keys() - kept.keys():
+            left_out(notes, path, f"{path!r} was left out: it has no row a step")
+        here = {path for path in kept if path.split("/")[0] == "observation"}
+        self._next_there |= bool(nexts)
+        if nexts and nexts.keys() != here:
+            notes.doubt(
+                f"{NEXT!r} are of {sorted(nexts)[:9]} and observations of "
+                f"{sorted(here)[:9]}: those of only one were left out, or all of the "
+                "next ones where they lack some"
+            )
+        if here - nexts.keys():
+            nexts = {}
+        return Fragment(
+            self._hdf5.path_of(name), steps, kept,
+            {path: nexts[path] for path in here if nexts},
+            self._ends(name, kept.get("done"), steps), whole=False,
+        )  # fmt: skip
+
+    def _ends(self, name: str, dones: Rows | None, steps: int) -> Ends:
+        """Ends of a demonstration: its last step's, whatever those before say."""
+        flags = None
+        if dones is not None:
+            flags = Flags(self._hdf5.path_of(f"{name}/{DONES}"), dones, steps)
+        all_dones = ends_of(flags, None)
+
+        def ends(first: int, stop: int) -> tuple[Bools, Bools]:
+            done, _ = all_dones(first, stop)
+            last = np.zeros(stop - first, bool)
+            last[-1] = stop == steps
+            self._inner += int((done & ~last).sum())
+            return done & last, last & ~done
+
+        return ends
+
+
+def _demos(hdf5: Hdf5, chosen: str | None) -> list[str]:
+    """Names of demonstrations in order, all or those of a filter."""
+    demos = sorted(
+        (name for name in hdf5.children(f"/{DATA}") if DEMO.fullmatch(name)),
+        key=lambda name: int(name[5:]),
+    )
+    if chosen is not None:
+        masks = hdf5.children(f"/{MASK}") if MASK in hdf5.children() else []
+        masks = [name for name in masks if not hdf5.is_group(f"/{MASK}/{name}")]
+        if chosen not in masks:
+            raise SchemaError(
+                f"filter: got {chosen!r}, expected one of {', '.join(masks) or 'none'} "
+                f"in {hdf5.file.path}; leave it out for all demonstrations"
+            )
+        with hdf5.told(hdf5.path_of(f"{MASK}/{chosen}")):
+            named = hdf5.raw(f"/{MASK}/{chosen}")[:]
+            kept = {bytes(each).decode() if not isinstance(each, str) else each
+                    for each in named.tolist()}  # fmt: skip
+        demos = [demo for demo in demos if demo in kept]
+    if not demos:
+        raise FormatError(
+            f"{hdf5.file.path} has no demonstration, expected groups {DATA}/demo_0 and "
+            "so on; name its format with format= (--from)"
+        )
+    return demos
+
+
+def recognizes(path: Path) -> bool:
+    """Whether a file has robomimic's groups."""
+    if not begins_as_hdf5(path):
+        return False
+    try:
+        hdf5 = Hdf5(path, Notes())
+    except FormatError:
+        return False
+    try:
+        return DATA in hdf5.children() and any(
+            DEMO.fullmatch(name) for name in hdf5.children(f"/{DATA}")
+        )
+    except ReplayError:
+        return False
+    finally:
+        hdf5.close()
+
+
+def open_reader(
+    path: Path, *, filter: str | None = None, allow_expansion: bool = False
+) -> RobomimicReader:
+    """Open a robomimic file as a source.
+
+    Args:
+        path: The file.
+        filter: Read the demonstrations of this filter key (``mask/<filter>``) only.
+        allow_expansion: Read datasets that hold more than 1,000 times what they take.
+    """
+    hdf5 = Hdf5(path, Notes(), allow_expansion=allow_expansion)
+    try:
+        return RobomimicReader(hdf5, _demos(hdf5, filter))
+    except BaseException:
+        hdf5.close()
+        raise

@@ -1,0 +1,214 @@
+"""What Stable-Baselines3's save_replay_buffer writes: a pickled buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mmreplay.convert.base import Notes
+from mmreplay.convert.episode_ends import Bools
+from mmreplay.datasets import pickles
+from mmreplay.datasets.common import (
+    Array,
+    Ends,
+    Flags,
+    Fragment,
+    FragmentReader,
+    Rows,
+    ends_of,
+    make_schema,
+    ring_rows,
+    scalar,
+)
+from mmreplay.errors import CorruptError, FormatError
+
+NAMES = {"observations": "observation", "actions": "action", "rewards": "reward"}
+"""What it calls a field, and what it is called here."""
+NEXT, DONES, TIMEOUTS = "next_observations", "dones", "timeouts"
+
+
+class Sb3Reader(FragmentReader):
+    """Reads each of the buffer's environments, oldest step first."""
+
+    def __init__(self, path: Path, state: Mapping[str, Any]) -> None:
+        self._path = path
+        self._notes = Notes()
+        self._slots, self._envs = self._sizes(state)
+        full, pos = state.get("full"), state.get("pos")
+        if (
+            type(full) is not bool
+            or type(pos) is not int
+            or not (0 <= pos < self._slots)
+        ):
+            raise FormatError(
+                f"{path} says pos {str(pos)[:40]} and full {str(full)[:40]}, expected "
+                f"a row of {self._slots} and True or False; the file is damaged"
+            )
+        self._shared = state.get("optimize_memory_usage") is True
+        # Observations alone are kept then, and the newest step's next one lies where
+        # the oldest step's was.
+        lost = int(full and self._shared)
+        self._first = pos + lost if full else 0
+        self._steps = self._slots - lost if full else pos
+        if not self._steps:
+            raise FormatError(f"{path} holds an empty buffer, expected steps in it")
+        columns = {n: self._arrays(state, own) for own, n in NAMES.items()}
+        self._columns = {
+            path: array for found in columns.values() for path, array in found.items()
+        }
+        self._ends = self._arrays(state, DONES) | self._arrays(state, TIMEOUTS)
+        self._nexts = self._next_arrays(state)
+        first = self._stretch(0, 0, self._nexts)
+        schema = make_schema(first.columns, self._notes, path)
+        self._tell(state, bool(full))
+        super().__init__(
+            self._stretches_of, schema, self._notes, lambda: None, num_envs=self._envs
+        )
+
+    def _sizes(self, state: Mapping[str, Any]) -> tuple[int, int]:
+        dones = state.get(DONES)
+        if not isinstance(dones, np.ndarray) or dones.ndim != 2 or not dones.size:
+            raise FormatError(
+                f"{self._path} holds no array {DONES!r} of steps and environments, "
+                "expected a ReplayBuffer or DictReplayBuffer of Stable-Baselines3; "
+                "name its format with format= (--from)"
+            )
+        slots, envs = dones.shape
+        return int(slots), int(envs)
+
+    def _arrays(self, state: Mapping[str, Any], name: str) -> dict[str, Array]:
+        """Arrays of a part by path; of a dict by its keys."""
+        value = state.get(name)
+        top = NAMES.get(name, name)
+        found: dict[str, Any] = {top: value}
+        if isinstance(value, Mapping) and name in ("observations", NEXT):
+            found = {f"{top}/{key}": each for key, each in value.items()}
+        for path, array in found.items():
+            shape = (self._slots, self._envs)
+            if not isinstance(array, np.ndarray) or array.shape[:2] != shape:
+                got = getattr(array, "shape", type(array).__name__)
+                raise CorruptError(
+                    f"{self._path}: {path!r} is {got}, expected an array of "
+                    f"{shape[0]} steps of {shape[1]} environments; the file is damaged"
+                )
+        return found
+
+    def _next_arrays(self, state: Mapping[str, Any]) -> dict[str, Array]:
+        if self._shared:
+            return {}
+        found = {
+            path.replace(NEXT, "observation", 1): array
+            for path, array in self._arrays(state, NEXT).items()
+        }
+        seen = self._observed()
+        if found.keys() != seen.keys():
+            raise FormatError(
+                f"{self._path}: {NEXT!r} are of {sorted(found)[:9]}, expected "
+                f"{sorted(seen)[:9]} as the observations; the file is damaged"
+            )
+        return found
+
+    def _observed(self) -> dict[str, Array]:
+        return {
+            path: array
+            for path, array in self._columns.items()
+            if path.split("/")[0] == "observation"
+        }
+
+    def _tell(self, state: Mapping[str, Any], full: bool) -> None:
+        note = self._notes.note
+        note(
+            f"episode ends were read from {DONES!r} and {TIMEOUTS!r}: done by a time "
+            "limit is truncated, done otherwise terminated"
+        )
+        if state.get("handle_timeout_termination") is False:
+            self._notes.doubt(
+                "the buffer did not handle timeouts: steps that end by a time limit "
+                "are terminated like all others"
+            )
+        if self._shared:
+            note(
+                "the buffer was saved with optimize_memory_usage: what was seen after "
+                "the last step of an episode is not known, but for the newest step"
+            )
+        if full:
+            note("the ring was full: its oldest steps begin within an episode")
+        if full and self._shared:
+            note(
+                f"the oldest step of each of {self._envs:,} environments was left out: "
+                "the newest observation was written over its own"
+            )
+
+    def _stretches_of(self) -> Iterator[Fragment]:
+        for env_id in range(self._envs):
+            if not self._shared:
+                yield self._stretch(env_id, 0, self._nexts)
+                continue
+            whole = self._stretch(env_id, 0, {})
+            terminated, truncated = whole.ends(0, self._steps - 1)
+            over = np.flatnonzero(terminated | truncated)
+            # Only the steps since the last end are known to be followed by the next.
+            begin = int(over[-1]) + 1 if len(over) else 0
+            if begin:
+                yield self._stretch(env_id, 0, {}, begin)
+            yield self._stretch(env_id, begin, self._observed(), later=1)
+
+    def _stretch(
+        self, env_id: int, first: int, nexts: Mapping[str, Array],
+        stop: int | None = None, later: int = 0,
+    ) -> Fragment:  # fmt: skip
+        """Steps ``[first, stop)`` of an environment, all from first on by default.
+
+        Args:
+            env_id: The environment.
+            first: Of the steps.
+            nexts: By path, what was seen after each slot's step.
+            stop: Of the steps.
+            later: How many slots later that lies.
+        """
+        steps = (self._steps if stop is None else stop) - first
+        begin = self._first + first
+        columns: dict[str, Rows] = dict(
+            ring_rows(self._columns, env_id, 1, begin, steps)
+        )
+        columns["reward"] = scalar(columns["reward"])
+        name = f"{self._path}, environment {env_id}"
+        dones, timeouts = (
+            Flags(f"{name}: {end!r}", rows, steps)
+            for end, rows in ring_rows(self._ends, env_id, 1, begin, steps).items()
+        )
+        return Fragment(
+            name, steps, columns,
+            dict(ring_rows(nexts, env_id, 1, begin + later, steps)),
+            _apart(ends_of(dones, timeouts)), env_id=env_id, whole=bool(later),
+        )  # fmt: skip
+
+
+def _apart(ends: Ends) -> Ends:
+    """Dones and timeouts as terminations, dones that are no timeouts, and timeouts."""
+
+    def apart(first: int, stop: int) -> tuple[Bools, Bools]:
+        done, timeout = ends(first, stop)
+        return done & ~timeout, timeout
+
+    return apart
+
+
+def recognizes(path: Path) -> bool:
+    """Whether a pickle names Stable-Baselines3; it is not run."""
+    return b"stable_baselines3" in pickles.head(path)
+
+
+def open_reader(path: Path, *, allow_pickle: bool = False) -> Sb3Reader:
+    """Open a saved replay buffer as a source; it is held whole.
+
+    Args:
+        path: The file.
+        allow_pickle: Run it. A pickle is a program: allow only what you trust.
+    """
+    found = pickles.load(path, allow_pickle)
+    state = found.state if isinstance(found, pickles.StandIn) else {}
+    return Sb3Reader(path, state)

@@ -1,0 +1,100 @@
+"""What a torch file names, without torch and without running anything.
+
+Tensors of torch files as rows of environments, read in place.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from mmreplay.convert import zip_file
+from mmreplay.convert.array_file import ArrayColumn, native
+from mmreplay.convert.description import KEY
+from mmreplay.convert.zip_file import STORED
+from mmreplay.datasets.common import Array
+from mmreplay.disk.files import File
+from mmreplay.errors import FormatError
+
+MAX_NBYTES = 16 << 20
+
+
+def names(path: Path, *needed: bytes) -> bool:
+    """Whether a torch file that mmreplay did not write names all of these strings."""
+    try:
+        file = File.open(path, None)
+    except FormatError:
+        return False
+    try:
+        entries = zip_file.parse(file)
+        for name, entry in entries.items():
+            small = entry.method == STORED and entry.nbytes <= MAX_NBYTES
+            if name.endswith("/data.pkl") and small:
+                data = file.pread(entry.nbytes, entry.offset)
+                return KEY.encode() not in data and all(each in data for each in needed)
+    except FormatError:
+        return False
+    finally:
+        file.close()
+    return False
+
+
+SLAB_NBYTES = 16 << 20
+
+
+class TensorRows:
+    """One environment's rows of a tensor that is a ring; see `columns.Rows`.
+
+    The tensor is ``[environments, slots, *shape]``, or has slots first.
+    """
+
+    def __init__(
+        self, file: File, column: ArrayColumn, env_id: int, first: int, count: int, *,
+        slots_first: bool,
+    ) -> None:  # fmt: skip
+        """Read a ring.
+
+        Args:
+            file: The torch file.
+            column: The tensor, which lies in the file.
+            env_id: The environment.
+            first: Slot of the oldest row.
+            count: Rows.
+            slots_first: The first axis is that of slots.
+        """
+        self.dtype, self.count = column.dtype, count
+        self.shape = column.shape[2:]
+        self._file, self._column = file, column
+        self._slots = column.shape[0 if slots_first else 1]
+        self._row_nbytes = column.stored.itemsize
+        for axis in self.shape:
+            self._row_nbytes *= axis
+        # In rows of one environment: how far its slots lie apart, and where the first.
+        self._step = column.shape[1] if slots_first else 1
+        self._begin = env_id if slots_first else env_id * self._slots
+        self._first = first
+
+    def read(self, first: int, stop: int) -> Array:
+        """See `Rows.read`."""
+        found = np.empty((stop - first, *self.shape), self._column.stored)
+        size = max(1, SLAB_NBYTES // max(1, self._row_nbytes * self._step))
+        done = 0
+        while done < len(found):
+            slot = (self._first + first + done) % self._slots
+            many = min(size, len(found) - done, self._slots - slot)
+            found[done : done + many] = self._slab(slot, many)
+            done += many
+        return native(found, self.dtype)
+
+    def _slab(self, slot: int, many: int) -> Array:
+        """Rows of slots that follow each other, those of others read over."""
+        span = (many - 1) * self._step + 1
+        slab = np.empty((span, *self.shape), self._column.stored)
+        if not slab.size:
+            return slab[:: self._step]
+        assert self._column.offset is not None
+        place = (self._begin + slot * self._step) * self._row_nbytes
+        data = slab.reshape(-1).view(np.uint8).data
+        self._file.pread_into(data, self._column.offset + place)
+        return slab[:: self._step]

@@ -1,0 +1,92 @@
+"""Zarr groups as sources: arrays along time, anybody's or ours, near or far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.convert.base import Notes
+from mmreplay.convert.buffer_reader import BufferReader
+from mmreplay.convert.undescribed import refuse_expansion
+from mmreplay.errors import SchemaError
+from mmreplay.storage.foreign_zarr.source import ZarrSource, source_of
+
+
+class ZarrReader(BufferReader):
+    """Reads a group opened as a buffer; its report is the mapping's."""
+
+    def __init__(self, buffer: ReplayBuffer) -> None:
+        super().__init__(buffer, owned=True)
+        mapping = buffer.mapping
+        assert mapping is not None
+        self.report = Notes(list(mapping.notes), list(mapping.doubts))
+        for path, name in mapping.arrays.items():
+            if path != name:
+                self.report.note(f"field {path!r} is array {name!r}")
+
+
+def _taken(path: Path) -> int:
+    """Bytes of a zip file, or of all files of a folder."""
+    if path.is_file():
+        return path.stat().st_size
+    return sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
+
+
+def _check_texts(options: Mapping[str, str | None]) -> None:
+    """Refuse what the command line has made of a text, such as a number or a list.
+
+    Raises:
+        SchemaError: An option is neither a text nor left out.
+    """
+    for name, value in options.items():
+        if value is not None and type(value) is not str:
+            raise SchemaError(
+                f"{name}: got {value!r}, expected a text; leave it out if you do not "
+                "know it"
+            )
+
+
+def recognizes(path: Path) -> bool:
+    """Whether a folder or zip file is a Zarr group."""
+    return source_of(path) is not None
+
+
+def open_reader(
+    path: Path,
+    *,
+    fields_of: Mapping[str, str] | None = None,
+    episode_ends: str | None = None,
+    ends: str = "truncated",
+    endpoint: str | None = None,
+    region: str | None = None,
+    anonymous: bool = False,
+    allow_expansion: bool = False,
+) -> ZarrReader:
+    """Open a group as a source; see `ZarrSource`.
+
+    Args:
+        path: A folder, a zip file or ``s3://bucket/prefix``.
+        fields_of: Arrays' paths and the fields' that they are to be.
+        episode_ends: Path of the array that tells where episodes end.
+        ends: What the last step of such an episode is.
+        endpoint: Of an S3 server that is not Amazon's.
+        region: Of the bucket.
+        anonymous: Send no credentials.
+        allow_expansion: Read a group that holds more than 1,000 times what its files
+            take; what lies in a bucket is not measured.
+    """
+    if isinstance(fields_of, Mapping):
+        _check_texts({f"fields_of[{name!r}]": to for name, to in fields_of.items()})
+    source = ZarrSource(
+        str(path), fields_of, episode_ends, ends, endpoint, region, anonymous
+    )
+    buffer = ReplayBuffer.open(source)
+    try:
+        if not source.remote:
+            held = int(buffer.span.lengths.sum()) * buffer.schema.row_nbytes
+            refuse_expansion(path, held, _taken(path), allowed=allow_expansion)
+        return ZarrReader(buffer)
+    except BaseException:
+        buffer.close()
+        raise

@@ -1,0 +1,453 @@
+"""The one door to the disk: every write, sync, rename and lock goes through here.
+
+`disk` makes the raw calls (mmreplay/disk/calls.py), so that a test can count, fail,
+tear or kill at any of them by putting another `Disk` in its place. Everything else in
+this module is built on it, and everything else in mmreplay is built on that.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import stat
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from mmreplay.disk.calls import Data as Data
+from mmreplay.disk.calls import Disk as Disk
+from mmreplay.errors import (
+    OR_REPAIR,
+    CorruptError,
+    FormatError,
+    system_error,
+    system_failure,
+)
+
+# Space is reserved in pieces of this many bytes, so that it costs one call a MiB.
+ALLOCATION_NBYTES = 1 << 20
+# New pages are written so many bytes at once: docs/benchmarks.md has other sizes.
+PIECE_NBYTES = 16 << 10
+# Of a longer range Linux reads what a device takes in one request, and no more.
+AHEAD_NBYTES = 128 << 10
+
+BIRTH = struct.Struct("<qII")
+"""A file's creation: seconds and nanoseconds of Unix time, and 1."""
+NO_BIRTH = b"\xff" * 16
+"""In its place where the file system has none."""
+
+Identity = tuple[int, int, bytes]
+"""st_dev, st_ino and 16 bytes that tell a file from an earlier one of that number."""
+
+disk = Disk()
+
+
+@contextmanager
+def _told(what: str, path: Path) -> Iterator[None]:
+    """Turn the system's error into ours, with the file's name."""
+    try:
+        yield
+    except OSError as error:
+        raise system_error(what, path, error) from error
+
+
+def expanded(path: str | os.PathLike[str]) -> str:
+    """A path that a user gave as text, with ``~`` or ``~user`` as a home folder.
+
+    Raises:
+        FormatError: It is no path, or no home of that user is known.
+    """
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not isinstance(text, str):
+        raise FormatError(
+            f"path: got {type(path).__name__}, expected a path as text or a "
+            "pathlib.Path; os.fsdecode makes text of bytes"
+        )
+    found = os.path.expanduser(text)
+    if found == text and text.startswith("~"):
+        user = text.partition("/")[0]
+        raise FormatError(
+            f"path: got {text!r}, but no home folder is known for {user!r}, expected "
+            f"~, or the name of a user of this machine after it; if a folder is named "
+            "like this, give its absolute path"
+        )
+    return found
+
+
+class File:
+    """One open regular file of known size, read and written at offsets.
+
+    Threads: each call is one system call or a loop of them without shared state,
+    so several threads may read and write different ranges at once.
+
+    Attributes:
+        unsynced: A sync failed: what the file holds may be in memory alone, for good.
+    """
+
+    __slots__ = (
+        "_dropped", "_mapping", "fd", "nbytes", "path", "unsynced", "writable",
+    )  # fmt: skip
+
+    def __init__(self, path: Path, fd: int, nbytes: int, writable: bool) -> None:
+        self.path, self.fd = path, fd
+        self.nbytes = nbytes
+        self.writable = writable
+        self.unsynced = False
+        self._mapping: mmap.mmap | None = None
+        self._dropped = None if disk.closes_all else os.close
+
+    @classmethod
+    def create(cls, path: Path, nbytes: int) -> File:
+        """Create a sparse file of nbytes zero bytes; it must not exist."""
+        file = cls(path, -1, nbytes, writable=True)
+        with _told("create", path):
+            file.fd = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            try:
+                disk.truncate(file.fd, nbytes)
+            except BaseException:
+                file.close()
+                raise
+        return file
+
+    @classmethod
+    def open(cls, path: Path, nbytes: int | None, *, writable: bool = False) -> File:
+        """Open an existing regular file, of exactly nbytes bytes where given.
+
+        Raises:
+            FormatError: It is a link, a folder, a pipe or a device.
+            CorruptError: It is missing or has another size.
+            FailedError: The system refuses.
+        """
+        file = cls(path, -1, 0, writable)
+        try:
+            file.fd = disk.open(path, os.O_RDWR if writable else os.O_RDONLY)
+        except FileNotFoundError as error:
+            way = "restore it from a copy" + (OR_REPAIR if nbytes is not None else "")
+            raise CorruptError(f"{path} is missing, expected a file; {way}") from error
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+                raise irregular(path) from error
+            raise system_error("open", path, error) from error
+        try:
+            status = os.fstat(file.fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise irregular(path)
+            size = file.nbytes = status.st_size
+            if nbytes is not None and size != nbytes:
+                raise CorruptError(
+                    f"{path} has {size} bytes, expected {nbytes} from metadata.json; "
+                    "the file was cut or replaced: restore it from a copy"
+                    f"{OR_REPAIR}"
+                )
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def past_cache(self) -> File:
+        """Open it once more, to write aligned blocks past the page cache."""
+        file = File(self.path, -1, self.nbytes, writable=True)
+        with _told("open", self.path):
+            file.fd = disk.open(self.path, os.O_RDWR | os.O_DIRECT)
+        return file
+
+    def resize(self, nbytes: int) -> None:
+        """Set the size of a new file; the bytes are zero and take no space."""
+        with _told("resize", self.path):
+            disk.truncate(self.fd, nbytes)
+        self.nbytes = nbytes
+
+    def pwrite(self, data: Data, offset: int) -> None:
+        """Write all of data, C-contiguous bytes, at an offset inside the file.
+
+        Raises:
+            FullError: No space is left.
+            FailedError: The device or the system refuses.
+        """
+        try:
+            done = disk.pwrite(self.fd, data, offset)
+            if done != (data.nbytes if isinstance(data, memoryview) else len(data)):
+                self._write_rest(data, offset, done)
+        except OSError as error:
+            raise system_error("write", self.path, error) from error
+
+    def pwrite_pieces(self, data: memoryview, offset: int) -> None:
+        """Write all of data where pages are new, in pieces that the file is cut into.
+
+        The kernel takes new pages in pieces as large as the write. Small ones it has at
+        hand; large ones may take five times as long, from a virtual machine's host.
+        """
+        first, stop = 0, PIECE_NBYTES - offset % PIECE_NBYTES
+        while first < len(data):
+            self.pwrite(data[first:stop], offset + first)
+            first, stop = stop, stop + PIECE_NBYTES
+
+    def _write_rest(self, data: Data, offset: int, done: int) -> None:
+        rest = memoryview(data).cast("B")
+        while done < len(rest):
+            more = disk.pwrite(self.fd, rest[done:], offset + done)
+            if more == 0:
+                told = f"the device took {done} of {len(rest)} bytes"
+                raise OSError(errno.EIO, told)
+            done += more
+
+    def pread(self, nbytes: int, offset: int) -> bytes:
+        """Read exactly nbytes at offset."""
+        data = bytearray(nbytes)
+        self.pread_into(memoryview(data), offset)
+        return bytes(data)
+
+    def pread_into(self, target: memoryview, offset: int) -> None:
+        """Fill target, C-contiguous bytes, from offset.
+
+        Raises:
+            CorruptError: The file ends before.
+            FailedError: The device refuses.
+        """
+        view = memoryview(target).cast("B")
+        done = 0
+        with _told("read", self.path):
+            while done < len(view):
+                got = os.preadv(self.fd, [view[done:]], offset + done)
+                if got == 0:
+                    raise CorruptError(
+                        f"{self.path} ends at byte {offset + done}, expected "
+                        f"{offset + len(view)}; the file was cut while open"
+                    )
+                done += got
+
+    def store(self, data: Data, offset: int) -> None:
+        """Store through the writing mapping; write where `map_writable` made none."""
+        if self._mapping is None:
+            self.pwrite(data, offset)
+            return
+        disk.store(self.fd, self._mapping, offset, data)
+
+    def map_writable(self) -> None:
+        """Reserve all of the file's space and map it for `store`.
+
+        The space is reserved first, because a store into a hole of a full disk
+        is a SIGBUS, not an error.
+        """
+        self.allocate(0, self.nbytes)
+        with _told("map", self.path):
+            self._mapping = mmap.mmap(self.fd, self.nbytes)
+
+    @property
+    def mapping(self) -> mmap.mmap | None:
+        """What `map_writable` made."""
+        return self._mapping
+
+    def map_to_fill(self) -> mmap.mmap:
+        """Return a mapping of the whole file for `Disk.fill`; it reserves no space."""
+        with _told("map", self.path):
+            return mmap.mmap(self.fd, self.nbytes)
+
+    def map_readonly(self) -> mmap.mmap:
+        """Return a mapping of the whole file that cannot be written through."""
+        with _told("map", self.path):
+            return mmap.mmap(self.fd, self.nbytes, prot=mmap.PROT_READ)
+
+    def map_private(self) -> mmap.mmap:
+        """Return a mapping of the whole file; what is written there stays in it."""
+        with _told("map", self.path):
+            return mmap.mmap(self.fd, self.nbytes, access=mmap.ACCESS_COPY)
+
+    def allocate(self, offset: int, nbytes: int) -> None:
+        """Reserve space, so that a later write there does not find the disk full.
+
+        File systems that cannot reserve (EOPNOTSUPP) are left to report a full
+        disk at the write itself.
+        """
+        try:
+            disk.allocate(self.fd, offset, nbytes)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                raise system_error("reserve space in", self.path, error) from error
+
+    def punch(self, offset: int, nbytes: int) -> None:
+        """Give space back; on a file system that cannot, the bytes stay as they are."""
+        try:
+            disk.punch(self.fd, offset, nbytes)
+        except OSError as error:
+            if error.errno != errno.EOPNOTSUPP:
+                raise system_error("free space in", self.path, error) from error
+
+    def will_need(self, offset: int, nbytes: int) -> None:
+        """Ask the system to read a range ahead, without waiting for it."""
+        try:
+            for first in range(offset, offset + nbytes, AHEAD_NBYTES):
+                size = min(AHEAD_NBYTES, offset + nbytes - first)
+                os.posix_fadvise(self.fd, first, size, os.POSIX_FADV_WILLNEED)
+        except OSError as error:
+            if error.errno != errno.EBADF:  # which is for who reads the range to tell
+                raise system_failure("read ahead in", self.path, error) from error
+
+    def sync(self) -> None:
+        """Wait until what was written is on the device; never retried on failure.
+
+        Raises:
+            FailedError: It is not, also where the cause is a full disk: the pages
+                that found no room are lost, and a second sync would not say so. Nor
+                would it where the first one ended in any other error, such as for
+                want of memory.
+        """
+        try:
+            if self.unsynced:
+                raise OSError(errno.EIO, "an earlier sync of it failed")
+            disk.datasync(self.fd)
+        except Exception as error:
+            self.unsynced = True
+            told = OSError(errno.EIO, repr(error))
+            if isinstance(error, OSError):
+                told = error
+            raise system_failure("sync", self.path, told) from error
+
+    def disk_nbytes(self) -> tuple[int, int]:
+        """Return (apparent, allocated) bytes; a sparse file takes less than it has."""
+        return self.nbytes, os.fstat(self.fd).st_blocks * 512
+
+    def identity(self) -> Identity:
+        """Return (st_dev, st_ino, birth); a copy of the file has another one.
+
+        A file system gives the number of a removed file to a new one, so the time of
+        creation counts too: 16 bytes, `BIRTH` or, where there is none, `NO_BIRTH`.
+        """
+        with _told("examine", self.path):
+            status, born = os.fstat(self.fd), disk.birth(self.fd)
+        birth = NO_BIRTH if born is None else BIRTH.pack(*born, 1)
+        return status.st_dev, status.st_ino, birth
+
+    def close(self) -> None:
+        """Give the descriptor back, and the mapping to whoever looks at it still."""
+        if self.fd >= 0:
+            # Forgotten first: closing a number twice closes somebody else's file.
+            fd, self.fd, self._mapping = self.fd, -1, None
+            # Data that must last was synced before, and Linux frees the descriptor
+            # whatever close returns: its error leaves nothing to do.
+            with suppress(OSError):
+                disk.close(fd)
+
+    def __del__(self) -> None:
+        """Give back what Ctrl-C kept from being closed."""
+        # Without globals, which may be gone when the interpreter ends.
+        dropped = getattr(self, "_dropped", None)
+        if dropped is not None and self.fd >= 0:
+            dropped(self.fd)
+
+
+def irregular(path: Path) -> FormatError:
+    """Return the error for a link, folder, pipe or device in place of a file."""
+    return FormatError(
+        f"{path} is not a regular file, expected one; links, folders, pipes and "
+        "devices are refused: put the file itself there"
+    )
+
+
+def read_bytes(path: Path, max_nbytes: int) -> bytes:
+    """Read a small regular file whole.
+
+    Raises:
+        FormatError: It is larger than max_nbytes, or no regular file.
+        CorruptError: It is missing.
+    """
+    file = File.open(path, None)
+    try:
+        if file.nbytes > max_nbytes:
+            raise FormatError(
+                f"{path} has {file.nbytes} bytes, expected at most {max_nbytes}; "
+                "it is not a file that mmreplay wrote"
+            )
+        return file.pread(file.nbytes, 0)
+    finally:
+        file.close()
+
+
+def replace_bytes(path: Path, data: bytes) -> None:
+    """Replace a file whole: after a crash it holds the old bytes or the new ones."""
+    rename(stage_bytes(path, data), path)
+
+
+def stage_bytes(path: Path, data: bytes) -> Path:
+    """Write, durably, a temporary file beside a file that it will replace.
+
+    Returns:
+        Its path.
+    """
+    temporary = path.with_name(f"tmp-{path.name}")
+    remove_tree(temporary)
+    file = File.create(temporary, len(data))
+    try:
+        file.pwrite(data, 0)
+        file.sync()
+    finally:
+        file.close()
+    return temporary
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until the folder's entries (new files, renames) are on the device."""
+    with _told("sync", path):
+        # A folder may be reached through a link of the user's; `open` follows none.
+        folder = File(path, -1, 0, writable=False)
+        folder.fd = disk.open(path.resolve(), os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            disk.sync_folder(folder.fd)
+        finally:
+            folder.close()
+
+
+def sync_entry(path: Path) -> None:
+    """Make an entry of a folder durable, where that may be opened to be synced.
+
+    Where it may not, it is up to the file system when it reaches the device.
+    """
+    if os.access(path.parent, os.R_OK):
+        sync_folder(path.parent)
+
+
+def names(folder: Path) -> list[str]:
+    """List what is in a folder."""
+    with _told("list", folder):
+        return sorted(os.listdir(folder))
+
+
+def make_folder(path: Path, *, exist_ok: bool = False) -> None:
+    """Make one folder, or let others, and make its entry durable in any case."""
+    others = (FileExistsError,) if exist_ok and not os.path.isfile(path) else ()
+    with _told("make folder", path), suppress(*others):
+        if not (exist_ok and path.is_dir()):
+            disk.mkdir(path)
+    sync_entry(path)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Put source in target's place, durably."""
+    with _told("rename", source):
+        disk.rename(source, target)
+    sync_folder(target.parent)
+
+
+def exchange(one: Path, other: Path) -> None:
+    """Let two folders of one parent change places in one step, durably."""
+    with _told("exchange", one):
+        disk.exchange(one, other)
+    for parent in {one.parent, other.parent}:
+        sync_folder(parent)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a file, or a folder of ours with what is in it; absent is fine."""
+    # Not by recursion: who made the folder may have made it deep.
+    left = [path]
+    while left:
+        each = left.pop()
+        with _told("remove", each), suppress(FileNotFoundError):
+            if not each.is_dir() or each.is_symlink():
+                disk.unlink(each)
+            elif inside := names(each):
+                left += [each, *(each / name for name in inside)]
+            else:
+                disk.rmdir(each)

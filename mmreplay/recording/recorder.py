@@ -1,0 +1,449 @@
+"""A progress bar with rate and bytes; rich is loaded only where one is shown.
+
+Playing environments into a buffer, step by step.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.buffer.replay_buffer import ReplayBuffer
+from mmreplay.disk import files
+from mmreplay.disk.lock import FILE_NAME as LOCK
+from mmreplay.disk.lock import WriterLock
+from mmreplay.errors import FullError, ReplayError, SchemaError
+from mmreplay.format.metadata import FILE_NAME, Autoreset, Engine, load
+from mmreplay.format.sharding import Codec
+from mmreplay.nesting import unflatten
+from mmreplay.recording.environments import check_number, make_vector
+from mmreplay.recording.policies import Actor, Policy
+from mmreplay.recording.sources import Leaves, Source, open_source
+from mmreplay.schema import Field, Schema
+
+if TYPE_CHECKING:
+    from gymnasium import Env
+    from gymnasium.vector import VectorEnv
+    from rich.progress import Progress
+
+REFRESH_S = 0.1
+
+
+class Meter(AbstractContextManager["Meter"]):
+    """Counts bytes, and shows a bar with rate and bytes where it is wanted.
+
+    Attributes:
+        done: Of the total.
+        nbytes: Of the rows counted.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        row_nbytes: int,
+        show: bool | None,
+        *,
+        what: str = "recording",
+        unit: str = "steps",
+    ) -> None:
+        """Make one.
+
+        Args:
+            total: How many there will be.
+            row_nbytes: Bytes of a row.
+            show: Show the bar, on stderr; None where it is a terminal.
+            what: What goes on meanwhile.
+            unit: Of what there are so many.
+        """
+        self.done = self.nbytes = 0
+        self._unit = unit
+        self._row_nbytes = row_nbytes
+        self._bar: Progress | None = None
+        self._started = self._shown = perf_counter()
+        if sys.stderr.isatty() if show is None else show:
+            self._bar = _bar()
+            self._task = self._bar.add_task(what, total=total, rate="")
+
+    def update(self, done: int, rows: int) -> None:
+        """Count rows just added."""
+        self.nbytes += rows * self._row_nbytes
+        self.done = done
+        if self._bar is not None and perf_counter() - self._shown > REFRESH_S:
+            self._show()
+
+    def _show(self) -> None:
+        assert self._bar is not None
+        self._shown = perf_counter()
+        seconds = max(1e-9, self._shown - self._started)
+        rate = f"{self.done / seconds:,.0f} {self._unit}/s, "
+        rate += f"{self.nbytes / seconds / 1e6:.1f} MB/s"
+        self._bar.update(self._task, completed=self.done, rate=rate)
+
+    def __enter__(self) -> Meter:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._show()
+            self._bar.stop()
+
+
+def _bar() -> Progress:
+    from rich import progress
+    from rich.console import Console
+
+    return progress.Progress(
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(bar_width=24),
+        progress.MofNCompleteColumn(),
+        progress.TextColumn("{task.fields[rate]}"),
+        progress.TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )
+
+
+Resume = Literal["break", "truncate", "continue"]
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What one recording added to a buffer.
+
+    Attributes:
+        path: The buffer's folder.
+        steps: Steps written; final rows are not counted.
+        seconds: From the first reset to the buffer's close.
+        nbytes: Bytes of the rows written, final rows included.
+        episodes: Episodes that ended.
+        held: Steps that the buffer holds in the end: fewer than were written, where
+            its ring has come round.
+
+    Example:
+        >>> done = mr.record("CartPole-v1", "runs/new", steps=100, seed=0)
+        >>> done.steps, done.held
+        (100, 100)
+    """
+
+    path: Path
+    steps: int
+    seconds: float
+    nbytes: int
+    episodes: int
+    held: int
+
+
+def record(
+    env: str | Env[Any, Any] | VectorEnv[Any, Any, Any],
+    path: str | os.PathLike[str],
+    policy: Policy | None = None,
+    *,
+    steps: int,
+    num_envs: int | None = None,
+    capacity: int | None = None,
+    seed: int | None = None,
+    progress: bool | None = None,
+    autoreset: Autoreset | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    on_resume: Resume = "break",
+    commit_every: float | None = 10.0,
+    engine: Engine | None = None,
+    codec: Codec | None = None,
+    level: int | None = None,
+) -> Recorded:
+    """Play an environment into a new buffer, or go on with an existing one.
+
+    Exactly `steps` steps are added, as ``len`` counts them; where they are no
+    multiple of num_envs, the last call adds a step of the environments that have
+    the fewest. An interruption (``KeyboardInterrupt``) or an error of the
+    environment closes the buffer with all that came before it, and goes on up; a new
+    buffer without one step is removed. The
+    last episodes are left as they are: no truncation is invented.
+
+    Args:
+        env: A Gymnasium environment or vector environment, or the id of one, such
+            as ``"ALE/Pong-v5"``, of which a vector environment is made.
+        path: The buffer's folder; resumed where there is one.
+        policy: Takes the observation as the environment gives it (``[E, *shape]``
+            from a vector environment) and returns the action that it takes, as
+            arrays or torch tensors; None
+            for random actions. What it raises goes on up with a note.
+        steps: Steps to add, of all environments, at least 1.
+        num_envs: With an id: environments to make; by default those of the buffer
+            that is gone on with, and 1 for a new one.
+        capacity: Rows kept per environment; by default all that is recorded fits.
+            A buffer that exists keeps its own.
+        seed: Of the environments and of random actions.
+        progress: Show a progress bar on stderr; None where it is a terminal.
+        autoreset: What a vector environment does after an end, where its metadata
+            do not say.
+        env_kwargs: With an id: what the environment is made with.
+        on_resume: As in `ReplayBuffer.open`.
+        commit_every: As in `ReplayBuffer.create`.
+        engine: ``"memmap"`` (by default) or ``"zarr"``; a buffer that exists keeps
+            its own.
+        codec: Of a new buffer of the Zarr engine, as the next; see
+            `ReplayBuffer.create`.
+        level: The codec's.
+
+    Raises:
+        SchemaError: The environment is unknown, has a space that cannot be stored,
+            or differs from the buffer; or the policy cannot be called with an
+            observation, or gives an action that fails and is none of the space's.
+        ModuleNotFoundError: gymnasium, or ale-py for Atari, is not installed.
+        LockedError: Another process is writing the buffer.
+
+    Example:
+        >>> done = mr.record("CartPole-v1", "runs/new", steps=100, num_envs=2, seed=0)
+        >>> done.steps
+        100
+    """
+    check_number("steps", steps)
+    path = Path(files.expanded(path))
+    missing = [each for each in (path, *path.parents) if not os.path.lexists(each)]
+    had_lock = os.path.lexists(path / LOCK)
+    made = isinstance(env, str)
+    played = (
+        make_vector(env, _num_envs(path, num_envs), env_kwargs or {})
+        if isinstance(env, str)
+        else env
+    )
+    empty = False
+    try:
+        source = open_source(played, autoreset, num_envs)
+        actor = Actor(
+            _random(played, seed) if policy is None else policy, played.action_space
+        )
+        # Every second row of an environment is a final one at most.
+        most = 2 * -(-steps // source.num_envs) + 2
+        started = perf_counter()
+        fresh = not (path / FILE_NAME).exists()
+        buffer = _open(
+            path, Schema.from_env(played), source, capacity, most,
+            on_resume, commit_every, {"engine": engine, "codec": codec, "level": level},
+        )  # fmt: skip
+        with buffer, Meter(steps, _row_nbytes(buffer.schema), progress) as meter:
+            try:
+                source.reset(seed)
+                episodes = _play(source, buffer, actor, steps, meter)
+                held = len(buffer)
+            except BaseException as error:
+                empty = fresh and not buffer.heads.any()
+                if isinstance(error, FullError) and buffer.heads.any():
+                    told = f"mmreplay info {path} counts them"
+                    error.add_note(f"steps before are kept; {told}")
+                raise
+        seconds = perf_counter() - started
+    except BaseException:
+        # Nothing was recorded: a buffer of this size would be in the way of the next
+        # attempt. Why it failed is what is raised, not what could not be removed.
+        with suppress(OSError, ReplayError):
+            if empty and buffer.metadata.uuid == load(path).uuid:
+                _remove(path, buffer.metadata.folder, keep_lock=had_lock)
+            for folder in missing:
+                with suppress(FileNotFoundError):
+                    files.disk.rmdir(folder)
+        raise
+    finally:
+        if made:
+            played.close()
+    return Recorded(path, steps, seconds, meter.nbytes, episodes, held)
+
+
+def _remove(path: Path, data: str, keep_lock: bool) -> None:
+    """Remove a buffer without rows that was made a moment ago.
+
+    Args:
+        path: Its folder, which may hold files of others.
+        data: Its data folder.
+        keep_lock: Whether LOCK was there before.
+
+    Raises:
+        LockedError: Another process is writing it.
+    """
+    lock = WriterLock(path)
+    try:
+        # First: without it the folder is no buffer.
+        files.remove_tree(path / FILE_NAME)
+        files.remove_tree(path / data)
+        if not keep_lock:
+            files.remove_tree(path / LOCK)
+    finally:
+        lock.release()
+
+
+def _play(
+    source: Source, buffer: ReplayBuffer, actor: Actor, steps: int, meter: Meter
+) -> int:
+    """Add exactly steps steps, and return how many episodes ended."""
+    none = np.zeros(source.num_envs, bool)
+    waiting = none
+    seen = source.leaves("observation", source.observation)
+    done = episodes = 0
+    try:
+        while done < steps:
+            action = actor.act(source.observation)
+            with actor.taking(action):
+                begun = seen | source.leaves("action", action)
+                turn = source.step(action)
+            # Whole, or still the last one: what fails in between writes final rows.
+            row = begun | turn.leaves()
+            # From here on an interruption may find the final rows written.
+            due, waiting = waiting, none
+            kept = _kept(due, steps - done, buffer)
+            with actor.taking(action):
+                _add(buffer, row, turn.final, kept)
+            stepped = kept & ~due
+            ended = stepped & (turn.terminated | turn.truncated)
+            done += int(stepped.sum())
+            episodes += int(ended.sum())
+            finals = 0 if turn.final is None else int(ended.sum())
+            meter.update(done, int(kept.sum()) + finals)
+            seen = source.leaves("observation", source.observation)
+            if source.autoreset == "next_step":
+                # The row after an end is the final row, whatever the call says.
+                waiting = ended
+    finally:
+        if waiting.any():
+            # What followed the last ends is known, and drawing them needs it.
+            _add(buffer, row | seen, None, waiting)
+            meter.update(done, int(waiting.sum()))
+    return episodes
+
+
+def _kept(
+    waiting: NDArray[np.bool_], room: int, buffer: ReplayBuffer
+) -> NDArray[np.bool_]:
+    """The environments whose row is added: all, or those that room is left for."""
+    live = np.flatnonzero(~waiting)
+    kept = np.ones(len(waiting), bool)
+    if len(live) > room:
+        fewest = np.argsort(buffer.heads[live], kind="stable")
+        kept[live[fewest[room:]]] = False
+    return kept
+
+
+def _add(
+    buffer: ReplayBuffer, row: Leaves, final: Leaves | None, kept: NDArray[np.bool_]
+) -> None:
+    if kept.all():
+        buffer.add(row, final_observation=_nested(final))
+        return
+    ids = np.flatnonzero(kept)
+    part = {path: leaf[ids] for path, leaf in row.items()}
+    ends = None if final is None else {p: leaf[ids] for p, leaf in final.items()}
+    buffer.add(part, final_observation=_nested(ends), env_ids=ids)
+
+
+def _nested(final: Leaves | None) -> object:
+    """Final observations as `ReplayBuffer.add` takes them: a leaf or a mapping."""
+    if final is None or "observation" in final:
+        return final and final["observation"]
+    return unflatten(dict(final))["observation"]
+
+
+def _row_nbytes(schema: Schema) -> int:
+    """Bytes of one row on disk: the flags, which hold both ends, and the rest."""
+    return 1 + sum(
+        field.nbytes
+        for path, field in schema.fields.items()
+        if path not in ("terminated", "truncated")
+    )
+
+
+def _num_envs(path: Path, told: int | None) -> int:
+    """Environments to make: as told, or as the buffer has."""
+    if told is None and (path / FILE_NAME).exists():
+        return load(path).ring.num_envs
+    return 1 if told is None else told
+
+
+def _random(env: Any, seed: int | None) -> Policy:
+    env.action_space.seed(seed)
+    return lambda _: env.action_space.sample()
+
+
+def _open(
+    path: Path, schema: Schema, source: Source, capacity: int | None, most: int,
+    on_resume: Resume, commit_every: float | None, asked: dict[str, Any],
+) -> ReplayBuffer:  # fmt: skip
+    """Create the buffer, or open the one that is there and compare."""
+    given = {name: value for name, value in asked.items() if value is not None}
+    if not (path / FILE_NAME).exists():
+        return ReplayBuffer.create(
+            path, schema, most if capacity is None else capacity, source.num_envs,
+            autoreset=source.autoreset, commit_every=commit_every, **given,
+        )  # fmt: skip
+    buffer = ReplayBuffer.open(
+        path, "r+", on_resume=on_resume, commit_every=commit_every
+    )
+    try:
+        _compare(buffer, schema, source, capacity)
+        _compare_engine(buffer, given)
+    except BaseException:
+        buffer.close()
+        raise
+    return buffer
+
+
+def _compare_engine(buffer: ReplayBuffer, given: dict[str, Any]) -> None:
+    sharding = buffer.metadata.sharding
+    for name, value in given.items():
+        held = getattr(sharding, name, None)
+        held = buffer.metadata.engine if name == "engine" else held
+        if value != held:
+            raise SchemaError(
+                f"{name}: got {value!r}, expected {held!r}, that of the buffer at "
+                f"{buffer.path}; leave it out, or copy it with mmreplay compact"
+            )
+
+
+def _compare(
+    buffer: ReplayBuffer, schema: Schema, source: Source, capacity: int | None
+) -> None:
+    """Refuse an environment that is not the one that the buffer was made for."""
+    ours, theirs = dict(buffer.schema.fields), dict(schema.fields)
+    for name in [*ours, *theirs]:
+        if ours.get(name) != theirs.get(name):
+            raise SchemaError(
+                f"field {name!r}: the environment gives {_told(theirs, name)}, the "
+                f"buffer at {buffer.path} holds {_told(ours, name)}, "
+                "expected the same; record to another path"
+            )
+    for name, got, held in (
+        ("num_envs", source.num_envs, buffer.num_envs),
+        ("autoreset", source.autoreset, buffer.autoreset),
+        ("capacity", capacity or buffer.capacity, buffer.capacity),
+    ):
+        if got != held:
+            instead = {
+                "capacity": "leave it out, resize the buffer, or ",
+                "num_envs": "leave it out, or ",
+            }.get(name, "")
+            raise SchemaError(
+                f"{name}: got {got!r}, the buffer at {buffer.path} has {held!r}, "
+                f"expected the same; {instead}record to another path"
+            )
+
+
+def _told(fields: Mapping[str, Field], name: str) -> str:
+    field = fields.get(name)
+    if field is None:
+        return "nothing"
+    return f"{field.dtype}{list(field.shape)}" + " mutable" * field.mutable

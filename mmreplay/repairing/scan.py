@@ -1,0 +1,600 @@
+"""Files of a damaged buffer, opened as far as they go.
+
+What is still known of a damaged buffer: its metadata, its heads, its bad blocks.
+
+Nothing is believed but what a checksum or a second fact bears out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.disk import files
+from mmreplay.disk.files import File
+from mmreplay.errors import (
+    CorruptError,
+    FailedError,
+    FormatError,
+    VersionError,
+    raise_if_out_of_files,
+)
+from mmreplay.format import commit
+from mmreplay.format import metadata as metadata_file
+from mmreplay.format.metadata import Metadata
+from mmreplay.ring import Ring
+from mmreplay.schema import Schema
+from mmreplay.storage import recovery
+from mmreplay.storage.commit_state import FILE_NAME as COMMIT
+from mmreplay.storage.engines import ON_DISK
+from mmreplay.storage.layout import FLAGS, SUMS, record_layout
+from mmreplay.storage.memmap import POLICY, MemmapStore
+from mmreplay.storage.store import ReadPolicy
+from mmreplay.storage.zarr.engine import ZarrStore
+from mmreplay.storage.zarr.group import FOLDER, arrays_of, shard_name
+from mmreplay.storage.zarr.shards import (
+    DTYPE,
+    ShardStates,
+)
+from mmreplay.storage.zarr.shards import (
+    DTYPE as PLACE_DTYPE,
+)
+from mmreplay.storage.zarr.shards import (
+    FILE_NAME as PLACES,
+)
+from mmreplay.verify.rows import SealedSumCheck, Stripe, SumCheck, lost, stripes
+from mmreplay.verify.slots import CommitFile
+
+MAX_GUESSED = 1 << 20
+"""Places for which shards are looked for; metadata may speak of any number."""
+SHORT = ReadPolicy("pread", "never")
+"""A read that ends too early is an error, a look beyond a mapping's end a SIGBUS."""
+
+
+class ShortStore(ZarrStore):
+    """Rows of which files of the tail may end before, which then take no memory.
+
+    Attributes:
+        held: Rows that every file of the tail holds.
+        always: Rows that those files hold whose rows are never in shards.
+        summed: The same two numbers of the files under checksums.
+    """
+
+    held: int
+    always: int
+    summed: tuple[int, int]
+
+    def absent(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which rows are nowhere, bool of their shape."""
+        return self._beyond(rows, self.held, self.always)
+
+    def _beyond(
+        self, rows: NDArray[np.int64], held: int, always: int
+    ) -> NDArray[np.bool_]:
+        beyond = rows >= held
+        if beyond.any():
+            beyond &= ~self.sealed(rows)
+        return beyond | (rows >= always)
+
+    def gather(
+        self, rows: NDArray[np.int64], paths: Sequence[str]
+    ) -> dict[str, NDArray[np.generic]]:
+        """Copy rows out; see `Store.gather`."""
+        # Metadata that anybody made may speak of rows of any size.
+        mutable = any(self.schema[path].mutable for path in paths)
+        limits = (self.held, self.always) if mutable else self.summed
+        if self._beyond(rows, *limits).any():
+            raise CorruptError(
+                f"{self.path.parent}: got files that end before row {rows.max()}, "
+                "expected it in them, or in a shard; restore them from a copy"
+            )
+        return super().gather(rows, paths)
+
+
+def open_files(
+    folder: Path, sizes: dict[str, int], restored: list[str] | None = None
+) -> dict[str, File]:
+    """Open files of a data folder for reading; one that is missing is an empty one.
+
+    Args:
+        folder: Where they are.
+        sizes: Bytes by name; of a longer file no more is looked at.
+        restored: Told of each that is missing or of another size.
+
+    Raises:
+        FormatError: There is a link, a folder, a pipe or a device in the place of one.
+    """
+    opened: dict[str, File] = {}
+    try:
+        for name, nbytes in sizes.items():
+            file, told = _open(folder / name)
+            opened[name] = file
+            if restored is not None and (told or file.nbytes != nbytes):
+                wrong = (
+                    f"{name} has {file.nbytes} bytes of {nbytes}: what is there counts"
+                )
+                restored.append(told or wrong)
+            file.nbytes = min(file.nbytes, nbytes)
+    except BaseException:
+        for file in opened.values():
+            file.close()
+        raise
+    return opened
+
+
+def _open(path: Path) -> tuple[File, str]:
+    """The file, and what is to be told where it is none."""
+    try:
+        return File.open(path, None), ""
+    except CorruptError:
+        # Every read of what stands in for it ends before the first byte.
+        empty = files.disk.open(Path(os.devnull), os.O_RDONLY)
+        return File(
+            path, empty, 0, writable=False
+        ), f"{path.name} is missing: what other files hold counts"
+
+
+def open_store(folder: Path, metadata: Metadata) -> ShortStore:
+    """Open a compressed buffer's rows; those of a short file are a `CorruptError`.
+
+    Raises:
+        CorruptError: What says which rows are in shards is lost, and of too many.
+    """
+    ring, schema = metadata.ring, metadata.schema
+    placement, maps = record_layout(schema), POLICY.maps(folder)
+    sizes = placement.file_sizes(ring, schema)
+    opened = open_files(folder, sizes)
+    held = {
+        name: opened[name].nbytes // (sizes[name] // ring.num_rows)
+        for name in sizes
+        if name != SUMS
+    }
+    always = min(held[name] for name in never_sealed(schema))
+    # No flags are kept: they are asked for by row, and memory is not taken for all.
+    opened[FLAGS].nbytes = 0
+    try:
+        tail = MemmapStore(ring, schema, placement, opened, SHORT)
+        # Shards are mapped as ever, rather than read whole.
+        tail.maps = maps
+        places = _open_places(folder, metadata, maps, held[FLAGS])
+        store = ShortStore(folder, metadata, tail, places)
+    except BaseException:
+        for file in opened.values():
+            file.close()
+        raise
+    store.held, store.always = min(held.values()), always
+    free = set(never_sealed(schema)) - {FLAGS}
+    store.summed = min(n for name, n in held.items() if name not in free), held[FLAGS]
+    return store
+
+
+def never_sealed(schema: Schema) -> list[str]:
+    """Files of a compressed buffer whose rows no shard ever has."""
+    large = record_layout(schema).large.items()
+    return [FLAGS, *(name for path, name in large if schema[path].mutable)]
+
+
+def place_nbytes(metadata: Metadata) -> int:
+    """Bytes of the file that says which rows of a compressed buffer are in shards."""
+    ring, sharding = metadata.ring, metadata.sharding
+    assert sharding is not None
+    return ring.num_rows // (sharding.shard_rows * ring.wide) * DTYPE.itemsize
+
+
+def _open_places(
+    folder: Path, metadata: Metadata, mapped: bool, rows: int
+) -> ShardStates:
+    """What that file says; where it ends before, rows are where a shard is for them.
+
+    Args:
+        folder: Of the data.
+        metadata: What the buffer is.
+        mapped: Read it through a mapping.
+        rows: No shard is looked for beyond so many.
+    """
+    nbytes = place_nbytes(metadata)
+    [file] = open_files(folder, {PLACES: nbytes}).values()
+    if file.nbytes == nbytes:
+        return ShardStates(file, mapped)
+    try:
+        known = np.frombuffer(file.pread(file.nbytes // 4 * 4, 0), DTYPE)
+    finally:
+        file.close()
+    count = nbytes // DTYPE.itemsize
+    count = min(count, -(-rows * count // metadata.ring.num_rows))
+    if count - len(known) > MAX_GUESSED:
+        raise CorruptError(
+            f"{file.path} has {file.nbytes} bytes, expected {nbytes}, or at most "
+            f"{MAX_GUESSED} places to look for; restore it from a copy"
+        )
+    guessed = [_sealed(folder, metadata, each) for each in range(len(known), count)]
+    numbers = np.concatenate([known, np.array(guessed, DTYPE)])
+    made = File(file.path, os.memfd_create(PLACES), 0, writable=True)
+    made.resize(nbytes)
+    made.pwrite(numbers.tobytes(), 0)
+    return ShardStates(made, mapped=True)
+
+
+def _sealed(folder: Path, metadata: Metadata, number: int) -> bool:
+    """Whether there is a shard of every field for a place."""
+    names = (
+        shard_name(array, metadata.ring, number)
+        for array in arrays_of(metadata).values()
+    )
+    return all((folder / FOLDER / name).is_file() for name in names)
+
+
+Array = NDArray[np.int64]
+# Every bit of a file this long is tried in less than a second.
+FLIP_NBYTES = 1 << 14
+FEW_NBYTES = 16 << 20
+
+
+@dataclass(slots=True)
+class Evidence:
+    """What is known of a buffer.
+
+    Attributes:
+        path: Its folder.
+        metadata: What it is.
+        opened: Its data files by name, as long as they are; one that is missing is
+            an empty one.
+        firsts: int64 ``[E]``, the oldest position alive.
+        heads: int64 ``[E]``, the heads to go on from.
+        summed: int64 ``[E]``, the blocks below must have a checksum that fits.
+        unsummed: int64 ``[E]``, so must none of the blocks that begin below.
+        restored: What was found out from other facts than the damaged ones.
+        reach: Rows in the files whose rows are nowhere else; from it on there is none.
+    """
+
+    path: Path
+    metadata: Metadata
+    opened: dict[str, File]
+    firsts: Array
+    heads: Array
+    summed: Array
+    unsummed: Array
+    restored: list[str] = field(default_factory=list)
+    reach: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.reach = _reach(self.metadata, self.opened, summed=False)
+
+    def bad_blocks(self) -> Iterator[tuple[int, int, str]]:
+        """(environment, block, why) of each in reach that no checksum bears out."""
+        ring = self.metadata.ring
+        size = ring.block_rows
+        begins = np.maximum(self.firsts // size, -(-self.unsummed // size))
+        ends = np.maximum(self.summed // size, begins)
+        with _checking(self.metadata, self.opened) as check:
+            for stripe in stripes(ring, begins, ends, self.reach):
+                yield from self._bad(check, stripe)
+
+    def _bad(self, check: SumCheck, stripe: Stripe) -> Iterator[tuple[int, int, str]]:
+        for env_id, block, computed in _computed(check, stripe):
+            if computed is None:
+                yield env_id, block, "missing"
+            elif not _proven(check, self.metadata, env_id, block, computed):
+                gone = _lost(check, self.metadata, env_id, block)
+                yield env_id, block, "unproven" if gone else "checksum"
+
+    def alive(self, env_id: int) -> tuple[list[range], list[range]]:
+        """Positions alive of an environment whose rows are in reach, and the others.
+
+        Metadata that anybody made may speak of any number of the others.
+        """
+        first, head = int(self.firsts[env_id]), int(self.heads[env_id])
+        inside, beyond = [], []
+        for row, step, count in self.metadata.ring.stretch(env_id, first, head):
+            held = min(count, max(0, -(-(self.reach - row) // step)))
+            inside.append(range(first, first + held))
+            beyond.append(range(first + held, first + count))
+            first += count
+        return [*filter(len, inside)], [*filter(len, beyond)]
+
+    def placed(self) -> int:
+        """Rows of a compressed buffer of which it is known whether a shard has them."""
+        found, nbytes = self.opened[PLACES].nbytes, place_nbytes(self.metadata)
+        width = PLACE_DTYPE.itemsize
+        return self.metadata.ring.num_rows // (nbytes // width) * (found // width)
+
+    def close(self) -> None:
+        """Give the files back."""
+        for file in self.opened.values():
+            file.close()
+
+
+class _Tried(suppress):
+    """Go on after an error that says what is wrong with a file, or its disk."""
+
+    def __init__(self, kind: type[FormatError]) -> None:
+        super().__init__(kind, FailedError)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        if error is not None:
+            raise_if_out_of_files(error)
+        return super().__exit__(kind, error, trace)
+
+
+def row_sizes(metadata: Metadata) -> dict[str, int]:
+    """Bytes of a row in each file that has rows."""
+    sizes = record_layout(metadata.schema).file_sizes(metadata.ring, metadata.schema)
+    rows = metadata.ring.num_rows
+    return {name: size // rows for name, size in sizes.items() if name != SUMS}
+
+
+def _reach(metadata: Metadata, opened: dict[str, File], *, summed: bool) -> int:
+    """Rows in the files whose rows are nowhere else; of those under checksums alone."""
+    nbytes = row_sizes(metadata)
+    names = set(nbytes)
+    if metadata.engine == "zarr":
+        names = set(never_sealed(metadata.schema))
+    if summed:
+        large = record_layout(metadata.schema).large.items()
+        names -= {name for path, name in large if metadata.schema[path].mutable}
+    return min(opened[name].nbytes // nbytes[name] for name in names)
+
+
+@contextmanager
+def _checking(metadata: Metadata, opened: dict[str, File]) -> Iterator[SumCheck]:
+    """What computes checksums as `verify` does."""
+    commit_file = CommitFile(opened[COMMIT], COMMIT, metadata)
+    given = (opened, metadata.folder, metadata, commit_file)
+    if metadata.engine == "zarr":
+        store = open_store(opened[COMMIT].path.parent, metadata)
+        check: SumCheck = SealedSumCheck(*given, store)
+    else:
+        check = SumCheck(*given)
+    try:
+        yield check
+    finally:
+        check.close()
+
+
+def _computed(check: SumCheck, stripe: Stripe) -> Iterator[tuple[int, int, int | None]]:
+    """(environment, block, checksum) of the blocks of a stripe; None for unreadable."""
+    parts = [stripe]
+    if isinstance(check, SealedSumCheck):
+        # Each is unpacked by itself: one may be damaged and the next one not.
+        parts = [replace(stripe, blocks=(each,)) for each in stripe.blocks]
+    for part in parts:
+        sums: list[int | None] = [None] * len(part.blocks)
+        with _Tried(CorruptError):
+            sums = [*check.compute(part, None)]
+        for (_, env_id, block), computed in zip(part.blocks, sums, strict=True):
+            yield env_id, block, computed
+
+
+def _proven(
+    check: SumCheck, metadata: Metadata, env_id: int, block: int, computed: int
+) -> bool:
+    lap = (block // metadata.ring.num_blocks) & 0xFFFFFFFF
+    with _Tried(CorruptError):
+        return check.entry(env_id, block)[1:] == (computed, lap)
+    return False
+
+
+def _lost(check: SumCheck, metadata: Metadata, env_id: int, block: int) -> bool:
+    """Whether a block that is not proven is not disproven either."""
+    with _Tried(CorruptError):
+        lap = (block // metadata.ring.num_blocks) & 0xFFFFFFFF
+        return lost(*check.entry(env_id, block)[1:], lap)
+    return True
+
+
+def _sizes(metadata: Metadata) -> dict[str, int]:
+    """Bytes of each data file but COMMIT."""
+    sizes = record_layout(metadata.schema).file_sizes(metadata.ring, metadata.schema)
+    if metadata.engine == "zarr":
+        sizes[PLACES] = place_nbytes(metadata)
+    return sizes
+
+
+def refuse_oversized(evidence: Evidence) -> None:
+    """Refuse a ring whose metadata.json says more rows than any file holds.
+
+    Forged metadata may have a right checksum. Where files are damaged, some are short
+    or missing, but any other one has the size of the ring.
+
+    Raises:
+        CorruptError: A buffer of that size would take space, and hold nothing.
+    """
+    metadata, opened = evidence.metadata, evidence.opened
+    rows, sized = metadata.ring.num_rows, _sizes(metadata)
+    held = max(rows * opened[name].nbytes // size for name, size in sized.items())
+    if held < rows:
+        raise CorruptError(
+            f"{opened[FLAGS].path.parent}: got files that hold {held} rows at most, "
+            f"expected {rows}, for which metadata.json has space reserved; it is "
+            "not of these files: restore them, or name a snapshot or copy of it "
+            "with like= (--like)"
+        )
+    # This file is written whole, also where the rows of the source are holes.
+    needed = sized.get(PLACES, 0)
+    there = sum(file.disk_nbytes()[1] for file in opened.values())
+    if needed > max(there, FEW_NBYTES):
+        raise CorruptError(
+            f"{opened[PLACES].path}: got {there} bytes on the disk in all files beside "
+            f"it, expected {needed} at least, which metadata.json would have written; "
+            "it is not of these files: restore them, or name a snapshot or copy of the "
+            "buffer with like= (--like)"
+        )
+
+
+def gather(folder: Path, like: Path | None) -> Evidence:
+    """Look at everything; see `repair`.
+
+    Raises:
+        CorruptError: What is left says too little.
+    """
+    metadata, restored = _metadata(folder, like)
+    if metadata.engine not in ON_DISK or metadata.unknown_features:
+        raise VersionError(
+            f"{folder} was written with engine {metadata.engine!r} and the features "
+            f"{list(metadata.unknown_features)}, this mmreplay repairs "
+            f"{list(ON_DISK)} without any; install a newer mmreplay"
+        )
+    sizes = _sizes(metadata)
+    sizes[COMMIT] = commit.NUM_SLOTS * commit.slot_nbytes(metadata.ring.num_envs)
+    opened = open_files(folder / metadata.folder, sizes, restored)
+    try:
+        found = _settled(folder, metadata, opened[COMMIT], restored)
+        if found is None:
+            if like is not None:
+                _refuse_another(metadata, opened[COMMIT], like)
+            found = _scanned(metadata, opened)
+            most = metadata.ring.block_rows - 1
+            restored.append(
+                "COMMIT has no whole record: heads are from the checksums of whole "
+                "blocks, newer rows, which had none (of committed ones up to "
+                f"{most} an environment), are not kept, and rows that had been given "
+                "up or cleared may be back"
+            )
+    except BaseException:
+        for file in opened.values():
+            file.close()
+        raise
+    return Evidence(folder, metadata, opened, *found, restored)
+
+
+def _metadata(folder: Path, like: Path | None) -> tuple[Metadata, list[str]]:
+    """The metadata, and how it was found where that was not the plain way."""
+    if like is not None:
+        return metadata_file.load(like), [f"metadata.json is the one of {like}"]
+    try:
+        return metadata_file.load(folder), []
+    except VersionError:
+        raise
+    except FormatError as error:
+        path, damage = folder / metadata_file.FILE_NAME, error
+        if not folder.is_dir():
+            raise
+    with _Tried(FormatError):
+        data = files.read_bytes(path, FLIP_NBYTES)
+        return _unflipped(data, path), [
+            "metadata.json had one bit turned, which was turned back"
+        ]
+    spare = path.with_name(f"tmp-{path.name}")
+    with _Tried(FormatError):
+        data = files.read_bytes(spare, metadata_file.MAX_NBYTES)
+        return metadata_file.decode(data, spare), [
+            f"metadata.json is from {spare.name}"
+        ]
+    raise CorruptError(
+        f"{damage}; got no second copy of it either, "
+        "expected one to repair by: name a snapshot or copy of the buffer with like= "
+        "(--like)"
+    ) from damage
+
+
+def _unflipped(data: bytes, path: Path) -> Metadata:
+    """Turn each bit over in turn, until the checksum fits again.
+
+    Three bits at least tell two texts of one checksum apart, at any length of ours:
+    what is one bit away from fitting is what was written.
+    """
+    size = len(_tail(b""))
+    body, rest = bytearray(data[:-size]), data[-size:]
+    own = _tail(bytes(body))
+    if (int.from_bytes(own) ^ int.from_bytes(rest)).bit_count() == 1:
+        return metadata_file.decode(bytes(body) + own, path)
+    for bit in range(8 * len(body)):
+        body[bit // 8] ^= 1 << bit % 8
+        if _tail(bytes(body)) == rest:
+            return metadata_file.decode(bytes(body) + rest, path)
+        body[bit // 8] ^= 1 << bit % 8
+    told = "is not one bit away from what its checksum says"
+    raise CorruptError(f"{path} {told}")
+
+
+def _tail(body: bytes) -> bytes:
+    return b'"crc32c": "%08x"\n}\n' % google_crc32c.value(body)
+
+
+def _settled(
+    folder: Path, metadata: Metadata, file: File, restored: list[str]
+) -> tuple[Array, Array, Array, Array] | None:
+    """Oldest, heads, committed heads and given up, as opening decides; or None."""
+    nbytes = commit.NUM_SLOTS * commit.slot_nbytes(metadata.ring.num_envs)
+    data = file.pread(min(nbytes, file.nbytes), 0).ljust(nbytes, b"\0")
+    ring = metadata.ring
+    slots = commit.split(data, metadata.uuid, metadata.generation, ring.num_envs)
+    if commit.newest_durable(slots) is None:
+        return None
+    identity = recovery.identify(file, metadata)
+    live, durable, report = recovery.settle(slots, identity, metadata, folder)
+    if report.cut_rows:
+        restored.append(
+            f"rows above the last commit, at least {report.cut_rows}, are not kept, as "
+            "in any copy of a buffer that was not closed, or after a power cut"
+        )
+    firsts = np.maximum(live.tails, live.heads - ring.capacity)
+    return firsts, live.heads, durable.heads, live.limits - ring.slots
+
+
+def _refuse_another(metadata: Metadata, file: File, like: Path) -> None:
+    """Refuse the metadata of a buffer that no record in COMMIT speaks of."""
+    nbytes = commit.NUM_SLOTS * commit.slot_nbytes(metadata.ring.num_envs)
+    data = file.pread(min(nbytes, file.nbytes), 0)
+    spoken_of = commit.uuids(data, metadata.ring.num_envs)
+    if spoken_of and metadata.uuid not in spoken_of:
+        found = sorted(uuid.hex() for uuid in spoken_of)
+        raise CorruptError(
+            f"{like}: got the metadata of buffer {metadata.uuid.hex()}, expected those "
+            f"of {found}, which {file.path} speaks of; name a snapshot or copy of the "
+            "same buffer"
+        )
+
+
+def _scanned(
+    metadata: Metadata, opened: dict[str, File]
+) -> tuple[Array, Array, Array, Array]:
+    """The same from the checksums alone: a block whose sum fits was committed."""
+    ring = metadata.ring
+    heads = np.zeros(ring.num_envs, np.int64)
+    with _checking(metadata, opened) as check:
+        for stripe in _summed(check, ring, _reach(metadata, opened, summed=True)):
+            for env_id, block, computed in _computed(check, stripe):
+                if computed is not None and _proven(
+                    check, metadata, env_id, block, computed
+                ):
+                    stop = (block + 1) * ring.block_rows
+                    heads[env_id] = max(heads[env_id], stop)
+    if not heads.any():
+        raise CorruptError(
+            f"{opened[SUMS].path.parent}: got no whole record in COMMIT and no block "
+            "with a checksum that fits, expected one of both; nothing can be restored: "
+            "take a copy"
+        )
+    zeros = np.zeros(ring.num_envs, np.int64)
+    return np.maximum(heads - ring.capacity, 0), heads, heads, zeros
+
+
+def _summed(check: SumCheck, ring: Ring, reach: int) -> Iterator[Stripe]:
+    """Blocks of which there is an entry, in the lap that it says.
+
+    Metadata that anybody made may speak of more blocks than there are entries, or rows.
+    """
+    first, stop = np.zeros(ring.num_envs, np.int64), ring.num_blocks
+    for stripe in stripes(ring, first, first + stop, reach):
+        blocks = []
+        for column, env_id, place_ in stripe.blocks:
+            with _Tried(CorruptError):
+                block = check.entry(env_id, place_)[2] * ring.num_blocks + place_
+                if (block + 1) * ring.block_rows <= commit.MAX_COUNT:
+                    blocks.append((column, env_id, block))
+        if blocks:
+            yield replace(stripe, blocks=tuple(blocks))

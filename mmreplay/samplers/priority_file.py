@@ -1,0 +1,597 @@
+"""Up to which position a buffer's rows outlive a power cut.
+
+The STATE file of a sampler's column as values: two slots, each a record or void.
+
+Slots are stored in turn, without any sync, so a record speaks of the page cache: it
+is trusted within the boot that wrote it. What a close syncs holds beyond that, and
+speaks only of rows that outlive a power cut. docs/format.md has the byte offsets.
+
+A float32 for every row of a ring, kept by a sampler beside the data.
+
+The column belongs to whoever draws, also where the buffer is open read-only. On
+disk it is ``samplers/<name>/``: priorities.bin, mapped and stored through; STATE,
+which says up to which position the numbers are its own; LOCK. Both survive the
+death of the process at any instant, because the page cache does. Without the right
+to write, or the lock, it lives in RAM, and `Column.where` says why.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import struct
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay import process
+from mmreplay.disk import files
+from mmreplay.disk.files import File, Identity, rename
+from mmreplay.disk.filesystem import COPY_ON_WRITE, NETWORK, file_system, refuse_link
+from mmreplay.errors import (
+    CorruptError,
+    FailedError,
+    ForkedError,
+    FullError,
+    LockedError,
+    ReplayError,
+    SchemaError,
+    shown,
+)
+from mmreplay.format import commit
+from mmreplay.format.commit import UNTOLD, not_held, same_birth
+from mmreplay.ring import Ring, runs
+from mmreplay.samplers.base import BufferIdentity
+
+
+def durable_heads(home: BufferIdentity) -> NDArray[np.int64]:
+    """Heads that no power cut takes back, int64 ``[E]``; 0 where they are not known.
+
+    They never fall, so that whoever keeps something of the rows below may count on
+    it in every copy of the buffer.
+
+    Args:
+        home: The buffer; its COMMIT is read anew, whoever writes it.
+    """
+    num_envs = home.ring.num_envs
+    unknown = np.zeros(num_envs, np.int64)
+    if home.folder is None:
+        return unknown
+    path = home.folder / f"data-{home.generation:06d}" / "COMMIT"
+    nbytes = commit.NUM_SLOTS * commit.slot_nbytes(num_envs)
+    try:
+        file = File.open(path, nbytes)
+        try:
+            data = file.pread(nbytes, 0)
+            # A record that was just written counts once it is on the device.
+            file.sync()
+        finally:
+            file.close()
+    except ReplayError:
+        # Gone with its generation, or not readable: nothing is lost by knowing less.
+        return unknown
+    slots = commit.split(data, home.uuid, home.generation, num_envs)
+    record = commit.newest_durable(slots)
+    return unknown if record is None else record.heads
+
+
+MAGIC = b"MMRSMP01"
+HEADER = struct.Struct("<8sIIQQ16s16sQQQ16s")
+HEADER_NBYTES = 128
+CHECKSUM = struct.Struct("<I")
+PAGE_NBYTES = 4096
+NUM_SLOTS = 2
+MAX_COUNT = 1 << 62
+
+CLEAN = 1
+"""The column was synced before this record was, nothing was stored since, and the
+rows that it speaks of were durable."""
+
+
+def slot_nbytes(num_envs: int) -> int:
+    """Bytes of one slot: the pages that hold the record and its checksum."""
+    needed = HEADER_NBYTES + 8 * num_envs + CHECKSUM.size
+    return -(-needed // PAGE_NBYTES) * PAGE_NBYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One slot's content.
+
+    Attributes:
+        sequence: Numbers the records; never falls.
+        generation: The data folder whose rows the column was last kept by; informs.
+        flags: CLEAN or 0.
+        boot_id: 16 bytes, the boot that wrote it.
+        uuid: 16 bytes, the buffer.
+        device: st_dev of the STATE file.
+        inode: st_ino of the STATE file: a copied folder has another.
+        seen: int64 ``[E]``, positions below have priorities of their own.
+        cut_epoch: The buffer's, when they were seen; see `base.Home`.
+        birth: 16 bytes, when the STATE file was created; see `commit.Record`.
+    """
+
+    sequence: int
+    generation: int
+    flags: int
+    boot_id: bytes
+    uuid: bytes
+    device: int
+    inode: int
+    seen: NDArray[np.int64]
+    cut_epoch: int = 0
+    birth: bytes = UNTOLD
+
+    def encode(self) -> bytes:
+        """Return the slot's bytes."""
+        data = bytearray(slot_nbytes(len(self.seen)))
+        HEADER.pack_into(
+            data, 0, MAGIC, self.flags, len(self.seen), self.sequence,
+            self.generation, self.boot_id, self.uuid, self.device, self.inode,
+            self.cut_epoch, self.birth,
+        )  # fmt: skip
+        body = self.seen.astype("<i8").tobytes()
+        data[HEADER_NBYTES : HEADER_NBYTES + len(body)] = body
+        end = len(data) - CHECKSUM.size
+        CHECKSUM.pack_into(data, end, google_crc32c.value(bytes(data[:end])))
+        return bytes(data)
+
+
+def decode(data: bytes, uuid: bytes, num_envs: int) -> Record | None:
+    """Return a slot's record, or None where it holds no whole record of this buffer."""
+    end = len(data) - CHECKSUM.size
+    if len(data) != slot_nbytes(num_envs) or data[:8] != MAGIC:
+        return None
+    if CHECKSUM.unpack_from(data, end)[0] != google_crc32c.value(data[:end]):
+        return None
+    (_, flags, envs, sequence, generation, boot, own_uuid, device, inode,
+     cut_epoch, birth) = HEADER.unpack_from(data)  # fmt: skip
+    if own_uuid != uuid or envs != num_envs or sequence >= MAX_COUNT:
+        return None
+    seen = np.frombuffer(data, "<i8", num_envs, HEADER_NBYTES).astype(np.int64)
+    if (seen < 0).any() or (seen >= MAX_COUNT).any():
+        return None
+    return Record(
+        sequence, generation, flags, boot, own_uuid, device, inode, seen, cut_epoch,
+        birth,
+    )  # fmt: skip
+
+
+def newest(data: bytes, uuid: bytes, num_envs: int) -> tuple[int, Record] | None:
+    """The slot and record of the highest sequence, or None where both are void."""
+    slots = _records(data, uuid, num_envs)
+    found = [(slot, record) for slot, record in enumerate(slots) if record is not None]
+    return max(found, key=lambda item: item[1].sequence, default=None)
+
+
+def trusted(
+    data: bytes, uuid: bytes, num_envs: int, boot_id: bytes, identity: Identity,
+    held: Callable[[], bool] = not_held,
+) -> Record | None:  # fmt: skip
+    """The record that says what is there, or None where nothing is known.
+
+    A CLEAN one speaks of durable rows alone. Where it is the newest, the one before
+    it says more, as long as the rows above are sure to be the same: within the boot.
+
+    Args:
+        data: The STATE file's.
+        uuid: 16 bytes, the buffer's.
+        num_envs: Environments.
+        boot_id: 16 bytes, the running boot's.
+        identity: Of the open STATE file.
+        held: Tells whether another process draws with the column now; see
+            `commit.same_birth`.
+    """
+    found = [record for record in _records(data, uuid, num_envs) if record is not None]
+    found.sort(key=lambda record: record.sequence)
+    last = found.pop() if found else None
+    clean = last is not None and bool(last.flags & CLEAN)
+    before = found.pop() if found and clean else None
+    for record in (before, last):
+        if record is not None and _is_here(record, boot_id, identity, held):
+            return record
+    return last if clean else None
+
+
+def known(record: Record | None, home: BufferIdentity) -> NDArray[np.int64]:
+    """What a record's column still knows of a buffer: int64 ``[E]``, positions below.
+
+    Args:
+        record: The trusted one, if there is one.
+        home: The buffer, which may have been cut since.
+    """
+    if record is None:
+        return np.zeros(home.ring.num_envs, np.int64)
+    return home.known(record.seen, record.generation, record.cut_epoch)
+
+
+def _is_here(
+    record: Record, boot_id: bytes, identity: Identity, held: Callable[[], bool]
+) -> bool:
+    here = any(boot_id) and record.boot_id == boot_id
+    device, inode, birth = identity
+    here = here and (record.device, record.inode) == (device, inode)
+    return here and same_birth(record.birth, birth, held)
+
+
+def _records(data: bytes, uuid: bytes, num_envs: int) -> list[Record | None]:
+    size = slot_nbytes(num_envs)
+    if len(data) != NUM_SLOTS * size:
+        return []
+    return [
+        decode(data[slot * size : (slot + 1) * size], uuid, num_envs)
+        for slot in range(NUM_SLOTS)
+    ]
+
+
+COLUMN = "priorities.bin"
+STATE = "STATE"
+LOCK_FILE = "LOCK"
+CHUNK_ROWS = 1 << 20
+NAME = re.compile("[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+
+Ids = NDArray[np.int64]
+Numbers = NDArray[np.float32]
+
+
+def check_name(name: str | None) -> str | None:
+    """Return the name of a column, or None for one that stays in RAM.
+
+    Raises:
+        SchemaError: It cannot be a folder's name everywhere.
+    """
+    if name is None or (isinstance(name, str) and NAME.fullmatch(name)):
+        return name
+    raise SchemaError(
+        f"name: got {shown(name)}, expected 1 to 64 letters, digits, '_', '-' or '.', "
+        "not "
+        "beginning with '-' or '.'; or pass None to keep priorities in RAM"
+    )
+
+
+class PriorityFile:
+    """Numbers by row in RAM; `DiskColumn` is one that outlives the process.
+
+    Attributes:
+        ring: Where rows lie.
+        values: float32 ``[num_rows]``; change it by `store` alone.
+        seen: int64 ``[E]``, positions below have numbers of their own; others may
+            hold anything.
+        where: ``"disk"``, or why it is in RAM.
+        direct: What is set in ``values`` is stored.
+    """
+
+    direct = True
+
+    def __init__(self, ring: Ring, values: Numbers, seen: Ids, where: str) -> None:
+        self.ring = ring
+        self.values = values
+        self.seen = seen
+        self.where = where
+
+    @classmethod
+    def blank(cls, ring: Ring, where: str) -> PriorityFile:
+        """Make one in RAM that has seen nothing."""
+        values = np.zeros(ring.num_rows, np.float32)
+        return cls(ring, values, np.zeros(ring.num_envs, np.int64), where)
+
+    def store(self, rows: Ids, numbers: Numbers | np.float32) -> None:
+        """Set the numbers of rows ``[N]``; of equal rows the last wins."""
+        self.values[rows] = numbers
+
+    def see(self, seen: Ids, generation: int) -> None:
+        """Say that positions below have numbers of their own, which they have."""
+        self.seen = seen
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, by itself or with its buffer."""
+        return False
+
+    def check_owner(self) -> None:
+        """Refuse to be used in a forked child; one in RAM is the child's own."""
+
+    def close(self) -> None:
+        """Make what is on disk durable and give it back; a second call does nothing."""
+
+
+class DiskColumn(PriorityFile):
+    """Numbers in a mapped file; use `open_column`."""
+
+    def __init__(self, ring: Ring, values: Numbers, seen: Ids, held: _Held) -> None:
+        super().__init__(ring, values, seen, "disk")
+        self._held = held
+        self.direct = held.mapped
+        # One that was dropped, or left open at exit, is closed all the same.
+        self._finalizer = weakref.finalize(self, held.close_in_owner)
+        _open.add(held)
+
+    def store(self, rows: Ids, numbers: Numbers | np.float32) -> None:
+        """Set the numbers of rows; see `Column.store`."""
+        self.values[rows] = numbers
+        if not self._held.mapped:
+            self._held.write(np.unique(rows), self.values)
+
+    def see(self, seen: Ids, generation: int) -> None:
+        """Say what has numbers of its own; see `Column.see`."""
+        self._held.say(seen, generation, 0)
+        self.seen = seen
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed; see `Column.closed`."""
+        return not self._held.files
+
+    def check_owner(self) -> None:
+        """Refuse to be used in a forked child."""
+        if self._held.pid != os.getpid():
+            raise ForkedError(
+                f"the priorities in {self._held.folder} were opened by process "
+                f"{self._held.pid}, got a draw in process {os.getpid()}, a fork of it, "
+                "expected the owner alone to draw; draw in the main process and let "
+                "workers gather, or make the sampler in the child"
+            )
+
+    def close(self) -> None:
+        """Make it durable and give it back; see `Column.close`."""
+        self.values = self.values[:0].copy()
+        self._finalizer()
+
+
+class _Held:
+    """Files and lock of one column on disk."""
+
+    def __init__(self, folder: Path, home: BufferIdentity, lock: File) -> None:
+        self.folder = folder
+        self.pid = os.getpid()
+        self.mapped = file_system(folder) not in COPY_ON_WRITE
+        self._boot_id = process.boot_id()
+        self.home = home
+        self.files = [lock]
+        self._sequence = self._slot = 0
+        self._said: tuple[Ids, int] | None = None
+
+    def open(self) -> DiskColumn:
+        """Open the files, or make them; numbers of another ring are carried over."""
+        try:
+            ring = self.home.ring
+            self._state, record = self._open_state()
+            self._file = _open_numbers(self.folder, ring, record)
+            self.files += [self._file]
+            # Somebody who was killed may have made or renamed them, and synced nothing.
+            files.sync_folder(self.folder)
+            values = self._map()
+            seen = known(record, self.home)
+            # What follows is stored without a sync: a close is so no more.
+            self.say(seen, self.home.generation, 0)
+        except BaseException:
+            self.give_back()
+            raise
+        return DiskColumn(ring, values, seen, self)
+
+    def _open_state(self) -> tuple[File, Record | None]:
+        path, home = self.folder / STATE, self.home
+        nbytes = NUM_SLOTS * slot_nbytes(home.ring.num_envs)
+        found = None
+        try:
+            state = File.open(path, nbytes, writable=True)
+        except CorruptError:
+            # Missing, or cut: nothing is known of the numbers, which is no loss but
+            # of what they had learned.
+            files.remove_tree(path)
+            state = File.create(path, nbytes)
+        else:
+            data = state.pread(nbytes, 0)
+            found = newest(data, home.uuid, home.ring.num_envs)
+        self.files += [state]
+        self._identity = state.identity()
+        if found is None:
+            return state, None
+        slot, record = found
+        self._slot, self._sequence = 1 - slot, record.sequence
+        # This process holds the lock, so that no other one draws.
+        here = self._boot_id, self._identity
+        return state, trusted(data, home.uuid, home.ring.num_envs, *here)
+
+    def _map(self) -> Numbers:
+        if not self.mapped:
+            # Where no space can be reserved, a store on a full disk is a SIGBUS:
+            # there numbers are kept in RAM as well, and written.
+            data = bytearray(self._file.nbytes)
+            self._file.pread_into(memoryview(data), 0)
+            return np.frombuffer(data, "<f4")
+        self._state.map_writable()
+        self._file.map_writable()
+        assert self._file.mapping is not None
+        return np.frombuffer(self._file.mapping, "<f4")
+
+    def write(self, rows: Ids, values: Numbers) -> None:
+        """Write the numbers of rows, growing, where they are not stored."""
+        for row, first, stop in runs(rows) if len(rows) else []:
+            data = values[row : row + stop - first]
+            self._file.pwrite(data.view(np.uint8).data, 4 * row)
+
+    def say(self, seen: Ids, generation: int, flags: int) -> None:
+        """Write a record to the slot whose turn it is."""
+        device, inode, birth = self._identity
+        self._sequence += 1
+        record = Record(
+            self._sequence, generation, flags, self._boot_id, self.home.uuid,
+            device, inode, seen, self.home.cut_epoch, birth,
+        )  # fmt: skip
+        size = slot_nbytes(len(seen))
+        self._state.store(record.encode(), size * self._slot)
+        # Strictly in turn: one slot is whole while the other is being stored.
+        self._slot = 1 - self._slot
+        self._said = (seen, generation)
+
+    def close_in_owner(self) -> None:
+        """Sync and give everything back, but in the process that opened it alone."""
+        if self.pid != os.getpid() or not self.files:
+            return
+        try:
+            if self._said is not None:
+                seen, generation = self._said
+                self._file.sync()
+                # Rows above are cut after a power cut, and others written in their
+                # place; the record before this one says what is seen until then.
+                kept = np.minimum(seen, durable_heads(self.home))
+                self.say(kept, generation, CLEAN)
+                self._state.sync()
+                # What follows may be cut short, and then called for again.
+                self._said = None
+        finally:
+            self.give_back()
+
+    def give_back(self) -> None:
+        """Close the files; the lock, which is the first, last."""
+        while self.files:
+            self.files.pop().close()
+
+
+_open: weakref.WeakSet[_Held] = weakref.WeakSet()
+
+
+def close_columns(home: BufferIdentity) -> None:
+    """Close the columns of a buffer that is closed; samplers open them again.
+
+    Args:
+        home: The open buffer's own, which is told from another opening's.
+    """
+    for held in list(_open):
+        if held.home is home:
+            held.close_in_owner()
+
+
+def _forget_in_child() -> None:
+    # Never unlocked, only closed: the lock is the parent's, and must not live on in
+    # a worker after the parent was killed.
+    for held in list(_open):
+        held.give_back()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def open_column(home: BufferIdentity, name: str | None) -> PriorityFile:
+    """Open a buffer's column of that name, or make it; in RAM where that must be.
+
+    Args:
+        home: The buffer.
+        name: As `check_name` returns it.
+
+    Raises:
+        FormatError: Something that is no regular file stands in the place of one.
+    """
+    if name is None or home.folder is None:
+        return PriorityFile.blank(
+            home.ring, "RAM, as name=None asks" if name is None else "RAM, as the data"
+        )
+    folder = home.folder / "samplers" / name
+    try:
+        _make_folders(folder)
+        kind = file_system(folder)
+        if kind in NETWORK:
+            why = f"RAM: {folder} is on a network file system ({kind})"
+            return PriorityFile.blank(home.ring, why)
+        return _Held(folder, home, _lock(folder)).open()
+    except (FailedError, FullError, LockedError) as error:
+        return PriorityFile.blank(home.ring, f"RAM: {error}")
+
+
+def _make_folders(folder: Path) -> None:
+    for each in (folder.parent, folder):
+        refuse_link(each)
+        try:
+            files.make_folder(each, exist_ok=True)
+        except FailedError as error:
+            # Another process made it at the same moment.
+            if error.errno != errno.EEXIST:
+                raise
+
+
+def _lock(folder: Path) -> File:
+    path = folder / LOCK_FILE
+    try:
+        if not path.exists():
+            File.create(path, 0).close()
+    except FailedError as error:
+        if error.errno != errno.EEXIST:
+            raise
+    file = File.open(path, None, writable=True)
+    try:
+        files.disk.lock(file.fd)
+    except OSError as error:
+        file.close()
+        if isinstance(error, BlockingIOError):
+            raise LockedError(
+                f"another sampler holds {path}, expected it free; close that one, or "
+                "give this one another name"
+            ) from error
+        raise FailedError(
+            f"cannot lock {path}: {error.strerror}, expected a file system with flock",
+            errno_=error.errno,
+        ) from error
+    return file
+
+
+def _open_numbers(folder: Path, ring: Ring, record: Record | None) -> File:
+    """Open priorities.bin as this ring's; its size tells whose it is now."""
+    path, nbytes = folder / COLUMN, 4 * ring.num_rows
+    file = _existing(path)
+    if file is not None and file.nbytes == nbytes:
+        return file
+    fresh = File.create(_cleared(folder / f"tmp-{COLUMN}"), nbytes)
+    try:
+        if file is not None and record is not None:
+            _carry(file, ring, record.seen, fresh)
+        fresh.sync()
+        # The rename is the one switch: a kill on either side of it leaves a column
+        # whose size tells which ring's it is, and `seen` is right for both.
+        rename(fresh.path, path)
+    finally:
+        fresh.close()
+        if file is not None:
+            file.close()
+    return File.open(path, nbytes, writable=True)
+
+
+def _existing(path: Path) -> File | None:
+    try:
+        return File.open(path, None, writable=True)
+    except CorruptError:
+        return None
+
+
+def _cleared(path: Path) -> Path:
+    files.remove_tree(path)
+    return path
+
+
+def _carry(old: File, ring: Ring, seen: Ids, fresh: File) -> None:
+    """Copy the numbers of the newest positions into another ring's file."""
+    num_slots, rest = divmod(old.nbytes, 4 * ring.num_envs)
+    if rest or not num_slots:
+        return
+    former = replace(ring, slots=num_slots)
+    before = np.frombuffer(old.map_readonly(), "<f4")
+    after = carried(before, former, ring, seen)
+    fresh.pwrite(after.view(np.uint8).data, 0)
+
+
+def carried(values: Numbers, former: Ring, ring: Ring, seen: Ids) -> Numbers:
+    """Numbers of one ring's rows, put where another ring has the same positions."""
+    found = np.zeros(ring.num_rows, np.float32)
+    slots = min(former.slots, ring.slots)
+    for env_id, stop in enumerate(seen.tolist()):
+        for first in range(max(0, stop - slots), stop, CHUNK_ROWS):
+            positions = np.arange(first, min(first + CHUNK_ROWS, stop))
+            ids = np.full(len(positions), env_id)
+            found[ring.rows(ids, positions)] = values[former.rows(ids, positions)]
+    return found

@@ -1,0 +1,469 @@
+"""Heads, limits and tails as a reader follows them, in any process.
+
+Heads, limits and tails: the COMMIT file in use by its writer; what readers ask.
+
+Publishing is a store into a mapped page: it survives the process, because the
+page cache does. Durable slots are written and synced: they survive the power.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import mmap
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay import kernels
+from mmreplay.disk.files import File
+from mmreplay.errors import (
+    OR_REPAIR,
+    CorruptError,
+    FailedError,
+    FullError,
+    StarvedError,
+)
+from mmreplay.format import commit
+from mmreplay.format.commit import Identity, Record
+
+if TYPE_CHECKING:
+    from mmreplay.kernels.lane import LaneKernel
+    from mmreplay.kernels.rows import RowsKernel
+
+FILE_NAME = "COMMIT"
+LATEST_NS = (1 << 63) - 1
+"""In the year 2262; a clock may be wrong, and a commit is none the worse."""
+CUT_ROWS = (
+    "these rows were cut, by a writer that began after a failed sync, expected them to "
+    "stay; begin anew"
+)
+BOTH_LIVE = sum(commit.LIVE_SLOTS)
+
+Array = NDArray[np.int64]
+
+
+rows: RowsKernel = cast("RowsKernel", kernels.load("rows"))
+
+
+class CommitState(Protocol):
+    """What a buffer asks to know what is alive.
+
+    ``heads``, ``limits`` and ``tails`` are int64 ``[E]``, of one moment: an array
+    is replaced, never changed, once it was handed out.
+
+    Attributes:
+        cuts: See `Record`, likewise the next one.
+        cut_epoch: Of the opening that last cut rows.
+    """
+
+    heads: Array
+    limits: Array
+    tails: Array
+    cuts: Array
+    cut_epoch: int
+
+    def refresh(self) -> bool:
+        """Look again; True if something changed."""
+
+    @property
+    def moved(self) -> bool:
+        """The buffer is another one, in its folder or by a cut; open it again."""
+
+    @property
+    def cut(self) -> bool:
+        """Rows that were published are no more: a sync of theirs failed."""
+
+    def close(self) -> None:
+        """Give the file back."""
+
+
+class Book(Protocol):
+    """The ledger as its writer sees it; one in RAM, one on disk."""
+
+    heads: Array
+    limits: Array
+    tails: Array
+
+    def publish(self, heads: Array, limits: Array, tails: Array) -> None:
+        """Make rows visible; see `CommitWriter.publish`."""
+
+
+class CommitWriter:
+    """The one writer's hold of a COMMIT file.
+
+    Threads: one may publish while another writes durable slots; the caller
+    serialises each kind.
+
+    Attributes:
+        heads: int64 ``[E]``, published.
+        limits: int64 ``[E]``, published.
+        tails: int64 ``[E]``, published.
+        published: heads and tails of one moment.
+        slot: What makes publications.
+        size: Bytes of one.
+        numbers: What numbers those to come.
+        next_live: Where the next one goes: one of `commit.LIVE_SLOTS`.
+        committed: The last durable record.
+        closed: Nothing is published any more.
+        lane: What publishes steps that it stores itself, if anything does.
+    """
+
+    heads: Array
+    limits: Array
+    tails: Array
+    published: tuple[Array, Array]
+
+    moved = cut = False
+
+    def __init__(
+        self, file: File, identity: Identity, live: Record, durable: Record, slot: int
+    ) -> None:
+        """Take over after recovery.
+
+        Args:
+            file: COMMIT, writable and mapped.
+            identity: This buffer, boot and file.
+            live: What is published.
+            durable: What survives a power cut.
+            slot: The durable slot to be written next, not the newest one.
+        """
+        self._file = file
+        self._identity = identity
+        self._epoch = live.epoch
+        # One count for both kinds of slot; next() is atomic between threads.
+        self.numbers = itertools.count(1 + max(live.sequence, durable.sequence))
+        self._next_durable = slot
+        self.next_live = commit.LIVE_SLOTS[0]
+        self.size = commit.slot_nbytes(live.num_envs)
+        self.slot = rows.Slot(
+            live.encode(), commit.SEQUENCE_OFFSET, commit.HEADER_NBYTES, live.num_envs
+        )
+        self._show(live.heads, live.limits, live.tails)
+        self.cuts, self.cut_epoch = live.cuts, live.cut_epoch
+        self.committed, self.closed = durable, False
+        self.lane: LaneKernel | None = None
+
+    @property
+    def file(self) -> File:
+        """COMMIT."""
+        return self._file
+
+    def refresh(self) -> bool:
+        """Tell that nothing changed: only we write."""
+        return False
+
+    def publish(self, heads: Array, limits: Array, tails: Array) -> None:
+        """Make rows visible to every reader, and to whoever opens after a kill.
+
+        Args:
+            heads: int64 ``[E]``; rows below are whole.
+            limits: int64 ``[E]``, at least heads.
+            tails: int64 ``[E]``; rows below are given up.
+        """
+        data = self.slot.publish(next(self.numbers), heads, limits, tails)
+        # Two slots strictly in turn (durable records take numbers too), so that one
+        # holds the last publication whole while the other is being stored.
+        try:
+            self._file.store(data, self.size * self.next_live)
+            self.next_live = BOTH_LIVE - self.next_live
+            self._show(heads, limits, tails)
+        except BaseException:
+            self.recall()
+            raise
+
+    @property
+    def mapping(self) -> mmap.mmap | None:
+        """Of the file, for what stores by itself; None once it is closed."""
+        return self._file.mapping
+
+    def recall(self) -> None:
+        """Look up what was published last, after a call that was interrupted.
+
+        Ctrl-C may come right after the store: a row that readers may have seen
+        must not be written anew, nor the slot that says so be the next to go.
+        """
+        records = []
+        for slot in commit.LIVE_SLOTS:
+            data = self._file.pread(self.size, self.size * slot)
+            record = commit.decode(data, self._identity.uuid, len(self.heads))
+            if record is not None:
+                records.append((record.sequence, slot, record))
+        if records:
+            _, slot, record = max(records, key=lambda found: found[0])
+            self.next_live = BOTH_LIVE - slot
+            self._show(record.heads, record.limits, record.tails)
+
+    def _show(self, heads: Array, limits: Array, tails: Array) -> None:
+        self.heads, self.limits, self.tails = heads, limits, tails
+        self.published = (heads, tails)
+
+    def give_up(self, limits: Array) -> None:
+        """Let rows below limits be overwritten, durably, before the first one is.
+
+        The record repeats the committed heads: the rows above them may not be on
+        the disk yet, and a power cut now must not make them look as if they were.
+        """
+        self._write_durable(replace(self.committed, limits=limits))
+
+    def commit(self, heads: Array, tails: Array, flags: int = 0) -> None:
+        """Vouch for rows whose data and checksums were synced before.
+
+        Args:
+            heads: int64 ``[E]``, what was published when the syncing began.
+            tails: int64 ``[E]``, likewise.
+            flags: CLEAN at close, MOVED when another folder takes over.
+        """
+        limits = np.maximum(self.committed.limits, self.limits)
+        record = replace(
+            self.committed, heads=heads, tails=tails, limits=limits, flags=flags
+        )
+        self._write_durable(record)
+
+    def disown(self) -> None:
+        """Have the next opening cut what was published and is not committed.
+
+        It needs no sync: within this boot the page cache says it, and in another one
+        live slots say nothing anyway.
+        """
+        self._put_durable(replace(self.committed, flags=commit.POISONED))
+
+    def _write_durable(self, record: Record) -> None:
+        record = self._put_durable(record)
+        self._file.sync()
+        self._next_durable = 1 - self._next_durable
+        self.committed = record
+
+    def _put_durable(self, record: Record) -> Record:
+        record = replace(
+            record,
+            sequence=next(self.numbers),
+            epoch=self._epoch,
+            boot_id=self._identity.boot_id,
+            time_ns=min(time.time_ns(), LATEST_NS),
+        )
+        self._file.pwrite(record.encode(), self.size * self._next_durable)
+        return record
+
+    def mark_moved(self) -> None:
+        """Tell live readers to open again; the last thing before close."""
+        data = self.slot.data
+        flags = struct.unpack_from("<I", data, 8)[0] | commit.MOVED
+        struct.pack_into("<I", data, 8, flags)
+        self.publish(self.heads, self.limits, self.tails)
+
+    def close(self) -> None:
+        """Give the file back."""
+        self.closed = True
+        if self.lane is not None:
+            self.lane.revoke()
+        self._file.close()
+
+
+class MemoryCommitState:
+    """Heads of a buffer in RAM."""
+
+    moved = cut = False
+    cut_epoch = 0
+
+    def __init__(self, num_envs: int) -> None:
+        self.heads = self.limits = self.tails = np.zeros(num_envs, np.int64)
+        self.cuts = self.heads
+
+    def refresh(self) -> bool:
+        """Tell that nothing changed."""
+        return False
+
+    def publish(self, heads: Array, limits: Array, tails: Array) -> None:
+        """Make rows visible."""
+        self.heads, self.limits, self.tails = heads, limits, tails
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def refuse_cut(ledger: CommitState) -> None:
+    """Refuse rows, once they were copied, that were cut before.
+
+    Raises:
+        FailedError: Another writer may have written others in their place.
+    """
+    ledger.refresh()
+    if ledger.cut:
+        raise FailedError(CUT_ROWS)
+
+
+def open_commit(folder: Path, num_envs: int, *, writable: bool) -> tuple[File, bytes]:
+    """Open a COMMIT file and return it with its bytes."""
+    nbytes = commit.NUM_SLOTS * commit.slot_nbytes(num_envs)
+    file = File.open(folder / FILE_NAME, nbytes, writable=writable)
+    try:
+        return file, file.pread(nbytes, 0)
+    except BaseException:
+        file.close()
+        raise
+
+
+def create_commit(
+    folder: Path, num_envs: int, identity: Callable[[File], Record]
+) -> None:
+    """Create a COMMIT file whose durable slots both hold the first record.
+
+    The others are written, too: readers look at them through a mapping, and to look at
+    a hole is a SIGBUS where tmpfs is full.
+
+    Args:
+        folder: The new data folder.
+        num_envs: Environments.
+        identity: Makes the record, given the new file.
+    """
+    size = commit.slot_nbytes(num_envs)
+    file = File.create(folder / FILE_NAME, commit.NUM_SLOTS * size)
+    try:
+        data = identity(file).encode()
+        for slot in commit.DURABLE_SLOTS:
+            file.pwrite(data, size * slot)
+        for slot in commit.LIVE_SLOTS:
+            file.pwrite(bytes(size), size * slot)
+        file.sync()
+    finally:
+        file.close()
+
+
+def refuse_overflow(heads: Array, slots: int) -> None:
+    """Refuse positions that no record holds, before a limit gets near them.
+
+    Args:
+        heads: int64 ``[E]``, to be reached.
+        slots: Of the ring; limits stay less than twice as many ahead.
+
+    Raises:
+        FullError: They are too high.
+    """
+    highest = commit.MAX_COUNT - 2 * slots
+    if heads.max() >= highest:
+        raise FullError(
+            f"cannot write position {heads.max()}, expected positions below {highest}; "
+            "export the rows, and go on in a new buffer",
+            errno_=errno.EOVERFLOW,
+        )
+
+
+def no_durable(folder: Path) -> CorruptError:
+    """The error for a COMMIT without a whole durable slot."""
+    return CorruptError(
+        f"{folder / FILE_NAME}: got no whole durable slot, expected at least one of "
+        f"two; the file is damaged: restore it from a copy{OR_REPAIR}"
+    )
+
+
+PATIENCE_S = 2.0
+
+
+class CommitReader:
+    """A reader's view of a COMMIT file that somebody may be writing.
+
+    Never goes back: a lower sequence than one seen is not accepted.
+    """
+
+    def __init__(self, file: File, identity: Identity, start: Record) -> None:
+        self._file = file
+        self._identity = identity
+        self._size = commit.slot_nbytes(start.num_envs)
+        self._mapping = file.map_readonly()
+        self._num_envs = start.num_envs
+        # The sequence numbers of both live slots, which lie side by side.
+        self._numbers = struct.Struct(f"<Q{self._size - commit.SEQUENCE.size}xQ")
+        self._first = self._size * commit.LIVE_SLOTS[0] + commit.SEQUENCE_OFFSET
+        self.cut = False
+        self.cuts, self.cut_epoch = start.cuts, start.cut_epoch
+        self._take(start)
+
+    @property
+    def file(self) -> File:
+        """COMMIT."""
+        return self._file
+
+    def _take(self, record: Record) -> None:
+        self.sequence, self._epoch = record.sequence, record.epoch
+        self.heads, self.limits, self.tails = record.heads, record.limits, record.tails
+        self.moved = bool(record.flags & commit.MOVED)
+
+    def refresh(self) -> bool:
+        """Look again; True if something changed.
+
+        Raises:
+            StarvedError: No whole record could be read within two seconds.
+        """
+        deadline = None
+        while True:
+            one, other = self._numbers.unpack_from(self._mapping, self._first)
+            if one <= self.sequence and other <= self.sequence:
+                return False
+            deadline = deadline or time.monotonic() + PATIENCE_S
+            record = self._read(commit.LIVE_SLOTS[other > one])
+            if record is not None:
+                return self._accept(record)
+            if self._both_torn():
+                return False
+            if time.monotonic() > deadline:
+                raise starved(self._file.path)
+
+    def _accept(self, record: Record) -> bool:
+        if record.sequence <= self.sequence or not self._identity.trusts(record):
+            return False
+        if record.cut_epoch > self._epoch:
+            # What is known here stays as it was, for whoever still looks.
+            self.cut = self.moved = True
+        else:
+            self._take(record)
+        return True
+
+    def _read(self, slot: int) -> Record | None:
+        """Read the newest slot, or, where it is torn and stays so, the other one.
+
+        A writer killed in the middle of a store leaves the slot torn for ever. As
+        long as its bytes do not change, nothing later happened, and the other
+        slot is the truth: the writer goes on only when its store is done.
+        """
+        data = self._bytes(slot)
+        record = self._decode(data)
+        if record is None:
+            other = self._decode(self._bytes(BOTH_LIVE - slot))
+            if other is not None and self._bytes(slot) == data:
+                record = other
+        return record
+
+    def _both_torn(self) -> bool:
+        """Tell that nobody publishes: a writer always leaves one slot whole.
+
+        A power cut may tear both, and they stay so until the next writable open.
+        """
+        found = [self._bytes(slot) for slot in commit.LIVE_SLOTS]
+        torn = all(self._decode(data) is None for data in found)
+        return torn and found == [self._bytes(slot) for slot in commit.LIVE_SLOTS]
+
+    def _decode(self, data: bytes) -> Record | None:
+        return commit.decode(data, self._identity.uuid, self._num_envs)
+
+    def _bytes(self, slot: int) -> bytes:
+        return self._mapping[self._size * slot : self._size * (slot + 1)]
+
+    def close(self) -> None:
+        """Give the file back; the mapping's few pages stay for threads that look."""
+        self._file.close()
+
+
+def starved(path: Path) -> StarvedError:
+    """The error for live slots that stay torn."""
+    return StarvedError(
+        f"{path}: got no whole record in {PATIENCE_S:g} s, expected one in "
+        "microseconds; the file is damaged: close the writer, and open the buffer "
+        "with mode='r+', which goes on from the last commit"
+    )

@@ -1,0 +1,333 @@
+"""Commits: what survives a power cut, made in the right order and never retried.
+
+Data and flags reach the disk before the checksums, those before the slot that
+vouches for both. A thread commits every so many seconds, and raises the durable
+limits before an add has to wait for it.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.disk.pause import await_release
+from mmreplay.errors import FailedError, FullError, RemovedError, no_thread
+from mmreplay.storage.commit_state import CommitWriter
+from mmreplay.storage.store import CheckedStore, ShardError, whole
+
+Array = NDArray[np.int64]
+
+
+class Committer:
+    """Durable writes of one open buffer.
+
+    Threads: any may call; durable slots are written one at a time. A failed sync
+    poisons it: the kernel marks pages clean that never reached the disk, so the
+    next sync would succeed and lie.
+
+    Attributes:
+        touched: Rows that were there before have changed since the last commit.
+    """
+
+    def __init__(
+        self,
+        store: CheckedStore,
+        ledger: CommitWriter,
+        folder: Path | None = None,
+        refuse_removed: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Commit for one writer.
+
+        Args:
+            store: Its rows.
+            ledger: Its COMMIT.
+            folder: The buffer's, where pauses are asked for.
+            refuse_removed: Raises `RemovedError` where the folder is gone; asked after
+                each commit, and before another error is raised.
+        """
+        self._folder = folder
+        self.refuse_removed = refuse_removed
+        self._store = store
+        self._ledger = ledger
+        self._slot_lock = threading.Lock()
+        self._commit_lock = threading.Lock()
+        # Not an Event, whose lock is Python's: Ctrl-C inside it may leave it held.
+        self._calls: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.touched = False
+        self._stop = False
+        self._thread: threading.Thread | None = None
+        self.failure: str | None = None
+        self.owed = False
+
+    @property
+    def committed(self) -> Array:
+        """int64 ``[E]``, heads that a power cut would leave."""
+        return self._ledger.committed.heads
+
+    def check(self) -> None:
+        """Make up for a commit that the thread could not make.
+
+        Raises:
+            FailedError: A sync failed before, or the commit fails again.
+            FullError: No space is left.
+        """
+        self._refuse()
+        if self.owed:
+            self._make_up()
+
+    def _make_up(self) -> None:
+        try:
+            self.commit()
+        except (OSError, MemoryError):
+            raise
+        except Exception as error:
+            raise FailedError(
+                f"cannot commit: {type(error).__name__}: {error}, expected what was "
+                "added to be made durable; nothing of this call is in, and a power cut "
+                "would lose all since the last commit: call again, or close the buffer"
+            ) from error
+
+    def _refuse(self) -> None:
+        if self.failure is not None:
+            self.refuse_removed()
+            raise FailedError(
+                f"an earlier sync failed ({self.failure}), expected none; what was "
+                "acknowledged since the last commit may be lost, and the next opening "
+                "cuts it: close the buffer, check the disk, and open it again"
+            )
+
+    def given_up_blocks(self) -> Array:
+        """int64 ``[E]``, blocks that no power cut brings back: writing is free there.
+
+        None in a new buffer's first lap, of which nothing is overwritten; after a
+        clear, or in a ring made larger, all those below its first row.
+        """
+        return self._ledger.committed.tails // self._store.ring.block_rows
+
+    def given_up(self, needed: Array, target: Array) -> Array:
+        """Durable limits of at least needed; raised to target where they are not.
+
+        Waits while somebody pauses the ring, to copy rows that would go.
+        """
+        if self._folder is not None:
+            await_release(self._folder)
+        if (self._ledger.committed.limits < needed).any():
+            self._give_up(target)
+        return self._ledger.committed.limits
+
+    def _give_up(self, target: Array) -> None:
+        with self._slot_lock, _Poisoning(self):
+            held = self._ledger.committed.limits
+            if (held < target).any():
+                self._ledger.give_up(np.maximum(held, target))
+
+    def commit(self, flags: int = 0) -> None:
+        """Make what is published now survive a power cut.
+
+        What comes out of it but a failed sync may be tried again: nothing is noted as
+        done before it is, and everything is written anew.
+
+        Raises:
+            AsideError: All is committed; something else failed, and goes on doing so.
+            RemovedError: All is committed to a folder that was deleted or replaced.
+            FailedError: The device refuses, and this writer commits no more.
+            FullError: No space is left.
+        """
+        self._refuse()
+        try:
+            self._commit(flags)
+        finally:
+            # What failed in a folder that is gone failed because of that; and adds are
+            # refused from then on, until it is back.
+            try:
+                self.refuse_removed()
+            except RemovedError:
+                self.owed = True
+                raise
+
+    def _commit(self, flags: int) -> None:
+        with self._commit_lock, _Poisoning(self):
+            heads, tails = self._ledger.published
+            done = self._ledger.committed.heads
+            # What is set from here on may come too late for the sync.
+            self.touched = False
+            aside = None
+            try:
+                aside = self._sync()
+                if self._sum_blocks(done, heads, tails):
+                    self._store.sync_sums()
+            except FailedError:
+                self._disown()
+                raise
+            with self._slot_lock:
+                self._ledger.commit(heads, tails, flags)
+            self.owed = False
+            if aside is not None:
+                raise ShardError(
+                    f"{aside}; every row added so far is committed, and sealing is "
+                    "tried again once the buffer is closed and opened with mode 'r+'",
+                    errno_=aside.errno,
+                ) from aside
+
+    def _sync(self) -> ShardError | None:
+        """Make the rows durable; return what failed beside them."""
+        try:
+            self._store.sync()
+        except ShardError as error:
+            return error
+        return None
+
+    def _disown(self) -> None:
+        """Keep the next opening from believing what a sync has lost.
+
+        The page cache, whose pages count as clean now, would pass for the disk there.
+        """
+        if any(file.unsynced for file in self._store.files):
+            # On a disk that takes nothing any more nobody can be told.
+            with self._slot_lock, contextlib.suppress(OSError):
+                self._ledger.disown()
+
+    def _sum_blocks(self, done: Array, heads: Array, tails: Array) -> bool:
+        """Write the checksums of the blocks that became whole since done."""
+        ring = self._store.ring
+        size = ring.block_rows
+        wrote = False
+        for env_id in np.flatnonzero(heads // size > done // size).tolist():
+            # What the ring gave up meanwhile needs no sum, and may be changing.
+            stop = int(heads[env_id])
+            oldest = -(-(stop - ring.slots) // size)
+            first = max(int(done[env_id]) // size, int(tails[env_id]) // size, oldest)
+            blocks = range(first, stop // size)
+            sums = [self._store.checksum(env_id, block) for block in blocks]
+            if sums:
+                self._store.write_sums(env_id, first, np.array(sums, np.uint32))
+                wrote = True
+        return wrote
+
+    def start(self, every_s: float) -> None:
+        """Start the thread that commits every so many seconds.
+
+        Raises:
+            FailedError: The system has none left.
+        """
+        thread = threading.Thread(
+            target=self._run, args=(every_s,), name="mmreplay-commit", daemon=True
+        )
+        # Not by this thread, which Ctrl-C may strike while it waits for the other to
+        # begin: that wait is an Event's, and its lock would stay held.
+        begun: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        self._thread = thread
+        try:
+            _thread.start_new_thread(_begin, (thread, begun))
+            error = begun.get()
+        except RuntimeError as none_left:
+            error = none_left
+        if error is None:
+            return
+        # One that will never begin is not to be waited for.
+        self._thread = None
+        if isinstance(error, RuntimeError):
+            way_out = ", or pass commit_every=None and commit yourself"
+            raise no_thread("that commits", error, way_out) from error
+        raise error
+
+    def wake(self) -> None:
+        """Ask the thread to raise the durable limits."""
+        self._calls.put(None)
+
+    def stop(self) -> None:
+        """End the thread and wait for it."""
+        self._stop = True
+        self.wake()
+        thread = self._thread
+        if thread is not None:
+            while thread.ident is None:
+                # Its start was interrupted here, and goes on elsewhere.
+                time.sleep(0.001)
+            thread.join()
+            self._thread = None
+
+    def _run(self, every_s: float) -> None:
+        due = time.monotonic() + every_s
+        while not self._stop:
+            try:
+                left = max(0.0, due - time.monotonic())
+                self._await(min(left, threading.TIMEOUT_MAX))
+                self._turn(due)
+            except Exception:
+                if self.failure is not None:
+                    # The next call of the user's raises and says why.
+                    return
+                # Memory or space that was short may be there by the next turn. What
+                # was due is made up by a call of the user's, which raises where it
+                # cannot: no commit is left out in silence.
+                self.owed = self.owed or time.monotonic() >= due
+            if time.monotonic() >= due:
+                due = time.monotonic() + every_s
+
+    def _await(self, timeout_s: float) -> None:
+        """Wait for a call; several at once are one."""
+        with contextlib.suppress(queue.Empty):
+            self._calls.get(timeout=timeout_s)
+            while True:
+                self._calls.get_nowait()
+
+    def _turn(self, due: float) -> None:
+        if self._stop:
+            return
+        ring = self._store.ring
+        target = whole(self._ledger.heads + ring.reserve, self._store.grain)
+        if (target > ring.slots).any():
+            self._give_up(target)
+        if time.monotonic() >= due and self._dirty():
+            self.commit()
+
+    def _dirty(self) -> bool:
+        heads, tails = self._ledger.published
+        done = self._ledger.committed
+        moved = (heads != done.heads).any() or (tails != done.tails).any()
+        return bool(moved or self.touched)
+
+    def poison(self, why: str) -> None:
+        """Refuse all later work."""
+        self.failure = why
+
+
+def _begin(
+    thread: threading.Thread, begun: queue.SimpleQueue[BaseException | None]
+) -> None:
+    error = None
+    try:
+        thread.start()
+    except BaseException as raised:
+        error = raised
+    begun.put(error)
+
+
+class _Poisoning:
+    """Poisons the committer when a durable write fails, and lets the error pass."""
+
+    def __init__(self, committer: Committer) -> None:
+        self._committer = committer
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: object, error: BaseException | None, trace: object
+    ) -> None:
+        if error is not None:
+            self._committer.touched = True
+        # A write that found the disk full harmed nothing, and may be made again; what
+        # failed beside the rows is told again by each call, and commits go on.
+        harmless = isinstance(error, FullError | ShardError)
+        if isinstance(error, OSError) and not harmless:
+            self._committer.poison(str(error))

@@ -1,0 +1,106 @@
+"""How far ahead a writer asks for room, and whether its disk has enough."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import warnings
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.arguments import size
+from mmreplay.disk import files
+from mmreplay.errors import FullWarning
+from mmreplay.format.metadata import Metadata
+from mmreplay.ring import Ring
+from mmreplay.storage.committer import Committer
+from mmreplay.storage.layout import record_layout
+from mmreplay.storage.store import whole
+
+Array = NDArray[np.int64]
+
+
+def targets(
+    ring: Ring, committer: Committer | None,
+    heads: Array, limits: Array, needed: Array, ahead_rows: int, grain: int,
+) -> tuple[Array, bool]:  # fmt: skip
+    """Limits to ask for, and whether nothing is overwritten below them.
+
+    Args:
+        ring: Of the rows.
+        committer: Who knows what no power cut brings back; None in RAM.
+        heads: int64 ``[E]``, what is written.
+        limits: int64 ``[E]``, what may be.
+        needed: int64 ``[E]``, what is to be.
+        ahead_rows: Rows whose space is promised in the first lap.
+        grain: See `Store`.
+    """
+    ahead = np.maximum(heads + min(ring.reserve, ahead_rows), needed)
+    free: Array | int = ring.slots
+    if committer is not None:
+        free = free + committer.given_up_blocks() * ring.block_rows
+    first_lap = np.minimum(ahead, np.maximum(free, needed))
+    if (first_lap <= free).all():
+        return np.maximum(first_lap, limits), True
+    wide = np.maximum(heads + ring.reserve, needed)
+    return np.maximum(whole(wide, grain), limits), False
+
+
+def ring_nbytes(metadata: Metadata, heads: Array | None = None) -> int:
+    """Bytes that a ring takes on disk.
+
+    Args:
+        metadata: Of the ring.
+        heads: int64 ``[E]``, what is written of it; all is by default.
+
+    Returns:
+        0 where nobody can know: in RAM, and in compressed shards.
+    """
+    if metadata.engine != "memmap":
+        return 0
+    ring = metadata.ring
+    nbytes = sum(
+        record_layout(metadata.schema).file_sizes(ring, metadata.schema).values()
+    )
+    if heads is None:
+        return nbytes
+    return nbytes * int(np.minimum(heads, ring.slots).sum()) // ring.num_rows
+
+
+def free_nbytes(path: str | os.PathLike[str]) -> int:
+    """Bytes free to this user on the disk that holds, or would hold, path."""
+    place_ = Path(os.path.abspath(files.expanded(path)))
+    while not place_.exists():
+        place_ = place_.parent
+    return shutil.disk_usage(place_).free
+
+
+def warn_where_short(
+    path: Path, metadata: Metadata, there_nbytes: int, frames: int
+) -> None:
+    """Warn of a ring that its disk cannot hold, days before an add would find out.
+
+    Args:
+        path: The buffer's folder, whether or not it is there.
+        metadata: Of the ring to be filled.
+        there_nbytes: Of its rows, what takes space already.
+        frames: Calls from the user's own to this one.
+    """
+    whole_nbytes = ring_nbytes(metadata)
+    left = whole_nbytes - there_nbytes
+    try:
+        free = free_nbytes(path)
+    except OSError:
+        # A folder that may not be passed through, which is told by who goes there.
+        return
+    if left > free:
+        warnings.warn(
+            f"{path}: the ring takes {size(whole_nbytes)} when it is full, expected "
+            f"{size(left)} free on its disk for what is to come, got {size(free)}; "
+            "adds will raise FullError where that ends: make room, or choose a smaller "
+            "capacity (mmreplay plan says what one takes)",
+            FullWarning,
+            stacklevel=frames + 1,
+        )

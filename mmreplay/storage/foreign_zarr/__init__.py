@@ -1,0 +1,1 @@
+"""Zarr groups that other programs wrote, read in place."""

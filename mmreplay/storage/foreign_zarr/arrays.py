@@ -1,0 +1,213 @@
+"""Rows of Zarr arrays that others wrote: chunks fetched, unpacked, kept for a while."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.errors import CorruptError
+from mmreplay.storage.foreign_zarr.blobs import Blobs, Extent
+from mmreplay.storage.foreign_zarr.metadata import ForeignArray, packed_most
+from mmreplay.storage.zarr.chunk_cache import ChunkCache
+from mmreplay.storage.zarr.shards import MISSING
+
+Array = NDArray[np.generic]
+Ids = NDArray[np.int64]
+Place = tuple[int, ...]
+Key = tuple[str, Place]
+CACHE_NBYTES = 64 << 20
+"""Unpacked chunks that are kept."""
+INDEX_CACHE_NBYTES = 32 << 20
+FETCH_NBYTES = 32 << 20
+FETCH_CHUNKS = 256
+"""Chunks that are fetched at once, and their bytes unpacked; one in any case."""
+
+
+class ChunkedReader:
+    """Reads items of a group's arrays by their first coordinates."""
+
+    def __init__(self, blobs: Blobs, *, whole: bool = False) -> None:
+        """Make one.
+
+        Args:
+            blobs: The group.
+            whole: Blobs that are not there are damage, not fill values.
+        """
+        self._blobs, self._whole = blobs, whole
+        self._chunks = ChunkCache[Key](CACHE_NBYTES)
+        self._indices = ChunkCache[Key](INDEX_CACHE_NBYTES)
+
+    def take(self, array: ForeignArray, at: Sequence[Ids], out: Array) -> None:
+        """Copy items out.
+
+        Args:
+            array: Whose.
+            at: int64 ``[B]`` each, coordinates along the first axes, within its shape.
+            out: ``[B, *rest]``, the shape along the other axes.
+
+        Raises:
+            CorruptError: A chunk is damaged.
+            FormatError: A blob is larger than it can be.
+        """
+        lead = len(at)
+        sizes = array.chunk[:lead]
+        chunks = np.stack([n // size for n, size in zip(at, sizes, strict=True)])
+        within = [n % size for n, size in zip(at, sizes, strict=True)]
+        spread = [-(-n // size) for n, size in zip(array.shape, sizes, strict=False)]
+        keys = np.ravel_multi_index(tuple(chunks), tuple(spread))
+        order = np.argsort(keys, kind="stable")
+        edges = np.flatnonzero(np.diff(keys[order], prepend=-1))
+        groups = np.split(order, edges[1:])
+        rest = [
+            range(-(-n // size))
+            for n, size in zip(array.shape[lead:], array.chunk[lead:], strict=True)
+        ]
+        wanted = [
+            ((*chunks[:, some[0]].tolist(), *tail), some)
+            for some in groups
+            if len(some)
+            for tail in product(*rest)
+        ]
+        for first, stop in _batches(len(wanted), array.chunk_nbytes):
+            part = wanted[first:stop]
+            found = self._take_chunks(array, [place for place, _ in part])
+            for place, some in part:
+                self._copy(array, found[place], place[lead:], within, some, out)
+
+    @staticmethod
+    def _copy(
+        array: ForeignArray, chunk: Array, tail: Place, within: list[Ids], some: Ids,
+        out: Array,
+    ) -> None:  # fmt: skip
+        """Put what one chunk has of some items in their place."""
+        lead = len(within)
+        into: list[Any] = [some]
+        part: list[Any] = [each[some] for each in within]
+        for at, size, length in zip(
+            tail, array.chunk[lead:], array.shape[lead:], strict=True
+        ):
+            first, stop = at * size, min(length, (at + 1) * size)
+            into.append(slice(first, stop))
+            part.append(slice(0, stop - first))
+        out[tuple(into)] = chunk[tuple(part)]
+
+    def _take_chunks(
+        self, array: ForeignArray, places: list[Place]
+    ) -> dict[Place, Array]:
+        """Unpacked chunks, those that are not kept fetched at once."""
+        found: dict[Place, Array] = {}
+        missing: list[Place] = []
+        for place in places:
+            kept = self._chunks.get((array.name, place))
+            if kept is None:
+                missing.append(place)
+            else:
+                found[place] = kept
+        if not missing:
+            return found
+        extents = self._extents(array, missing)
+        there = [each for each in extents if each is not None]
+        data = iter(self._blobs.fetch(there, packed_most(array.chunk_nbytes)))
+        for place, extent in zip(missing, extents, strict=True):
+            packed = None if extent is None else next(data)
+            if packed is None and self._whole:
+                raise self._damaged(array, place, "nothing", "a chunk of living rows")
+            found[place] = self._unpacked(array, place, packed)
+            self._chunks.put((array.name, place), found[place])
+        return found
+
+    def _unpacked(
+        self, array: ForeignArray, place: Place, packed: bytes | None
+    ) -> Array:
+        if packed is None:
+            return np.full(array.chunk, array.fill)
+        try:
+            data = array.chain.unpack(packed, array.chunk_nbytes)
+        except ValueError as error:
+            raise self._damaged(
+                array, place, str(error), f"one that unpacks to {array.chunk_nbytes}"
+            ) from error
+        flat: Array = np.frombuffer(data, array.dtype)
+        lying = flat.reshape([array.chunk[axis] for axis in array.order])
+        plain = lying.transpose(np.argsort(array.order))
+        return np.ascontiguousarray(plain, array.dtype.newbyteorder("="))
+
+    def _extents(self, array: ForeignArray, places: list[Place]) -> list[Extent | None]:
+        """Where packed chunks lie; None where there is none."""
+        if not array.sharded:
+            return [Extent(array.blob(place)) for place in places]
+        inner = array.inner
+        shards = [
+            tuple(n // size for n, size in zip(p, inner, strict=True)) for p in places
+        ]
+        indices = self._take_indices(array, list(dict.fromkeys(shards)))
+        found: list[Extent | None] = []
+        for place, shard in zip(places, shards, strict=True):
+            index = indices[shard]
+            at = tuple(n % size for n, size in zip(place, inner, strict=True))
+            first, nbytes = index[at].tolist() if len(index) else (MISSING, MISSING)
+            if first == MISSING:
+                found.append(None)
+                continue
+            if first + nbytes >= 1 << 62:
+                got = f"{nbytes} bytes at byte {first}"
+                raise self._damaged(array, place, got, "bytes within the shard")
+            found.append(Extent(array.blob(shard), first, nbytes))
+        return found
+
+    def _take_indices(
+        self, array: ForeignArray, shards: list[Place]
+    ) -> dict[Place, NDArray[np.uint64]]:
+        """Indices of shards, uint64 ``[*inner, 2]``; empty where there is none."""
+        found: dict[Place, NDArray[np.uint64]] = {}
+        missing = []
+        for shard in shards:
+            kept = self._indices.get((array.name, shard))
+            if kept is None:
+                missing.append(shard)
+            else:
+                found[shard] = kept  # type: ignore[assignment]  # only these are put there
+        size = 16 * math.prod(array.inner) + 4 * array.index_checked
+        first = 0 if array.index_first else -size
+        for at, stop in _batches(len(missing), size):
+            part = missing[at:stop]
+            wanted = [Extent(array.blob(shard), first, size) for shard in part]
+            for shard, data in zip(part, self._blobs.fetch(wanted, size), strict=True):
+                found[shard] = self._index(array, shard, data)
+                self._indices.put((array.name, shard), found[shard])
+        return found
+
+    def _index(
+        self, array: ForeignArray, shard: Place, data: bytes | None
+    ) -> NDArray[np.uint64]:
+        if data is None:
+            return np.empty((0, 2), np.uint64)
+        if array.index_checked:
+            data, told = data[:-4], struct.unpack("<I", data[-4:])[0]
+            if google_crc32c.value(data) != told:
+                raise self._damaged(
+                    array, shard, "an index that differs", "one of its checksum"
+                )
+        return np.frombuffer(data, "<u8").reshape(*array.inner, 2)
+
+    def _damaged(
+        self, array: ForeignArray, place: Place, got: str, expected: str
+    ) -> CorruptError:
+        return CorruptError(
+            f"{self._blobs.where}: {array.name!r}, chunk {list(place)}: got {got}, "
+            f"expected {expected}; the group is damaged: restore it from a copy"
+        )
+
+
+def _batches(count: int, nbytes: int) -> Iterator[tuple[int, int]]:
+    """Stretches of so many items that are fetched at once, each of some bytes."""
+    size = max(1, min(FETCH_CHUNKS, FETCH_NBYTES // max(1, nbytes)))
+    for first in range(0, count, size):
+        yield first, min(first + size, count)

@@ -1,0 +1,253 @@
+"""Named bytes below one root, read only: a folder's files, or a zip file's members."""
+
+from __future__ import annotations
+
+import struct
+import zipfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from mmreplay.disk.files import File
+from mmreplay.disk.seekable import Positioned
+from mmreplay.errors import CorruptError, FormatError, ReplayError
+
+MAX_CHILDREN = 100_000
+MAX_MEMBERS = 4_000_000
+LOCAL_HEADER = struct.Struct("<4s22xHH")
+
+
+class Extent(NamedTuple):
+    """Bytes of one blob.
+
+    Attributes:
+        name: Its path below the root.
+        first: Of the bytes; below 0, the last so many are meant.
+        nbytes: How many from there; None for all.
+    """
+
+    name: str
+    first: int = 0
+    nbytes: int | None = None
+
+
+class Blobs(Protocol):
+    """What lies below one root.
+
+    Names are checked by the caller: segments with slashes between them, none of them
+    empty, ``.`` or ``..``. Threads: any may fetch.
+
+    Attributes:
+        where: The root, as messages name it.
+    """
+
+    where: str
+
+    def children(self, name: str) -> list[str]:
+        """Names one level below a name (``""`` for the root), sorted; maybe none.
+
+        Raises:
+            FormatError: There are more than 100,000.
+        """
+
+    def fetch(self, wanted: Sequence[Extent], most: int) -> list[bytes | None]:
+        """Read extents, None for blobs that are not there.
+
+        Args:
+            wanted: What to read.
+            most: Bytes of each, at most.
+
+        Raises:
+            FormatError: One is longer.
+            CorruptError: A blob ends before its extent does.
+        """
+
+    def look(self, names: Sequence[str], most: int) -> list[bytes | None]:
+        """Read whole blobs of which some are there, None for the others.
+
+        Args:
+            names: At least one of them is expected.
+            most: Bytes of each, at most.
+
+        Raises:
+            FormatError: One is longer.
+            FailedError: None may be read.
+        """
+        return self.fetch([Extent(name) for name in names], most)
+
+    def close(self) -> None:
+        """Give everything back; a second call does nothing."""
+
+
+def span_of(extent: Extent, size: int, most: int, what: str) -> tuple[int, int]:
+    """First byte and number of bytes of an extent in a blob of a known size.
+
+    Raises:
+        FormatError: They are more than asked for.
+        CorruptError: The blob is shorter.
+    """
+    first = extent.first if extent.first >= 0 else size + extent.first
+    nbytes = size - first if extent.nbytes is None else extent.nbytes
+    if first < 0 or first + nbytes > size:
+        raise CorruptError(
+            f"{what} has {size} bytes, expected at least "
+            f"{max(-extent.first, first + nbytes)}; it was cut: restore it from a copy"
+        )
+    if nbytes > most:
+        raise FormatError(
+            f"{what} has {nbytes} bytes to read, expected at most {most} by what its "
+            "array says; it is damaged, or made to deceive"
+        )
+    return first, nbytes
+
+
+def refuse_many(what: str, count: int) -> None:
+    """Refuse a level with too many names."""
+    if count > MAX_CHILDREN:
+        raise FormatError(
+            f"{what} holds more than {MAX_CHILDREN} names, expected a group of arrays; "
+            "name the group that has them"
+        )
+
+
+class FolderBlobs(Blobs):
+    """Files of a folder; see `Blobs`. Links as files are refused."""
+
+    def __init__(self, folder: Path) -> None:
+        self.where = str(folder)
+        self._folder = folder
+
+    def children(self, name: str) -> list[str]:
+        """See `Blobs.children`."""
+        folder = self._folder / name
+        found: list[str] = []
+        for path in folder.iterdir() if folder.is_dir() else ():
+            found.append(path.name)
+            refuse_many(str(folder), len(found))
+        return sorted(found)
+
+    def fetch(self, wanted: Sequence[Extent], most: int) -> list[bytes | None]:
+        """See `Blobs.fetch`."""
+        return [self._read(extent, most) for extent in wanted]
+
+    def _read(self, extent: Extent, most: int) -> bytes | None:
+        path = self._folder / extent.name
+        if not path.exists():
+            return None
+        file = File.open(path, None)
+        try:
+            first, nbytes = span_of(extent, file.nbytes, most, str(path))
+            return file.pread(nbytes, first)
+        finally:
+            file.close()
+
+    def close(self) -> None:
+        """See `Blobs.close`."""
+
+
+class ZipBlobs(Blobs):
+    """Members of a zip file, stored or deflated; see `Blobs`."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the directory.
+
+        Raises:
+            CorruptError: It is damaged.
+        """
+        self.where = str(path)
+        self._file = File.open(path, None)
+        try:
+            with self._directory(path) as archive:
+                listed = archive.infolist()
+        except BaseException:
+            self._file.close()
+            raise
+        self._members = {each.filename: each for each in listed}
+        self._below: dict[str, set[str]] = {}
+        for name in self._members:
+            parts = name.strip("/").split("/")
+            for depth, part in enumerate(parts):
+                self._below.setdefault("/".join(parts[:depth]), set()).add(part)
+
+    def _directory(self, path: Path) -> zipfile.ZipFile:
+        try:
+            archive = zipfile.ZipFile(Positioned(self._file))
+        except ReplayError:
+            raise
+        except Exception as error:
+            # The library raises whatever it stumbles over.
+            raise CorruptError(
+                f"{path} is no zip file ({error}), expected a Zarr group in one; it "
+                "was cut or damaged: restore it from a copy"
+            ) from error
+        if len(archive.infolist()) > MAX_MEMBERS:
+            raise FormatError(
+                f"{path} has more than {MAX_MEMBERS} members, expected fewer; unpack "
+                "it, or store larger chunks"
+            )
+        return archive
+
+    def children(self, name: str) -> list[str]:
+        """See `Blobs.children`."""
+        found = sorted(self._below.get(name, ()))
+        refuse_many(f"{self.where}: {name!r}", len(found))
+        return found
+
+    def fetch(self, wanted: Sequence[Extent], most: int) -> list[bytes | None]:
+        """See `Blobs.fetch`."""
+        return [self._read(extent, most) for extent in wanted]
+
+    def _read(self, extent: Extent, most: int) -> bytes | None:
+        member = self._members.get(extent.name)
+        if member is None:
+            return None
+        what = f"{self.where}: {extent.name!r}"
+        first, nbytes = span_of(extent, member.file_size, most, what)
+        offset = self._offset(member, what)
+        if member.compress_type == zipfile.ZIP_STORED:
+            return self._file.pread(nbytes, offset + first)
+        if member.compress_type != zipfile.ZIP_DEFLATED or nbytes != member.file_size:
+            raise FormatError(
+                f"{what} is packed by method {member.compress_type}, expected one that "
+                "is stored, or deflated and read whole; unpack the zip file"
+            )
+        return self._inflate(member, offset, most, what)
+
+    def _offset(self, member: zipfile.ZipInfo, what: str) -> int:
+        """Where a member's bytes begin, all of them within the file."""
+        start = member.header_offset
+        if 0 <= start <= self._file.nbytes - LOCAL_HEADER.size:
+            header = self._file.pread(LOCAL_HEADER.size, start)
+            magic, name, extra = LOCAL_HEADER.unpack(header)
+            offset = start + LOCAL_HEADER.size + name + extra
+            if magic == b"PK\3\4" and (
+                offset + member.compress_size <= self._file.nbytes
+            ):
+                return int(offset)
+        raise CorruptError(
+            f"{what}: got no whole member at byte {start}, expected one; the zip file "
+            "is damaged: restore it from a copy"
+        )
+
+    def _inflate(
+        self, member: zipfile.ZipInfo, offset: int, most: int, what: str
+    ) -> bytes:
+        size = min(member.compress_size, 2 * most + (64 << 10))
+        unpacker = zlib.decompressobj(-15)
+        try:
+            data = unpacker.decompress(self._file.pread(size, offset), most + 1)
+        except zlib.error as error:
+            raise CorruptError(
+                f"{what}: {error}, expected deflated bytes; restore it from a copy"
+            ) from error
+        if len(data) != member.file_size:
+            raise CorruptError(
+                f"{what}: got {len(data)} bytes unpacked, expected "
+                f"{member.file_size}; it is damaged: restore it from a copy"
+            )
+        return data
+
+    def close(self) -> None:
+        """See `Blobs.close`."""
+        self._file.close()

@@ -1,0 +1,235 @@
+"""JSON as other writers of Zarr leave it: more than `strict_json` takes, and bounded.
+
+Attributes may hold anything that Python's json writes, such as NaN, long integers and
+deep lists, and nobody here needs them. What is needed is checked where it is read.
+
+The arrays of a Zarr group, v2 or v3, by its metadata or by walking through it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from mmreplay.errors import CorruptError, FormatError, SchemaError
+from mmreplay.storage.foreign_zarr.blobs import Blobs
+from mmreplay.storage.foreign_zarr.metadata import ForeignArray, parse_v2, parse_v3
+from mmreplay.strict_json import MAX_DIGITS, Json
+
+MAX_JSON_DEPTH = 128
+"""Messages that show a value nest as deep."""
+
+
+def parse(data: bytes, name: str) -> Json:
+    """Parse one JSON object; an integer of more than 20 digits is read as a float.
+
+    Args:
+        data: UTF-8 text.
+        name: What to call it in errors, such as a path.
+
+    Raises:
+        CorruptError: It is not JSON.
+        FormatError: It is not an object, nests deeper than 128, or has a key twice.
+    """
+    try:
+        value = json.loads(
+            data.decode("utf-8"),
+            object_pairs_hook=lambda pairs: _unique(pairs, name),
+            parse_int=lambda digits: (
+                int(digits) if len(digits) <= MAX_DIGITS else float(digits)
+            ),
+        )
+    except RecursionError:
+        _refuse_depth(name)
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CorruptError(
+            f"{name} is not JSON ({error}), expected one object; it is damaged: "
+            "restore it from a copy"
+        ) from error
+    if not isinstance(value, dict):
+        raise FormatError(
+            f"{name} holds a {type(value).__name__}, expected an object; it is no "
+            "metadata of Zarr: restore it from a copy"
+        )
+    _check_depth(value, name)
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]], name: str) -> Json:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise FormatError(
+            f"{name} has a key twice among {list(found)[:20]}, expected each once; it "
+            "is damaged, or made to deceive: restore it from a copy"
+        )
+    return found
+
+
+def _check_depth(value: Json, name: str) -> None:
+    waiting: list[tuple[object, int]] = [(value, 1)]
+    while waiting:
+        each, depth = waiting.pop()
+        if depth > MAX_JSON_DEPTH:
+            _refuse_depth(name)
+        if isinstance(each, dict | list):
+            inner = each.values() if isinstance(each, dict) else each
+            waiting += [(one, depth + 1) for one in inner]
+
+
+def _refuse_depth(name: str) -> NoReturn:
+    raise FormatError(
+        f"{name} nests deeper than {MAX_JSON_DEPTH}, expected metadata of Zarr; remove "
+        "attributes that deep, or copy the group without them"
+    )
+
+
+MAX_JSON_NBYTES = 16 << 20
+MAX_NODES = 10_000
+MAX_DEPTH = 16
+V3, GROUP, ARRAY, ALL = "zarr.json", ".zgroup", ".zarray", ".zmetadata"
+NAMES = (V3, GROUP, ARRAY)
+
+
+@dataclass(slots=True)
+class Hierarchy:
+    """What a group holds.
+
+    Attributes:
+        version: 2 or 3.
+        attributes: Of the group, where it is of version 3.
+        arrays: By path below the group, in order; metadata as it stands.
+        found: Those that `array` was asked for.
+    """
+
+    version: int
+    attributes: Json
+    arrays: dict[str, Json]
+    where: str
+    found: dict[str, ForeignArray] = field(default_factory=dict)
+
+    def array(self, name: str) -> ForeignArray:
+        """One array, checked.
+
+        Raises:
+            SchemaError: Its items can be no field's.
+            FormatError: It is damaged, or of a kind that is not read.
+        """
+        if name not in self.found:
+            parse = parse_v2 if self.version == 2 else parse_v3
+            what = f"{self.where}: array {name!r}"
+            self.found[name] = parse(self.arrays[name], name, what)
+        return self.found[name]
+
+
+def read_json(blobs: Blobs, names: Iterable[str]) -> list[Json | None]:
+    """JSON objects by name, None for those that are not there."""
+    named = list(names)
+    return [
+        None if data is None else parse(data, f"{blobs.where}/{name}")
+        for name, data in zip(named, blobs.look(named, MAX_JSON_NBYTES), strict=True)
+    ]
+
+
+def read(blobs: Blobs) -> Hierarchy:
+    """Find a group's arrays.
+
+    Raises:
+        FormatError: It is no group, or of another version of Zarr.
+        CorruptError: Its metadata is no JSON.
+    """
+    v3, v2, array, whole = read_json(blobs, (V3, GROUP, ARRAY, ALL))
+    version = 3 if v3 is not None else 2
+    root = v3 or v2 or whole
+    if array is not None or (v3 or {}).get("node_type") == "array":
+        raise FormatError(
+            f"{blobs.where} is a Zarr array, expected a group of arrays, one a field; "
+            "pass the group that holds it"
+        )
+    told = {3: "zarr_format", 2: "zarr_format" if v2 else "zarr_consolidated_format"}
+    if root is None or root.get(told[version]) not in (1, version):
+        got = "nothing" if root is None else f"zarr_format {root.get('zarr_format')!r}"
+        raise FormatError(
+            f"{blobs.where}: got {got}, expected a Zarr group of version 2 or 3 "
+            f"({V3} or {GROUP}); check the path"
+        )
+    attributes = root.get("attributes") if version == 3 else None
+    nodes = _consolidated(v3, whole)
+    arrays = dict(_walk(blobs, version) if nodes is None else nodes)
+    for name in arrays:
+        _check(name, blobs.where)
+    return Hierarchy(
+        version, attributes if isinstance(attributes, dict) else {}, arrays,
+        blobs.where,
+    )  # fmt: skip
+
+
+def _consolidated(v3: Json | None, v2: Json | None) -> list[tuple[str, Json]] | None:
+    """Arrays that the group's own metadata lists, if it lists any."""
+    told = (v3 or {}).get("consolidated_metadata") if v3 is not None else v2
+    nodes = told.get("metadata") if isinstance(told, dict) else None
+    if not isinstance(nodes, dict):
+        return None
+    if v3 is not None:
+        return [
+            (name, each)
+            for name, each in nodes.items()
+            if isinstance(each, dict) and each.get("node_type") == "array"
+        ]
+    return [
+        (name.removesuffix(f"/{ARRAY}"), each)
+        for name, each in nodes.items()
+        if name.endswith(f"/{ARRAY}") and isinstance(each, dict)
+    ]
+
+
+def _walk(blobs: Blobs, version: int) -> Iterator[tuple[str, Json]]:
+    """Arrays below the root, level by level of each branch."""
+    waiting, seen = [("", 0)], 0
+    while waiting:
+        group, depth = waiting.pop(0)
+        names = [
+            f"{group}/{each}" if group else each
+            for each in blobs.children(group)
+            if not each.startswith(".") and each not in NAMES
+        ]
+        seen += len(names)
+        if seen > MAX_NODES or depth > MAX_DEPTH:
+            raise FormatError(
+                f"{blobs.where} holds {seen} parts, {depth} deep, expected at most "
+                f"{MAX_NODES} and {MAX_DEPTH}; pass the group that has the arrays"
+            )
+        marks = (V3,) if version == 3 else (ARRAY, GROUP)
+        asked = [f"{name}/{mark}" for name in names for mark in marks]
+        found = iter(read_json(blobs, asked))
+        for name in names:
+            if version == 3:
+                node = next(found)
+                is_array = (node or {}).get("node_type") == "array"
+                is_group = node is not None and not is_array
+            else:
+                node, other = next(found), next(found)
+                is_array, is_group = node is not None, other is not None
+            if is_array:
+                assert node is not None
+                yield name, node
+            elif is_group:
+                waiting.append((name, depth + 1))
+
+
+def _check(name: str, where: str) -> None:
+    """Refuse a name that could lead out of the group."""
+    if any(part in ("", ".", "..") or "\0" in part for part in name.split("/")):
+        raise FormatError(
+            f"{where} names an array {name!r}, expected names without empty parts, '.' "
+            "or '..'; it is damaged, or made to deceive"
+        )
+
+
+def storable(hierarchy: Hierarchy, name: str) -> tuple[ForeignArray | None, str]:
+    """An array, or why it can be no field."""
+    try:
+        return hierarchy.array(name), ""
+    except SchemaError as error:
+        return None, str(error)

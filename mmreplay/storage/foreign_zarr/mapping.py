@@ -1,0 +1,319 @@
+"""What the arrays of a Zarr group are to a buffer: fields, ends of episodes, roles."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.episodes import START, TERMINATED, TRUNCATED
+from mmreplay.errors import FormatError, SchemaError, SourceError
+from mmreplay.schema import Field, Schema
+from mmreplay.schema.dtypes import canonical_name
+from mmreplay.schema.naming import ENDS, Plain, left_out
+from mmreplay.schema.notes import Notes
+from mmreplay.storage.foreign_zarr.arrays import ChunkedReader
+from mmreplay.storage.foreign_zarr.hierarchy import Hierarchy, storable
+from mmreplay.storage.foreign_zarr.metadata import MAX_CHUNK_NBYTES, ForeignArray
+from mmreplay.storage.foreign_zarr.source import ZarrSource
+
+Array = NDArray[np.generic]
+Ids = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+EPISODE_ENDS = "episode_ends"
+NUMBERS = ("episode_index", "episode_id", "episode")
+"""Names of columns that change where an episode begins."""
+DATA = "data/"
+MAX_ROWS = 1 << 30
+"""A byte of flags a row is held in memory."""
+MAX_CHUNKS = 1 << 22
+BLOCK_ROWS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMapping:
+    """How a group was taken as a buffer.
+
+    Attributes:
+        location: The group's folder, zip file or URL.
+        version: Of Zarr's format, 2 or 3.
+        ours: Whether mmreplay wrote it, so that nothing had to be found.
+        arrays: Path of each field's array in the group, by the field's; ends that
+            flags tell have none.
+        packed: What the chunks of each are, in a few words.
+        notes: How fields and ends were found, what was left out and why.
+        doubts: What was guessed and may be wrong.
+    """
+
+    location: str
+    version: int
+    ours: bool
+    arrays: Mapping[str, str]
+    packed: Mapping[str, str]
+    notes: tuple[str, ...]
+    doubts: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Mapped:
+    """Fields and flags of a group.
+
+    Attributes:
+        schema: The fields.
+        arrays: Of each field but those that flags tell, by path.
+        flags: uint8 ``[rows]``.
+    """
+
+    schema: Schema
+    arrays: dict[str, ForeignArray]
+    flags: NDArray[np.uint8]
+
+
+@dataclass(slots=True)
+class GroupMapper:
+    """Finds what a group's arrays are that mmreplay did not write."""
+
+    hierarchy: Hierarchy
+    source: ZarrSource
+    reader: ChunkedReader
+    notes: Notes = field(default_factory=Notes)
+    rows: int = 0
+
+    def map(self) -> Mapped:
+        """Find it.
+
+        Raises:
+            SourceError: No array has a row a step, or ends contradict the rows.
+            FormatError: An array is damaged, or of a kind that is not read.
+        """
+        ends_name = self._ends_name()
+        found = self._columns(ends_name)
+        ends = None if ends_name is None else self._ends(ends_name)
+        kinds = {
+            path: (canonical_name(array.dtype), array.shape[1:])
+            for path, array in found.items()
+        }
+        numbers = next((n for n in NUMBERS if self._counts(found.get(n))), None)
+        known = ends is not None or numbers is not None
+        try:
+            plain = Plain(kinds, self.notes, ends_known=known)
+        except SourceError as error:
+            raise SourceError(f"{self.source.location}: {error}") from error
+        if ends is None and numbers is not None:
+            ends = self._changes(found[numbers])
+            self.notes.note(f"episodes begin where {numbers!r} changes")
+        flags = self._flags(plain, found, ends)
+        schema = self._with_ends(plain.schema)
+        if schema.row_nbytes > MAX_CHUNK_NBYTES:
+            raise FormatError(
+                f"{self.source.location} has rows of {schema.row_nbytes} bytes, "
+                f"expected at most {MAX_CHUNK_NBYTES}; leave arrays out with fields="
+            )
+        served = set(plain.ends.values()) | set(ENDS) - found.keys()
+        arrays = {path: found[path] for path in schema.paths if path not in served}
+        self._tell(schema)
+        return Mapped(schema, arrays, flags)
+
+    def _ends_name(self) -> str | None:
+        """The array that counts the rows before each episode's end."""
+        arrays, told = self.hierarchy.arrays, self.source.episode_ends
+        if told is not None:
+            if told not in arrays:
+                raise SchemaError(
+                    f"episode_ends: got {told!r}, expected one of "
+                    f"{', '.join(list(arrays)[:20])} in {self.source.location}; leave "
+                    "it out to have it found"
+                )
+            return told
+        named = [n for n in arrays if n.rpartition("/")[2] == EPISODE_ENDS]
+        if not named:
+            return None
+        usual = f"meta/{EPISODE_ENDS}"
+        taken = usual if usual in named else named[0]
+        if len(named) > 1:
+            self.notes.doubt(
+                f"{len(named)} arrays are called {EPISODE_ENDS!r}, and {taken!r} was "
+                "taken; name one with episode_ends="
+            )
+        return taken
+
+    def _columns(self, ends_name: str | None) -> dict[str, ForeignArray]:
+        """Arrays of one row a step, by the paths of their fields."""
+        found: dict[str, tuple[str, ForeignArray]] = {}
+        for name, path in self._wanted(ends_name).items():
+            array, why = storable(self.hierarchy, name)
+            if array is None or not array.shape:
+                told = f"array {name!r} was left out: {why or 'of no axis'}"
+                left_out(self.notes, path, told)
+            elif path in found:
+                raise SourceError(
+                    f"{self.source.location}: arrays {found[path][0]!r} and {name!r} "
+                    f"are both field {path!r}, expected names that differ; name them "
+                    "with fields="
+                )
+            else:
+                found[path] = (name, array)
+        counted = [array.shape[0] for _, array in found.values()]
+        lengths = Counter(length for length in counted if length)
+        if not lengths:
+            raise SourceError(
+                f"{self.source.location} holds arrays "
+                f"{list(self.hierarchy.arrays)[:20]}, expected at least one of a row a "
+                "step; pass the group that has them"
+            )
+        self.rows = lengths.most_common(1)[0][0]
+        if self.rows > MAX_ROWS:
+            raise FormatError(
+                f"{self.source.location} says it has {self.rows} rows, expected at "
+                f"most {MAX_ROWS}; open parts of it"
+            )
+        kept = {}
+        for path, (name, array) in found.items():
+            if array.shape[0] == self.rows:
+                kept[path] = array
+                continue
+            self.notes.note(
+                f"array {name!r} of shape {list(array.shape)} was left out: most have "
+                f"{self.rows} rows"
+            )
+            if "/" not in name or name.startswith(DATA):
+                self.notes.doubt(
+                    f"arrays differ in length; {self.rows} rows were taken to be the "
+                    "steps"
+                )
+        return kept
+
+    def _wanted(self, ends_name: str | None) -> dict[str, str]:
+        """Paths of fields by arrays' names."""
+        arrays = self.hierarchy.arrays
+        if self.source.fields is None:
+            return {n: n.removeprefix(DATA) for n in arrays if n != ends_name}
+        missing = [name for name in self.source.fields if name not in arrays]
+        if missing:
+            raise SchemaError(
+                f"fields: got {missing[0]!r}, expected one of "
+                f"{', '.join(list(arrays)[:20])} in {self.source.location}; name an "
+                "array of the group"
+            )
+        return dict(self.source.fields)
+
+    def _counts(self, array: ForeignArray | None) -> bool:
+        return array is not None and array.dtype.kind in "iu" and len(array.shape) == 1
+
+    def _read(self, array: ForeignArray, first: int, stop: int) -> Array:
+        if array.shape[0] > MAX_CHUNKS * array.chunk[0]:
+            raise FormatError(
+                f"{self.source.location}: array {array.name!r} has {array.shape[0]} "
+                f"rows in chunks of {array.chunk[0]}, expected at most {MAX_CHUNKS} "
+                "chunks, as all of them are read to find episodes; leave it out with "
+                "fields=, or copy it with larger ones"
+            )
+        out: Array = np.empty(
+            (stop - first, *array.shape[1:]), array.dtype.newbyteorder("=")
+        )
+        self.reader.take(array, [np.arange(first, stop)], out)
+        return out.reshape(stop - first)
+
+    def _ends(self, name: str) -> Ids:
+        """Where episodes end, counts of rows, int64 ``[N]``, each once."""
+        array, why = storable(self.hierarchy, name)
+        if array is None or not self._counts(array) or array.shape[0] > self.rows + 1:
+            got = why if array is None else f"{array.dtype}{list(array.shape)}"
+            raise SourceError(
+                f"{self.source.location}: got {got} for {name!r}, expected at most "
+                f"{self.rows} integers, one an episode; name another with "
+                "episode_ends="
+            )
+        told: NDArray[np.integer[Any]] = self._read(array, 0, array.shape[0])  # type: ignore[assignment]  # as just looked at
+        ends = told.astype(np.int64)
+        # Of what was told, too: a number past 2**63 is another one as int64.
+        outside = (told < 0) | (told > self.rows)
+        wrong = np.flatnonzero(outside | (np.diff(ends, prepend=0) < 0))
+        if len(wrong):
+            at = int(wrong[0])
+            raise SourceError(
+                f"{self.source.location}: {name!r} says {int(told[at])} at {at}, "
+                f"expected numbers that rise up to the {self.rows} rows; the group is "
+                "damaged, or was cut"
+            )
+        whole = np.unique(ends[ends > 0])
+        self.notes.note(
+            f"{len(whole):,} episodes end where {name!r} says, their last step "
+            f"{self.source.ends} where no array tells it"
+        )
+        if len(whole) < len(ends):
+            self.notes.note(f"{len(ends) - len(whole):,} episodes without a row")
+        return whole
+
+    def _changes(self, array: ForeignArray) -> Ids:
+        """Ends before rows whose number differs from the one before, and the last."""
+        found, before = [], None
+        for first in range(0, self.rows, BLOCK_ROWS):
+            numbers = self._read(array, first, min(first + BLOCK_ROWS, self.rows))
+            start = numbers[0] if before is None else before
+            changed = np.flatnonzero(np.diff(numbers, prepend=start)) + first
+            found.append(changed)
+            before = numbers[-1]
+        return np.concatenate([*found, [self.rows]])
+
+    def _flags(
+        self, plain: Plain, found: Mapping[str, ForeignArray], ends: Ids | None
+    ) -> NDArray[np.uint8]:
+        """Flags of every row."""
+        flags = np.zeros(self.rows, np.uint8)
+        inner = 0
+        for first in range(0, self.rows, BLOCK_ROWS) if plain.ends else ():
+            stop = min(first + BLOCK_ROWS, self.rows)
+            told = plain.ends_of(
+                {p: self._read(found[p], first, stop) for p in plain.ends.values()},
+                stop - first,
+                first,
+            )
+            part = flags[first:stop]
+            part[told["terminated"]] |= TERMINATED
+            part[told["truncated"]] |= TRUNCATED
+        if ends is not None:
+            last = np.zeros(self.rows, bool)
+            last[ends - 1] = True
+            inner = int(((flags != 0) & ~last).sum())
+            flags[~last] = 0
+            untold = last & (flags == 0)
+            flags[untold] = (
+                TERMINATED if self.source.ends == "terminated" else TRUNCATED
+            )
+        if inner:
+            self.notes.doubt(
+                f"{inner:,} steps end within what the group calls one episode, and "
+                "were not taken as ends"
+            )
+        over = np.flatnonzero(flags[:-1]) + 1
+        flags[over] |= START
+        flags[0] |= START
+        if ends is not None and (not len(ends) or ends[-1] < self.rows):
+            left = self.rows - (int(ends[-1]) if len(ends) else 0)
+            self.notes.doubt(
+                f"{left:,} rows stand behind the last end: an episode that was cut off"
+            )
+        return flags
+
+    def _with_ends(self, schema: Schema) -> Schema:
+        """The schema with fields of both ends, where their names are free."""
+        for role in ENDS:
+            if schema.role(role) is None and role not in schema:
+                schema = schema.with_field(role, Field((), "bool"))
+        return schema
+
+    def _tell(self, schema: Schema) -> None:
+        if self.source.fields is None and any(
+            name.startswith(DATA) for name in self.hierarchy.arrays
+        ):
+            self.notes.note(f"names of fields are those of arrays without {DATA!r}")
+        if schema.role("observation") and not schema.role("next_observation"):
+            self.notes.note(
+                "there are as many observations as actions: what was seen after the "
+                "last step of an episode is not known, and a truncated one is not drawn"
+            )

@@ -1,0 +1,331 @@
+"""Objects of an S3 bucket, through obstore, which this module alone knows.
+
+Extra remote. Requests run side by side, a bounded number of them; ranges of one object
+that lie near each other are one request.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, NoReturn
+
+from mmreplay.errors import (
+    CorruptError,
+    FailedError,
+    ForkedError,
+    FormatError,
+    SchemaError,
+)
+from mmreplay.storage.foreign_zarr.blobs import Blobs, Extent, refuse_many, span_of
+
+URL = re.compile(r"s3:/{1,2}([^/]+)(?:/(.*))?")
+BUCKET = re.compile(r"[A-Za-z0-9._-]+")
+ENDPOINT = re.compile(
+    r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::(\d{1,5}))?(/[!-~]*)?"
+)
+MAX_PORT = 65535
+REQUESTS = 16
+"""Requests that run at a time."""
+GAP_NBYTES = 64 << 10
+JOINED_NBYTES = 8 << 20
+CONNECT_TIMEOUT, READ_TIMEOUT = timedelta(seconds=10), timedelta(seconds=60)
+RETRIES = 3
+CUT = ("InvalidRange", " 416 ", "non-partial response")
+NO_CREDENTIALS = ("169.254.169.254", "/latest/api/token", "redential")
+"""What the library says where it looked for a machine's role in vain."""
+_first_pid: list[int] = []
+
+
+class RefusedError(FailedError):
+    """The server does not let us read that, or hides that it is not there."""
+
+
+@dataclass(slots=True)
+class _Request:
+    """One range of an object, and the extents in it by their numbers."""
+
+    name: str
+    first: int
+    stop: int
+    parts: list[int] = field(default_factory=list)
+
+
+def url_of(path: str) -> str | None:
+    """The URL that a path is, ``s3://bucket/prefix``; None where it is none.
+
+    One slash of the two may be missing, as `pathlib.Path` makes one of both.
+    """
+    found = URL.fullmatch(path)
+    if found is None:
+        return None
+    return f"s3://{found[1]}/{(found[2] or '').strip('/')}".rstrip("/")
+
+
+def _library(name: str) -> Any:
+    try:
+        found = importlib.import_module(name)
+    except ImportError as error:
+        raise FailedError(
+            "obstore is not installed, expected it for s3:// stores; run: "
+            'pip install "mmreplay[remote]"'
+        ) from error
+    # Its threads do not survive a fork, and it then waits for them without end.
+    if not _first_pid:
+        _first_pid.append(os.getpid())
+    if _first_pid[0] != os.getpid():
+        raise ForkedError(
+            "s3://: got a process that was forked after a remote store was read, "
+            "expected one that was spawned, or forked before; pass "
+            "multiprocessing_context='spawn' to the DataLoader"
+        )
+    return found
+
+
+class RemoteBlobs(Blobs):
+    """Objects below a prefix; see `blobs.Blobs`."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        endpoint: str | None = None,
+        region: str | None = None,
+        anonymous: bool = False,
+    ) -> None:
+        """Make one; nothing is asked for yet.
+
+        Args:
+            url: ``s3://bucket/prefix``.
+            endpoint: Of a server that is not Amazon's, such as
+                ``"http://localhost:9000"``; ``AWS_ENDPOINT_URL`` by default.
+            region: ``AWS_REGION`` or ``AWS_DEFAULT_REGION`` by default.
+            anonymous: Send no credentials, as public buckets take it.
+
+        Raises:
+            SchemaError: The bucket's name or the endpoint is none.
+            FailedError: obstore is not installed, or refuses the options.
+        """
+        self.where = url
+        found = URL.fullmatch(url)
+        assert found is not None
+        self._bucket, self._prefix = found[1], (found[2] or "").strip("/")
+        self._store_module = _library("obstore")
+        options = _options(endpoint, region, anonymous)
+        _check(url, self._bucket, options.get("endpoint"))
+        try:
+            self._store = _library("obstore.store").S3Store(
+                self._bucket, prefix=self._prefix or None, **options
+            )
+        except Exception as error:
+            self._fail(error)
+        self._pool = ThreadPoolExecutor(REQUESTS, "mmreplay-remote")
+
+    def children(self, name: str) -> list[str]:
+        """See `Blobs.children`."""
+        prefix = f"{name}/" if name else None
+        module = self._module()
+        try:
+            found = module.list_with_delimiter(self._store, prefix)
+        except Exception as error:
+            self._fail(error)
+        names = [*found["common_prefixes"], *(o["path"] for o in found["objects"])]
+        refuse_many(f"{self.where}/{name}", len(names))
+        return sorted(str(each).rstrip("/").rpartition("/")[2] for each in names)
+
+    def fetch(self, wanted: Sequence[Extent], most: int) -> list[bytes | None]:
+        """See `Blobs.fetch`."""
+        module = self._module()
+        found: list[bytes | None] = [None] * len(wanted)
+        alone = [n for n, each in enumerate(wanted) if not _ranged(each)]
+        requests = _joined(wanted)
+
+        def whole(number: int) -> None:
+            found[number] = self._get(module, wanted[number], most)
+
+        def several(request: _Request) -> None:
+            data = self._get(
+                module,
+                Extent(request.name, request.first, request.stop - request.first),
+                max(most, JOINED_NBYTES),
+            )
+            for number in request.parts:
+                each = wanted[number]
+                assert each.nbytes is not None
+                if data is not None:
+                    first = each.first - request.first
+                    found[number] = data[first : first + each.nbytes]
+
+        tasks = [self._pool.submit(whole, number) for number in alone]
+        tasks += [self._pool.submit(several, request) for request in requests]
+        for task in tasks:
+            task.result()
+        return found
+
+    def look(self, names: Sequence[str], most: int) -> list[bytes | None]:
+        """See `Blobs.look`.
+
+        Who may not list a bucket is refused what is not there.
+        """
+        module = self._module()
+        tasks = [
+            self._pool.submit(self._get, module, Extent(name), most) for name in names
+        ]
+        refused: FailedError | None = None
+        found: list[bytes | None] = []
+        for task in tasks:
+            try:
+                found.append(task.result())
+            except RefusedError as error:
+                refused = error
+                found.append(None)
+        if refused is not None and not any(found):
+            raise refused
+        return found
+
+    def _get(self, module: Any, extent: Extent, most: int) -> bytes | None:
+        name, first, nbytes = extent
+        what = f"{self.where}/{name}"
+        options: dict[str, Any] = {}
+        if first < 0:
+            options = {"range": {"suffix": -first}}
+        elif nbytes is not None:
+            span_of(extent, first + nbytes, most, what)
+            if nbytes == 0:
+                return b""
+            options = {"range": (first, first + nbytes)}
+        try:
+            got = module.get(self._store, name, options=options)
+        except Exception as error:
+            if isinstance(error, FileNotFoundError) and "NoSuchBucket" not in str(
+                error
+            ):
+                return None
+            if any(each in str(error) for each in CUT):
+                raise CorruptError(
+                    f"{what} ends before byte {first}, expected {nbytes} bytes from "
+                    "there; it was cut: upload it again"
+                ) from error
+            self._fail(error)
+        # What the server says of the size is known before anything is taken.
+        span_of(extent, got.meta["size"], most, what)
+        try:
+            data = bytes(got.bytes())
+        except Exception as error:
+            self._fail(error)
+        return data
+
+    def _module(self) -> Any:
+        return _library("obstore") and self._store_module
+
+    def _fail(self, error: Exception) -> NoReturn:
+        """Turn what the library says into an error with a way out."""
+        text = " ".join(str(error).split("Debug source")[0].split())[:300]
+        if "NoSuchBucket" in text:
+            raise FormatError(
+                f"{self.where}: there is no bucket {self._bucket!r} ({text[:120]}), "
+                "expected one that holds a Zarr group; check the name, endpoint and "
+                "region"
+            ) from error
+        if any(each in text for each in NO_CREDENTIALS):
+            raise FailedError(
+                f"{self.where}: got no credentials ({text[:200]}), expected those of "
+                "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or of this machine's "
+                "role; set them, or pass anonymous=True for a public bucket"
+            ) from error
+        if isinstance(error, PermissionError) or any(
+            each in text for each in (" 403 ", " 401 ", "AccessDenied")
+        ):
+            raise RefusedError(
+                f"{self.where}: the server refused ({text[:200]}), expected "
+                "credentials that may list and read it; check AWS_ACCESS_KEY_ID, or "
+                "pass anonymous=True for a public bucket"
+            ) from error
+        raise FailedError(
+            f"{self.where}: cannot be reached ({text}), expected an S3 server that "
+            "answers; check the network, AWS_ENDPOINT_URL (endpoint=) and AWS_REGION "
+            "(region=)"
+        ) from error
+
+    def close(self) -> None:
+        """See `Blobs.close`."""
+        self._pool.shutdown(wait=False)
+
+
+def _check(url: str, bucket: str, endpoint: str | None) -> None:
+    """Refuse what the library would panic at, which no handler of errors sees.
+
+    Raises:
+        SchemaError: The bucket's name or the endpoint is none.
+    """
+    if not BUCKET.fullmatch(bucket):
+        raise SchemaError(
+            f"{url}: got a bucket {bucket!r}, expected a name of letters, digits, '.', "
+            "'_' and '-'; write s3://bucket/prefix"
+        )
+    found = ENDPOINT.fullmatch(endpoint) if endpoint is not None else None
+    known = found is not None and int(found[2] or 0) <= MAX_PORT
+    if endpoint is not None and not known:
+        raise SchemaError(
+            f"endpoint: got {endpoint!r}, expected the URL of a server, such as "
+            "'http://localhost:9000'; write it with http:// or https:// (it is also "
+            "taken from AWS_ENDPOINT_URL)"
+        )
+
+
+def _options(
+    endpoint: str | None, region: str | None, anonymous: bool
+) -> Mapping[str, Any]:
+    """Options of the library's store; what is not told it looks up in AWS_*."""
+    named = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+    told = [os.environ[name] for name in named if os.environ.get(name)]
+    endpoint = endpoint or (told[0] if told else None)
+    options: dict[str, Any] = {
+        "client_options": {
+            "allow_http": (endpoint or "").startswith("http://"),
+            "connect_timeout": CONNECT_TIMEOUT,
+            "timeout": READ_TIMEOUT,
+        },
+        "retry_config": {"max_retries": RETRIES, "retry_timeout": READ_TIMEOUT},
+    }
+    if endpoint:
+        options["endpoint"] = endpoint
+    if region:
+        options["region"] = region
+    if anonymous:
+        options["skip_signature"] = True
+    return options
+
+
+def _ranged(extent: Extent) -> bool:
+    return extent.first >= 0 and extent.nbytes is not None
+
+
+def _joined(wanted: Sequence[Extent]) -> list[_Request]:
+    """Requests for extents of known bytes, near ones together."""
+    ranged = sorted(
+        (each.name, each.first, number)
+        for number, each in enumerate(wanted)
+        if _ranged(each)
+    )
+    found: list[_Request] = []
+    for name, first, number in ranged:
+        nbytes = wanted[number].nbytes
+        assert nbytes is not None
+        stop, last = first + nbytes, found[-1] if found else None
+        if (
+            last is None
+            or last.name != name
+            or first - last.stop > GAP_NBYTES
+            or stop - last.first > JOINED_NBYTES
+        ):
+            last = _Request(name, first, stop)
+            found.append(last)
+        last.stop = max(last.stop, stop)
+        last.parts.append(number)
+    return found

@@ -1,0 +1,338 @@
+"""A store whose rows are a Zarr group's as it is; it is read only.
+
+A group that mmreplay wrote, opened without its buffer: what its shards hold.
+
+The group's attributes say what the rows are, and which of them are in shards.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.disk.files import File
+from mmreplay.errors import CorruptError, FailedError, FormatError, SchemaError
+from mmreplay.format.metadata import AUTORESETS, MAX_NUM_ENVS, Autoreset
+from mmreplay.ring import LAYOUTS, Ring, Run
+from mmreplay.schema import Schema
+from mmreplay.schema.notes import Notes
+from mmreplay.storage.foreign_zarr.arrays import ChunkedReader
+from mmreplay.storage.foreign_zarr.blobs import Blobs
+from mmreplay.storage.foreign_zarr.hierarchy import Hierarchy
+from mmreplay.storage.foreign_zarr.mapping import MAX_ROWS
+from mmreplay.storage.foreign_zarr.metadata import ForeignArray
+from mmreplay.storage.layout import served_ends
+from mmreplay.storage.store import Columns, flags_between
+from mmreplay.storage.zarr.group import FLAGS_NAME, folder_name
+from mmreplay.strict_json import Json
+
+Ids = NDArray[np.int64]
+
+
+class GroupStore:
+    """Rows of a group; see `Store` for what each method owes."""
+
+    def __init__(
+        self,
+        ring: Ring,
+        schema: Schema,
+        arrays: Mapping[str, ForeignArray],
+        flags: NDArray[np.uint8],
+        blobs: Blobs,
+        reader: ChunkedReader,
+        *,
+        by_env: bool,
+    ) -> None:
+        """Make one.
+
+        Args:
+            ring: Where rows lie.
+            schema: The fields.
+            arrays: Of each field but those that flags tell.
+            flags: uint8 ``[num_rows]``.
+            blobs: The group, closed with the store.
+            reader: Reads it.
+            by_env: Arrays are ``[E, slots, *shape]``; else ``[rows, *shape]``.
+        """
+        self.ring, self.schema = ring, schema
+        self.packed = frozenset[str]()
+        self.grain = 1
+        self._arrays, self._flags = arrays, flags
+        self._blobs, self._reader = blobs, reader
+        self._by_env = by_env
+
+    def gather(self, rows: Ids, paths: Sequence[str]) -> dict[str, NDArray[np.generic]]:
+        """Copy rows out; see `Store.gather`.
+
+        Raises:
+            CorruptError: A chunk is damaged, or of rows that are alive and missing.
+            FailedError: A remote store cannot be reached.
+        """
+        at = self._at(rows)
+        found: dict[str, NDArray[np.generic]] = {}
+        for path in paths:
+            array, field = self._arrays.get(path), self.schema[path]
+            if array is not None:
+                found[path] = np.empty((len(rows), *field.shape), field.numpy)
+                self._reader.take(array, at, found[path])
+            elif not field.nbytes:
+                found[path] = np.empty((len(rows), *field.shape), field.numpy)
+        return found
+
+    def _at(self, rows: Ids) -> list[Ids]:
+        """Coordinates of rows in the arrays."""
+        if not self._by_env:
+            return [rows]
+        if self.ring.layout == "env_major":
+            return list(np.divmod(rows, self.ring.slots))
+        slots, env_ids = np.divmod(rows, self.ring.num_envs)
+        return [env_ids, slots]
+
+    def prefetch(self, rows: Ids, paths: Sequence[str], now: bool = False) -> int:
+        """Ask for nothing: chunks are fetched side by side when they are read."""
+        return 0
+
+    @property
+    def all_flags(self) -> NDArray[np.uint8]:
+        """Flags of every row; see `Store.all_flags`."""
+        return self._flags
+
+    def flags(self, rows: Ids, new: bool = False) -> NDArray[np.uint8]:
+        """Flags of rows; see `Store.flags`."""
+        return self._flags.take(rows)
+
+    def flags_between(self, env_id: int, first: int, stop: int) -> NDArray[np.uint8]:
+        """Flags of a stretch; see `Store.flags_between`."""
+        return flags_between(self._flags, self.ring, env_id, first, stop)
+
+    @property
+    def files(self) -> list[File]:
+        """None: files are opened while they are read."""
+        return []
+
+    def disk_nbytes(self) -> tuple[int, int]:
+        """Return (bytes of the rows unpacked, 0): nobody counted the files."""
+        return self.ring.num_rows * self.schema.row_nbytes, 0
+
+    def unmap(self) -> None:
+        """Do nothing: nothing is mapped."""
+
+    def close(self) -> None:
+        """Give the group back."""
+        self._blobs.close()
+
+    def _refuse(self) -> NoReturn:
+        raise FailedError(
+            f"{self._blobs.where} is a Zarr group, which is only read, expected a "
+            "buffer of your own to write to; make one with mmreplay convert"
+        )
+
+    def write(
+        self, runs: Sequence[Run], columns: Columns, flags: NDArray[np.uint8]
+    ) -> None:
+        """Refuse; likewise all that follows."""
+        self._refuse()
+
+    def step(self, given: Mapping[str, object]) -> int:
+        """Refuse."""
+        self._refuse()
+
+    def write_step(self, row: int, given: Columns, flags: int) -> None:
+        """Refuse."""
+        self._refuse()
+
+    def block(self, given: Mapping[str, object]) -> int:
+        """Refuse."""
+        self._refuse()
+
+    def wide(self, given: Mapping[str, object]) -> int:
+        """Refuse."""
+        self._refuse()
+
+    def write_wide(
+        self, runs: Sequence[Run], given: Columns, flags: NDArray[np.uint8]
+    ) -> None:
+        """Refuse."""
+        self._refuse()
+
+    def allocate(self, first: Ids, stop: Ids) -> None:
+        """Refuse."""
+        self._refuse()
+
+    def give_up(self, limits: Ids) -> None:
+        """Refuse."""
+        self._refuse()
+
+    def set(self, path: str, rows: Ids, values: NDArray[np.generic]) -> None:
+        """Refuse."""
+        self._refuse()
+
+    def sync(self) -> None:
+        """Refuse."""
+        self._refuse()
+
+
+MAX_POSITION = 1 << 62
+BLOCK_ROWS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class SealedGroup:
+    """What the attributes say.
+
+    Attributes:
+        ring: Capacity, environments, slots and layout.
+        schema: Fields that have an array, or are told by flags.
+        autoreset: What follows an episode's end.
+        first: int64 ``[E]``, oldest positions.
+        stop: int64 ``[E]``; rows below are in shards.
+        uuid: 16 bytes, the buffer's.
+        generation: Of its data.
+        user: The user's own JSON.
+        arrays: By field's path, but for those that flags tell.
+        flags: The array of the rows' flags.
+    """
+
+    ring: Ring
+    schema: Schema
+    autoreset: Autoreset
+    first: Ids
+    stop: Ids
+    uuid: bytes
+    generation: int
+    user: Json
+    arrays: Mapping[str, ForeignArray]
+    flags: ForeignArray
+
+
+class _About:
+    """Reads the attributes' member; what is wrong names the group."""
+
+    def __init__(self, about: Json, where: str) -> None:
+        self._about, self._where = about, where
+
+    def refuse(self, key: str, expected: str) -> FormatError:
+        return FormatError(
+            f"{self._where}: its attributes say {key} {self._about.get(key)!r:.80}, "
+            f"expected {expected}; the group is damaged: copy it anew from the buffer"
+        )
+
+    def number(self, key: str, most: int) -> int:
+        found = self._about.get(key)
+        if type(found) is not int or not 1 <= found <= most:
+            raise self.refuse(key, f"an integer in [1, {most}]")
+        return found
+
+    def positions(self, key: str, num_envs: int) -> Ids:
+        found = self._about.get(key)
+        if (
+            not isinstance(found, list)
+            or len(found) != num_envs
+            or not all(type(n) is int and 0 <= n <= MAX_POSITION for n in found)
+        ):
+            raise self.refuse(key, f"{num_envs} positions")
+        return np.array(found, np.int64)
+
+
+def read(hierarchy: Hierarchy, about: Json, notes: Notes) -> SealedGroup:
+    """Check what a group of ours says of itself.
+
+    Raises:
+        FormatError: It is damaged, or its buffer was never closed.
+    """
+    where, told = hierarchy.where, _About(about, hierarchy.where)
+    if "stop" not in about:
+        raise FormatError(
+            f"{where} does not say which of its rows are sealed, expected a group "
+            "whose buffer was closed; close the buffer, and copy it then"
+        )
+    capacity = told.number("capacity", MAX_ROWS)
+    num_envs = told.number("num_envs", MAX_NUM_ENVS)
+    slots = told.number("slots", MAX_ROWS)
+    layout, autoreset = about.get("layout"), about.get("autoreset")
+    if layout not in LAYOUTS:
+        raise told.refuse("layout", f"one of {LAYOUTS}")
+    if autoreset not in AUTORESETS:
+        raise told.refuse("autoreset", f"one of {AUTORESETS}")
+    if slots < capacity or slots * num_envs > MAX_ROWS:
+        raise told.refuse("slots", f"{capacity} or more, {MAX_ROWS} in all")
+    uuid = about.get("uuid")
+    if not isinstance(uuid, str) or not re.fullmatch("[0-9a-f]{32}", uuid):
+        raise told.refuse("uuid", "32 hex digits")
+    first = told.positions("first", num_envs)
+    stop = told.positions("sealed" if "sealed" in about else "stop", num_envs)
+    if (first > stop).any() or (stop - first > capacity).any():
+        raise told.refuse("stop", f"at most {capacity} rows from the first on")
+    schema = _schema(about, told, notes)
+    ring = Ring(capacity, num_envs, layout, 1, 1, slots)
+    served = served_ends(schema)
+    arrays = {
+        path: _array(hierarchy, folder_name(path), each.numpy, each.shape, ring)
+        for path, each in schema.fields.items()
+        if path not in served and each.nbytes
+    }
+    flags = _array(hierarchy, FLAGS_NAME, np.dtype(np.uint8), (), ring)
+    user = about.get("user")
+    return SealedGroup(
+        ring, schema, autoreset, first, stop, bytes.fromhex(uuid),
+        told.number("generation", 999_999), user if isinstance(user, dict) else {},
+        arrays, flags,
+    )  # fmt: skip
+
+
+def _schema(about: Json, told: _About, notes: Notes) -> Schema:
+    """The fields that the group holds."""
+    try:
+        whole = Schema.from_json(about.get("schema"), about.get("roles"))
+        left = [path for path, each in whole.fields.items() if each.mutable]
+        for path in left:
+            notes.note(f"field {path!r} is mutable, and no group holds it: left out")
+        kept = {p: each for p, each in whole.fields.items() if p not in left}
+        roles = {
+            role: top
+            for role, top in whole.roles.items()
+            if any(f"{path}/".startswith(f"{top}/") for path in kept)
+        }
+        return Schema.from_flat(kept, roles)
+    except SchemaError as error:
+        raise told.refuse("schema", f"one of a buffer ({error})") from error
+
+
+def _array(
+    hierarchy: Hierarchy, name: str, dtype: np.dtype[np.generic],
+    shape: tuple[int, ...], ring: Ring,
+) -> ForeignArray:  # fmt: skip
+    wanted = (ring.num_envs, ring.slots, *shape)
+    try:
+        if name not in hierarchy.arrays:
+            raise SchemaError("no such array")
+        found = hierarchy.array(name)
+        if (found.shape, found.dtype) != (wanted, dtype):
+            raise SchemaError(f"{found.dtype}{list(found.shape)}")
+    except SchemaError as error:
+        raise CorruptError(
+            f"{hierarchy.where}: got {error} for array {name!r}, expected "
+            f"{dtype}{list(wanted)} as the group's attributes say; it is damaged: "
+            "copy it anew from the buffer"
+        ) from error
+    return found
+
+
+def read_flags(group: SealedGroup, reader: ChunkedReader) -> NDArray[np.uint8]:
+    """Flags of every row of the ring, uint8 ``[num_rows]``; 0 where none is alive."""
+    ring = group.ring
+    flags = np.zeros(ring.num_rows, np.uint8)
+    for env_id in range(ring.num_envs):
+        first, stop = int(group.first[env_id]), int(group.stop[env_id])
+        for low in range(first, stop, BLOCK_ROWS):
+            positions = np.arange(low, min(low + BLOCK_ROWS, stop))
+            env_ids = np.full(len(positions), env_id)
+            out = np.empty(len(positions), np.uint8)
+            reader.take(group.flags, [env_ids, positions % ring.slots], out)
+            flags[ring.rows(env_ids, positions)] = out
+    return flags

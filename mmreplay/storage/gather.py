@@ -1,0 +1,603 @@
+"""Copying rows out of one file: through a mapping of it, or by reading.
+
+Records copied out: steps with what their flags say of them, or rows, as columns.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+from collections.abc import Iterator, Mapping, Sequence
+from math import inf
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple, NoReturn, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay import kernels
+from mmreplay.disk.files import File
+from mmreplay.errors import system_failure
+from mmreplay.ring import Ring, runs
+from mmreplay.schema import Schema
+from mmreplay.storage import read_ahead
+from mmreplay.storage.buffer_pool import BufferPool
+from mmreplay.storage.layout import RecordLayout, record_layout
+from mmreplay.storage.read_ahead import SMALL_ROW_NBYTES, Pages
+from mmreplay.storage.store import Advise
+
+Array = NDArray[np.generic]
+_copies = kernels.load("copies")
+
+PAST_NBYTES = 1 << 20
+"""Batches of large rows from here on are copied past the caches where that is sooner: a
+fifth on one processor, and later by as much on another whose caches hold them."""
+TRIES = 4
+"""Of either way to copy, the best of which counts. Steps and those after are copied in
+turns, and the latter are partly in the caches by then: either way is tried on both."""
+EVERY = 512
+"""Batches after which both are tried again: a virtual machine's host changes, too."""
+PIECE_NBYTES = 1 << 20
+"""Read at once of rows that lie together. Between two reads who adds or draws has the
+lock of Python, for 5 ms each time."""
+
+
+class RowReader(Protocol):
+    """Rows of one file.
+
+    Attributes:
+        dtype: Of a row's values.
+        shape: Of one row.
+        pages: Asks the disk for rows ahead.
+    """
+
+    dtype: np.dtype[np.generic]
+    shape: tuple[int, ...]
+    pages: Pages
+
+    def take(self, rows: NDArray[np.int64], out: Array) -> Array:
+        """Copy rows into ``out``, ``[B, *shape]`` and contiguous; return it."""
+
+    def pieces(self, row: int, step: int, count: int) -> Iterator[bytes | memoryview]:
+        """Bytes of count rows from one on, every step-th, piece by piece.
+
+        Each is good until the next. Large ones are read: of rows that are no longer in
+        memory a mapping fetches a page at a time, and who looks has the lock of Python
+        meanwhile, which took adds and draws beyond memory to a fifth of their rates.
+        """
+
+
+class CopyTuner:
+    """Whether to copy past the caches, found by trying both.
+
+    Threads: any may ask; a try that gets lost is made again in the next round.
+    """
+
+    def __init__(self) -> None:
+        """Know nothing yet."""
+        self._calls = 0
+        self._best = {True: inf, False: inf}
+
+    def past(self) -> bool:
+        """Whether the next batch goes past them."""
+        call = self._calls
+        self._calls = (call + 1) % EVERY
+        if call == 0:
+            self._best = {True: inf, False: inf}
+        if call < 2 * TRIES:
+            return call % 4 in (0, 3)
+        return self._best[True] <= self._best[False]
+
+    def note(self, past: bool, seconds: float) -> None:
+        """Take note of what a byte of a batch took."""
+        self._best[past] = min(self._best[past], seconds)
+
+
+class MappedRows:
+    """Rows through a read-only mapping.
+
+    Attributes:
+        mapping: The mapping.
+        array: All rows, ``[num_rows, *shape]``.
+    """
+
+    def __init__(
+        self,
+        file: File,
+        dtype: np.dtype[np.generic],
+        shape: tuple[int, ...],
+        advise: Advise,
+    ) -> None:
+        """Map the file; see `RowReader`."""
+        self.dtype, self.shape = dtype, shape
+        self.mapping = file.map_readonly()
+        if advise != "kernel":
+            # The kernel's own read-ahead reads 128 KiB for every missing row.
+            self.mapping.madvise(mmap.MADV_RANDOM)
+        self._file = file
+        flat: Array = np.frombuffer(self.mapping, dtype)
+        self.array = flat.reshape(-1, *shape)
+        self._nbytes = _row_nbytes(dtype, shape)
+        self.pages = Pages(file, self._nbytes, advise, self.mapping)
+        self._sooner = CopyTuner()
+
+    def take(self, rows: NDArray[np.int64], out: Array) -> Array:
+        """See `RowReader.take`."""
+        if self.pages.reads(len(rows)):
+            if _read_rows(self._file, self._nbytes, rows, out, ask=True):
+                return out
+            # A mapping outlives its file, which another thread closed; all else is to
+            # be told.
+            if self._file.fd >= 0:
+                return _read_each(self._file, self._nbytes, rows, out)
+        if out.nbytes < PAST_NBYTES or self._nbytes < SMALL_ROW_NBYTES:
+            return self._taken(rows, out)
+        past, began = self._sooner.past(), perf_counter()
+        if past:
+            wanted = np.ascontiguousarray(rows)
+            _copies.copy_rows(self.array, self._nbytes, wanted, out)
+        else:
+            self._taken(rows, out)
+        self._sooner.note(past, (perf_counter() - began) / out.nbytes)
+        return out
+
+    def _taken(self, rows: NDArray[np.int64], out: Array) -> Array:
+        # Without clip, take goes through a buffer; rows are in range.
+        return self.array.take(rows, 0, out, "clip")
+
+    def pieces(self, row: int, step: int, count: int) -> Iterator[bytes | memoryview]:
+        """See `RowReader.pieces`."""
+        nbytes = self._nbytes
+        if step == 1 or nbytes >= mmap.PAGESIZE:
+            yield from _read(self._file, nbytes, row, step, count)
+        else:
+            # Reading those between as well would take as long for each environment as
+            # for all.
+            rows = range(row, row + step * count, step)
+            self.pages.prefetch(np.array(rows, np.int64))
+            yield self.array[rows.start : rows.stop : step].tobytes()
+
+
+class ReadRows:
+    """Rows by one read each, those that lie one after another by one for all."""
+
+    def __init__(
+        self,
+        file: File,
+        dtype: np.dtype[np.generic],
+        shape: tuple[int, ...],
+        advise: Advise,
+    ) -> None:
+        """Read an open file; see `RowReader`."""
+        self.dtype, self.shape = dtype, shape
+        self._file = file
+        self._nbytes = _row_nbytes(dtype, shape)
+        self.pages = Pages(file, self._nbytes, advise)
+
+    def take(self, rows: NDArray[np.int64], out: Array) -> Array:
+        """See `RowReader.take`."""
+        ask = self.pages.reads(len(rows))
+        if _read_rows(self._file, self._nbytes, rows, out, ask=ask):
+            return out
+        return _read_each(self._file, self._nbytes, rows, out)
+
+    def pieces(self, row: int, step: int, count: int) -> Iterator[bytes | memoryview]:
+        """See `RowReader.pieces`."""
+        return _read(self._file, self._nbytes, row, step, count)
+
+
+def _read_rows(
+    file: File, nbytes: int, rows: NDArray[np.int64], out: Array, *, ask: bool
+) -> bool:
+    """Read rows in the order of the file, others' Python running meanwhile.
+
+    Returns:
+        Whether all were read; `_read_each` tells why not.
+    """
+    fd = file.fd
+    done: bool = _copies.read_rows(fd, nbytes, np.ascontiguousarray(rows), out, ask)
+    # A number that another thread gave back may be another file's by now.
+    return done and file.fd == fd
+
+
+def _read_each(file: File, nbytes: int, rows: NDArray[np.int64], out: Array) -> Array:
+    """Read rows one run after the other, where they were not all to be had at once.
+
+    Raises:
+        CorruptError: The file ends before.
+        FailedError: The device refuses, or another thread closed the file.
+    """
+    room = out.reshape(-1).view(np.uint8).data
+    each = runs(rows) if len(rows) else []
+    for row, first, stop in each:
+        file.will_need(row * nbytes, (stop - first) * nbytes)
+    for row, first, stop in each:
+        file.pread_into(room[first * nbytes : stop * nbytes], row * nbytes)
+    return out
+
+
+def _read(
+    file: File, row_nbytes: int, row: int, step: int, count: int
+) -> Iterator[memoryview]:
+    """Read every step-th of rows, those that lie together at most a piece at once."""
+    whole = row_nbytes * (count if step == 1 else 1)
+    room = memoryview(bytearray(min(PIECE_NBYTES, whole)))
+    for first in range(row, row + step * count, step if step > 1 else count):
+        for at in range(0, whole, PIECE_NBYTES):
+            piece = room[: whole - at]
+            file.pread_into(piece, first * row_nbytes + at)
+            yield piece
+
+
+def _row_nbytes(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> int:
+    return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+
+
+class ClosedStore:
+    """Stands where readers were, and says so to whoever still asks."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise system_failure("read", self._folder, OSError(errno.EBADF, name))
+
+    def __getitem__(self, key: object) -> NoReturn:
+        self.__getattr__("[]")
+
+
+_steps = kernels.load("steps")
+
+BOOL, UINT8 = np.dtype(np.bool_), np.dtype(np.uint8)
+"""Given as what they are, they need not be looked up."""
+
+SPLIT_ROWS = 1024
+"""Fewer are copied whole; their fields are looked at where they are."""
+LINE = 64
+MAX_COUNTS = 16
+"""Lengths of batches whose layout is kept."""
+
+Ids = NDArray[np.int64]
+Ends = NDArray[np.bool_]
+
+
+class Records:
+    """The records of every row, where they are mapped."""
+
+    def __init__(self, ring: Ring, rows: MappedRows, record: np.dtype[np.void]) -> None:
+        """Copy out of a mapping.
+
+        Args:
+            ring: Where rows lie.
+            rows: The mapping.
+            record: What a row of it holds.
+        """
+        self._ring, self._shape = ring, ring.shape
+        self._rows = rows
+        self._stride = record.itemsize
+        self._dtypes = {1: record, 2: twice(record)}
+        self._recycler = BufferPool()
+
+    def take(
+        self,
+        flags: NDArray[np.uint8],
+        env_ids: Ids,
+        positions: Ids,
+        heads: Ids,
+        bits: bytes,
+        bare: bool,
+        wide: int,
+    ) -> tuple[NDArray[np.void], Ends]:
+        """Copy the records of steps, after asking the disk for pages that are missing.
+
+        Args:
+            flags: Of every row; see `kernels.steps.take`, as the next five.
+            env_ids: int64 ``[N]``.
+            positions: int64 ``[N]``.
+            heads: int64 ``[E]``.
+            bits: Flags to look for, K of them.
+            bare: A terminated step without a final row is its own successor.
+            wide: 1, or 2 for the records of the steps after as well.
+
+        Returns:
+            Records ``[N]``, with those after in fields that are called `after`, and
+            bool ``[K, N]``, which flags each step has.
+        """
+        waits = self._waits(env_ids, positions, wide)
+        count = len(positions)
+        out: NDArray[Any] = self._recycler.empty((count,), self._dtypes[wide])
+        ends = np.empty((len(bits), count), BOOL)
+        _steps.take(
+            self._rows.array, self._stride, flags, env_ids, positions, heads,
+            *self._shape, bits, bare, out, ends, waits,
+        )  # fmt: skip
+        return out, ends
+
+    def take_fields(
+        self,
+        flags: NDArray[np.uint8],
+        env_ids: Ids,
+        positions: Ids,
+        heads: Ids,
+        bits: bytes,
+        bare: bool,
+        wide: int,
+        layout: Layout,
+    ) -> tuple[NDArray[np.void], Ends]:
+        """Copy fields of steps, and of those after, each into a column; see `take`.
+
+        Args:
+            flags: See `take`, as the next six.
+            env_ids: See `take`.
+            positions: See `take`.
+            heads: See `take`.
+            bits: See `take`.
+            bare: See `take`.
+            wide: See `take`.
+            layout: Which fields, of row 0 for the step's own, 1 for the one after.
+
+        Returns:
+            All columns in one array without axes, named as `Layout` says; and bool
+            ``[K, N]``, which flags each step has.
+        """
+        waits = self._waits(env_ids, positions, wide)
+        count = len(positions)
+        dtype, parts, _, _ = layout.of(count)
+        out = self._recycler.empty((dtype.itemsize,), UINT8)
+        ends = np.empty((len(bits), count), BOOL)
+        _steps.take_fields(
+            self._rows.array, self._stride, flags, env_ids, positions, heads,
+            *self._shape, bits, bare, wide, parts, out, ends, waits,
+        )  # fmt: skip
+        return np.ndarray((), dtype, out), ends  # a fifth of the time of `view`
+
+    def _waits(self, env_ids: Ids, positions: Ids, wide: int) -> bool:
+        """Ask the disk for pages that are missing; whether to wait for some."""
+        pages = self._rows.pages
+        if pages.warm():
+            return False
+        # To get Python's lock back may take milliseconds, where others compute: it is
+        # kept unless pages are missing now, or were when a loader drew.
+        return self._prefetch(env_ids, positions, wide) > 0 or read_ahead.gathers()
+
+    def columns(self, rows: Ids, count: int, layout: Layout) -> NDArray[np.void]:
+        """Copy fields of rows, each into a column; see `take`.
+
+        Args:
+            rows: int64 ``[C, N]``, rows of the ring.
+            count: N.
+            layout: Which fields.
+
+        Returns:
+            All columns in one array without axes, named as `Layout` says.
+        """
+        pages, waits = self._rows.pages, False
+        if not pages.warm():
+            waits = pages.prefetch(rows.reshape(-1)) > 0 or read_ahead.gathers()
+        dtype, parts, _, _ = layout.of(count)
+        out = self._recycler.empty((dtype.itemsize,), UINT8)
+        _steps.columns(self._rows.array, self._stride, rows, count, parts, out, waits)
+        return np.ndarray((), dtype, out)
+
+    def fold(
+        self,
+        flags: NDArray[np.uint8],
+        env_ids: Ids,
+        positions: Ids,
+        heads: Ids,
+        fixed: tuple[Any, ...],
+        num_packed: int,
+        places: Ids,
+        ends: Ends,
+        layout: Layout,
+        powers: NDArray[np.float64],
+    ) -> NDArray[np.void]:
+        """Fold steps, and copy and sum fields of the rows around them, in one pass.
+
+        Args:
+            flags: Of every row; see `kernels.steps.fold`, as the next three.
+            env_ids: int64 ``[N]``.
+            positions: int64 ``[N]``.
+            heads: int64 ``[E]``.
+            fixed: Slots to marks, as `kernels.steps.fold` takes them.
+            num_packed: Columns whose rows are read here; they come first.
+            places: int64 ``[3 + C, N]``, written.
+            ends: bool ``[1 + S, N]``, written.
+            layout: Which fields, and which sums.
+            powers: float64 ``[steps + 1]``, what to sum and to discount with.
+
+        Returns:
+            All columns in one array without axes, named as `Layout` says.
+        """
+        pages, waits = self._rows.pages, False
+        if not pages.warm():
+            # The disk is asked for rows, which are found by this.
+            _steps.fold(flags, env_ids, positions, heads, *fixed, places, ends)
+            rows = places[3 : 3 + num_packed].reshape(-1)
+            waits = pages.prefetch(rows) > 0 or read_ahead.gathers()
+        dtype, parts, summed, discount = layout.of(len(positions))
+        out = self._recycler.empty((dtype.itemsize,), UINT8)
+        _steps.fold_fields(
+            self._rows.array, self._stride, flags, env_ids, positions, heads, *fixed,
+            places, ends, parts, summed, powers, discount, out, waits,
+        )  # fmt: skip
+        return np.ndarray((), dtype, out)
+
+    def _prefetch(self, env_ids: Ids, positions: Ids, wide: int) -> int:
+        rows = [self._ring.rows(env_ids, positions + ahead) for ahead in range(wide)]
+        # However long they are: they are copied out of the mapping, not read.
+        return self._rows.pages.prefetch(np.concatenate(rows))
+
+
+class Laid(NamedTuple):
+    """Where columns lie for so many steps; see `Layout`.
+
+    Attributes:
+        dtype: Of the array that holds all of them.
+        parts: int64 ``[P, 5]``, what is copied, as `kernels.steps.columns` takes it.
+        summed: int64 ``[S, 6]``, what is summed, as `kernels.steps.fold_fields` does.
+        discount: Where discounts begin; -1 for none.
+    """
+
+    dtype: np.dtype[np.void]
+    parts: Ids
+    summed: Ids
+    discount: int
+
+
+class Layout:
+    """Where columns of fields lie in one array, for as many steps as there are.
+
+    The columns are fields of its dtype, called by their number: ``[N, K, *shape]``, or
+    ``[N, *shape]``. After them come sums, ``[N, *shape]``, then discounts, ``[N]``.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        wanted: Sequence[tuple[str, int, int | None]],
+        summed: Sequence[tuple[str, int, np.dtype[np.generic]]] = (),
+        discounted: bool = False,
+    ) -> None:
+        """Lay out columns.
+
+        Args:
+            schema: The fields of the rows.
+            wanted: Of each column its path, and which rows of C it is read from: the
+                first, and K, or None for that one alone.
+            summed: Of each field that is summed its path, the first of the rows that
+                are added up, and the dtype of the sums.
+            discounted: Whether there are discounts.
+        """
+        record = record_layout(schema).record
+        fields: Mapping[str, Any] = {} if record is None else record.fields or {}
+        self._members = [
+            (*fields[path][:2], start, width) for path, start, width in wanted
+        ]
+        self._summed = [(*fields[path][:2], *rest) for path, *rest in summed]
+        self._discounted = discounted
+        self._known: dict[int, Laid] = {}
+
+    def of(self, count: int) -> Laid:
+        """The dtype for N steps, and the numbers that describe it to the kernel."""
+        found = self._known.get(count)
+        if found is not None:
+            return found
+        # No array of nothing can be looked at as one of fields.
+        parts, formats, end = [], [], LINE
+        for dtype, offset, start, width in self._members:
+            lead = (count,) if width is None else (count, width)
+            formats.append((dtype.base, (*lead, *dtype.shape)))
+            parts.append((offset, dtype.itemsize, start, width or 1, end))
+            end += -(-count * (width or 1) * dtype.itemsize // LINE) * LINE
+        sums, discount = [], -1
+        for dtype, offset, start, total in self._summed:
+            formats.append((total, (count, *dtype.shape)))
+            wide = dtype.base.itemsize
+            numbers = dtype.itemsize // wide
+            sums.append((offset, numbers, wide, total.itemsize, start, end))
+            end += -(-count * numbers * total.itemsize // LINE) * LINE
+        places = [part[-1] for part in (*parts, *sums)]
+        if self._discounted:
+            discount = end
+            formats.append((np.dtype(np.float32), (count,)))
+            places.append(discount)
+            end += -(-count * 4 // LINE) * LINE
+        dtype = np.dtype(
+            {
+                "names": [str(at) for at in range(len(places))],
+                "formats": formats,
+                "offsets": places,
+                "itemsize": end,
+            }
+        )
+        if len(self._known) >= MAX_COUNTS:
+            # Another one: other threads may be looking at this one.
+            self._known = {}
+        # Of empty fields nothing is copied.
+        copied = np.array([part for part in parts if part[1]], np.int64).reshape(-1)
+        added = np.array(sums, np.int64).reshape(-1)
+        found = self._known[count] = Laid(dtype, copied, added, discount)
+        return found
+
+
+def after(path: str) -> str:
+    """Name of a field of the record after, which no path can be."""
+    return f"{path}/"
+
+
+def twice(record: np.dtype[np.void]) -> np.dtype[np.void]:
+    """Dtype of two records, one after the other."""
+    members = [(name, *found[:2]) for name, found in (record.fields or {}).items()]
+    names, formats, offsets = zip(*members, strict=True)
+    return np.dtype(
+        {
+            "names": [*names, *map(after, names)],
+            "formats": [*formats, *formats],
+            "offsets": [*offsets, *(record.itemsize + each for each in offsets)],
+            "itemsize": 2 * record.itemsize,
+        }
+    )
+
+
+def records_of(ring: Ring, rows: RowReader, placement: RecordLayout) -> Records | None:
+    """Records, or None where rows are read rather than mapped."""
+    if placement.record is None or not isinstance(rows, MappedRows):
+        return None
+    return Records(ring, rows, placement.record)
+
+
+def gathered(
+    reader: RowReader,
+    placement: RecordLayout,
+    recycler: BufferPool,
+    rows: Ids,
+    paths: Sequence[str],
+) -> Mapping[str, NDArray[np.generic]] | NDArray[np.void]:
+    """Copy records out; their fields by path.
+
+    Of many that lie one after another, and are mapped, each field is an array of its
+    own: whoever writes them elsewhere would copy them again.
+    """
+    count, record = len(rows), placement.record
+    assert record is not None
+    if (
+        count >= SPLIT_ROWS
+        and isinstance(reader, MappedRows)
+        and rows.ndim == 1
+        and rows[-1] - rows[0] == count - 1
+        and (rows[1:] > rows[:-1]).all()
+        and not reader.pages.reads(count)
+    ):
+        return _columns(reader, record, recycler, int(rows[0]), count, paths)
+    raw = recycler.empty(rows.shape, reader.dtype)
+    return cast("NDArray[np.void]", reader.take(rows, raw).view(record))
+
+
+def _columns(
+    reader: MappedRows,
+    record: np.dtype[np.void],
+    recycler: BufferPool,
+    first: int,
+    count: int,
+    paths: Sequence[str],
+) -> dict[str, NDArray[np.generic]]:
+    assert record.fields is not None
+    parts, kinds, end = [], {}, 0
+    for path in paths:
+        if path in record.fields:
+            dtype, offset = record.fields[path][:2]
+            kinds[path] = dtype, end
+            parts.append((offset, dtype.itemsize, end))
+            end += -(-count * dtype.itemsize // LINE) * LINE
+    raw = recycler.empty((end,), np.dtype(np.uint8))
+    _steps.split(
+        reader.array, record.itemsize, first, count, np.array(parts, np.int64), raw
+    )
+    return {
+        path: raw[place : place + count * dtype.itemsize]
+        .view(dtype.base)
+        .reshape(count, *dtype.shape)
+        for path, (dtype, place) in kinds.items()
+    }

@@ -1,0 +1,105 @@
+"""Which file holds a field, and where in a record.
+
+Fields below 4 KiB per step share records.bin, so that a batch of six small fields
+is one gather and one page of disk instead of six. Larger fields, and mutable ones
+whatever their size, have a file of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mmreplay.ring import Ring
+from mmreplay.schema import Schema
+
+RECORDS = "records.bin"
+FLAGS = "flags.bin"
+SUMS = "sums.bin"
+LARGE_NBYTES = 4096
+ALIGNMENT = 8
+SUM_DTYPE = np.dtype([("crc", "<u4"), ("lap", "<u4")])
+SERVED_ROLES = ("terminated", "truncated")
+"""Read from flags.bin, not stored twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordLayout:
+    """Where every field of a schema lives.
+
+    Attributes:
+        record: The record's dtype, its field names being paths; None where all
+            fields are large.
+        large: Path to file name, in schema order.
+        served: See `served_ends`.
+    """
+
+    record: np.dtype[np.void] | None
+    large: dict[str, str]
+    served: dict[str, str]
+
+    @property
+    def stride(self) -> int:
+        """Bytes of one record; 0 without records."""
+        return 0 if self.record is None else self.record.itemsize
+
+    def file_sizes(self, ring: Ring, schema: Schema) -> dict[str, int]:
+        """Bytes of every file of a generation, by name."""
+        sizes = {FLAGS: ring.num_rows}
+        if self.record is not None:
+            sizes[RECORDS] = ring.num_rows * self.stride
+        for path, name in self.large.items():
+            sizes[name] = ring.num_rows * schema.fields[path].nbytes
+        sizes[SUMS] = ring.num_envs * ring.num_blocks * SUM_DTYPE.itemsize
+        return sizes
+
+
+def served_ends(schema: Schema) -> dict[str, str]:
+    """Path to role of the ends that the flags of rows hold.
+
+    Ends per agent are stored as any other field; the flags hold those of the step.
+    """
+    if schema.num_agents is not None:
+        return {}
+    paths = {schema.role(role): role for role in SERVED_ROLES}
+    return {path: role for path, role in paths.items() if path is not None}
+
+
+def record_layout(schema: Schema) -> RecordLayout:
+    """Decide the place of every field.
+
+    Record members are sorted by item size, largest first, and by schema order
+    within: each is then aligned without padding, and the stride, a multiple of 8,
+    lets torch take strided views.
+    """
+    served = served_ends(schema)
+    small: list[str] = []
+    large: dict[str, str] = {}
+    for path, field in schema.fields.items():
+        if path in served:
+            continue
+        if field.mutable or field.nbytes >= LARGE_NBYTES:
+            large[path] = f"f{len(large):03d}.bin"
+        else:
+            small.append(path)
+    small.sort(key=lambda path: -schema.fields[path].numpy.itemsize)
+    return RecordLayout(_record(schema, small) if small else None, large, served)
+
+
+def _record(schema: Schema, paths: list[str]) -> np.dtype[np.void]:
+    offsets, end = [], 0
+    for path in paths:
+        offsets.append(end)
+        end += schema.fields[path].nbytes
+    return np.dtype(
+        {
+            "names": paths,
+            "formats": [
+                (schema.fields[path].numpy, schema.fields[path].shape) for path in paths
+            ],
+            "offsets": offsets,
+            # At least one byte, where all of its members are empty.
+            "itemsize": -(-max(end, 1) // ALIGNMENT) * ALIGNMENT,
+        }
+    )

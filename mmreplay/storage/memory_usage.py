@@ -1,0 +1,208 @@
+"""Memory of the machine, or of the group of processes that this one is in.
+
+What of some files is in memory, and whose it is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mmreplay.arguments import size
+from mmreplay.disk.files import File
+from mmreplay.disk.filesystem import file_system
+from mmreplay.errors import CorruptError, system_failure
+
+LIMITS = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    (
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+    ),
+)
+"""Files with what a group may take and what it has taken, of both kinds of groups."""
+
+
+def whole_nbytes() -> int:
+    """Memory that there is for this process and all beside it; 0 if unknown."""
+    return min([_told("MemTotal"), *(limit for limit, _ in _groups())])
+
+
+def available_nbytes() -> int:
+    """Memory that this process may still take, page cache included; 0 if unknown."""
+    left = [max(0, limit - used) for limit, used in _groups()]
+    return min([_told("MemAvailable"), *left])
+
+
+def _told(name: str) -> int:
+    """Bytes that the machine tells under a name; 0 if unknown."""
+    with suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/meminfo").read_text("ascii").splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) << 10
+    return 0
+
+
+def _groups() -> list[tuple[int, int]]:
+    """Limit and bytes taken of each group that has a limit."""
+    found = []
+    for limit, used in LIMITS:
+        # What a group may take is "max" without a limit.
+        with suppress(OSError, ValueError):
+            most = int(Path(limit).read_text("ascii"))
+            found.append((most, int(Path(used).read_text("ascii"))))
+    return found
+
+
+CACHESTAT = 451
+"""The system call of Linux 6.5, the same number on every machine."""
+STACKED = {"overlay"}
+"""File systems of which it tells nothing: pages are those of the file below."""
+PIECE_NBYTES = 1 << 30
+MAPPING = re.compile(r"[0-9a-f]+-[0-9a-f]+ .{4} [0-9a-f]+ \S+ \d+ +(\S.*)")
+VALUE = re.compile(r"(\w+): +(\d+) kB")
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Memory that a buffer and its process take, in bytes.
+
+    Attributes:
+        mapped: Address space of the buffer's files; costs nothing.
+        shared: Of it, pages that this process has looked at and that are in memory:
+            counted in its RSS, and the kernel's to take back at any time.
+        private: What the process has of its own, all of it, buffers or not.
+        page_cache: Pages of the buffer's files in memory, whoever read or wrote them;
+            None where the system does not tell this user.
+
+    Example:
+        >>> buffer = mr.ReplayBuffer.open("runs/cartpole")
+        >>> buffer.memory().mapped > 0
+        True
+    """
+
+    mapped: int
+    shared: int
+    private: int
+    page_cache: int | None
+
+    def __str__(self) -> str:
+        """Say it in one line."""
+        cached = "unknown" if self.page_cache is None else size(self.page_cache)
+        return (
+            f"{size(self.private)} private to the process, {size(self.shared)} shared "
+            f"of {size(self.mapped)} mapped, page cache {cached}"
+        )
+
+
+def measure(paths: Sequence[Path]) -> Memory:
+    """Look up what files, and this process, have in memory.
+
+    Costs a look at every mapping of the process, an opening of every file and, before
+    Linux 6.5, a look at every page of them: some 10 ns each.
+
+    Args:
+        paths: The files; those that are gone count for nothing.
+    """
+    mapped, shared = _mapped({os.path.realpath(path) for path in paths})
+    cached = [cached_nbytes(file, 0, file.nbytes) for file in opened(paths)]
+    known = [nbytes for nbytes in cached if nbytes is not None]
+    total = sum(known) if len(known) == len(cached) else None
+    return Memory(mapped, shared, _private(), total)
+
+
+def opened(paths: Iterable[Path]) -> Iterator[File]:
+    """Open files one after the other; a writer may have removed some meanwhile."""
+    for path in paths:
+        try:
+            file = File.open(path, None)
+        except CorruptError:
+            continue
+        try:
+            yield file
+        finally:
+            file.close()
+
+
+def _mapped(paths: set[str]) -> tuple[int, int]:
+    """Bytes mapped of files, and those of them that are in memory."""
+    sizes = {"Size": 0, "Rss": 0}
+    ours = False
+    for line in _told_by("smaps").splitlines():
+        value = VALUE.match(line)
+        if value is None:
+            mapping = MAPPING.match(line)
+            ours = mapping is not None and mapping[1] in paths
+        elif ours and value[1] in sizes:
+            sizes[value[1]] += int(value[2]) * 1024
+    return sizes["Size"], sizes["Rss"]
+
+
+def _private() -> int:
+    """Bytes that no file backs."""
+    found = re.search(r"RssAnon:\s+(\d+) kB", _told_by("status"))
+    return 0 if found is None else int(found[1]) * 1024
+
+
+def _told_by(name: str) -> str:
+    """What the system says of this process."""
+    path = Path("/proc/self") / name
+    try:
+        return path.read_text(errors="replace")
+    except OSError as error:
+        raise system_failure("read", path, error) from error
+
+
+def cached_nbytes(file: File, first: int, stop: int) -> int | None:
+    """Bytes ``[first, stop)`` of a file that are in the page cache.
+
+    Args:
+        file: Whose.
+        first: A multiple of the page's size.
+        stop: At most the file's size.
+
+    Returns:
+        None where the system does not tell this user.
+    """
+    answer = (ctypes.c_uint64 * 5)()
+    asked = (ctypes.c_uint64 * 2)(first, stop - first)
+    if (
+        stop > first
+        and file_system(file.path) not in STACKED
+        and _libc.syscall(CACHESTAT, file.fd, asked, answer, 0) == 0
+    ):
+        return min(int(answer[0]) * mmap.PAGESIZE, stop - first)
+    status = os.fstat(file.fd)
+    if status.st_uid != os.geteuid() and not os.access(file.path, os.W_OK):
+        # mincore would say that all of it is there.
+        return None
+    return _looked_at(file, first, stop)
+
+
+def _looked_at(file: File, first: int, stop: int) -> int:
+    """The same, by a look at every page."""
+    if stop == first:
+        return 0
+    mapping = file.map_readonly()
+    every = np.frombuffer(mapping, np.uint8)
+    count = 0
+    for start in range(first, stop, PIECE_NBYTES):
+        nbytes = min(PIECE_NBYTES, stop - start)
+        pages = np.zeros(-(-nbytes // mmap.PAGESIZE), np.uint8)
+        where = ctypes.c_void_p(every.ctypes.data + start)
+        into = ctypes.c_void_p(pages.ctypes.data)
+        if _libc.mincore(where, ctypes.c_size_t(nbytes), into) == 0:
+            count += int((pages & 1).sum())
+    del every
+    mapping.close()
+    return min(count * mmap.PAGESIZE, stop - first)

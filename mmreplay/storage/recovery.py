@@ -1,0 +1,509 @@
+"""What opening a buffer decides from its COMMIT file, with no repair step.
+
+Within the boot that wrote them, live slots are the truth: the page cache outlived
+the process, so everything published is there. Otherwise the newest durable slot
+is: everything above its heads is cut. Nothing else is stored that could disagree.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from mmap import PAGESIZE
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay import process
+from mmreplay.disk import files
+from mmreplay.disk.files import File
+from mmreplay.disk.filesystem import COPY_ON_WRITE, file_system
+from mmreplay.disk.lock import FILE_NAME as LOCK
+from mmreplay.disk.lock import locked
+from mmreplay.errors import FormatError, RemovedError, ReplayError
+from mmreplay.format import commit
+from mmreplay.format.commit import Identity, Record, Slots
+from mmreplay.format.metadata import FILE_NAME, Metadata, load
+from mmreplay.ring import Ring
+from mmreplay.storage import commit_state
+from mmreplay.storage.commit_state import (
+    LATEST_NS,
+    CommitReader,
+    CommitWriter,
+    create_commit,
+    no_durable,
+    open_commit,
+)
+from mmreplay.storage.layout import FLAGS
+
+How = Literal["new", "clean", "live", "killed", "power_cut", "failed"]
+CUTTING = ("power_cut", "failed")
+LOOK_EVERY_S = 0.01
+GENERATION = re.compile("data-([0-9]{6})")
+HALF = "tmp-snapshot"
+"""Marks a folder that a snapshot or a repair fills, and owns, until it is whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What opening found.
+
+    Attributes:
+        how: ``"new"``; ``"clean"`` (closed in order); ``"live"`` (a writer holds
+            it); ``"killed"`` (the writer died, nothing published is lost);
+            ``"power_cut"`` (the machine stopped, or the folder is a copy: rows
+            above the last commit are cut); ``"failed"`` (a sync failed: they are cut
+            likewise, for nobody knows which of them reached the disk).
+        heads: int64 ``[E]``, where each environment goes on.
+        committed: int64 ``[E]``, heads that a power cut would leave.
+        cut_rows: Rows known to have been published and cut; a lower bound.
+        given_up_rows: Rows that were committed and overwritten since.
+        removed: Left-over temporary files that the writer swept.
+        last_cut_rows: Like cut_rows, of the last opening that cut any in this
+            generation, which may be long ago.
+    """
+
+    how: How
+    heads: NDArray[np.int64]
+    committed: NDArray[np.int64]
+    cut_rows: int = 0
+    given_up_rows: int = 0
+    removed: tuple[str, ...] = ()
+    last_cut_rows: int = 0
+
+
+def identify(
+    file: File, metadata: Metadata, held: Callable[[], bool] = commit.not_held
+) -> Identity:
+    """Say what a trusted record of this COMMIT file must name.
+
+    Args:
+        file: COMMIT.
+        metadata: Its generation's.
+        held: See `Identity`; by default no other process holds the lock.
+    """
+    return Identity(
+        metadata.uuid, metadata.generation, process.boot_id(), *file.identity(), held
+    )
+
+
+def create(
+    folder: Path,
+    metadata: Metadata,
+    heads: NDArray[np.int64] | None = None,
+    tails: NDArray[np.int64] | None = None,
+) -> None:
+    """Create the COMMIT file of a new generation.
+
+    Args:
+        folder: The generation's folder.
+        metadata: What it will be.
+        heads: int64 ``[E]``, positions to go on from; 0 for a new buffer.
+        tails: int64 ``[E]``, oldest positions alive.
+    """
+    zeros = np.zeros(metadata.ring.num_envs, np.int64)
+    heads = zeros if heads is None else heads
+    tails = zeros if tails is None else tails
+
+    def first(file: File) -> Record:
+        known = identify(file, metadata)
+        # What it is made with is committed with it.
+        moment = min(time.time_ns(), LATEST_NS) if heads.any() else 0
+        return Record(
+            1, 1, commit.CLEAN, known.boot_id, known.uuid, known.generation,
+            known.device, known.inode, moment, heads, heads, tails, zeros,
+            birth=known.birth,
+        )  # fmt: skip
+
+    if heads.any():
+        _reserve_next(folder / FLAGS, metadata.ring, heads)
+    create_commit(folder, metadata.ring.num_envs, first)
+
+
+def _reserve_next(path: Path, ring: Ring, heads: NDArray[np.int64]) -> None:
+    """Reserve the flags behind the newest rows, which are looked at with these.
+
+    Nobody wrote them, and to look at a hole is a SIGBUS where tmpfs is full.
+    """
+    file = File.open(path, ring.num_rows, writable=True)
+    try:
+        rows = ring.rows(np.arange(ring.num_envs), heads)
+        for page in np.unique(rows // PAGESIZE).tolist():
+            first = page * PAGESIZE
+            file.allocate(first, min(PAGESIZE, file.nbytes - first))
+    finally:
+        file.close()
+
+
+def settle(
+    slots: Slots, identity: Identity, metadata: Metadata, folder: Path
+) -> tuple[Record, Record, Recovery]:
+    """Choose what is published and what is durable.
+
+    Returns:
+        The live record, the durable one, and what was found.
+
+    Raises:
+        CorruptError: No durable slot is whole.
+    """
+    durable = commit.newest_durable(slots)
+    if durable is None:
+        raise no_durable(folder)
+    live = commit.newest_live(slots, identity)
+    limits = commit.highest_limit(slots)
+    # Rows that these limits gave up may hold later rows, whoever's they are.
+    lost = limits - metadata.ring.slots
+    how = _how(live, durable)
+    interrupted = live is not None and _interrupted(live, durable)
+    best = durable if live is None else live
+    kept = _lift(best, limits, lost)
+    cut, given_up = 0, 0
+    if how in CUTTING:
+        seen = [r.heads for r in slots if r is not None and r.epoch == durable.epoch]
+        cut = int((np.max(seen, axis=0) - best.heads).clip(0).sum())
+        cut = max(cut, best.cut_rows) if interrupted else cut
+        before = np.maximum(best.tails, best.heads - metadata.ring.capacity)
+        given_up = int(np.minimum(lost - before, best.heads - before).clip(0).sum())
+    last = cut if how in CUTTING else best.cut_rows
+    report = Recovery(how, kept.heads, durable.heads, cut, given_up, last_cut_rows=last)
+    return kept, _lift(durable, limits, lost), report
+
+
+def _how(live: Record | None, durable: Record) -> How:
+    if durable.flags & commit.CLEAN and (live is None or _same(live, durable)):
+        return "clean"
+    if live is not None and not _interrupted(live, durable):
+        return "killed"
+    return "failed" if durable.flags & commit.POISONED else "power_cut"
+
+
+def _interrupted(live: Record, durable: Record) -> bool:
+    """Tell that an opening which cut rows was killed, and reported to nobody."""
+    return live.cut_epoch == live.epoch > durable.epoch
+
+
+def _same(live: Record, durable: Record) -> bool:
+    return bool((live.heads == durable.heads).all())
+
+
+def _lift(record: Record, limits: NDArray[np.int64], lost: NDArray[np.int64]) -> Record:
+    """Give up what may have been overwritten; positions never restart."""
+    tails = np.maximum(record.tails, lost)
+    heads = np.maximum(record.heads, tails)
+    return replace(record, heads=heads, tails=tails, limits=np.maximum(limits, heads))
+
+
+def open_reader(folder: Path, metadata: Metadata) -> tuple[CommitReader, Recovery]:
+    """Open the COMMIT file of a generation for reading; changes nothing."""
+    file, data = open_commit(folder, metadata.ring.num_envs, writable=False)
+    try:
+        identity = identify(file, metadata, lambda: locked(folder.parent))
+        slots = _read_whole(file, data, metadata)
+        live, _, report = settle(slots, identity, metadata, folder)
+        # Records stored from now on in the open file are its own. Those that it held
+        # before, and that are not trusted, have no higher sequence number.
+        numbers = [r.sequence for r in map(slots.__getitem__, commit.LIVE_SLOTS) if r]
+        start = replace(live, sequence=max([live.sequence, *numbers]))
+        return CommitReader(file, replace(identity, held=lambda: True), start), report
+    except BaseException:
+        file.close()
+        raise
+
+
+def _read_whole(file: File, data: bytes, metadata: Metadata) -> Slots:
+    """Read again while a live writer keeps both live slots torn under our eyes.
+
+    The durable slot would do, but it is older than what was published, and would
+    be told as a power cut. Torn slots that do not change have nobody storing them.
+    """
+    deadline = time.monotonic() + commit_state.PATIENCE_S
+    while True:
+        slots = _split(data, metadata)
+        if any(slots[slot] is not None for slot in commit.LIVE_SLOTS):
+            return slots
+        before, data = data, file.pread(len(data), 0)
+        if data == before:
+            return slots
+        if time.monotonic() > deadline:
+            raise commit_state.starved(file.path)
+
+
+def open_writer(folder: Path, metadata: Metadata) -> tuple[CommitWriter, Recovery]:
+    """Open the COMMIT file for writing and put all four slots in one epoch.
+
+    Idempotent under a crash at any point of itself: each slot rewritten says what
+    the next opening would decide anyway, and the newest is never the first to go.
+    """
+    file, data = open_commit(folder, metadata.ring.num_envs, writable=True)
+    try:
+        # Where a store goes to new blocks, no space can be reserved for it, and on a
+        # full disk it is a SIGBUS: there live slots are written.
+        if file_system(folder) not in COPY_ON_WRITE:
+            file.map_writable()
+        identity = identify(file, metadata)
+        slots = _split(data, metadata)
+        live, durable, report = settle(slots, identity, metadata, folder)
+        epoch = 1 + max(record.epoch for record in slots if record is not None)
+        number = 1 + max(record.sequence for record in slots if record is not None)
+        fresh = replace(
+            live, epoch=epoch, flags=0, boot_id=identity.boot_id,
+            device=identity.device, inode=identity.inode, birth=identity.birth,
+        )  # fmt: skip
+        if report.how in CUTTING:
+            fresh = _cut(fresh, live, report)
+        # Live first: a durable slot of the new epoch alone would hide what was
+        # published and not yet committed. Written, not stored: a copy may share its
+        # blocks with the original, and only a write can say that the disk is full.
+        size = commit.slot_nbytes(metadata.ring.num_envs)
+        for slot in _oldest_first(slots, commit.LIVE_SLOTS):
+            fresh = replace(fresh, sequence=number)
+            file.pwrite(fresh.encode(), size * slot)
+            number += 1
+        order = _oldest_first(slots, commit.DURABLE_SLOTS)
+        _sync_inherited(file, data, size, order[-1])
+        kept = durable
+        for slot in order:
+            kept = replace(
+                fresh, heads=durable.heads, tails=durable.tails, sequence=number,
+                limits=durable.limits, time_ns=durable.time_ns,
+            )  # fmt: skip
+            file.pwrite(kept.encode(), size * slot)
+            file.sync()
+            number += 1
+        return CommitWriter(file, identity, fresh, kept, order[0]), report
+    except BaseException:
+        file.close()
+        raise
+
+
+def _cut(fresh: Record, live: Record, report: Recovery) -> Record:
+    """Say in a record that its epoch began by cutting, for readers of earlier ones."""
+    cuts = fresh.heads
+    if live.cut_epoch and live.boot_id == fresh.boot_id:
+        cuts = np.minimum(cuts, live.cuts)
+    epoch = fresh.epoch
+    return replace(fresh, cuts=cuts, cut_epoch=epoch, cut_rows=report.cut_rows)
+
+
+def _sync_inherited(file: File, data: bytes, size: int, newest: int) -> None:
+    """Make durable what a killed writer may have written and not synced.
+
+    Its last durable slot is the newest here and kept till last, but what a power cut
+    would find in its place may be torn, or older than the slot that goes first. It is
+    written again, as it is: after a sync that failed the kernel owes it no more.
+    """
+    file.pwrite(data[size * newest : size * (newest + 1)], size * newest)
+    file.sync()
+
+
+def _split(data: bytes, metadata: Metadata) -> Slots:
+    return commit.split(
+        data, metadata.uuid, metadata.generation, metadata.ring.num_envs
+    )
+
+
+def _oldest_first(slots: Slots, which: tuple[int, int]) -> list[int]:
+    """Order two slots so that the newest whole one is overwritten last."""
+    ages = {}
+    for slot in which:
+        record = slots[slot]
+        ages[slot] = (0, 0) if record is None else (record.epoch, record.sequence)
+    return sorted(which, key=lambda slot: ages[slot])
+
+
+class Place:
+    """Where an open buffer was opened, to see that it is still there.
+
+    A folder that was renamed, without another one at its path, is still the same.
+    """
+
+    __slots__ = (
+        "_commit", "_due_s", "_file", "_metadata", "_number", "_opened", "_root",
+    )  # fmt: skip
+
+    def __init__(self, root: Path, metadata: Metadata, file: File) -> None:
+        """Remember a place.
+
+        Args:
+            root: The buffer's folder; links to it are resolved now.
+            metadata: The generation that was opened.
+            file: Its COMMIT, which keeps its number while it is open.
+        """
+        self._opened, self._root = root, Path(os.path.realpath(root))
+        # To join a path takes longer than to look it up.
+        self._commit = str(self._root / metadata.folder / file.path.name)
+        self._metadata, self._file = metadata, file
+        # No other file gets it while this one is open.
+        self._number = file.identity()[:2]
+        self._due_s = 0.0
+
+    def look(self) -> bool:
+        """See `refuse_removed`; for readers, who ask before each draw.
+
+        A deleted folder is noticed at once. What the path leads to takes longer to
+        look up, and is looked at again after `LOOK_EVERY_S`.
+        """
+        now = time.monotonic()
+        with suppress(OSError):
+            if now < self._due_s and os.fstat(self._file.fd).st_nlink:
+                return False
+        newer = self.refuse_removed()
+        self._due_s = now + LOOK_EVERY_S
+        return newer
+
+    def refuse_removed(self) -> bool:
+        """Refuse to go on in a folder that was deleted, or that another one replaced.
+
+        Returns:
+            Whether the path leads to a later generation, which readers follow.
+
+        Raises:
+            RemovedError: The folder is not to be found by its path any more.
+        """
+        hidden = False
+        try:
+            found = os.stat(self._commit)
+            if (found.st_dev, found.st_ino) == self._number:
+                return False
+        except OSError as error:
+            # A folder that may not be passed through may still be the same.
+            hidden = error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
+        try:
+            opened = os.fstat(self._file.fd)
+        except OSError:
+            opened = None
+        if opened is None or (opened.st_dev, opened.st_ino) != self._number:
+            # Another thread has just closed it: nothing is known.
+            return False
+        if hidden and opened.st_nlink:
+            return False
+        return self._judge(opened.st_nlink)
+
+    def refuse_elsewhere(self) -> None:
+        """Refuse to use the path where it leads to another folder.
+
+        `refuse_removed` ignores a link that was changed: open files are still the same.
+        New files at the path would be made in the other folder.
+
+        Raises:
+            RemovedError: The path leads to another folder, or the folder was deleted.
+        """
+        if self.refuse_removed() or not os.path.lexists(self._opened):
+            return
+        if Path(os.path.realpath(self._opened)) != self._root:
+            raise RemovedError(
+                f"{self._opened} leads to another folder now, expected {self._root}, "
+                "which is still open; close this buffer, and open that path",
+                errno_=errno.ESTALE,
+            )
+
+    def _judge(self, num_links: int) -> bool:
+        """Tell what became of COMMIT, which is not where it was."""
+        root, metadata = self._root, self._metadata
+        if not os.path.exists(root):
+            if num_links:
+                return False
+        else:
+            with suppress(FormatError):
+                there = load(root)
+                newer = there.generation > metadata.generation
+                if there.uuid == metadata.uuid and newer:
+                    return True
+        if num_links:
+            raise RemovedError(
+                f"{root} leads to another folder now, expected the one that was "
+                "opened; that folder was moved, with all that was written to it: close "
+                "this buffer, and open it by its new path",
+                errno_=errno.ESTALE,
+            )
+        raise RemovedError(
+            f"{root} was deleted while it was open, expected it to stay; its rows are "
+            "lost once no process has it open: save them from its writer with "
+            "mmreplay.export, and create a new buffer",
+            errno_=errno.ENOENT,
+        )
+
+
+def mark_half(folder: Path) -> None:
+    """Mark a new folder as one that is being filled."""
+    File.create(folder / HALF, 0).close()
+    files.sync_folder(folder)
+
+
+def clear_half(folder: Path) -> None:
+    """Empty a folder that was being filled when its process was stopped.
+
+    Only whoever holds the folder's lock calls it, which is left in place.
+    """
+    if not (folder / HALF).exists():
+        return
+    for name in files.names(folder):
+        if name not in (LOCK, HALF):
+            files.remove_tree(folder / name)
+    files.sync_folder(folder)
+    files.remove_tree(folder / HALF)
+
+
+def withdraw(folder: Path, data: str, there: bool, error: BaseException) -> None:
+    """Give back what a creation that failed had made, but for what was there before.
+
+    Only whoever holds the folder's lock calls it. What was interrupted is left for the
+    next creation, which goes on from there.
+    """
+    # Why it failed is what is told, not what could not be removed.
+    with suppress(OSError):
+        if isinstance(error, Exception) and not (folder / FILE_NAME).exists():
+            files.remove_tree(folder / data)
+            if not there:
+                files.remove_tree(folder / LOCK)
+                # Others' files in it keep it.
+                files.disk.rmdir(folder)
+
+
+def sweep(folder: Path, metadata: Metadata) -> tuple[str, ...]:
+    """Remove our temporary files and folders of earlier or unborn generations.
+
+    Only the writer calls it, with the lock held. Other unknown names are left for
+    `verify` to report.
+    """
+    removed = []
+    for path in map(folder.joinpath, files.names(folder)):
+        generation = GENERATION.fullmatch(path.name)
+        if generation and path.name != metadata.folder:
+            # What cannot be told costs readers the news, not the data.
+            with suppress(ReplayError):
+                _tell_moved(path, int(generation[1]), metadata)
+        elif not path.name.startswith("tmp-"):
+            continue
+        files.remove_tree(path)
+        removed.append(path.name)
+    return tuple(removed)
+
+
+def _tell_moved(folder: Path, generation: int, metadata: Metadata) -> None:
+    """Tell readers of an earlier generation to open again, as its writer should have.
+
+    A writer that dies between the rename of metadata.json and its last record
+    leaves them with a folder that looks alive and never changes again.
+    """
+    if generation >= metadata.generation or folder.is_symlink():
+        return
+    num_envs = metadata.ring.num_envs
+    file, data = open_commit(folder, num_envs, writable=True)
+    try:
+        slots = commit.split(data, metadata.uuid, generation, num_envs)
+        # It decides nothing about rows, so st_dev and st_ino are enough.
+        live = commit.newest_live(slots, identify(file, metadata, lambda: True))
+        if live is not None and not live.flags & commit.MOVED:
+            last = replace(live, flags=commit.MOVED, sequence=live.sequence + 1)
+            older, _ = _oldest_first(slots, commit.LIVE_SLOTS)
+            file.pwrite(last.encode(), commit.slot_nbytes(num_envs) * older)
+    finally:
+        file.close()

@@ -1,0 +1,279 @@
+"""How rows are read: through a mapping or not, and what the system is told ahead.
+
+The protocol of every engine: rows in, rows out, by row number.
+
+An engine knows rows, not positions or episodes; the ledger knows heads, not data;
+the buffer brings both together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.disk.files import File
+from mmreplay.disk.filesystem import NETWORK, file_system
+from mmreplay.errors import FailedError, SchemaError, shown
+from mmreplay.ring import Ring, Run
+from mmreplay.schema import Schema
+
+ReadMode = Literal["auto", "mmap", "pread"]
+Advise = Literal["auto", "always", "never", "kernel"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPolicy:
+    """What a user says of reading.
+
+    Attributes:
+        read_mode: ``"mmap"`` copies rows out of a mapping; ``"pread"`` reads them,
+            which a network file system answers with what is there now and with an
+            error where a mapping would kill the process; ``"auto"`` is pread on those
+            and mmap elsewhere.
+        advise: ``"auto"`` asks the disk for a batch's rows at once where a sample of
+            their pages is missing; ``"always"`` without looking; ``"never"`` not at
+            all; ``"kernel"`` neither, and leaves the kernel its own read-ahead of 128
+            KiB around each row, which scans like and random rows do not.
+    """
+
+    read_mode: ReadMode = "auto"
+    advise: Advise = "auto"
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        for name, kinds in (("read_mode", ReadMode), ("advise", Advise)):
+            value = getattr(self, name)
+            if value not in get_args(kinds):
+                raise SchemaError(
+                    f"{name}: got {shown(value)}, expected one of "
+                    f"{list(get_args(kinds))}; "
+                    "leave it out unless you measured"
+                )
+
+    def maps(self, folder: Path) -> bool:
+        """Whether files of a folder are mapped."""
+        if self.read_mode == "auto":
+            return file_system(folder) not in NETWORK
+        return self.read_mode == "mmap"
+
+
+Columns = Mapping[str, NDArray[np.generic]]
+
+
+def flags_between(
+    flags: NDArray[np.uint8], ring: Ring, env_id: int, first: int, stop: int
+) -> NDArray[np.uint8]:
+    """Copy a stretch out of all rows' flags; see `Store.flags_between`."""
+    pieces = [
+        flags[row : row + step * count : step]
+        for row, step, count in ring.stretch(env_id, first, stop)
+    ]
+    return np.concatenate(pieces) if pieces else np.empty(0, np.uint8)
+
+
+def whole(limits: NDArray[np.int64], grain: int) -> NDArray[np.int64]:
+    """Limits rounded up to multiples of a store's grain, int64 ``[E]``."""
+    return limits if grain == 1 else -(-limits // grain) * grain
+
+
+class ShardError(FailedError):
+    """What failed beside the rows, every one of which survives a power cut."""
+
+
+class Store(Protocol):
+    """Rows of one generation of a buffer's files.
+
+    Durability: what `write` and `set` stored may be lost, or half there, after a
+    power cut, until `sync` returns; a killed process loses nothing of it. Order:
+    a sync covers every write before it. Threads: one may write while others read;
+    a reader may see part of a row that is being overwritten, and must find out
+    from the ledger's limit whether that can have happened.
+    """
+
+    ring: Ring
+    schema: Schema
+    packed: frozenset[str]
+    """Paths whose values lie together, so that to read one is to read all."""
+    grain: int
+    """Rows of an environment to give up at once: limits are multiples of it."""
+
+    @property
+    def all_flags(self) -> NDArray[np.uint8]:
+        """uint8 ``[num_rows]``, flags of every row, as they are and will be.
+
+        Where they are read, not mapped: of those that `flags_between` gave, or `flags`
+        as new.
+        """
+
+    def write(
+        self, runs: Sequence[Run], columns: Columns, flags: NDArray[np.uint8]
+    ) -> None:
+        """Write a batch of rows; nothing is visible until the ledger publishes.
+
+        Args:
+            runs: Which items of the batch go to which consecutive rows.
+            columns: Per path ``[N, *shape]``, of the field's own dtype.
+            flags: uint8 ``[N]``.
+
+        Raises:
+            FullError: No space is left; some of the rows may be written.
+            FailedError: The device refuses; likewise.
+        """
+
+    def step(self, given: Mapping[str, object]) -> int:
+        """Take one step of the only environment, if it needs no conversion.
+
+        Args:
+            given: Per path one value, checked by nobody yet.
+
+        Returns:
+            The flags TERMINATED and TRUNCATED that it says, or -1: it must be
+            checked and cast, and come through `write`. An engine may say so always.
+        """
+
+    def write_step(self, row: int, given: Columns, flags: int) -> None:
+        """Write the step just taken, as `write` would.
+
+        Args:
+            row: Its row.
+            given: What `step` was given.
+            flags: Its flags, in one byte.
+        """
+
+    def block(self, given: Mapping[str, object]) -> int:
+        """Tell whether `write` may have a block as it is, laid out step by step.
+
+        Args:
+            given: Per path one value, checked by nobody yet.
+
+        Returns:
+            T, or -1 as `step` does.
+        """
+
+    def wide(self, given: Mapping[str, object]) -> int:
+        """Take one step of all environments, as `step` does that of an only one.
+
+        Args:
+            given: Per path one value, checked by nobody yet.
+
+        Returns:
+            The flags that it may say of some environment, or -1.
+        """
+
+    def write_wide(
+        self, runs: Sequence[Run], given: Columns, flags: NDArray[np.uint8]
+    ) -> None:
+        """Write the step that `wide` took just now, as `write` would.
+
+        Args:
+            runs: Which environments go to which rows.
+            given: What `wide` was given.
+            flags: uint8 ``[E]``.
+        """
+
+    def allocate(self, first: NDArray[np.int64], stop: NDArray[np.int64]) -> None:
+        """Reserve space for each environment's positions ``[first, stop)``.
+
+        What holds rows already stays as it is, so that it may be asked for again. What
+        was written a lap before stop and earlier is given up for good: no reader will
+        ask for it, nor will anybody after a power cut.
+
+        Args:
+            first: int64 ``[E]``.
+            stop: int64 ``[E]``; at most a ring's slots after first.
+        """
+
+    def give_up(self, limits: NDArray[np.int64]) -> None:
+        """Note that readers know which rows may be overwritten, at any time from now.
+
+        Args:
+            limits: int64 ``[E]``, published: those of positions below, of this lap.
+        """
+
+    def gather(
+        self, rows: NDArray[np.int64], paths: Sequence[str]
+    ) -> dict[str, NDArray[np.generic]]:
+        """Copy rows out.
+
+        Args:
+            rows: int64 ``[B]``, in ``[0, num_rows)``; checked by the caller.
+            paths: Fields to read.
+
+        Returns:
+            Per path ``[B, *shape]``; small fields are views of one packed array.
+        """
+
+    def prefetch(
+        self, rows: NDArray[np.int64], paths: Sequence[str], now: bool = False
+    ) -> int:
+        """Ask the disk for rows ahead of a gather where pages are missing.
+
+        Args:
+            rows: int64 ``[B]``.
+            paths: Of the fields.
+            now: The gather comes next; what it reads it asks for then.
+
+        Returns:
+            Bytes asked for; 0 where all seem to be in memory.
+        """
+
+    def flags(self, rows: NDArray[np.int64], new: bool = False) -> NDArray[np.uint8]:
+        """Flags of rows, uint8 of the shape of rows.
+
+        Args:
+            rows: int64, of any shape.
+            new: `all_flags` has them from here on, as those of a stretch.
+        """
+
+    def flags_between(self, env_id: int, first: int, stop: int) -> NDArray[np.uint8]:
+        """Flags of positions ``[first, stop)`` of one environment."""
+
+    def set(
+        self, path: str, rows: NDArray[np.int64], values: NDArray[np.generic]
+    ) -> None:
+        """Overwrite a mutable field's values in rows."""
+
+    def sync(self) -> None:
+        """Make every row written so far survive a power cut.
+
+        Raises:
+            AsideError: They do; something else that was to be done for them failed.
+            FailedError: The device refuses.
+        """
+
+    @property
+    def files(self) -> list[File]:
+        """Open files that hold the rows; none in RAM."""
+
+    def disk_nbytes(self) -> tuple[int, int]:
+        """Return (apparent, allocated) bytes."""
+
+    def unmap(self) -> None:
+        """Let mapped memory go after `close`; reading is refused from then on.
+
+        What is being copied out at the moment is copied to its end.
+        """
+
+    def close(self) -> None:
+        """Give files and mappings back."""
+
+
+class CheckedStore(Store, Protocol):
+    """A store on a disk, which can be damaged: checksums of blocks of rows."""
+
+    def checksum(self, env_id: int, block: int) -> int:
+        """CRC32C of one block, block numbered over all laps."""
+
+    def write_sums(self, env_id: int, first: int, sums: NDArray[np.uint32]) -> None:
+        """Keep the checksums of blocks from first on, with their laps."""
+
+    def read_sum(self, env_id: int, block: int) -> tuple[int, int]:
+        """Return the (checksum, lap) kept in a block's place."""
+
+    def sync_sums(self) -> None:
+        """Make the checksums survive a power cut."""

@@ -1,0 +1,480 @@
+"""Space of rows to come, reserved in the files before they are written.
+
+Pages of rows to come, made before they are written in part.
+
+A row whose size is no whole number of pages ends within one. To write that part of a
+page the kernel reads the page first, unless it is in memory; in a ring larger than
+memory it seldom is, and each such write waits for the disk. But the rest of the page
+belongs to rows that are written next, over others that the ring has given up: nobody
+reads those again, nor would they be there after a power cut. So the page is written
+whole, as zeros, right before the row. Left to the kernel are the pages where a limit or
+the ring ends, and all of environments side by side once their heads are apart.
+
+Rows stored through a mapping, where that is safe and shorter than a write.
+
+Rows that are packed for `pwrite` are copied twice, and the kernel looks at each page
+by itself: 1,024 rows of 168 bytes take 50 us so, and 17 when they are packed into the
+mapping (tools/bench/bench_add.py). A store cannot fail: on a full or failing disk it is
+a SIGBUS. So its pages are asked for first, with `MADV_POPULATE_WRITE`, which says what
+is wrong; what it refuses is left to `pwrite`, and so are pages that would have to be
+read from the disk first, and new ones, which a store would take one by one.
+
+Single steps are short, and a call for each is what they cost: two writes take 2 to 5
+us, two stores 0.5. So pages are asked for some steps ahead, and stored into for a
+second at most: where space stays with what was written once (`KEEPS_SPACE`), they are
+in memory, or on a device that was read just now. Only bytes below the highest that
+this opening wrote are stored over: a first lap is written.
+
+Steps and blocks of small fields, packed into the records that files hold.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Mapping
+from time import monotonic
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay import kernels
+from mmreplay.disk import files
+from mmreplay.disk.calls import Data, Pack
+from mmreplay.disk.files import ALLOCATION_NBYTES, File
+from mmreplay.disk.filesystem import KEEPS_PAGES, KEEPS_SPACE, file_system
+from mmreplay.episodes import TERMINATED, TRUNCATED
+from mmreplay.errors import FailedError
+from mmreplay.ring import Ring
+from mmreplay.schema import Field, Schema
+from mmreplay.storage.layout import RecordLayout
+from mmreplay.storage.read_ahead import Pages
+from mmreplay.storage.store import Advise
+
+if TYPE_CHECKING:
+    from mmreplay.kernels.rows import Member, PackerKernel, RowsKernel
+
+Ids = NDArray[np.int64]
+
+
+class SpaceReservation:
+    """What is reserved of a ring's files, each piece once an opening."""
+
+    def __init__(self, ring: Ring, files: Mapping[str, File]) -> None:
+        """Begin with nothing.
+
+        Args:
+            ring: Of the rows.
+            files: Each holds a part of every row, by name.
+        """
+        self._ring, self._files = ring, files
+        self._reserved: dict[str, NDArray[np.bool_]] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the files."""
+        return tuple(self._files)
+
+    def reserve(self, first: Ids, stop: Ids) -> None:
+        """Reserve space for positions; see `Store.allocate`."""
+        ring, some = self._ring, np.flatnonzero(stop > first)
+        wide = ring.wide
+        if wide > 1:
+            # One step's rows of all environments are one stretch of a file.
+            some = some[np.unique(stop[some], return_index=True)[1]]
+            first = stop - (stop - first).max()
+        for env_id in some.tolist():
+            here = max(0, int(first[env_id])), int(stop[env_id])
+            for row, _, count in ring.stretch(0 if wide > 1 else env_id, *here):
+                for name, file in self._files.items():
+                    self._reserve(name, file, row, row + count * wide)
+
+    def _reserve(self, name: str, file: File, row: int, last: int) -> None:
+        """Reserve the pieces that hold rows ``[row, last)``."""
+        size, row_nbytes = ALLOCATION_NBYTES, file.nbytes // self._ring.num_rows
+        if name not in self._reserved:
+            self._reserved[name] = np.zeros(-(-file.nbytes // size), bool)
+        first, stop = row * row_nbytes // size, -(-last * row_nbytes // size)
+        left = np.flatnonzero(~self._reserved[name][first:stop])
+        if len(left):
+            offset = (first + int(left[0])) * size
+            until = min(file.nbytes, (first + int(left[-1]) + 1) * size)
+            file.allocate(offset, until - offset)
+            self._reserved[name][first:stop] = True
+
+    def free(self, name: str, row: int, count: int) -> None:
+        """Give the space of rows in one file back, until it is reserved again."""
+        file = self._files[name]
+        nbytes = file.nbytes // self._ring.num_rows
+        file.punch(row * nbytes, count * nbytes)
+        pieces = self._reserved.get(name)
+        if pieces is not None:
+            first = row * nbytes // ALLOCATION_NBYTES
+            stop = -(-(row + count) * nbytes // ALLOCATION_NBYTES)
+            pieces[first:stop] = False
+
+
+PAGE = mmap.PAGESIZE
+STRETCH_NBYTES = 1 << 21
+"""Written between two looks whether pages are in memory."""
+LOOKS = 4
+"""Pages of the next stretch that are looked at: whoever draws leaves some there."""
+CLEARED_NBYTES = 256 << 10
+"""Cleared at once, at most."""
+ZEROS = memoryview(bytes(CLEARED_NBYTES))
+
+
+class PartialPageFiller:
+    """The pages of one file that a row shares with those after it.
+
+    Every write that it is told of begins at the head of an environment.
+
+    Attributes:
+        file: The file.
+        step_nbytes: Bytes of a row, or of a step's rows that lie side by side: who
+            writes one of those alone may be behind the others, which come next.
+    """
+
+    def __init__(self, file: File, pages: Pages, ring: Ring) -> None:
+        """Make one.
+
+        Args:
+            file: What is written, in whole rows.
+            pages: Of the same file.
+            ring: What its rows are.
+        """
+        self.file, self._pages, self._slots = file, pages, ring.slots
+        self.step_nbytes = file.nbytes // ring.num_rows * ring.wide
+        self._apart = ring.wide == 1
+        self._limits: list[int] = []
+        # By environment: whether pages are missing, and bytes to write before a look.
+        self._missing = [False] * (ring.num_envs // ring.wide)
+        self._unlooked = [0] * len(self._missing)
+
+    def free(self, limits: NDArray[np.int64]) -> None:
+        """Note which rows may be written: nothing that they held is asked for again.
+
+        Args:
+            limits: int64 ``[E]``, those of positions below; in a first lap they held
+                nothing, of which nothing is read.
+        """
+        self._limits = []
+        if self.step_nbytes % PAGE and (limits > self._slots).any():
+            every = limits.tolist()
+            if self._apart:
+                self._limits = every
+            elif min(every) == max(every):
+                self._limits = every[:1]
+
+    def make(self, offset: int, stop: int) -> None:
+        """Make the page that a write is to end in, if it may be missing.
+
+        Args:
+            offset: First byte that is written next, of a row.
+            stop: The one after the last, likewise.
+        """
+        nbytes = stop - offset
+        if not self._limits or nbytes < self.step_nbytes:
+            return
+        env_id = (stop // self.step_nbytes - 1) // self._slots
+        self._unlooked[env_id] -= nbytes
+        if self._unlooked[env_id] < 0:
+            self._unlooked[env_id] = STRETCH_NBYTES
+            self._missing[env_id] = self._misses(env_id, stop)
+        page = stop // PAGE * PAGE
+        if self._missing[env_id] and offset <= page < stop:
+            self.clear(stop, page, page + PAGE)
+
+    def clear(self, row: int, first: int, stop: int) -> int:
+        """Write pages as zeros whose rows are all to come.
+
+        Args:
+            row: First byte of the step that is written next, whole, or of the one
+                after it where that one is written at once.
+            first: Of the first page; the rest of it is about to be written.
+            stop: What is wanted, up to the end of the last page.
+
+        Returns:
+            Where those end that were written, after stop or before; `first`, if none
+            were.
+        """
+        ahead, inside = divmod(row, self.step_nbytes)
+        env_id = (ahead - 1) // self._slots
+        if not self._limits or inside or ahead == (env_id + 1) * self._slots:
+            return first
+        left = (self._limits[env_id] - ahead % self._slots) % self._slots
+        last = min(ahead + left, (env_id + 1) * self._slots) * self.step_nbytes
+        whole = -(-stop // PAGE) * PAGE
+        stop = min(whole, last // PAGE * PAGE, first + CLEARED_NBYTES)
+        if stop <= first:
+            return first
+        self.file.pwrite(ZEROS[: stop - first], first)
+        return stop
+
+    def _misses(self, env_id: int, offset: int) -> bool:
+        """Whether some page is missing of what an environment is to write next."""
+        room = self._slots * self.step_nbytes
+        begin, step = env_id * room, min(STRETCH_NBYTES, room) // LOOKS
+        ahead = (
+            begin + (offset - begin + n * step) % room for n in range(1, LOOKS + 1)
+        )
+        return any(self._pages.lacks(each) for each in ahead)
+
+
+# Shorter ones take as long either way.
+LEAST_NBYTES = 16 << 10
+# Stretches stored between two looks whether their pages are in memory, while they were
+# found there.
+WARM_CALLS = 8
+PAGE_MASK = ~(mmap.PAGESIZE - 1)
+# Asked for at once, for so many single steps to come, within these bounds, and how long
+# they may be stored into.
+NEAR_STEPS = 192
+NEAR_NBYTES = 64 << 10
+FAR_NBYTES = 256 << 10
+NEAR_S = 1.0
+# Longer steps are copied for most of their time, either way.
+SHORT_NBYTES = 4 << 10
+# Steps written before the next look, after pages were not to be had, or after so many
+# calls in a row were for places far from what was asked for just before: steps of
+# environments whose heads are apart, which cost more so than two writes.
+RESTS = 64
+JUMPS = 4
+
+_mincore = getattr(ctypes.CDLL(None), "mincore", None)
+if _mincore is not None:
+    _mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+
+
+class MappedWriter:
+    """A way into one file, beside `File.pwrite`.
+
+    Attributes:
+        file: Where it leads.
+        mapping: Of the file, once something was to be stored.
+        near: The first byte that steps may be stored into without a look.
+        far: The byte after the last one.
+        until: When that ends, as `monotonic` tells it.
+    """
+
+    def __init__(
+        self,
+        file: File,
+        edges: PartialPageFiller | None = None,
+        advise: Advise = "auto",
+    ) -> None:
+        """Make one, whose stretches go to a file.
+
+        Args:
+            file: The file.
+            edges: Of its rows; None where pages hold so many that they are read, once
+                they were asked for.
+            advise: Whether the disk may be asked; see `ReadPolicy`.
+        """
+        kind = file_system(file.path.parent)
+        self.file, self._edges = file, edges
+        self._asks = advise in ("auto", "always")
+        self._open = file.writable and kind in KEEPS_PAGES and _mincore is not None
+        self._stays = self._open and kind in KEEPS_SPACE
+        # Above, this opening wrote nothing yet.
+        self._reached = 0
+        self.mapping: mmap.mmap | None = None
+        self._address = 0
+        self._warm_calls = 0
+        self._seen = bytearray()
+        self._vector: ctypes.Array[ctypes.c_char] | None = None
+        self.near = self.far = 0
+        self.until = 0.0
+        self._rests = self._jumps = 0
+
+    def only_write(self) -> None:
+        """Store no step, from the first one on: others may give its space back."""
+        self._stays = False
+
+    def put(self, data: Data, offset: int, nbytes: int) -> None:
+        """Store one step's bytes, or write them.
+
+        Args:
+            data: Contiguous bytes.
+            offset: Where they belong; steps to come are taken to follow.
+            nbytes: How many they are.
+        """
+        stop = offset + nbytes
+        if self.ready(offset, stop) and self.file.fd >= 0:
+            files.disk.store(self.file.fd, self.mapping, offset, data)  # type: ignore[arg-type]  # made by then
+            return
+        if self._edges is not None:
+            self._edges.make(offset, stop)
+        self.file.pwrite(data, offset)
+        self._reached = max(self._reached, stop)
+
+    def ready(self, offset: int, stop: int) -> bool:
+        """Have pages ready for one step, and steps to come, if they may be stored."""
+        near = self.near <= offset and stop <= self.far and monotonic() < self.until
+        return near or self._approach(offset, stop)
+
+    def put_pieces(self, data: memoryview, offset: int) -> None:
+        """The same of long rows, whose pages are taken to be new."""
+        if len(data) <= SHORT_NBYTES:
+            self.put(data, offset, len(data))
+            return
+        if self._edges is not None:
+            self._edges.make(offset, offset + len(data))
+        self.file.pwrite_pieces(data, offset)
+        self._reached = max(self._reached, offset + len(data))
+
+    def _approach(self, first: int, stop: int) -> bool:
+        """Have pages ready from a step on, if they may be stored into."""
+        if stop > self._reached or not self._stays or stop - first > SHORT_NBYTES:
+            return False
+        if self._rests:
+            self._rests -= 1
+            return False
+        nbytes = min(max(NEAR_STEPS * (stop - first), NEAR_NBYTES), FAR_NBYTES)
+        far = min(first + nbytes, self._reached)
+        row, first = first, first & PAGE_MASK
+        now = monotonic()
+        jumps = now < self.until and not self.near <= first <= self.far
+        self._jumps = self._jumps + 1 if jumps else 0
+        if self._jumps > JUMPS:
+            self._rests, self._jumps = RESTS, 0
+            return False
+        if (self.mapping or self._map()) is None:
+            return False
+        try:
+            if not self._there(first, far - first):
+                far = self._bring(row, stop, far)
+            ready = far >= stop
+            if ready:
+                files.disk.populate(self._address + first, far - first)
+        except OSError:
+            # `pwrite` says why, in an error of the file's.
+            ready = False
+        if not ready:
+            self._rests = RESTS
+            return False
+        self.near, self.far = first, far
+        self.until = now + NEAR_S
+        return True
+
+    def _bring(self, row: int, stop: int, far: int) -> int:
+        """Have missing pages in memory, from a step on; return up to where they are."""
+        first, edges = row & PAGE_MASK, self._edges
+        if edges is None:
+            if self._asks:
+                self.file.will_need(first, far - first)
+        elif stop - row >= edges.step_nbytes:
+            far = min(far, edges.clear(row, -(-row & PAGE_MASK), far))
+            if self._there(first, far - first):
+                return far
+        return first
+
+    def fill(
+        self, offset: int, nbytes: int, pack: Pack, given: tuple[object, ...]
+    ) -> bool:
+        """Let pack store a stretch; False, and nothing stored, where `write` is to.
+
+        Args:
+            offset: First byte.
+            nbytes: How many.
+            pack: What writes them all, given a memoryview of them.
+            given: Its other arguments.
+        """
+        if nbytes < LEAST_NBYTES or offset >= self._reached or not self._open:
+            return False
+        mapping = self.mapping or self._map()
+        if mapping is None:
+            return False
+        first = offset & PAGE_MASK
+        if not self._ready(first, offset + nbytes - first):
+            return False
+        try:
+            files.disk.populate(self._address + first, offset + nbytes - first)
+        except OSError:
+            # `write` says why, in an error of the file's.
+            return False
+        files.disk.fill(self.file.fd, mapping, offset, nbytes, pack, given)
+        self._reached = max(self._reached, offset + nbytes)
+        return True
+
+    def _ready(self, first: int, nbytes: int) -> bool:
+        """Whether pages are in memory, those of a stretch or after others."""
+        if self._warm_calls > 0:
+            self._warm_calls -= 1
+        elif self._there(first, nbytes):
+            self._warm_calls = WARM_CALLS
+        else:
+            return False
+        return True
+
+    def write(self, data: memoryview, offset: int) -> None:
+        """Write bytes, whose pages may be new."""
+        if self._edges is not None:
+            self._edges.make(offset, offset + len(data))
+        if offset < self._reached:
+            self.file.pwrite(data, offset)
+        else:
+            self.file.pwrite_pieces(data, offset)
+        self._reached = max(self._reached, offset + len(data))
+
+    def _map(self) -> mmap.mmap | None:
+        try:
+            mapping = self.mapping = self.file.map_to_fill()
+        except FailedError:
+            # No address space is left for it: the file is written as others are.
+            self._open = self._stays = False
+            return None
+        self._address = np.frombuffer(mapping, np.uint8).ctypes.data
+        return mapping
+
+    def _there(self, first: int, nbytes: int) -> bool:
+        """Whether all pages from a page's begin on are in memory."""
+        count = -(-nbytes // mmap.PAGESIZE)
+        if len(self._seen) < count:
+            self._seen = bytearray(count)
+            self._vector = (ctypes.c_char * count).from_buffer(self._seen)
+        if _mincore is None or _mincore(self._address + first, nbytes, self._vector):
+            return False
+        return self._seen.count(1, 0, count) == count
+
+
+rows: RowsKernel = cast("RowsKernel", kernels.load("rows"))
+
+MARKS = {"terminated": TERMINATED, "truncated": TRUNCATED}
+
+
+def packer(schema: Schema, placement: RecordLayout, num_envs: int) -> PackerKernel:
+    """Make what packs records, and takes steps that need no conversion."""
+    members = tuple(
+        _member(path, field, placement) for path, field in schema.fields.items()
+    )
+    # Longer steps go by long stretches' way, which packs them where they belong.
+    given = (placement.stride, num_envs, LEAST_NBYTES - 1)
+    return rows.Packer(members, *given, np.ndarray, np.float64)
+
+
+def _member(path: str, field: Field, placement: RecordLayout) -> Member:
+    offset = -1
+    # An empty field has no bytes to pack: it is checked as one that lies elsewhere.
+    if field.nbytes and placement.record is not None and placement.record.fields:
+        found = placement.record.fields.get(path)
+        offset = -1 if found is None else found[1]
+    kind, scalar = _scalars(field)
+    mark = MARKS.get(placement.served.get(path, ""), 0)
+    itemsize = field.numpy.itemsize
+    return path, field.numpy, scalar, kind, itemsize, field.shape, offset, mark
+
+
+def _scalars(field: Field) -> tuple[str, type | None]:
+    """Kind of Python scalars to cast, and the scalar type to take by its bytes.
+
+    Only what `Field.convert` would cast alike without a question: it is asked for
+    everything else.
+    """
+    if field.shape or field.mutable or field.dtype == "bfloat16":
+        return "", None
+    kind: str = field.numpy.kind
+    if kind == "f" and (field.exact or field.numpy.itemsize < 4):
+        kind = ""
+    return kind, field.numpy.type

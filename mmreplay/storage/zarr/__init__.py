@@ -1,0 +1,1 @@
+"""The Zarr engine: rows in compressed shards."""

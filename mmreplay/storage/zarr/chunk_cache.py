@@ -1,0 +1,51 @@
+"""Unpacked chunks and the like, kept for a while: so many bytes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from threading import Lock
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.generic]
+K = TypeVar("K", bound=Hashable)
+
+
+class ChunkCache(Generic[K]):
+    """Arrays by key, the oldest given up first.
+
+    Threads: any. Two that unpack the same chunk both put it, and it counts once.
+
+    Attributes:
+        nbytes: Of what is kept.
+    """
+
+    def __init__(self, most: int) -> None:
+        """Keep at most so many bytes, and the newest array in any case."""
+        self._most, self.nbytes = most, 0
+        self._found: dict[K, Array] = {}
+        self._lock = Lock()
+
+    def get(self, key: K) -> Array | None:
+        """What is kept of that name."""
+        return self._found.get(key)
+
+    def put(self, key: K, array: Array) -> None:
+        """Keep an array, unless another thread is keeping one just now."""
+        # Never waited for: a fork may have taken the lock along, held for good.
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            self._drop(key)
+            self.nbytes += array.nbytes
+            while self.nbytes > self._most and self._found:
+                self._drop(next(iter(self._found)))
+            self._found[key] = array
+        finally:
+            self._lock.release()
+
+    def _drop(self, key: K) -> None:
+        known = self._found.pop(key, None)
+        self.nbytes -= 0 if known is None else known.nbytes

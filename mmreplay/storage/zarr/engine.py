@@ -1,0 +1,348 @@
+"""Rows in compressed Zarr shards, behind a tail of memory-mapped files.
+
+New rows go to the tail, which is the memmap engine's files over the whole ring, sparse;
+`sealing` moves them to shards, and back where they are written again. Who holds a row
+is said by its place's number, which readers look at before and after they copy.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.disk.files import File
+from mmreplay.errors import CorruptError, FailedError, StarvedError
+from mmreplay.format.metadata import Metadata
+from mmreplay.ring import Run
+from mmreplay.storage.buffer_pool import BufferPool
+from mmreplay.storage.memmap import POLICY, MemmapStore
+from mmreplay.storage.store import Columns, ReadPolicy
+from mmreplay.storage.zarr import group
+from mmreplay.storage.zarr.sealing import COPIED, Sealing, checksum
+from mmreplay.storage.zarr.shards import ShardReader, ShardStates
+
+Ids = NDArray[np.int64]
+TRIES = 1000
+
+
+class ZarrStore:
+    """One data folder, its group at `path`; see `Store` for what each method owes.
+
+    Attributes:
+        path: The group's folder.
+        sealing: What moves rows to shards and back.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        metadata: Metadata,
+        tail: MemmapStore,
+        places: ShardStates,
+        policy: ReadPolicy = POLICY,
+    ) -> None:
+        self.ring, self.schema = metadata.ring, metadata.schema
+        self.packed = frozenset[str]()
+        self.path = folder / group.FOLDER
+        self._tail = tail
+        tail.only_write()
+        self._arrays = group.arrays_of(metadata)
+        self._served = group.served(metadata)
+        self._reader = ShardReader(self.path, metadata.ring, tail.maps, policy.advise)
+        self._places = places
+        self.sealing = Sealing(folder, metadata, tail, places)
+        self._place_rows = self.sealing.place_rows
+        self._recycler = BufferPool()
+        self.grain = self.sealing.grain
+
+    @classmethod
+    def create(cls, folder: Path, metadata: Metadata) -> ZarrStore:
+        """Create the files of a new generation in an existing folder."""
+        group.create(folder, metadata)
+        tail = MemmapStore.create(folder, metadata.ring, metadata.schema)
+        try:
+            return cls(
+                folder, metadata, tail, ShardStates.create(folder, _count(metadata))
+            )
+        except BaseException:
+            tail.close()
+            raise
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path,
+        metadata: Metadata,
+        *,
+        writable: bool,
+        policy: ReadPolicy = POLICY,
+    ) -> ZarrStore:
+        """Open the files of a generation."""
+        tail = MemmapStore.open(
+            folder, metadata.ring, metadata.schema, writable=writable, policy=policy
+        )
+        try:
+            places = ShardStates.open(
+                folder, _count(metadata), writable=writable, mapped=tail.maps
+            )
+            if writable:
+                group.sweep(folder)
+            return cls(folder, metadata, tail, places, policy)
+        except BaseException:
+            tail.close()
+            raise
+
+    def write(
+        self, runs: Sequence[Run], columns: Columns, flags: NDArray[np.uint8]
+    ) -> None:
+        """Write a batch of rows; see `Store.write`."""
+        self._write(runs, partial(self._tail.write, runs, columns, flags))
+
+    def _write(self, runs: Sequence[Run], write: Callable[[], None]) -> None:
+        sealing = self.sealing
+        with sealing.lock:
+            sealing.take_over(runs, self._fetched)
+            write()
+            full = sealing.filled(runs)
+        sealing.seal_soon(full)
+
+    def step(self, given: Mapping[str, object]) -> int:
+        """Take one step; see `Store.step`."""
+        return self._tail.step(given)
+
+    def write_step(self, row: int, given: Columns, flags: int) -> None:
+        """Write the step taken; see `Store.write_step`."""
+        sealing, place_rows = self.sealing, self._place_rows
+        with sealing.lock:
+            sealing.take_over([(row, 0, 1)], self._fetched)
+            self._tail.write_step(row, given, flags)
+        if row % place_rows == place_rows - 1:
+            sealing.seal_soon([row // place_rows])
+
+    def block(self, given: Mapping[str, object]) -> int:
+        """Count the steps of a block; see `Store.block`."""
+        return self._tail.block(given)
+
+    def wide(self, given: Mapping[str, object]) -> int:
+        """Take one step of all environments; see `Store.wide`."""
+        return self._tail.wide(given)
+
+    def write_wide(
+        self, runs: Sequence[Run], given: Columns, flags: NDArray[np.uint8]
+    ) -> None:
+        """Write the step taken; see `Store.write_wide`."""
+        self._write(runs, partial(self._tail.write_wide, runs, given, flags))
+
+    def allocate(self, first: NDArray[np.int64], stop: NDArray[np.int64]) -> None:
+        """Reserve space for positions; see `Store.allocate`."""
+        self.sealing.give_up(stop)
+        self._tail.allocate(first, stop)
+
+    def give_up(self, limits: NDArray[np.int64]) -> None:
+        """Let rows be overwritten; see `Store.give_up`."""
+        self._tail.give_up(limits)
+
+    def gather(
+        self, rows: NDArray[np.int64], paths: Sequence[str]
+    ) -> dict[str, NDArray[np.generic]]:
+        """Copy rows out; see `Store.gather`."""
+        places, within = np.divmod(rows, self._place_rows)
+        for _ in range(TRIES):
+            numbers = self._places.take(places)
+            try:
+                found = self._copied(rows, places, numbers, within, paths)
+            except (CorruptError, FailedError):
+                # A shard that was removed is missing, or stale on a file server.
+                if (self._places.take(places) == numbers).all():
+                    raise
+                continue
+            if (self._places.take(places) == numbers).all():
+                return found
+        raise StarvedError(
+            f"{self.path}: got shards that changed {TRIES} times while rows were "
+            "copied, expected them to last; the files are damaged: run mmreplay verify"
+        )
+
+    def _fetched(
+        self, rows: Ids, paths: Sequence[str]
+    ) -> dict[str, NDArray[np.generic]]:
+        """Copy rows out that nobody has asked the disk for."""
+        self.prefetch(rows, paths)
+        return self.gather(rows, paths)
+
+    def _copied(
+        self, rows: Ids, places: Ids, numbers: Ids, within: Ids, paths: Sequence[str]
+    ) -> dict[str, NDArray[np.generic]]:
+        sealed = (numbers & 1) == 1
+        if not sealed.any():
+            return self._tail.gather(rows, paths)
+        fields = self.schema.fields
+        others = [path for path in paths if path not in self._arrays]
+        found = self._tail.gather(rows, [p for p in others if fields[p].nbytes])
+        for path in others:
+            if not fields[path].nbytes:
+                empty = np.empty((len(rows), *fields[path].shape), fields[path].numpy)
+                found[path] = empty
+        raw = np.flatnonzero(~sealed)
+        packed = np.flatnonzero(sealed)
+        kept = [p for p in paths if p in self._arrays and p not in self._served]
+        part = self._tail.gather(rows[raw], kept) if len(raw) else {}
+        for path in kept:
+            array = self._arrays[path]
+            out = self._recycler.empty((len(rows), *array.shape), array.dtype)
+            into = out if not len(raw) else np.empty_like(out[: len(packed)])
+            some = (array, places[packed], numbers[packed], within[packed])
+            self._reader.take(*some, into)
+            if len(raw):
+                out[packed], out[raw] = into, part[path]
+            found[path] = out
+        return {path: found[path] for path in paths if path in found}
+
+    def sealed(self, rows: Ids) -> NDArray[np.bool_]:
+        """Which rows are in shards now, bool of their shape."""
+        found: NDArray[np.bool_] = self._places.take(rows // self._place_rows) & 1 == 1
+        return found
+
+    def settle(self, first: Ids, stop: Ids, *, seal: bool = True) -> None:
+        """Say in the group of a new buffer what is alive; see `Sealing.settle`.
+
+        Raises:
+            FullError: No space is left to seal what is to be.
+            FailedError: Files or memory were short.
+        """
+        self.sealing.settle(first, stop, seal=seal, fresh=True)
+        self.sealing.tell(COPIED)
+
+    def settle_last(self, tails: Ids, heads: Ids, *, seal: bool) -> None:
+        """The same before all is committed and closed, which a full disk never keeps.
+
+        What the group lacks then is told later, by `Sealing.tell`.
+
+        Args:
+            tails: int64 ``[E]``; a row that the capacity does not hold may be above.
+            heads: int64 ``[E]``.
+            seal: See `Sealing.settle`.
+        """
+        oldest = np.maximum(tails, heads - self.ring.capacity)
+        self.sealing.settle_last(oldest, heads, seal=seal)
+
+    def prefetch(
+        self, rows: NDArray[np.int64], paths: Sequence[str], now: bool = False
+    ) -> int:
+        """Ask the disk for missing rows; see `Store.prefetch`."""
+        places, within = np.divmod(rows, self._place_rows)
+        numbers = self._places.take(places)
+        sealed = (numbers & 1) == 1
+        asked = 0
+        if not sealed.all():
+            asked = self._tail.prefetch(rows[~sealed], paths, now)
+        if not sealed.any():
+            return asked
+        for path in paths:
+            if path in self._arrays and path not in self._served:
+                # A shard may be retired between the look and this: then its rows
+                # are read where they are, and waited for.
+                with suppress(CorruptError):
+                    asked += self._reader.prefetch(
+                        self._arrays[path], places[sealed], numbers[sealed],
+                        within[sealed],
+                    )  # fmt: skip
+        return asked
+
+    @property
+    def all_flags(self) -> NDArray[np.uint8]:
+        """Flags of every row; see `Store.all_flags`."""
+        return self._tail.all_flags
+
+    def flags(self, rows: NDArray[np.int64], new: bool = False) -> NDArray[np.uint8]:
+        """Flags of rows; see `Store.flags`."""
+        return self._tail.flags(rows, new)
+
+    def flags_between(self, env_id: int, first: int, stop: int) -> NDArray[np.uint8]:
+        """Flags of a stretch; see `Store.flags_between`."""
+        return self._tail.flags_between(env_id, first, stop)
+
+    def set(
+        self, path: str, rows: NDArray[np.int64], values: NDArray[np.generic]
+    ) -> None:
+        """Overwrite a mutable field's values, which no shard holds; see `Store.set`."""
+        self._tail.set(path, rows, values)
+
+    def checksum(self, env_id: int, block: int) -> int:
+        """CRC32C of a block; see `CheckedStore.checksum`."""
+        ring = self.ring
+        size = ring.block_rows
+        (row, step, count), *_ = ring.stretch(env_id, block * size, (block + 1) * size)
+        rows = np.arange(row, row + step * count, step)
+        return checksum(self, block * size, rows)
+
+    def write_sums(self, env_id: int, first: int, sums: NDArray[np.uint32]) -> None:
+        """Keep checksums; see `CheckedStore.write_sums`."""
+        self._tail.write_sums(env_id, first, sums)
+
+    def read_sum(self, env_id: int, block: int) -> tuple[int, int]:
+        """Return a block's kept (checksum, lap)."""
+        return self._tail.read_sum(env_id, block)
+
+    def sync(self) -> None:
+        """Make every row survive a power cut; see `Store.sync`.
+
+        Raises:
+            AsideError: A shard could not be written before; its rows are in the tail.
+            FailedError: It cannot.
+        """
+        self._tail.sync()
+        self._places.file.sync()
+        self.sealing.check()
+
+    def sync_sums(self) -> None:
+        """Make the checksums survive a power cut."""
+        self._tail.sync_sums()
+
+    @property
+    def files(self) -> list[File]:
+        """The tail's; see `Store.files`."""
+        return self._tail.files
+
+    def disk_nbytes(self) -> tuple[int, int]:
+        """Return (apparent, allocated) bytes."""
+        apparent, allocated = self._tail.disk_nbytes()
+        for path in group.shards_in(self.path):
+            # The writer removes shards while others look.
+            with suppress(FileNotFoundError):
+                status = path.lstat()
+                # A link is no shard, and leads anywhere.
+                if stat.S_ISREG(status.st_mode):
+                    apparent += status.st_size
+                    allocated += status.st_blocks * 512
+        return apparent, allocated
+
+    def compression(self, heads: Ids) -> dict[str, tuple[int, int]]:
+        """Per path, (bytes of its shards, bytes of the rows in them)."""
+        return self.sealing.compression(heads)
+
+    def unmap(self) -> None:
+        """Let the mappings go; see `Store.unmap`."""
+        self._tail.unmap()
+        self._reader.forget()
+
+    def close(self) -> None:
+        """Seal what is due, end the thread, and give files back."""
+        try:
+            self.sealing.stop()
+        finally:
+            self._tail.close()
+            self._places.file.close()
+
+
+def _count(metadata: Metadata) -> int:
+    """Places of a ring."""
+    ring, sharding = metadata.ring, metadata.sharding
+    assert sharding is not None
+    return ring.num_rows // (sharding.shard_rows * ring.wide)

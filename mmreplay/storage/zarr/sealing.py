@@ -1,0 +1,527 @@
+"""The thread that seals places, and frees what shards have taken over.
+
+What the Zarr engine asks of the memmap engine's files beyond rows.
+
+Which rows of a ring shards hold: full places go there, written ones come back.
+
+A place whose last row was written is packed into one shard a field by a thread,
+written whole under another name, synced and renamed; then the place's number says so,
+durably; then the tail's space is given back. A sealed place that is written again is
+put back into the tail first; but where all its rows were given up it is retired whole,
+and nothing of it is unpacked.
+"""
+
+from __future__ import annotations
+
+import _thread
+import errno
+import queue
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.checksums import crc32c
+from mmreplay.errors import FailedError, FullError, shortage
+from mmreplay.format.metadata import Metadata
+from mmreplay.ring import Run, runs
+from mmreplay.storage.layout import RECORDS, record_layout
+from mmreplay.storage.memmap import MemmapStore
+from mmreplay.storage.store import Columns, ShardError, Store
+from mmreplay.storage.zarr import group
+from mmreplay.storage.zarr.shards import ShardMaker, ShardStates
+
+Work = Callable[[], None]
+
+
+class Sealer:
+    """Does work in the order given, off the thread of whoever gives it.
+
+    A full disk leaves a place unsealed, which loses nothing, and so does a want of
+    memory, threads or files to open; another failure ends the work, told by `failure`.
+
+    Attributes:
+        failure: What the device refused, if it did.
+        short: The number of what was short last, or 0.
+    """
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._running = False
+        self.failure: BaseException | None = None
+        self.short = 0
+        self._given = self._done = 0
+
+    def give(self, work: Work) -> None:
+        """Have work done; starts the thread at the first."""
+        if self.failure is not None:
+            return
+        self._given += 1
+        self._queue.put(work)
+        if not self._running:
+            self._running = True
+            try:
+                # Not a Thread, whose start waits for an Event that Ctrl-C may break.
+                _thread.start_new_thread(self._run, ())
+            except RuntimeError:
+                # What was given waits until there is one: nothing waits for it.
+                self._running, self.short = False, errno.EAGAIN
+
+    @property
+    def waiting(self) -> int:
+        """Pieces of work given and not done."""
+        return self._given - self._done
+
+    def drain(self) -> None:
+        """Wait until everything given is done, or refused."""
+        if not self._running or self.failure is not None:
+            return
+        done: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.give(lambda: done.put(None))
+        while self.failure is None:
+            try:
+                done.get(timeout=0.2)
+            except queue.Empty:
+                continue
+            return
+
+    def stop(self) -> None:
+        """End the thread once all is done, and wait for it."""
+        if self._running:
+            self._queue.put(None)
+            self._ended.get()
+            self._running = False
+
+    def _run(self) -> None:
+        while (work := self._queue.get()) is not None:
+            try:
+                if self.failure is None:
+                    work()
+            except BaseException as error:
+                # Where something is short nothing is lost: the place stays in the tail,
+                # and is tried again when the buffer is closed.
+                short = shortage(error)
+                self.short = short or self.short
+                if not short:
+                    self.failure = error
+            self._done += 1
+        self._ended.put(None)
+
+
+def free(tail: MemmapStore, row: int, count: int) -> None:
+    """Give back the space of rows, but for flags and mutable fields."""
+    placement = record_layout(tail.schema)
+    names = {
+        name
+        for path, name in placement.large.items()
+        if not tail.schema.fields[path].mutable
+    }
+    for name in tail.space.names:
+        if name in names | {RECORDS}:
+            tail.space.free(name, row, count)
+
+
+def put_back(tail: MemmapStore, row: int, columns: Columns, count: int) -> None:
+    """Write rows anew that were there before, but for flags and mutable fields.
+
+    Unlike `MemmapStore.write`, it is not said of the rows after them that they are to
+    come: those may be alive.
+
+    Args:
+        tail: Where they go.
+        row: The first one.
+        columns: Per path ``[count, *shape]``.
+        count: How many.
+    """
+    placement, schema = record_layout(tail.schema), tail.schema
+    if placement.record is not None:
+        # Padding between fields is zeros.
+        packed = np.zeros((count, placement.stride), np.uint8)
+        tail.packer.pack(packed, columns, 0, count)
+        offset = row * placement.stride
+        tail.file(RECORDS).pwrite_pieces(packed.reshape(-1).data, offset)
+    for path, name in placement.large.items():
+        if not schema.fields[path].mutable:
+            data = np.ascontiguousarray(columns[path]).reshape(-1).view(np.uint8)
+            tail.file(name).pwrite_pieces(data.data, row * schema.fields[path].nbytes)
+
+
+def checksum(store: Store, position: int, rows: NDArray[np.int64]) -> int:
+    """CRC32C of a block's rows, as the memmap engine makes it of its files.
+
+    Args:
+        store: Where the rows are.
+        position: The block's first.
+        rows: int64 ``[block_rows]``.
+    """
+    placement, schema = record_layout(store.schema), store.schema
+    kept = [path for path, field in schema.fields.items() if not field.mutable]
+    # Missing pages are else waited for one by one, by who holds the lock of Python.
+    store.prefetch(rows, kept)
+    crc = crc32c(struct.pack("<Q", position))
+    crc = crc32c(store.flags(rows).tobytes(), crc)
+    if placement.record is not None:
+        names = placement.record.names or ()
+        # Padding between fields is zeros.
+        raw = np.zeros((len(rows), placement.stride), np.uint8)
+        packed = raw.reshape(-1).view(placement.record)
+        for path, column in store.gather(rows, names).items():
+            packed[path] = column
+        crc = crc32c(raw.data, crc)
+    for path in placement.large:
+        if not schema.fields[path].mutable:
+            column = store.gather(rows, [path])[path]
+            crc = crc32c(np.ascontiguousarray(column).tobytes(), crc)
+    return crc
+
+
+Ids = NDArray[np.int64]
+Gather = Callable[[Ids, Sequence[str]], Columns]
+TAIL_NBYTES = 256 << 20
+"""Raw rows that may wait to be sealed before who writes waits too."""
+UNPACK_ROWS = 1024
+SHORT = {
+    errno.EMFILE: ("no file to open", "close some files"),
+    errno.ENFILE: ("no file to open", "close some files"),
+    errno.ENOMEM: ("no memory", "free some memory"),
+    errno.EAGAIN: ("no thread", "end other threads or processes"),
+}
+"""What the group was in want of but space, and what helps."""
+CLOSED = (
+    "expected all there when a buffer is closed; nothing is lost, but other readers of "
+    "Zarr miss these rows: {}, open the buffer with mode 'r+' and close it"
+)
+COPIED = "expected all there in a new buffer, which is not made: {}, call again"
+
+
+class Sealing:
+    """The places of one store, and who holds each.
+
+    Threads: `lock` is held while rows are written and while a place changes hands.
+
+    Attributes:
+        places: The numbers that say who holds each.
+        unsealed: The group misses rows that it was to hold: something was short.
+        lock: Held by who writes rows of the tail.
+        place_rows: Rows of a place.
+        refuse_removed: Called before files of the group are read or changed by their
+            path; raises `RemovedError` where it leads to another buffer.
+    """
+
+    def __init__(
+        self, folder: Path, metadata: Metadata, tail: MemmapStore, places: ShardStates
+    ) -> None:
+        """Seal into the group of a data folder."""
+        sharding = metadata.sharding
+        assert sharding is not None
+        self._folder, self._metadata = folder, metadata
+        self._ring, self._steps = metadata.ring, sharding.shard_rows
+        self._wide = metadata.ring.wide
+        self.place_rows = self._steps * self._wide
+        self.places = places
+        self._tail = tail
+        self._maker = ShardMaker(folder / group.FOLDER, metadata, tail)
+        self._sealer = Sealer()
+        self.refuse_removed: Callable[[], object] = lambda: None
+        self.lock = threading.Lock()
+        self._versions: dict[int, int] = {}
+        self._full: dict[int, NDArray[np.bool_]] = {}
+        self._limits: Ids | None = None
+        # What an earlier writer said of the group's rows holds until one is replaced.
+        self._told, self.unsealed = True, False
+        place_nbytes = max(1, self.place_rows * metadata.schema.row_nbytes)
+        # Every environment may fill a place in the same step.
+        self._most_waiting = max(
+            TAIL_NBYTES // place_nbytes, 2 * metadata.ring.num_envs + 2
+        )
+
+    @property
+    def _time_major(self) -> bool:
+        return self._metadata.ring.layout == "time_major"
+
+    @property
+    def grain(self) -> int:
+        """See `Store.grain`: whole shards, where there is one to spare."""
+        ring, size = self._ring, self._steps
+        needed = ring.capacity + ring.reserve + ring.block_rows
+        return size if ring.slots - size >= needed else 1
+
+    def give_up(self, limits: Ids) -> None:
+        """Note that rows a lap before these positions are nobody's any more."""
+        self._limits = limits.copy()
+
+    def touched(self, runs: Sequence[Run]) -> set[int]:
+        """Places that rows of a write are in."""
+        size = self.place_rows
+        return {
+            place
+            for row, first, stop in runs
+            for place in range(row // size, (row + stop - first - 1) // size + 1)
+        }
+
+    def take_over(self, runs: Sequence[Run], gather: Gather) -> None:
+        """Have what will be written in the tail, and void what is made of it.
+
+        Args:
+            runs: Of the write; the lock is held.
+            gather: Reads rows of sealed places.
+        """
+        for place in self.touched(runs):
+            number = self.places.get(place)
+            if number & 1:
+                self.refuse_removed()
+                self._disown_group()
+                if not self._given_up(place, runs):
+                    self._unpack(place, gather)
+                self.places.put(place, number + 1)
+                self._sealer.give(partial(self._retire, place))
+            self._versions[place] = self._versions.get(place, 0) + 1
+
+    def _disown_group(self) -> None:
+        """Have the group say nothing of its rows any more, before one is replaced."""
+        if self._told:
+            group.write_group(self._folder, self._metadata, {})
+            self._told = False
+
+    def _given_up(self, place: int, runs: Sequence[Run]) -> bool:
+        """Whether nothing in a place is alive, nor would be after a power cut.
+
+        Rows are written in order, so what a write begins with its first step holds
+        none of this lap; and none of the lap before, if the limits, which are durable
+        before they are told, have passed the whole of it.
+        """
+        if self._limits is None:
+            return False
+        first, slots = place * self.place_rows, self._ring.slots
+        if not any(
+            row <= first and first + self._wide <= row + stop - start
+            for row, start, stop in runs
+        ):
+            return False
+        if self._time_major:
+            over = (self._limits - first // self._wide) % slots
+        else:
+            over = (self._limits[first // slots, None] - first % slots) % slots
+        return bool(((over == 0) | (over >= self._steps)).all())
+
+    def _unpack(self, place: int, gather: Gather) -> None:
+        """Put what shards hold of a place's rows back into the tail.
+
+        Flags and mutable fields are there. Of a place that was sealed before it was
+        full they have holes, which kill who looks at them where tmpfs is full.
+        """
+        size, fields = self.place_rows, self._metadata.schema.fields
+        paths = [path for path, field in fields.items() if not field.mutable]
+        for first in range(0, size, UNPACK_ROWS):
+            rows = np.arange(first, min(first + UNPACK_ROWS, size)) + place * size
+            columns = gather(rows, paths)
+            put_back(self._tail, int(rows[0]), columns, len(rows))
+        # What says where the rows are may reach the disk before anything else.
+        self._tail.sync()
+
+    def _retire(self, place: int) -> None:
+        """Remove the shards of a place that is not sealed any more."""
+        self.places.file.sync()
+        self.refuse_removed()
+        if not self.places.get(place) & 1:
+            self._maker.remove(place)
+
+    def filled(self, runs: Sequence[Run]) -> list[int]:
+        """Places whose last step, of each environment, was written now."""
+        size, wide = self.place_rows, self._wide
+        found = []
+        for row, first, stop in runs:
+            last = row + stop - first
+            for place in range(row // size, (last - 1) // size + 1):
+                end = (place + 1) * size
+                low = max(row, end - wide)
+                if last <= end - wide:
+                    continue
+                ends = self._full.setdefault(place, np.zeros(wide, bool))
+                ends[low - (end - wide) : min(last, end) - (end - wide)] = True
+                if ends.all():
+                    del self._full[place]
+                    found.append(place)
+        return found
+
+    def seal_soon(self, places: list[int]) -> None:
+        """Have places sealed by the thread; waits where too many wait already."""
+        for place in places:
+            self._sealer.give(partial(self._seal, place))
+        if self._sealer.waiting > self._most_waiting:
+            self._sealer.drain()
+
+    def seal_now(self, places: list[int]) -> None:
+        """Have places sealed, and wait until they are."""
+        self.seal_soon(places)
+        self._sealer.drain()
+
+    def _seal(self, place: int) -> None:
+        """Make shards of a place, and publish them unless it is written meanwhile."""
+        with self.lock:
+            number, version = self.places.get(place), self._versions.get(place, 0)
+        if number & 1:
+            return
+        self.refuse_removed()
+        with self._maker.made(place) as made:
+            if self._versions.get(place, 0) != version:
+                return
+            self.refuse_removed()
+            self._maker.publish(made)
+        with self.lock:
+            if self._versions.get(place, 0) != version:
+                return
+            self.places.put(place, number + 1)
+        # Only what survives a power cut takes the tail's place.
+        self.places.file.sync()
+        with self.lock:
+            if self.places.get(place) == number + 1:
+                free(self._tail, place * self.place_rows, self.place_rows)
+
+    def settle(self, first: Ids, stop: Ids, *, seal: bool, fresh: bool = False) -> None:
+        """Say in the group what is alive, and how far of it shards hold.
+
+        Args:
+            first: int64 ``[E]``, oldest positions.
+            stop: int64 ``[E]``, the next positions.
+            seal: Seal every place that holds a row alive before.
+            fresh: Nobody had the others in a buffer.
+        """
+        alive = self._alive(first, stop) if seal else []
+        if seal:
+            self.seal_now(alive)
+        self._sealer.drain()
+        if self._sealer.failure is None:
+            state = {
+                "first": first.tolist(), "stop": stop.tolist(),
+                "sealed": self._sealed(first, stop).tolist(),
+            }  # fmt: skip
+            self.unsealed = True
+            self.refuse_removed()
+            group.write_group(self._folder, self._metadata, state)
+            self._told = True
+            self.unsealed = seal and state["sealed"] != state["stop"]
+            if seal:
+                # Rows before the first in its block have space: they are summed.
+                block = self._ring.block_rows
+                kept = self._alive(first // block * block, stop) if fresh else None
+                # All is told and whole by now; a sync that failed the commit tells.
+                with suppress(OSError):
+                    self._give_back(stop, kept)
+
+    def _give_back(self, stop: Ids, alive: list[int] | None) -> None:
+        """Give back the space of places that are sealed, or were never written.
+
+        It is reserved by the piece, which may be longer than a place: that of others
+        was reserved again with it. What the ring has given up stays: where the power
+        fails now, the last commit may still have it.
+        """
+        size, ring = self.place_rows, self._ring
+        firsts = np.arange(0, ring.num_rows, size)
+        # What is given back is lost, and what says that shards hold it may not have
+        # reached the disk: a writer may have been killed between the two.
+        self.places.file.sync()
+        if alive is not None:
+            unwritten = ~np.isin(firsts // size, alive)
+        elif self._time_major:
+            unwritten = firsts // self._wide >= stop.max()
+        else:
+            unwritten = firsts % ring.slots >= stop[firsts // ring.slots]
+        with self.lock:
+            sealed = self.places.take(firsts // size) & 1 == 1
+            found = np.flatnonzero(sealed | unwritten)
+            for place, first, last in runs(found) if len(found) else []:
+                free(self._tail, place * size, (last - first) * size)
+
+    def settle_last(self, first: Ids, stop: Ids, *, seal: bool) -> None:
+        """The same; what fails keeps no row from a commit.
+
+        It is told by `check` and, where something was short, by `tell`.
+        """
+        try:
+            self.settle(first, stop, seal=seal)
+        except (OSError, MemoryError) as error:
+            self.unsealed = True
+            self._sealer.short = shortage(error)
+            if not self._sealer.short:
+                self._sealer.failure = error
+
+    def _alive(self, first: Ids, stop: Ids) -> list[int]:
+        """Places that hold a row alive."""
+        size = self.place_rows
+        spans = [np.empty(0, np.int64)]
+        for env_id, oldest in enumerate(first.tolist()):
+            stretch = self._ring.stretch(env_id, oldest, int(stop[env_id]))
+            for row, step, count in stretch:
+                last = row + step * (count - 1)
+                spans.append(np.arange(row // size, last // size + 1))
+        found: list[int] = np.unique(np.concatenate(spans)).tolist()
+        return found
+
+    def _sealed(self, first: Ids, stop: Ids) -> Ids:
+        """The first position of each environment, from its oldest on, in no shard."""
+        reached, every = first.copy(), np.arange(len(first))
+        while True:
+            places = self._ring.rows(every, reached) // self.place_rows
+            held = (reached < stop) & (self.places.take(places) & 1 == 1)
+            if not held.any():
+                return np.minimum(reached, stop)
+            after = (reached // self._steps + 1) * self._steps
+            reached = np.where(held, after, reached)
+
+    def tell(self, expected: str = CLOSED) -> None:
+        """Raise where rows that were to be sealed at last were not.
+
+        Args:
+            expected: How that was, and what of it; what helps comes in.
+
+        Raises:
+            FullError: No space is left.
+            FailedError: Files, memory or threads were short.
+        """
+        if self.unsealed:
+            number = self._sealer.short
+            got, help_ = SHORT.get(number, ("no space", "free some space"))
+            kind = FailedError if number in SHORT else FullError
+            raise kind(
+                f"{self._folder / group.FOLDER}: got {got} for the newest rows "
+                f"in shards, {expected.format(help_)}",
+                errno_=number or None,
+            )
+
+    def check(self) -> None:
+        """Raise what sealing failed with.
+
+        Raises:
+            AsideError: A shard could not be written.
+        """
+        failure, path = self._sealer.failure, self._folder / group.FOLDER
+        if failure is not None:
+            told = str(failure) or type(failure).__name__
+            number = failure.errno if isinstance(failure, OSError) else None
+            raise ShardError(f"cannot seal {path}: {told}", errno_=number) from failure
+
+    def compression(self, heads: Ids) -> dict[str, tuple[int, int]]:
+        """Per path, (bytes of its shards, bytes of the rows in them).
+
+        Args:
+            heads: int64 ``[E]``; slots that no row was written to count for nothing.
+        """
+        places, steps = self.places.sealed(), self._steps
+        per_env = self._ring.slots // steps
+        if self._time_major:
+            written = heads[None] - places[:, None] * steps
+        else:
+            written = heads[places // per_env] - places % per_env * steps
+        rows = int(np.clip(written, 0, steps).sum())
+        return self._maker.compression(places, rows)
+
+    def stop(self) -> None:
+        """Seal what is due, and end the thread."""
+        self._sealer.stop()

@@ -1,0 +1,732 @@
+"""Read-ahead of compressed chunks: ask the disk for a draw's before unpacking one.
+
+A draw's chunks are some hundred bytes each, all over some hundred shards: faulted in
+one after the other, each waits for the disk alone. Whether any is missing is looked up
+for a few of them, as `pages` does for rows.
+
+Shards of the sharding_indexed codec: written whole, read chunk by chunk.
+
+Which places of a ring are sealed: one number each, in a file of their own.
+
+A *place* is a stretch of rows as long as a shard. Its number is odd where a shard
+holds it and even where the tail does, and one more at every change: who reads looks
+before and after, and reads again where it changed.
+
+Makes the shards of one place out of the tail's rows, under temporary names.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import resource
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.disk import files
+from mmreplay.disk.files import AHEAD_NBYTES, File, rename
+from mmreplay.episodes import TERMINATED, TRUNCATED
+from mmreplay.errors import (
+    OR_REPAIR,
+    OUT_OF_FILES,
+    CorruptError,
+    FailedError,
+    FormatError,
+)
+from mmreplay.format.metadata import Metadata
+from mmreplay.process import beside
+from mmreplay.ring import Ring
+from mmreplay.storage import read_ahead
+from mmreplay.storage.gather import ReadRows
+from mmreplay.storage.layout import FLAGS, RECORDS, record_layout
+from mmreplay.storage.memmap import MemmapStore
+from mmreplay.storage.read_ahead import COLD_CALLS, SAMPLED_ROWS, WARM_CALLS
+from mmreplay.storage.store import Advise
+from mmreplay.storage.zarr import group
+from mmreplay.storage.zarr.chunk_cache import ChunkCache
+from mmreplay.storage.zarr.group import ShardedArray, shard_name
+
+Ids = NDArray[np.int64]
+GAP_NBYTES = 1 << 14
+"""Chunks that lie closer are asked for as one stretch."""
+
+_libc = ctypes.CDLL(None)
+_libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+
+
+class ChunkPages:
+    """The pages of one mapped shard."""
+
+    def __init__(self, mapping: mmap.mmap, advise: Advise) -> None:
+        """Look at a mapping; a miss reads one page, but for the kernel's own way."""
+        if advise != "kernel":
+            mapping.madvise(mmap.MADV_RANDOM)
+        self._mapping = mapping
+        self._address = np.frombuffer(mapping, np.uint8).ctypes.data
+        self._vector = ctypes.create_string_buffer(1)
+
+    def cached(self, offset: int) -> bool:
+        """Whether the page of a byte is in memory.
+
+        Of a file that this user may not write the system always says so.
+        """
+        page = offset // mmap.PAGESIZE * mmap.PAGESIZE
+        _libc.mincore(self._address + page, 1, self._vector)
+        return bool(self._vector.raw[0] & 1)
+
+    def ask(self, starts: Ids, stops: Ids) -> int:
+        """Have stretches of bytes read, those that nearly touch as one.
+
+        Args:
+            starts: int64 ``[N]``, first bytes, N at least 1.
+            stops: int64 ``[N]``, the bytes after the last ones.
+
+        Returns:
+            Bytes asked for.
+        """
+        order = np.argsort(starts)
+        starts, stops = starts[order], np.maximum.accumulate(stops[order])
+        apart = np.flatnonzero(starts[1:] > stops[:-1] + GAP_NBYTES) + 1
+        firsts = starts[np.append(0, apart)] // mmap.PAGESIZE * mmap.PAGESIZE
+        lasts = stops[np.append(apart - 1, len(stops) - 1)]
+        for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+            for at in range(first, last, AHEAD_NBYTES):
+                nbytes = min(AHEAD_NBYTES, last - at)
+                self._mapping.madvise(mmap.MADV_WILLNEED, at, nbytes)
+        return int((lasts - firsts).sum())
+
+
+Extents = Callable[[Ids], Iterator[tuple[ChunkPages, Ids, Ids]]]
+"""Of some rows: shard by shard its pages, and first and last bytes of their chunks."""
+
+
+class ChunksAhead:
+    """When to ask; see `ReadPolicy`."""
+
+    def __init__(self, advise: Advise) -> None:
+        """Ask as the policy says."""
+        self._advise = advise
+        self._warm_calls = self._cold_calls = 0
+
+    def ask(self, rows: Ids, extents: Extents) -> int:
+        """Have the chunks of rows read, if any of a sample is missing.
+
+        Args:
+            rows: int64 ``[B]``, whatever `extents` takes.
+            extents: Finds where their chunks are.
+
+        Returns:
+            Bytes asked for.
+        """
+        if not self._wanted(rows, extents):
+            return 0
+        return sum(pages.ask(starts, stops) for pages, starts, stops in extents(rows))
+
+    def _wanted(self, rows: Ids, extents: Extents) -> bool:
+        if self._advise != "auto":
+            return self._advise == "always"
+        if self._warm_calls > 0:
+            self._warm_calls -= 1
+            return False
+        if read_ahead.gathers():
+            return read_ahead.lacks(lambda: not self._missing(rows, extents))
+        if self._cold_calls > 0:
+            self._cold_calls -= 1
+            return True
+        if self._missing(rows, extents):
+            self._cold_calls = COLD_CALLS
+            return True
+        self._warm_calls = WARM_CALLS
+        return False
+
+    @staticmethod
+    def _missing(rows: Ids, extents: Extents) -> bool:
+        """Whether a chunk of some of the rows is not in memory."""
+        some = rows[:: max(1, len(rows) // SAMPLED_ROWS)]
+        return not all(
+            pages.cached(start)
+            for pages, starts, _ in extents(some)
+            for start in starts.tolist()
+        )
+
+
+Array = NDArray[np.generic]
+ChunkKey = tuple[str, int, int, int]
+"""Array, place, its number, and the chunk in it."""
+MISSING = (1 << 64) - 1
+MAX_OPEN = 4096
+"""Shards kept open at a time, of all fields, where the process may open so many
+files: Python keeps a descriptor for each mapping, too. See `_most_open`."""
+CACHE_NBYTES = 64 << 20
+UNREADABLE = (ValueError, RuntimeError, struct.error)
+"""What codecs raise of bytes that are no chunk."""
+FEW = 8
+"""Chunks for which no second thread is started."""
+
+
+def encode(array: ShardedArray, rows: Array, ring: Ring) -> list[Any]:
+    """Pack a place's rows; return the parts of its file, in order.
+
+    Args:
+        array: Whose.
+        rows: ``[R, *shape]``, in the order of the ring's rows.
+        ring: The ring.
+    """
+    wide, steps = array.shard
+    envs, size = array.chunk
+    grid = rows.reshape(steps, wide, *array.shape)
+    corners = [(e, s) for e in range(0, wide, envs) for s in range(0, steps, size)]
+    parts: list[Any] = [None] * len(corners)
+
+    def pack(first: int, stop: int) -> None:
+        for number in range(first, stop):
+            env, step = corners[number]
+            block = grid[step : step + size, env : env + envs].swapaxes(0, 1)
+            raw = np.ascontiguousarray(block).reshape(-1).view(np.uint8)
+            parts[number] = memoryview(array.codec.pack(raw)).cast("B")
+
+    half = len(corners) // 2
+    if half < FEW or array.chunk_nbytes < array.codec.nbytes_apart:
+        pack(0, len(corners))
+    else:
+        beside(lambda: pack(half, len(corners)), lambda: pack(0, half))
+    lengths = np.array([part.nbytes for part in parts], "<u8")
+    index = np.stack([np.cumsum(lengths) - lengths, lengths], axis=1).astype("<u8")
+    data = index.tobytes()
+    return [*parts, data + struct.pack("<I", google_crc32c.value(data))]
+
+
+class Shard:
+    """One open shard.
+
+    Attributes:
+        path: Its file.
+        pages: Of its mapping, if there is one.
+    """
+
+    def __init__(
+        self, file: File, array: ShardedArray, mapped: bool, advise: Advise
+    ) -> None:
+        """Read and check the index; the file is the shard's own from here on.
+
+        Raises:
+            CorruptError: It is damaged.
+        """
+        self.path = file.path
+        size = 16 * array.num_chunks + 4
+        if file.nbytes < size:
+            raise self.damaged(f"{file.nbytes} bytes", f"an index of {size}")
+        # Whoever still unpacks holds the shard, and with it the file or its mapping.
+        self._file, self.pages = file, None
+        self._data = memoryview(b"")
+        if mapped:
+            mapping = file.map_readonly()
+            file.close()
+            self.pages = ChunkPages(mapping, advise)
+            self._data = memoryview(mapping)
+        tail = self.packed([file.nbytes - size, size])
+        index = bytes(tail[:-4])
+        if google_crc32c.value(index) != struct.unpack("<I", tail[-4:])[0]:
+            raise self.damaged("an index that differs", "one of its checksum")
+        table = np.frombuffer(index, "<u8").reshape(-1, 2)
+        there = table[:, 0] != MISSING
+        most = np.uint64(file.nbytes - size)
+        # A sum of the two might wrap.
+        wrong = (table[there] > most).any(1) | (
+            table[there, 0] > most - table[there, 1]
+        )
+        if wrong.any():
+            raise self.damaged("a chunk past the end", "chunks before the index")
+        self._table = table
+
+    def where(self, chunks: Ids) -> list[list[int]]:
+        """First byte and length of chunks, `MISSING` where there is none."""
+        found: list[list[int]] = self._table[chunks].tolist()
+        return found
+
+    def bytes_of(self, chunks: Ids) -> tuple[Ids, Ids]:
+        """First bytes and the bytes after the last of those chunks that are there."""
+        found = self._table[chunks]
+        found = found[found[:, 0] != MISSING].astype(np.int64)
+        return found[:, 0], found.sum(1)
+
+    def unpack(
+        self, array: ShardedArray, extent: list[int], out: NDArray[np.uint8]
+    ) -> None:
+        """Fill out, uint8, with the bytes of a chunk.
+
+        Args:
+            array: Whose.
+            extent: What `where` said of it.
+            out: uint8 ``[N]``.
+
+        Raises:
+            CorruptError: The chunk is damaged.
+        """
+        if extent[0] == MISSING:
+            out[:] = 0
+            return
+        try:
+            array.codec.unpack(self.packed(extent), out)
+        except UNREADABLE as error:
+            got = f"a chunk at byte {extent[0]}: {error}"
+            raise self.damaged(got, f"{len(out)} bytes") from error
+
+    def packed(self, extent: list[int]) -> memoryview:
+        """Bytes of a chunk that is there, as they are stored.
+
+        Raises:
+            CorruptError: The file was cut.
+            FailedError: The device refuses.
+        """
+        offset, nbytes = extent
+        if self.pages is not None:
+            return self._data[offset : offset + nbytes]
+        data = memoryview(bytearray(nbytes))
+        self._file.pread_into(data, offset)
+        return data
+
+    def damaged(self, got: str, expected: str) -> CorruptError:
+        """The error for what cannot be read."""
+        return CorruptError(
+            f"{self.path}: got {got}, expected {expected}; the shard is damaged: "
+            f"restore it from a copy{OR_REPAIR}"
+        )
+
+
+class ShardReader:
+    """Reads rows of sealed places, through a bounded number of open shards.
+
+    Threads: any; open shards are a dict, whose single steps are whole.
+    """
+
+    def __init__(self, folder: Path, ring: Ring, mapped: bool, advise: Advise) -> None:
+        """Read below a group's folder; see `ReadPolicy`."""
+        self._folder = folder
+        self._ring = ring
+        self._mapped, self._advise = mapped, advise
+        self._ahead: dict[str, ChunksAhead] = {}
+        self._most = _most_open()
+        self._open: dict[tuple[str, int], tuple[int, Shard]] = {}
+        self._chunks = ChunkCache[ChunkKey](CACHE_NBYTES)
+
+    def take(
+        self, array: ShardedArray, places: Ids, entries: Ids, within: Ids, out: Array
+    ) -> None:
+        """Copy rows out.
+
+        Args:
+            array: Whose.
+            places: int64 ``[B]``, sealed places.
+            entries: int64 ``[B]``, what the table said of each.
+            within: int64 ``[B]``, rows counted within their places.
+            out: ``[B, *shape]``.
+        """
+        chunks, inner = self._where(array, within)
+        order = np.argsort(places * array.num_chunks + chunks, kind="stable")
+        if array.chunk_rows > 1:
+            self._take_blocks(array, order, places, entries, chunks, inner, out)
+            return
+        flat = out.reshape(len(out), -1).view(np.uint8)
+        groups = list(_groups(order, places[order]))
+        waiting = [groups]
+        while waiting:
+            part = waiting.pop()
+            found = self._packed(array, part, places, entries, chunks)
+            if found is None:
+                # What is unpacked together stays open until it is.
+                half = len(part) // 2
+                waiting += [part[half:], part[:half]]
+            elif len(part) == len(groups):
+                unpack_all(array, found, flat)
+            else:
+                items = np.sort(np.concatenate(part))
+                unpacked = np.empty((len(items), flat.shape[1]), np.uint8)
+                unpack_all(array, found, unpacked)
+                flat[items] = unpacked
+
+    def _packed(
+        self,
+        array: ShardedArray,
+        groups: Sequence[Ids],
+        places: Ids,
+        entries: Ids,
+        chunks: Ids,
+    ) -> list[Packed] | None:
+        """The chunks of items, in their order; None for more shards than may be open.
+
+        Each group is of one shard.
+        """
+        if len(groups) > self._most:
+            return None
+        found: dict[int, Packed] = {}
+        for some in groups:
+            try:
+                shard = self._shard(array, int(places[some[0]]), int(entries[some[0]]))
+            except FailedError as error:
+                if error.errno not in OUT_OF_FILES or len(groups) == 1:
+                    raise
+                self._most = len(groups) // 2
+                return None
+            extents = shard.where(chunks[some])
+            for item, extent in zip(some.tolist(), extents, strict=True):
+                found[item] = (shard, extent)
+        return [found[item] for item in sorted(found)]
+
+    def _take_blocks(
+        self,
+        array: ShardedArray,
+        order: Ids,
+        places: Ids,
+        entries: Ids,
+        chunks: Ids,
+        inner: Ids,
+        out: Array,
+    ) -> None:
+        """Copy rows out of chunks of several, each unpacked once and kept."""
+        keys = places * array.num_chunks + chunks
+        for some in _groups(order, keys[order]):
+            item = some[0]
+            place, entry, chunk = (
+                int(places[item]), int(entries[item]), int(chunks[item]),
+            )  # fmt: skip
+            out[some] = self._chunk(array, place, entry, chunk)[inner[some]]
+
+    def prefetch(
+        self, array: ShardedArray, places: Ids, entries: Ids, within: Ids
+    ) -> int:
+        """Ask the disk for the rows' chunks, where some of a sample are missing.
+
+        Args:
+            array: Whose.
+            places: See `take`, as the next two.
+            entries: Numbers of the places.
+            within: Rows within them.
+
+        Returns:
+            Bytes asked for.
+        """
+        if not self._mapped or not len(places):
+            return 0
+        chunks, _ = self._where(array, within)
+
+        def extents(some: Ids) -> Iterator[tuple[ChunkPages, Ids, Ids]]:
+            for same in _groups(some, places[some]):
+                place, entry = int(places[same[0]]), int(entries[same[0]])
+                shard = self._shard(array, place, entry)
+                starts, stops = shard.bytes_of(chunks[same])
+                if shard.pages is not None and len(starts):
+                    yield shard.pages, starts, stops
+
+        ahead = self._ahead.setdefault(array.path, ChunksAhead(self._advise))
+        return ahead.ask(np.argsort(places, kind="stable"), extents)
+
+    def _where(self, array: ShardedArray, within: Ids) -> tuple[Ids, Ids]:
+        """Chunks of rows, and their rows in them."""
+        wide, steps = array.shard
+        envs, size = array.chunk
+        step, env = within // wide, within % wide
+        chunk = env // envs * (steps // size) + step // size
+        return chunk, env % envs * size + step % size
+
+    def _chunk(self, array: ShardedArray, place: int, entry: int, chunk: int) -> Array:
+        """A decoded chunk, ``[rows, *shape]``."""
+        key = (array.path, place, entry, chunk)
+        found = self._chunks.get(key)
+        if found is None:
+            found = np.empty((array.chunk_rows, *array.shape), array.dtype)
+            shard = self._shard(array, place, entry)
+            (extent,) = shard.where(np.array([chunk]))
+            shard.unpack(array, extent, found.reshape(-1).view(np.uint8))
+            self._chunks.put(key, found)
+        return found
+
+    def _shard(self, array: ShardedArray, place: int, entry: int) -> Shard:
+        key = (array.path, place)
+        known = self._open.get(key)
+        if known is not None and known[0] == entry:
+            return known[1]
+        # Another thread may empty it meanwhile.
+        kept = list(self._open)
+        for oldest in kept[: max(0, 1 + len(kept) - self._most)]:
+            self._open.pop(oldest, None)
+        try:
+            shard = self._opened(array, place)
+        except FailedError as error:
+            short = {*OUT_OF_FILES, errno.ENOMEM}
+            if error.errno not in short or not self._open:
+                raise
+            # Those that are kept are of no use if the next one cannot be read.
+            self._open = {}
+            shard = self._opened(array, place)
+        self._open[key] = (entry, shard)
+        return shard
+
+    def _opened(self, array: ShardedArray, place: int) -> Shard:
+        path = self._folder / shard_name(array, self._ring, place)
+        try:
+            file = File.open(path, None)
+        except CorruptError:
+            raise
+        except FormatError as error:
+            # A link, folder, pipe or socket costs its rows, as any damaged shard does.
+            raise CorruptError(f"{error}{OR_REPAIR}") from error
+        try:
+            return Shard(file, array, self._mapped, self._advise)
+        except BaseException:
+            file.close()
+            raise
+
+    def forget(self) -> None:
+        """Let everything go."""
+        self._open, self._chunks = {}, ChunkCache(CACHE_NBYTES)
+
+
+def _most_open() -> int:
+    """Shards kept open: a quarter of the files that the process may have, at most."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_OPEN if soft < 0 else max(1, min(MAX_OPEN, soft // 4))
+
+
+def _groups(order: Ids, keys: Ids) -> Iterator[Ids]:
+    """Cut an order into stretches of one key each; keys are in that order."""
+    edges = np.flatnonzero(np.diff(keys, prepend=-1))
+    return iter(np.split(order, edges[1:])) if len(order) else iter(())
+
+
+Packed = tuple[Shard, list[int]]
+
+
+def unpack_all(
+    array: ShardedArray, found: Sequence[Packed], out: NDArray[np.uint8]
+) -> None:
+    """Unpack chunks, on a second thread too where that is sooner.
+
+    Args:
+        array: Whose.
+        found: Shard, and what `Shard.where` says of the chunk, of each.
+        out: uint8 ``[K, N]``, where they go.
+    """
+    if len(found) < 2 * FEW or array.chunk_nbytes < array.codec.nbytes_apart:
+        _unpack_some(array, found, out)
+    else:
+        half = len(found) // 2
+        beside(
+            lambda: _unpack_some(array, found[half:], out[half:]),
+            lambda: _unpack_some(array, found[:half], out[:half]),
+        )
+
+
+def _unpack_some(
+    array: ShardedArray, found: Sequence[Packed], out: NDArray[np.uint8]
+) -> None:
+    if all(extent[0] != MISSING for _, extent in found):
+        # One by one below, to tell which of them is damaged.
+        with suppress(*UNREADABLE):
+            parts = [shard.packed(extent) for shard, extent in found]
+            array.codec.unpack_many(parts, out)
+            return
+    for (shard, extent), row in zip(found, out, strict=True):
+        shard.unpack(array, extent, row)
+
+
+FILE_NAME = "places.bin"
+DTYPE = np.dtype("<u4")
+
+
+class ShardStates:
+    """The numbers of one generation."""
+
+    def __init__(self, file: File, mapped: bool) -> None:
+        """Look through a mapping of the file, or read it at each look."""
+        self.file = file
+        self._count = file.nbytes // DTYPE.itemsize
+        self._numbers: NDArray[np.uint32] | None = None
+        if mapped:
+            self._numbers = np.frombuffer(file.map_readonly(), DTYPE)
+
+    @classmethod
+    def create(cls, folder: Path, count: int) -> ShardStates:
+        """Create the file, of which no place is sealed."""
+        nbytes = count * DTYPE.itemsize
+        file = File.create(folder / FILE_NAME, nbytes)
+        try:
+            # To look at a hole through a mapping is a SIGBUS where tmpfs is full.
+            file.pwrite(bytes(nbytes), 0)
+            return cls(file, True)
+        except BaseException:
+            file.close()
+            raise
+
+    @classmethod
+    def open(
+        cls, folder: Path, count: int, *, writable: bool, mapped: bool
+    ) -> ShardStates:
+        """Open the file, after checking its size."""
+        nbytes = count * DTYPE.itemsize
+        file = File.open(folder / FILE_NAME, nbytes, writable=writable)
+        if writable:
+            # After a sync that failed the kernel would owe the disk nothing of what
+            # is there: the next sync must be one of what is written now.
+            try:
+                file.pwrite(file.pread(nbytes, 0), 0)
+            except BaseException:
+                file.close()
+                raise
+        return cls(file, mapped)
+
+    def take(self, places: Ids) -> Ids:
+        """Numbers of places, int64 of their shape."""
+        return self._all().take(places).astype(np.int64)
+
+    def get(self, place: int) -> int:
+        """Number of one place."""
+        return int(self._all()[place])
+
+    def sealed(self) -> Ids:
+        """Every sealed place, int64 ``[N]``."""
+        return np.flatnonzero(self._all() & 1)
+
+    def _all(self) -> NDArray[np.uint32]:
+        if self._numbers is not None:
+            return self._numbers
+        data = self.file.pread(self.file.nbytes, 0)
+        return np.frombuffer(data, DTYPE)
+
+    def put(self, place: int, number: int) -> None:
+        """Change one number, for whoever looks next."""
+        data = np.array([number], DTYPE).tobytes()
+        self.file.pwrite(data, place * DTYPE.itemsize)
+
+
+ROLE_BITS = {"terminated": TERMINATED, "truncated": TRUNCATED}
+PIECE_NBYTES = 1 << 20
+
+
+class ShardMaker:
+    """Writes and removes shard files; memory: one shard of one field."""
+
+    def __init__(self, root: Path, metadata: Metadata, tail: MemmapStore) -> None:
+        self._root = root
+        self._ring = metadata.ring
+        self._arrays = group.arrays_of(metadata)
+        self._served = group.served(metadata)
+        self._placement = record_layout(metadata.schema)
+        self._rows = _rows_of(tail)
+
+    @contextmanager
+    def made(self, place: int) -> Iterator[list[tuple[Path, Path]]]:
+        """Write and sync a place's shards; those not renamed go at the end.
+
+        Yields:
+            Temporary and final path of each.
+        """
+        made: list[tuple[Path, Path]] = []
+        try:
+            for number, array in enumerate(self._arrays.values()):
+                temporary = self._root / f"tmp-{number}"
+                made.append((temporary, self._path(array, place)))
+                self._write(temporary, array, place)
+            yield made
+        finally:
+            for temporary, _ in made:
+                files.remove_tree(temporary)
+
+    def publish(self, made: list[tuple[Path, Path]]) -> None:
+        """Put shards under their names, durably."""
+        for temporary, target in made:
+            rename(temporary, target)
+
+    def remove(self, place: int) -> None:
+        """Remove a place's shards."""
+        for array in self._arrays.values():
+            files.remove_tree(self._path(array, place))
+
+    def compression(
+        self, places: NDArray[np.int64], rows: int
+    ) -> dict[str, tuple[int, int]]:
+        """Per path, (bytes of some places' shards, bytes of the rows in them)."""
+        found = {}
+        for path, array in self._arrays.items():
+            if path != group.FLAGS_NAME:
+                nbytes = 0
+                for place in places.tolist():
+                    # A writer may remove it meanwhile.
+                    with suppress(FileNotFoundError):
+                        nbytes += self._path(array, place).lstat().st_size
+                found[path] = nbytes, rows * array.row_nbytes
+        return found
+
+    def _path(self, array: ShardedArray, place: int) -> Path:
+        return self._root / group.shard_name(array, self._ring, place)
+
+    def _write(self, path: Path, array: ShardedArray, place: int) -> None:
+        size = array.shard[0] * array.shard[1]
+        rows = np.arange(size) + place * size
+        parts = encode(array, self._values(array.path, rows), self._ring)
+        files.remove_tree(path)
+        file = File.create(path, sum(len(part) for part in parts))
+        try:
+            offset = 0
+            for data in _pieces(parts):
+                file.pwrite(data, offset)
+                offset += len(data)
+            file.sync()
+        finally:
+            file.close()
+
+    def _values(self, path: str, rows: NDArray[np.int64]) -> NDArray[np.generic]:
+        """What an array says of rows that are in the tail."""
+        role = self._served.get(path)
+        if path == group.FLAGS_NAME or role is not None:
+            flags = self._read(FLAGS, rows).view(np.uint8)
+            return flags if role is None else (flags & ROLE_BITS[role]) != 0
+        name = self._placement.large.get(path)
+        if name is not None:
+            return self._read(name, rows)
+        record = self._placement.record
+        assert record is not None
+        return np.ascontiguousarray(self._read(RECORDS, rows).view(record)[path])
+
+    def _read(self, name: str, rows: NDArray[np.int64]) -> NDArray[np.generic]:
+        reader = self._rows[name]
+        return reader.take(rows, np.empty((len(rows), *reader.shape), reader.dtype))
+
+
+def _rows_of(tail: MemmapStore) -> dict[str, ReadRows]:
+    """The tail's rows by file's name, read and not mapped.
+
+    A place that is sealed before it is full has holes, which are read as zeros; read
+    through a mapping they kill the process where tmpfs is full.
+    """
+    placement = record_layout(tail.schema)
+    opened = {each.path.name: each for each in tail.files}
+    found = {FLAGS: ReadRows(opened[FLAGS], np.dtype(np.uint8), (), "never")}
+    if placement.record is not None:
+        raw = np.dtype((np.void, placement.stride))
+        found[RECORDS] = ReadRows(opened[RECORDS], raw, (), "never")
+    for path, name in placement.large.items():
+        field = tail.schema.fields[path]
+        found[name] = ReadRows(opened[name], field.numpy, field.shape, "never")
+    return found
+
+
+def _pieces(parts: list[Any]) -> Iterator[bytes]:
+    """Put a shard's parts together, a MiB or so at a time."""
+    held: list[Any] = []
+    nbytes = 0
+    for part in parts:
+        held.append(part)
+        nbytes += len(part)
+        if nbytes >= PIECE_NBYTES:
+            yield b"".join(held)
+            held, nbytes = [], 0
+    yield b"".join(held)

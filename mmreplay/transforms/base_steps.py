@@ -1,0 +1,188 @@
+"""The steps of a draw, how far each is folded, and the rows around them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from mmreplay.transforms.base import Rows
+
+Ids = NDArray[np.int64]
+
+
+class Where:
+    """Rows around each step drawn, K of them, described before any step is drawn.
+
+    Row k of a step is at the position ``max(min(position + ahead[k], cap) - back[k],
+    first)``, where cap is the last step folded, or with `beyond` the row that holds the
+    next observation; see `Anchors`. Instances compare by identity: columns
+    that were read for one are looked up by it, so keep it and those derived from it.
+
+    Attributes:
+        ahead: Steps after the step drawn; at most the steps folded.
+        back: Rows before that.
+        beyond: Whether the row of the next observation counts.
+    """
+
+    __slots__ = ("_made", "ahead", "back", "beyond")
+
+    def __init__(
+        self, ahead: tuple[int, ...], back: tuple[int, ...], beyond: bool
+    ) -> None:
+        """Describe some rows."""
+        self.ahead, self.back, self.beyond = ahead, back, beyond
+        self._made: dict[tuple[int, int], Where] = {}
+
+    def __repr__(self) -> str:
+        """Say which rows."""
+        return f"Where({self.ahead}, {self.back}, {self.beyond})"
+
+    def stacked(self, k: int, behind: int = 0) -> Where:
+        """Return the k rows up to each, oldest first.
+
+        Args:
+            k: At least 1.
+            behind: Rows between the newest of them and the row.
+        """
+        if k == 1 and not behind:
+            return self
+        found = self._made.get((k, behind))
+        if found is None:
+            lags = range(k - 1 + behind, behind - 1, -1)
+            found = Where(
+                tuple(ahead for ahead in self.ahead for _ in lags),
+                tuple(back + lag for back in self.back for lag in lags),
+                self.beyond,
+            )
+            found = self._made.setdefault((k, behind), found)
+        return found
+
+    def following(self) -> Where | None:
+        """Return the rows after each, where a next observation is known.
+
+        Returns:
+            None if `Where` cannot express it, because some rows lie `back`.
+        """
+        if any(self.back) or self.beyond:
+            return None
+        found = self._made.get((0, 0))
+        if found is None:
+            found = Where(tuple(ahead + 1 for ahead in self.ahead), self.back, True)
+            found = self._made.setdefault((0, 0), found)
+        return found
+
+
+class BaseSteps:
+    """Steps drawn, N of them.
+
+    Attributes:
+        rows: The buffer.
+        env_ids: int64 ``[N]``.
+        positions: int64 ``[N]``.
+        first: int64 ``[N]``, the oldest row of the step's episode that may be read
+            for it.
+        last: int64 ``[N]``, the last step folded into it: the episode's last, or
+            the n-th.
+        following: int64 ``[N]``, the row that holds the derived next observation.
+        terminated: bool ``[N]``, the episode terminates at the last step.
+        key: All randomness follows from it.
+        length: Steps a window, one window after another; None without windows.
+        places: The rows that transforms ask for by name; see `Places`.
+    """
+
+    __slots__ = (
+        "_found", "env_ids", "key", "length", "places", "positions", "rows",
+        "terminated",
+    )  # fmt: skip
+
+    def __init__(
+        self, rows: Rows, env_ids: Ids, positions: Ids, key: int, length: int | None,
+        places: Places, found: Ids, terminated: NDArray[np.bool_],
+    ) -> None:  # fmt: skip
+        """Hold them.
+
+        Args:
+            rows: See `Anchors`, as the next five.
+            env_ids: See `Anchors`.
+            positions: See `Anchors`.
+            key: See `Anchors`.
+            length: See `Anchors`.
+            places: See `Anchors`.
+            found: int64 ``[3, N]`` or longer: first, last and following.
+            terminated: See `Anchors`.
+        """
+        self.rows, self.env_ids, self.positions = rows, env_ids, positions
+        self.key, self.length, self.places = key, length, places
+        self._found, self.terminated = found, terminated
+
+    @property
+    def first(self) -> Ids:
+        """See `Anchors`."""
+        found: Ids = self._found[0]
+        return found
+
+    @property
+    def last(self) -> Ids:
+        """See `Anchors`."""
+        found: Ids = self._found[1]
+        return found
+
+    @property
+    def following(self) -> Ids:
+        """See `Anchors`."""
+        found: Ids = self._found[2]
+        return found
+
+    def at(self, rows: Where | Ids) -> Ids:
+        """Positions of rows, int64 ``[N, K]``."""
+        if not isinstance(rows, Where):
+            return rows
+        return np.maximum(self.unclipped(rows), self.first[:, None])
+
+    def unclipped(self, rows: Where) -> Ids:
+        """Positions where rows would be, had the episode no beginning."""
+        cap = self._found[2 if rows.beyond else 1]
+        ahead = self.positions[:, None] + np.array(rows.ahead)
+        found: Ids = np.minimum(ahead, cap[:, None]) - np.array(rows.back)
+        return found
+
+    def random(self, stream: int) -> np.random.Generator:
+        """Return a generator of this draw alone; each transform has its stream."""
+        return np.random.Generator(np.random.Philox(key=self.key + (stream << 64)))
+
+
+class Places:
+    """The rows that batches are made of.
+
+    Attributes:
+        here: The step drawn.
+        last: The last step folded into it.
+        following: The row that holds the next observation, where it is derived.
+    """
+
+    def __init__(self, steps: int) -> None:
+        """Describe them for at most so many folded steps."""
+        self.here = Where((0,), (0,), False)
+        self.last = self.here if steps == 1 else Where((steps - 1,), (0,), False)
+        self.following = Where((steps,), (0,), True)
+
+
+def around(anchors: BaseSteps, begin: Ids, end: Ids, back: int) -> tuple[Ids, Ids]:
+    """Rows of the episodes of steps, from so many before one row to another.
+
+    Args:
+        anchors: N steps.
+        begin: int64 ``[N]``, not after end.
+        end: int64 ``[N]``.
+        back: Rows before begin.
+
+    Returns:
+        Environments and positions, int64 ``[N * K]`` each, some of them twice.
+    """
+    count = int((end - begin).max(initial=0)) + 1 + back
+    rows = end[:, None] - np.arange(count)
+    rows = np.maximum(rows, np.maximum(begin - back, anchors.first)[:, None])
+    return np.repeat(anchors.env_ids, count), rows.reshape(-1)
