@@ -217,7 +217,6 @@ def everything(
         return data
 
     rows = sizes.frames if pixels else sizes.rows
-    calls = 1 if pixels else sizes.calls
     with ExitStack() as stack:
         folds = [mr.NStep(N, GAMMA), mr.FrameStack(K)]
         sampler = mr.PrioritizedSampler(ALPHA, BETA, seed=0)
@@ -237,8 +236,9 @@ def everything(
                 draw = others.ALL[name](rows, pixels, errors)
                 others.check(draw(CHECKED), name)
                 sides[name] = _side(draw, sizes.batch)
-        # Batches that the loader made before a burst are not timed.
-        times = race(sides, sizes.turns, calls, warm=3, ahead=4)
+        # Batches that the loader made before a burst are not timed, and a burst is
+        # longer than what it makes ahead.
+        times = race(sides, sizes.turns, sizes.calls, warm=3, ahead=4)
         return over_each(times, (OURS,))
 
 
