@@ -39,6 +39,9 @@ from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FormatError
 from mmreplay.schema.dtypes import describe, storage_dtype
 
+Kinds = Mapping[str, tuple[str, tuple[int, ...]]]
+"""Dtype name and shape, rows first, by the name of an array."""
+
 
 class Stream(Protocol):
     """The bytes of one column, from its first on."""

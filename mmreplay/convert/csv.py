@@ -46,6 +46,7 @@ from numpy.typing import NDArray
 
 from mmreplay import strict_json
 from mmreplay.checksums import crc32c
+from mmreplay.convert import registry
 from mmreplay.convert.ahead import THREADS, in_order
 from mmreplay.convert.array_file import refuse_wide
 from mmreplay.convert.base import (
@@ -55,7 +56,6 @@ from mmreplay.convert.base import (
     Reader,
     Writer,
     default_rows,
-    refuse_empty,
 )
 from mmreplay.convert.description import (
     ENV_ID,
@@ -66,8 +66,6 @@ from mmreplay.convert.description import (
     RESERVED,
     Description,
 )
-from mmreplay.convert.skrl import LAYOUT, check_layout
-from mmreplay.convert.skrl_read import meant
 from mmreplay.convert.staging import Staging
 from mmreplay.convert.undescribed import Kinds, TableReader, refuse_expansion
 from mmreplay.disk import files
@@ -1278,11 +1276,12 @@ def open_writer(
     Raises:
         SchemaError: A field is bfloat16, or there are too many columns.
     """
-    _check(target, compression_level, layout)
-    if layout is not None:
-        from mmreplay.convert.skrl_csv import SkrlCsvWriter
-
-        return SkrlCsvWriter(target, description, overwrite, force)
+    other = registry.find_layout("csv", layout)
+    _check(target, compression_level)
+    if other is not None:
+        return other.open_writer(
+            "csv", target, description, overwrite=overwrite, force=force
+        )
     level = LEVEL if compression_level is None else compression_level
     return CsvWriter(target, description, overwrite, force, level)
 
@@ -1296,18 +1295,15 @@ def planned(
     layout: str | None = None,
 ) -> None:
     """Refuse what cannot be written; see `registry.planned`."""
-    _check(target, compression_level, layout)
-    if layout is None:
+    other = registry.find_layout("csv", layout)
+    _check(target, compression_level)
+    if other is None:
         cells_of(description.columns, force)
     else:
-        refuse_empty(description.rows, LAYOUT)
-        from mmreplay.convert.skrl_csv import skrl_cells
-
-        skrl_cells(target, description, force)
+        other.planned("csv", description, target=target, force=force)
 
 
-def _check(target: Path | None, level: int | None, layout: str | None) -> None:
-    check_layout(layout)
+def _check(target: Path | None, level: int | None) -> None:
     if level is None:
         return
     if type(level) is not int or level not in range(10):
@@ -1351,11 +1347,14 @@ def open_reader(
             f"dtypes: got {dtypes!r}, expected a dtype by field, such as "
             """{"obs": "float32"}; leave it out to have them found"""
         )
-    if meant(path, layout, cursor, num_envs if num_envs != 1 else None):
-        plain = open_plain(path, dtypes or {}, allow_expansion)
-        from mmreplay.convert.skrl_csv import deal
-
-        return deal(plain, num_envs, cursor)
+    other = registry.find_layout("csv", layout, path)
+    if other is not None:
+        return other.open_reader(
+            "csv", path, num_envs=num_envs, cursor=cursor, dtypes=dtypes,
+            allow_expansion=allow_expansion,
+        )  # fmt: skip
+    envs = None if num_envs == 1 else num_envs
+    registry.refuse_layout_options("csv", num_envs=envs, cursor=cursor)
     with closing(File.open(path, None)) as file:
         found = find(file) if sidecar else None
     if found is None:

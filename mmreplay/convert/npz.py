@@ -27,22 +27,21 @@ from pathlib import Path
 import numpy as np
 
 from mmreplay.checksums import crc32
-from mmreplay.convert import skrl, skrl_read, zip_file
+from mmreplay.convert import registry, zip_file
 from mmreplay.convert import zip_file as zips
 from mmreplay.convert.ahead import Threads
 from mmreplay.convert.array_file import (
     ArrayColumn,
     ArrayReader,
     ArrayWriter,
+    Kinds,
     Piece,
     Stored,
     Stream,
     bytes_of,
 )
-from mmreplay.convert.base import Block, Notes, Reader, Writer, refuse_empty
+from mmreplay.convert.base import Block, Notes, Reader, Writer
 from mmreplay.convert.description import MAX_NBYTES, MEMBER, Description
-from mmreplay.convert.skrl import Kinds, SkrlWriter
-from mmreplay.convert.skrl_read import SkrlReader
 from mmreplay.convert.staging import Staging
 from mmreplay.convert.undescribed import PlainReader
 from mmreplay.convert.zip_file import ALIGNMENT, Entry, Layout
@@ -376,9 +375,10 @@ def open_writer(
         SchemaError: Compression, its level or layout is none of these, or the layout
             cannot hold a field.
     """
-    _check(description, compression, compression_level, layout)
-    if layout is not None:
-        return SkrlWriter(target, description, NpzPlan, overwrite)
+    other = registry.find_layout("npz", layout)
+    _check(compression, compression_level, layout)
+    if other is not None:
+        return other.open_writer("npz", target, description, overwrite=overwrite)
     if compression is not None:
         level = LEVEL if compression_level is None else compression_level
         return PackedWriter(target, description, level, overwrite)
@@ -389,15 +389,7 @@ def _plan(description: Description) -> NpzPlan:
     return NpzPlan(description.arrays, description.to_bytes())
 
 
-def _check(
-    description: Description,
-    compression: str | None,
-    level: int | None,
-    layout: str | None,
-) -> None:
-    skrl.check_layout(layout)
-    if layout is not None:
-        skrl.refuse_dtypes(description, "npz", "bfloat16")
+def _check(compression: str | None, level: int | None, layout: str | None) -> None:
     if layout is not None and compression is not None:
         raise SchemaError(
             f"compression: got {compression!r} with layout={layout!r}, expected None "
@@ -430,9 +422,10 @@ def planned(
     layout: str | None = None,
 ) -> int | None:
     """Bytes of the file, unless it is packed; see `registry.planned`."""
-    _check(description, compression, compression_level, layout)
-    if layout is not None:
-        refuse_empty(description.rows, skrl.LAYOUT)
+    other = registry.find_layout("npz", layout)
+    _check(compression, compression_level, layout)
+    if other is not None:
+        other.planned("npz", description)
     return None if compression or layout else _plan(description).nbytes
 
 
@@ -455,13 +448,16 @@ def open_reader(
         size: Steps of such a memory that were written, where its NaNs do not tell.
         cursor: The oldest step of such a memory that is full.
     """
-    theirs = skrl_read.meant(path, layout, size, cursor)
+    other = registry.find_layout("npz", layout, path)
+    if other is not None:
+        return other.open_reader(
+            "npz", path, size=size, cursor=cursor, allow_expansion=allow_expansion
+        )
+    registry.refuse_layout_options("npz", size=size, cursor=cursor)
     file = File.open(path, None)
     try:
         notes = Notes()
-        columns, told = _columns(file, notes, allow_expansion)
-        if theirs:
-            return SkrlReader(file, columns, notes, size, cursor)
+        columns, told = read_columns(file, notes, allow_expansion)
         if told is None:
             return PlainReader(file, columns, notes)
         return ArrayReader(file, columns, _description(file, told), notes)
@@ -470,7 +466,7 @@ def open_reader(
         raise
 
 
-def _columns(
+def read_columns(
     file: File, notes: Notes, allow_expansion: bool
 ) -> tuple[dict[str, ArrayColumn], Entry | None]:
     """The arrays, and the member of the description, if there is one."""

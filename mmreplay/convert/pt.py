@@ -29,13 +29,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.checksums import crc32
-from mmreplay.convert import safetensors, skrl, skrl_read, zip_file
+from mmreplay.convert import registry, safetensors, zip_file
 from mmreplay.convert import zip_file as zips
 from mmreplay.convert.array_file import (
     ArrayColumn,
     ArrayFile,
     ArrayReader,
     ArrayWriter,
+    Kinds,
     Piece,
     Stored,
     Stream,
@@ -47,12 +48,9 @@ from mmreplay.convert.base import (
     Reader,
     Writer,
     doubt_sums,
-    refuse_empty,
 )
 from mmreplay.convert.description import KEY, MAX_NBYTES, Description
 from mmreplay.convert.safetensors import Columns, SafetensorsPlan
-from mmreplay.convert.skrl import Kinds, SkrlWriter
-from mmreplay.convert.skrl_read import SkrlReader
 from mmreplay.convert.staging import Staging
 from mmreplay.convert.undescribed import PlainReader
 from mmreplay.convert.zip_file import Entry
@@ -329,9 +327,9 @@ def open_writer(
     Raises:
         SchemaError: The layout is another.
     """
-    skrl.check_layout(layout)
-    if layout is not None:
-        return SkrlWriter(target, description, PtPlan, overwrite)
+    other = registry.find_layout("pt", layout)
+    if other is not None:
+        return other.open_writer("pt", target, description, overwrite=overwrite)
     return ArrayWriter(target, description, _plan(description), overwrite)
 
 
@@ -341,9 +339,9 @@ def _plan(description: Description) -> PtPlan:
 
 def planned(description: Description, *, layout: str | None = None) -> int | None:
     """Bytes of the file; see `registry.planned`."""
-    skrl.check_layout(layout)
-    if layout is not None:
-        refuse_empty(description.rows, skrl.LAYOUT)
+    other = registry.find_layout("pt", layout)
+    if other is not None:
+        other.planned("pt", description)
     return None if layout else _plan(description).nbytes
 
 
@@ -363,13 +361,14 @@ def open_reader(
         size: Steps of such a memory that were written, where its NaNs do not tell.
         cursor: The oldest step of such a memory that is full.
     """
-    theirs = skrl_read.meant(path, layout, size, cursor)
+    other = registry.find_layout("pt", layout, path)
+    if other is not None:
+        return other.open_reader("pt", path, size=size, cursor=cursor)
+    registry.refuse_layout_options("pt", size=size, cursor=cursor)
     file = File.open(path, None)
     try:
         notes = Notes()
         columns = read_columns(file, notes)
-        if theirs:
-            return SkrlReader(file, columns, notes, size, cursor)
         return _reader(file, columns, notes)
     except BaseException:
         file.close()

@@ -17,7 +17,7 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -128,6 +128,60 @@ FOREIGN = (
     ),
 )  # fmt: skip
 """The field's datasets; those that share a suffix, or are folders, are looked into."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How another library names and arranges the arrays in files of our formats.
+
+    Attributes:
+        name: The value of ``layout=``.
+        module: The module that reads and writes it, a `LayoutModule`, imported on first
+            use.
+        formats: Names of the formats that it is found in.
+        file_names: Glob pattern. The module is asked whether it recognizes a file of
+            such a name, or a folder that holds one; other files do not import it.
+    """
+
+    name: str
+    module: str
+    formats: tuple[str, ...]
+    file_names: str
+
+
+class LayoutModule(Protocol):
+    """The functions of a layout's module; each takes the name of the format first."""
+
+    def recognizes(self, path: Path, /) -> bool:
+        """Whether a file or folder is of this layout."""
+
+    def open_reader(self, format: str, path: Path, /, **options: Any) -> Reader:
+        """Open a source."""
+
+    def open_writer(
+        self,
+        format: str,
+        target: Path,
+        description: Description,
+        /,
+        *,
+        overwrite: bool,
+        **options: Any,
+    ) -> Writer:
+        """Make a target."""
+
+    def planned(self, format: str, description: Description, /, **options: Any) -> None:
+        """Refuse what the layout cannot hold; write nothing."""
+
+
+LAYOUTS = (
+    Layout(
+        "skrl", "mmreplay.convert.skrl_layout", ("npz", "pt", "csv"), "*_memory_0x*.*"
+    ),
+    Layout(
+        "velora", "mmreplay.convert.velora_read", ("safetensors",), "*state.safetensors"
+    ),
+)
 
 
 GROUP = "mmreplay.formats"
@@ -384,6 +438,58 @@ def _refuse_wide(found: Format, description: Description) -> None:
             f"expected at most {MAX_ROW_NBYTES}, of which files are read; leave a "
             "field out with fields=, or split it"
         )
+
+
+def find_layout(
+    format_name: str, layout: str | None, path: Path | None = None
+) -> LayoutModule | None:
+    """The module of another library's layout, or None for mmreplay's own.
+
+    Args:
+        format_name: The format of the file.
+        layout: The value of ``layout=``.
+        path: A source; its name and content decide where ``layout`` is None.
+
+    Raises:
+        SchemaError: The format has no layout of that name.
+    """
+    known = [each for each in LAYOUTS if format_name in each.formats]
+    for each in known:
+        if layout == each.name:
+            return cast("LayoutModule", import_module(each.module))
+    if layout is not None:
+        names = " or ".join(repr(each.name) for each in known)
+        raise SchemaError(
+            f"layout: got {layout!r}, expected {names}, or None for mmreplay's own"
+        )
+    if path is None:
+        return None
+    for each in known:
+        if path.is_dir():
+            fits = any(path.glob(each.file_names))
+        else:
+            fits = path.match(each.file_names)
+        if fits:
+            module = cast("LayoutModule", import_module(each.module))
+            if module.recognizes(path):
+                return module
+    return None
+
+
+def refuse_layout_options(format_name: str, **options: object) -> None:
+    """Refuse options that belong to another library's layout where there is none.
+
+    Raises:
+        SchemaError: One of them is not None.
+    """
+    for name, value in options.items():
+        if value is not None:
+            layouts = [each.name for each in LAYOUTS if format_name in each.formats]
+            wanted = " or ".join(f"layout={layout!r}" for layout in layouts)
+            raise SchemaError(
+                f"{name}: got {value!r} without a layout, expected it with {wanted} "
+                "only; name that one as well, or leave it out"
+            )
 
 
 def options_of(found: Format, function: str) -> tuple[str, ...]:

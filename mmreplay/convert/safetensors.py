@@ -29,6 +29,7 @@ import numpy as np
 
 from mmreplay import strict_json
 from mmreplay.checksums import crc32c
+from mmreplay.convert import registry
 from mmreplay.convert.array_file import (
     ArrayColumn,
     ArrayFile,
@@ -40,7 +41,6 @@ from mmreplay.convert.array_file import (
 )
 from mmreplay.convert.base import Block, Notes, Reader, Writer, doubt_sums, undescribed
 from mmreplay.convert.description import KEY, Description
-from mmreplay.convert.skrl import check_layout
 from mmreplay.convert.staging import Staging
 from mmreplay.convert.undescribed import PlainReader
 from mmreplay.convert.zip_file import ALIGNMENT
@@ -590,9 +590,6 @@ def refuse_part(file: File, metadata: dict[str, Any]) -> None:
         )
 
 
-LAYOUT = "velora"
-
-
 def open_writer(
     target: Path,
     description: Description,
@@ -616,14 +613,12 @@ def open_writer(
     Raises:
         SchemaError: An option is not legal, or the layout cannot hold the fields.
     """
+    other = registry.find_layout("safetensors", layout)
     _check(layout, part_bytes, prefix)
-    if layout is not None:
-        from mmreplay.convert import velora
-
-        start = velora.PREFIX if prefix is None else prefix
-        from mmreplay.convert.velora import VeloraWriter
-
-        return VeloraWriter(target, description, start, overwrite)
+    if other is not None:
+        return other.open_writer(
+            "safetensors", target, description, overwrite=overwrite, prefix=prefix
+        )
     if part_bytes is not None:
         rows = part_rows(description, part_bytes)
         return PartsWriter(target, description, rows, overwrite)
@@ -643,22 +638,13 @@ def _plan(description: Description) -> SafetensorsPlan:
 
 
 def _check(layout: str | None, part_bytes: float | None, prefix: str | None) -> None:
-    check_layout(layout, LAYOUT)
     if layout is not None and part_bytes is not None:
         raise SchemaError(
             f"part_bytes: got {part_bytes!r} with layout={layout!r}, expected None "
             "with it, which is one pair of files; leave one of them out"
         )
-    if prefix is None:
-        return
-    from mmreplay.convert import velora
-
-    velora.check_prefix(prefix)
     if layout is None:
-        raise SchemaError(
-            f"prefix: got {prefix!r} without a layout, expected it with "
-            f"layout={LAYOUT!r} only; name that one as well, or leave it out"
-        )
+        registry.refuse_layout_options("safetensors", prefix=prefix)
 
 
 def planned(
@@ -669,11 +655,10 @@ def planned(
     prefix: str | None = None,
 ) -> int | None:
     """Bytes of the file, or nearly of its parts; see `registry.planned`."""
+    other = registry.find_layout("safetensors", layout)
     _check(layout, part_bytes, prefix)
-    if layout is not None:
-        from mmreplay.convert import velora
-
-        velora.Parts(description)
+    if other is not None:
+        other.planned("safetensors", description, prefix=prefix)
         return None
     if part_bytes is not None:
         part_rows(description, part_bytes)
@@ -681,10 +666,10 @@ def planned(
 
 
 def recognizes(path: Path) -> bool:
-    """Whether a folder holds parts, or velora's pair; see `registry`."""
-    from mmreplay.convert import velora_read
-
-    return (path / INDEX).is_file() or velora_read.recognizes(path)
+    """Whether a folder holds parts, or files of another library's layout."""
+    if (path / INDEX).is_file():
+        return True
+    return registry.find_layout("safetensors", None, path) is not None
 
 
 def open_reader(path: Path, *, layout: str | None = None) -> Reader:
@@ -695,11 +680,9 @@ def open_reader(path: Path, *, layout: str | None = None) -> Reader:
         layout: ``"velora"`` for velora's pair; known where its names and tensors are
             there.
     """
-    check_layout(layout, LAYOUT)
-    from mmreplay.convert import velora_read
-
-    if layout is not None or velora_read.recognizes(path):
-        return velora_read.open_pair(path)
+    other = registry.find_layout("safetensors", layout, path)
+    if other is not None:
+        return other.open_reader("safetensors", path)
     if path.is_dir():
         return PartsReader(path)
     if path.name == INDEX:

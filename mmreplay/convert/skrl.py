@@ -6,15 +6,14 @@ were not are NaN. What is written here is chronological, each environment from r
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.checksums import crc32
-from mmreplay.convert.array_file import Plan, bytes_of
+from mmreplay.convert.array_file import Kinds, Plan, bytes_of
 from mmreplay.convert.base import Block, Notes, Writer, doubt_priorities, refuse_empty
 from mmreplay.convert.description import Description
 from mmreplay.convert.staging import Staging
@@ -24,29 +23,14 @@ from mmreplay.episodes import FINAL
 from mmreplay.errors import SchemaError
 from mmreplay.schema.dtypes import storage_dtype
 
-NAME = "skrl"
 LAYOUT = "skrl's layout"
-THEIRS = re.compile(r"\d\d-\d\d-\d\d_\d\d-\d\d-\d\d-\d+_memory_0x[0-9a-f]+\.\w+")
 COPY_NBYTES = 1 << 20
 # More than the most that a header, padded, may be longer before than after.
 SLACK_NBYTES = 128
 
-Kinds = Mapping[str, tuple[str, tuple[int, ...]]]
 Lay = Callable[[Kinds], Plan]
 """Lays a file out, whose pieces are steps: ``[num_envs, *size]`` each."""
 Ids = NDArray[np.int64]
-
-
-def check_layout(layout: str | None, legal: str = NAME) -> None:
-    """Refuse a layout that a format does not have.
-
-    Raises:
-        SchemaError: It has not.
-    """
-    if layout not in (None, legal):
-        raise SchemaError(
-            f"layout: got {layout!r}, expected {legal!r}, or None for mmreplay's own"
-        )
 
 
 def is_float(dtype: str) -> bool:

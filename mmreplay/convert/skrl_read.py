@@ -14,7 +14,7 @@ from mmreplay.convert.array_file import ArrayColumn, Scan
 from mmreplay.convert.base import Block, Notes, Reader
 from mmreplay.convert.description import TAKEN, Description
 from mmreplay.convert.interleaved import InterleavedReader
-from mmreplay.convert.skrl import NAME, check_layout, is_float
+from mmreplay.convert.skrl import is_float
 from mmreplay.convert.undescribed import PlainReader
 from mmreplay.disk.files import File
 from mmreplay.errors import SchemaError, SourceError
@@ -26,20 +26,9 @@ SCAN_NBYTES = 1 << 20
 Ids = NDArray[np.int64]
 
 
-def meant(path: Path, layout: str | None, *options: int | None) -> bool:
-    """Whether a file is to be read by this layout: so told, or by its name.
-
-    Raises:
-        SchemaError: The layout is another, or options of this one come without it.
-    """
-    check_layout(layout)
-    named = layout == NAME or THEIRS.fullmatch(path.name) is not None
-    if not named and any(option is not None for option in options):
-        raise SchemaError(
-            f"size, num_envs and cursor: got one without layout={NAME!r}, expected "
-            "both; they tell of memories of skrl and rofunc"
-        )
-    return named
+def recognizes(path: Path) -> bool:
+    """Whether skrl or rofunc named a file."""
+    return THEIRS.fullmatch(path.name) is not None
 
 
 def is_nan(column: NDArray[np.generic], dtype: str) -> NDArray[np.bool_]:

@@ -11,10 +11,18 @@ from pathlib import Path
 from mmreplay import strict_json
 from mmreplay.convert import safetensors
 from mmreplay.convert.array_file import ArrayColumn, Stream
-from mmreplay.convert.base import Notes, Reader
-from mmreplay.convert.description import KEY
+from mmreplay.convert.base import Notes, Reader, Writer
+from mmreplay.convert.description import KEY, Description
 from mmreplay.convert.undescribed import PlainReader
-from mmreplay.convert.velora import METADATA, STATE, TENSORS
+from mmreplay.convert.velora import (
+    METADATA,
+    PREFIX,
+    STATE,
+    TENSORS,
+    Parts,
+    VeloraWriter,
+    check_prefix,
+)
 from mmreplay.disk import files
 from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FormatError
@@ -39,7 +47,27 @@ def find(path: Path) -> tuple[Path, Path] | None:
     return None
 
 
-def open_pair(path: Path) -> Reader:
+def open_writer(
+    _: str,
+    target: Path,
+    description: Description,
+    *,
+    overwrite: bool = False,
+    prefix: str | None = None,
+) -> Writer:
+    """Make velora's pair as a target; see `registry.Layout`."""
+    start = PREFIX if prefix is None else prefix
+    return VeloraWriter(target, description, start, overwrite)
+
+
+def planned(_: str, description: Description, *, prefix: str | None = None) -> None:
+    """Refuse what the pair cannot hold; see `registry.Layout`."""
+    if prefix is not None:
+        check_prefix(prefix)
+    Parts(description)
+
+
+def open_reader(_: str, path: Path) -> Reader:
     """Open velora's pair by its folder or its tensors.
 
     Raises:

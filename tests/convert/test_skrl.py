@@ -276,7 +276,7 @@ def test_bfloat16_goes_to_pt_and_not_to_npz(tmp_path):
     ("options", "message"),
     [
         ({"layout": "theirs"}, "layout: got 'theirs', expected 'skrl'"),
-        ({"size": 3}, "size, num_envs and cursor: got one without layout='skrl'"),
+        ({"size": 3}, "size: got 3 without a layout, expected it with layout='skrl'"),
         ({"layout": "skrl", "size": 41}, r"size: got 41, expected an integer in \[0"),
         ({"layout": "skrl", "cursor": 40}, r"cursor: got 40, expected an integer in"),
         ({"layout": "skrl", "cursor": 3, "size": 9}, "expected a full one"),

@@ -136,7 +136,10 @@ def test_what_was_written_comes_in_again(tmp_path):
             {"num_envs": 3, "cursor": 40},
             r"cursor: got 40 .* expected an integer in \[0",
         ),
-        ({"layout": None, "num_envs": 3}, "got one without layout='skrl'"),
+        (
+            {"layout": None, "num_envs": 3},
+            "num_envs: got 3 without a layout, expected it with layout='skrl'",
+        ),
         ({"layout": "x"}, "layout: got 'x', expected 'skrl'"),
     ],
 )
