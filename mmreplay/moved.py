@@ -16,6 +16,11 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 MOVED = {
+    "mmreplay.adapters.home": "mmreplay.adapters.common.location",
+    "mmreplay.adapters.pytorchrl_data": "mmreplay.adapters.pytorchrl.data",
+    "mmreplay.adapters.pytorchrl_priorities": "mmreplay.adapters.pytorchrl.priorities",
+    "mmreplay.adapters.tensors": "mmreplay.adapters.common.tensors",
+    "mmreplay.adapters.tmrl_rows": "mmreplay.adapters.tmrl.rows",
     "mmreplay.concatenation.several": "mmreplay.concatenation",
     "mmreplay.convert.ends": "mmreplay.convert.episode_ends",
     "mmreplay.loader.several_stream": "mmreplay.loader.several",

@@ -99,7 +99,7 @@ def test_an_adapter_names_the_library_that_it_lacks():
     with pytest.raises(
         ModuleNotFoundError, match="sb3 needs stable-baselines3, which is not installed"
     ):
-        import_module("mmreplay.adapters.sb3")
+        _ = import_module("mmreplay.adapters.sb3").ReplayBuffer
 
 
 def test_no_public_name_is_listed_twice():

@@ -91,19 +91,19 @@ FOREIGN = (
         writes=False, asks=True,
     ),
     Format(
-        "sb3", "mmreplay.datasets.sb3", "Stable-Baselines3's pickled buffer",
+        "sb3", "mmreplay.adapters.sb3.files", "Stable-Baselines3's pickled buffer",
         (".pkl",), writes=False, asks=True,
     ),
     Format(
-        "tmrl", "mmreplay.datasets.tmrl", "tmrl's data.pkl", (".pkl",),
+        "tmrl", "mmreplay.adapters.tmrl.files", "tmrl's data.pkl", (".pkl",),
         writes=False, asks=True,
     ),
     Format(
-        "alf", "mmreplay.datasets.alf", "alf's replay buffer in a checkpoint",
+        "alf", "mmreplay.adapters.alf.files", "alf's replay buffer in a checkpoint",
         _TORCH, writes=False, asks=True,
     ),
     Format(
-        "pytorchrl", "mmreplay.datasets.pytorchrl", "pytorchrl's storage",
+        "pytorchrl", "mmreplay.adapters.pytorchrl.files", "pytorchrl's storage",
         _TORCH, writes=False, asks=True,
     ),
     Format(

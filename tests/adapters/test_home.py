@@ -13,8 +13,10 @@ import pytest
 import torch
 
 from mmreplay import Field, NStep, ReplayBuffer, Schema
-from mmreplay.adapters import places, skrl, tmrl, velora
-from mmreplay.adapters.home import BufferLocation
+from mmreplay.adapters import skrl, tmrl, velora
+from mmreplay.adapters.common import location
+from mmreplay.adapters.common.location import BufferLocation
+from mmreplay.adapters.tmrl.memory import STATS
 from mmreplay.buffer import opening
 from mmreplay.disk import files
 from mmreplay.disk.calls import Disk
@@ -144,7 +146,7 @@ def test_without_a_path_buffers_are_numbered_under_the_folder_named(
     tmp_path, monkeypatch
 ):
     monkeypatch.setenv("MMREPLAY_DIR", str(tmp_path))
-    monkeypatch.setattr(places, "_numbers", {})
+    monkeypatch.setattr(location, "_numbers", {})
     found = [
         BufferLocation("any").path,
         BufferLocation("any").path,
@@ -152,11 +154,11 @@ def test_without_a_path_buffers_are_numbered_under_the_folder_named(
     ]
     assert found == [tmp_path / "any-0", tmp_path / "any-1", tmp_path / "other-0"]
     # As another process: it finds what nobody uses any more.
-    monkeypatch.setattr(places, "_numbers", {})
+    monkeypatch.setattr(location, "_numbers", {})
     home = BufferLocation("any")
     filled(home)
     home.close()
-    monkeypatch.setattr(places, "_numbers", {})
+    monkeypatch.setattr(location, "_numbers", {})
     with pytest.raises(FormatError, match=r"any-0 already holds.*resume=True"):
         BufferLocation("any")
     # What the refusal says is the way out of it, in this process too.
@@ -165,7 +167,7 @@ def test_without_a_path_buffers_are_numbered_under_the_folder_named(
     assert again.path == tmp_path / "any-0"
     assert BufferLocation("any", resume=True).path == tmp_path / "any-1"
     del again
-    monkeypatch.setattr(places, "_numbers", {})
+    monkeypatch.setattr(location, "_numbers", {})
     assert BufferLocation("any", fresh=True).path == tmp_path / "any-1"
 
 
@@ -180,7 +182,8 @@ def process(code, **env):
 MAKING = """
 import multiprocessing
 from mmreplay import Field, Schema
-from mmreplay.adapters.home import BufferLocation
+from mmreplay.adapters.common.location import BufferLocation
+from mmreplay.adapters.tmrl.memory import STATS
 
 def make(wait=lambda: None):
     global home
@@ -247,7 +250,7 @@ def test_what_a_killed_process_left_goes_with_the_next(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     killed = process(MAKING + "make()\ninput()", TMPDIR=str(tmp_path))
     name = killed.stdout.readline().strip()
-    monkeypatch.setattr(places, "_swept", set())
+    monkeypatch.setattr(location, "_swept", set())
     BufferLocation("any")
     # It lives.
     assert (tmp_path / name).is_dir()
@@ -269,12 +272,12 @@ def test_what_a_killed_process_left_goes_with_the_next(tmp_path, monkeypatch):
     BufferLocation("any")
     # Once in a process is enough.
     assert (tmp_path / name).is_dir()
-    monkeypatch.setattr(places, "_swept", set())
+    monkeypatch.setattr(location, "_swept", set())
     lock = WriterLock(tmp_path / name)
     BufferLocation("any")
     assert (tmp_path / name).is_dir()
     lock.release()
-    monkeypatch.setattr(places, "_swept", set())
+    monkeypatch.setattr(location, "_swept", set())
     BufferLocation("any")
     left = {each.name for each in tmp_path.iterdir()}
     assert left == {*others, f"mmreplay-any-{killed.pid}-00000002"}
@@ -297,7 +300,7 @@ def test_a_temporary_folder_is_named_and_goes_with_its_owner(tmp_path, monkeypat
 def test_a_temporary_folder_is_removed_at_exit(tmp_path):
     code = (
         "from mmreplay import Field, Schema\n"
-        "from mmreplay.adapters.home import BufferLocation\n"
+        "from mmreplay.adapters.common.location import BufferLocation\n"
         "home = BufferLocation('any')\n"
         "buffer = home.ring(Schema({'reward': Field((), 'float32')}), 10)\n"
         "buffer.add(reward=1.0)\n"
@@ -377,7 +380,7 @@ def of_tmrl(path):
         (np.float32([n]), np.float32([n]), float(n), n == 5, False, {})
         for n in range(11)
     ]
-    stats = dict.fromkeys(tmrl.STATS, 7.0)
+    stats = dict.fromkeys(STATS, 7.0)
     memory.append(
         type("Buffer", (), {"__len__": lambda _: 11, "memory": rows} | stats)()
     )

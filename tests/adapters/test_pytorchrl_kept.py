@@ -20,7 +20,7 @@ from mmreplay.adapters.pytorchrl import (
     PERBuffer,
     ReplayBuffer,
 )
-from mmreplay.adapters.pytorchrl_data import Slice
+from mmreplay.adapters.pytorchrl.data import Slice
 from mmreplay.errors import FormatError, SchemaError
 from tests.adapters.pytorchrl_steps import (
     ALGORITHM,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mmreplay.adapters.pytorchrl import NStepReplayBuffer, PERBuffer, ReplayBuffer
-from mmreplay.adapters.pytorchrl_sequences import Grid
+from mmreplay.adapters.pytorchrl.sequences import Grid
 from mmreplay.errors import EmptyError, FormatError
 from tests.adapters.pytorchrl_steps import ALGORITHM, actor, numbers, transition
 

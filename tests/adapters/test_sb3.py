@@ -22,7 +22,7 @@ sb3 = pytest.importorskip(
 )
 torch = pytest.importorskip("torch")
 gym = pytest.importorskip("gymnasium")
-adapter = pytest.importorskip("mmreplay.adapters.sb3")
+adapter = pytest.importorskip("mmreplay.adapters.sb3.replay_buffer")
 buffers, vec_env = sb3.common.buffers, sb3.common.vec_env
 ReplayBuffer, DictReplayBuffer = adapter.ReplayBuffer, adapter.DictReplayBuffer
 spaces = gym.spaces

@@ -15,7 +15,7 @@ pytest.importorskip("stable_baselines3", reason="stable-baselines3 is not instal
 spaces = pytest.importorskip("gymnasium").spaces
 theirs = pytest.importorskip("stable_baselines3.common.buffers")
 her = pytest.importorskip("stable_baselines3.her.her_replay_buffer")
-adapter = pytest.importorskip("mmreplay.adapters.sb3")
+adapter = pytest.importorskip("mmreplay.adapters.sb3.replay_buffer")
 
 BOX = spaces.Box(-1, 1, (3,), np.float32)
 ACTION = spaces.Box(-1, 1, (2,), np.float32)

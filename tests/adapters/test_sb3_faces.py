@@ -13,7 +13,7 @@ sb3 = pytest.importorskip(
     "stable_baselines3", reason="stable-baselines3 is not installed"
 )
 spaces = pytest.importorskip("gymnasium").spaces
-adapter = pytest.importorskip("mmreplay.adapters.sb3")
+adapter = pytest.importorskip("mmreplay.adapters.sb3.replay_buffer")
 
 LINE = spaces.Box(-1e9, 1e9, (1,), np.float32)
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from mmreplay import Field, ReplayBuffer, Schema, UniformSampler
-from mmreplay.adapters import sb3_goals
-from mmreplay.adapters.sb3_steps import Steps
+from mmreplay.adapters.sb3 import goals as sb3_goals
+from mmreplay.adapters.sb3.steps import Steps
 from mmreplay.errors import CorruptError, EmptyError, SchemaError
 
 ENVS = 3

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from mmreplay.adapters import values
+from mmreplay.adapters.common import values
 from mmreplay.adapters.tmrl import GenericTorchMemory, Memory, TorchMemory
-from mmreplay.adapters.tmrl_nests import collate_torch
+from mmreplay.adapters.tmrl.nests import collate_torch
 from mmreplay.errors import FormatError, SchemaError
 
 

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from mmreplay.adapters import pytorchrl, tmrl, values, velora
+from mmreplay.adapters import pytorchrl, tmrl, velora
+from mmreplay.adapters.common import values
+from mmreplay.adapters.tmrl.memory import STATS
 from tests.adapters.pytorchrl_steps import ALGORITHM, actor, transition
 
 
@@ -22,7 +24,7 @@ def of_tmrl(path):
     rows = [
         (np.float32([n]), np.float32([n]), 0.0, False, False, {}) for n in range(50)
     ]
-    stats = dict.fromkeys(tmrl.STATS, 0.0)
+    stats = dict.fromkeys(STATS, 0.0)
     memory.append(
         type("Buffer", (), {"__len__": lambda _: 50, "memory": rows} | stats)()
     )

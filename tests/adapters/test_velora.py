@@ -13,8 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mmreplay.adapters import places, values, velora_files
+from mmreplay.adapters.common import location, values
 from mmreplay.adapters.velora import BatchExperience, BufferBase, ReplayBuffer
+from mmreplay.adapters.velora import save as velora_save
 from mmreplay.disk.files import remove_tree
 from mmreplay.errors import CorruptError, FormatError, SchemaError
 
@@ -291,8 +292,8 @@ def test_a_load_that_was_killed_is_refused_by_name(
     buffer.add_multi(*steps(range(6)))
     buffer.save(tmp_path)
     told = buffer.metadata()
-    monkeypatch.setattr(velora_files, "block_rows", lambda _: 1)
-    read, calls = velora_files.TensorFile.read, []
+    monkeypatch.setattr(velora_save, "block_rows", lambda _: 1)
+    read, calls = velora_save.TensorFile.read, []
 
     def dies(self, *args):
         calls.append(args)
@@ -300,7 +301,7 @@ def test_a_load_that_was_killed_is_refused_by_name(
             raise KeyboardInterrupt
         return read(self, *args)
 
-    monkeypatch.setattr(velora_files.TensorFile, "read", dies)
+    monkeypatch.setattr(velora_save.TensorFile, "read", dies)
     with pytest.raises(KeyboardInterrupt):
         ReplayBuffer.load(tmp_path / "buffer_state", told, path=tmp_path / "new")
     gc.collect()
@@ -320,7 +321,7 @@ def test_a_load_without_a_path_passes_over_what_is_there(buffer, tmp_path, monke
     buffer.add_multi(*steps(range(3)))
     buffer.save(tmp_path)
     for run in range(2):
-        monkeypatch.setattr(places, "_numbers", {})  # as a script that is run again
+        monkeypatch.setattr(location, "_numbers", {})  # as a script that is run again
         loaded = ReplayBuffer.load(tmp_path / "buffer_state", buffer.metadata())
         assert loaded.home.path == tmp_path / f"velora-load-{run}"
         # And what the script makes beside it is found again.

@@ -28,7 +28,7 @@ from mmreplay.adapters.alf.episodes import (
 from mmreplay.adapters.alf.errors import RefusedError, UnknownError, refusing
 from mmreplay.adapters.alf.nests import Columns, Given
 from mmreplay.adapters.alf.sharing import hung_up, serves
-from mmreplay.adapters.home import BufferLocation
+from mmreplay.adapters.common.location import BufferLocation
 from mmreplay.batch import Batch
 from mmreplay.errors import FormatError
 from mmreplay.schema import Field, Schema

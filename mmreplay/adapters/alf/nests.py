@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from mmreplay.adapters.alf.errors import MissingError, UnfitError
-from mmreplay.adapters.values import LOOK_ERRORS, Look
+from mmreplay.adapters.common.values import LOOK_ERRORS, Look
 from mmreplay.schema import Field
 
 STEM = "step"

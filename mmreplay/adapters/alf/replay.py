@@ -12,8 +12,8 @@ from mmreplay.adapters.alf.episodes import ReturnRule
 from mmreplay.adapters.alf.errors import RefusedError
 from mmreplay.adapters.alf.nests import array, children, leaves, pack, part_at
 from mmreplay.adapters.alf.ring import Options, RingBuffer
-from mmreplay.adapters.home import BufferLocation, StrPath
-from mmreplay.adapters.values import seed_of_draws
+from mmreplay.adapters.common.location import BufferLocation, StrPath
+from mmreplay.adapters.common.values import seed_of_draws
 
 
 class BatchInfo(NamedTuple):

@@ -17,8 +17,8 @@ from mmreplay.adapters.alf.episodes import Names, ReturnRule
 from mmreplay.adapters.alf.errors import RefusedError, refusing
 from mmreplay.adapters.alf.nests import array, fields_of, flatten, leaf_nest, pack
 from mmreplay.adapters.alf.sharing import Remote, Server, serve
-from mmreplay.adapters.home import BufferLocation, StrPath
-from mmreplay.adapters.values import LOOKS, Look, array_as_is, seed_of_draws
+from mmreplay.adapters.common.location import BufferLocation, StrPath
+from mmreplay.adapters.common.values import LOOKS, Look, array_as_is, seed_of_draws
 
 Ids = NDArray[np.int64]
 

@@ -14,8 +14,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from mmreplay.adapters import values
 from mmreplay.adapters.alf import ReplayBuffer
+from mmreplay.adapters.common import values
 from mmreplay.disk.files import Disk
 from tests.adapters.alf.support import SPEC, rows
 from tests.adapters.alf.twin import Twin

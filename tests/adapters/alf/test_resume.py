@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import mmreplay as mr
-from mmreplay.adapters import values
 from mmreplay.adapters.alf import DataBuffer, ReplayBuffer
 from mmreplay.adapters.alf.episodes import Log
+from mmreplay.adapters.common import values
 from mmreplay.errors import FormatError
 from tests.adapters.alf.support import (
     LAST,

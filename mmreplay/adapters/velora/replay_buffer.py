@@ -2,12 +2,14 @@
 
 Public names, shapes, dtypes and files are those of velora 0.2.0. The differences are
 told in docs/migrating/velora.md.
+
+Steps that a velora agent makes in copies of its environment.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -17,20 +19,64 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mmreplay.adapters import velora_files as saved
-from mmreplay.adapters.home import BufferLocation, PickledByPath, StrPath, fixed
-from mmreplay.adapters.values import plain_rows, rows_of, seed_of_draws
-from mmreplay.adapters.velora_files import METADATA, BufferConfig
-from mmreplay.adapters.velora_play import played
+from mmreplay.adapters.common.location import (
+    BufferLocation,
+    PickledByPath,
+    StrPath,
+    fixed,
+)
+from mmreplay.adapters.common.values import array_of, plain_rows, rows_of, seed_of_draws
+from mmreplay.adapters.velora import save as saved
+from mmreplay.adapters.velora.save import METADATA, BufferConfig
 from mmreplay.buffer.opening import absolute
 from mmreplay.buffer.replay_buffer import ReplayBuffer as Ring
 from mmreplay.convert.pt import TensorFile, write_tensors
 from mmreplay.disk import files
 from mmreplay.errors import SchemaError
-from mmreplay.moved import renamed
+from mmreplay.recording.environments import make_vector
 from mmreplay.samplers.base import Sampler, whole
 from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.schema import Field, Schema
+
+Steps = tuple[torch.Tensor, ...]
+"""States, actions, rewards, next states, dones and hidden states, ``[N, ...]`` each."""
+
+
+def play_steps(agent: Any, num_envs: int, count: int) -> Iterator[Steps]:
+    """Play so many steps, exactly, and give them as they come.
+
+    What an environment returns for a reset is no step, and is left out; the hidden
+    state begins anew with the episode.
+
+    Args:
+        agent: Has ``env``, ``device`` and ``predict`` as velora's agents do.
+        num_envs: Environments side by side.
+        count: Steps.
+    """
+    spec = agent.env.spec
+    # Nobody looks at the copies.
+    kwargs = {k: v for k, v in spec.kwargs.items() if k != "render_mode"}
+    envs = make_vector(spec.id, num_envs, kwargs)
+    try:
+        hidden = None
+        states = torch.as_tensor(envs.reset()[0], device=agent.device)
+        ended = torch.zeros(num_envs, dtype=torch.bool)
+        while count > 0:
+            actions, hidden = agent.predict(states, hidden, train_mode=True)
+            found, rewards, terminated, truncated, _ = envs.step(array_of(actions))
+            following = torch.as_tensor(found, device=agent.device)
+            dones = torch.as_tensor(terminated | truncated)
+            # Gymnasium resets in the step after an end, which is no step of a policy.
+            keep = torch.nonzero(~ended)[:count, 0]
+            given = (states, actions, torch.as_tensor(rewards), following, dones)
+            yield tuple(v[keep.to(v.device)] for v in (*given, hidden))
+            count -= len(keep)
+            begun = ended.to(hidden.device)[:, None]
+            hidden = torch.where(begun, torch.zeros_like(hidden), hidden)
+            states, ended = following, dones & ~ended
+    finally:
+        envs.close()
+
 
 ROLES = {
     "observation": "states",
@@ -410,8 +456,5 @@ class ReplayBuffer(BufferBase):
                 f"{self.capacity}; warm it with fewer, or make a larger buffer"
             )
         missing = n_samples - len(self)
-        for steps in played(agent, num_envs, missing):
+        for steps in play_steps(agent, num_envs, missing):
             self.add_multi(*steps)
-
-
-__getattr__ = renamed(__name__, {"Kept": "PickledByPath"})

@@ -7,8 +7,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mmreplay.adapters.home import PickledByPath
-from mmreplay.adapters.pytorchrl_data import (
+from mmreplay.adapters.common.location import PickledByPath
+from mmreplay.adapters.common.values import LOOK_ERRORS, Look, array_of
+from mmreplay.adapters.pytorchrl.data import (
     DONE2,
     ENDED,
     KEY,
@@ -22,7 +23,6 @@ from mmreplay.adapters.pytorchrl_data import (
     shapes_of,
     zeros_like,
 )
-from mmreplay.adapters.values import LOOK_ERRORS, Look, array_of
 from mmreplay.buffer.replay_buffer import ReplayBuffer as Ring
 from mmreplay.errors import SchemaError
 from mmreplay.nesting import unflatten

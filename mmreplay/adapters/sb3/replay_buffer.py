@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from mmreplay.adapters import sb3_goals
-from mmreplay.adapters.home import BufferLocation, StrPath
-from mmreplay.adapters.sb3_steps import NONE, Steps, fitted
-from mmreplay.adapters.values import check_counts
+from mmreplay.adapters.common.location import BufferLocation, StrPath
+from mmreplay.adapters.common.values import check_counts
+from mmreplay.adapters.sb3 import goals as sb3_goals
+from mmreplay.adapters.sb3.steps import NONE, Steps, fitted
 from mmreplay.batch import Batch
 from mmreplay.buffer.replay_buffer import ReplayBuffer as Ring
 from mmreplay.episodes import END, FINAL

@@ -12,15 +12,10 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 from weakref import WeakValueDictionary
 
-from mmreplay.adapters.home import BufferLocation, StrPath
-from mmreplay.adapters.pytorchrl_data import (
-    Columns,
-    Maker,
-    Slice,
-    stretches,
-)
-from mmreplay.adapters.pytorchrl_rows import RowStorage
-from mmreplay.adapters.values import LOOKS, check_counts, seed_of_draws
+from mmreplay.adapters.common.location import BufferLocation, StrPath
+from mmreplay.adapters.common.values import LOOKS, check_counts, seed_of_draws
+from mmreplay.adapters.pytorchrl.data import Columns, Maker, Slice, stretches
+from mmreplay.adapters.pytorchrl.rows import RowStorage
 from mmreplay.buffer.replay_buffer import ReplayBuffer as Ring
 from mmreplay.disk import files
 from mmreplay.errors import SchemaError

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mmreplay.adapters.values import array_of
+from mmreplay.adapters.common.values import array_of
 from mmreplay.errors import SchemaError
 
 PARTS = (

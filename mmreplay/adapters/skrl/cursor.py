@@ -1,4 +1,4 @@
-"""Where the next sample of a memory goes: one cursor a ring, whichever face adds."""
+"""Where the next sample of a memory goes: memories over one ring share a cursor."""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mmreplay.adapters.tmrl_nests import (
+from mmreplay.adapters.common.values import array_of
+from mmreplay.adapters.tmrl.nests import (
     Arrays,
     built,
     crcs_of,
@@ -23,7 +24,6 @@ from mmreplay.adapters.tmrl_nests import (
     mapped,
     structure,
 )
-from mmreplay.adapters.values import array_of
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import FormatError, SchemaError
 from mmreplay.schema import Field, Schema

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from mmreplay.adapters.home import BufferLocation
+from mmreplay.adapters.common.location import BufferLocation
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.convert.pt import TensorFile, block_rows
 from mmreplay.errors import FormatError
@@ -76,7 +76,7 @@ def fill(
     file.expect(columns, ring.capacity)
     ring.set_statistics({METADATA: {LOADING: True}})
     step = block_rows(columns)
-    for first, stop in stretches(oldest, size, ring.capacity, step):
+    for first, stop in row_ranges(oldest, size, ring.capacity, step):
         ring.extend({name: file.read(name, first, stop) for name in columns})
     # Not before they would survive a power cut.
     ring.commit()
@@ -97,7 +97,7 @@ def check_loaded(home: BufferLocation, ring: ReplayBuffer) -> None:
     )
 
 
-def stretches(
+def row_ranges(
     oldest: int, size: int, capacity: int, step: int
 ) -> list[tuple[int, int]]:
     """Rows ``[first, stop)`` in the order they were added, step at most at a time."""

@@ -831,7 +831,7 @@ def open_reader(
     episodes: Episodes
     if kind in ("arrow", "parquet"):
         # pyarrow loads with it.
-        from mmreplay.datasets.minari_tables import TableEpisodes
+        from mmreplay.datasets.minari.tables import TableEpisodes
 
         episodes = TableEpisodes(
             folder, kind, count, spaces, infos=infos, allow_expansion=allow_expansion

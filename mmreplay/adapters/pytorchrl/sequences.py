@@ -13,8 +13,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.adapters.home import StrPath
-from mmreplay.adapters.pytorchrl_data import (
+from mmreplay.adapters.common.location import StrPath
+from mmreplay.adapters.common.values import check_counts
+from mmreplay.adapters.pytorchrl.data import (
     DONE2,
     ENDED,
     GAMMAS,
@@ -27,8 +28,7 @@ from mmreplay.adapters.pytorchrl_data import (
     Gammas,
     Slice,
 )
-from mmreplay.adapters.pytorchrl_ring import RingStorage
-from mmreplay.adapters.values import check_counts
+from mmreplay.adapters.pytorchrl.ring import RingStorage
 from mmreplay.errors import EmptyError
 
 Ids = NDArray[np.int64]

@@ -10,8 +10,8 @@ from typing import Literal
 
 import numpy as np
 
-from mmreplay.adapters.memory_cursor import Cursor
-from mmreplay.adapters.tensors import UNDER, Tensor
+from mmreplay.adapters.common.tensors import UNDER, Tensor
+from mmreplay.adapters.skrl.cursor import Cursor
 from mmreplay.buffer.opening import absolute
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.convert import registry

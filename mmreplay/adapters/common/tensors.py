@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mmreplay.adapters.values import LOOK_ERRORS, Look, capsule_of
+from mmreplay.adapters.common.values import LOOK_ERRORS, Look, capsule_of
 from mmreplay.errors import SchemaError
 from mmreplay.schema import Field
 from mmreplay.schema.roles import ROLES

@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mmreplay.adapters.home import StrPath
-from mmreplay.adapters.pytorchrl_data import (
+from mmreplay.adapters.common.location import StrPath
+from mmreplay.adapters.common.values import array_of, check_counts
+from mmreplay.adapters.pytorchrl.data import (
     ACT,
     ACTPROBS,
     DONE,
@@ -41,16 +42,15 @@ from mmreplay.adapters.pytorchrl_data import (
     put,
     shapes_of,
 )
-from mmreplay.adapters.pytorchrl_priorities import (
+from mmreplay.adapters.pytorchrl.priorities import (
     LIMITS,
     EmphasizingSampler,
     Powers,
     SequencePriorities,
     priorities_of,
 )
-from mmreplay.adapters.pytorchrl_ring import RingStorage
-from mmreplay.adapters.pytorchrl_sequences import Ids, SequenceStorage
-from mmreplay.adapters.values import array_of, check_counts
+from mmreplay.adapters.pytorchrl.ring import RingStorage
+from mmreplay.adapters.pytorchrl.sequences import Ids, SequenceStorage
 from mmreplay.batch import Batch
 from mmreplay.buffer.replay_buffer import ReplayBuffer as Ring
 from mmreplay.episodes import END, FINAL, START

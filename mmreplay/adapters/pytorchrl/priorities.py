@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mmreplay.adapters.pytorchrl_data import ENDED, PRIORITY, TOLD_ZERO, Columns
-from mmreplay.adapters.pytorchrl_sequences import Ids, SequenceStorage
+from mmreplay.adapters.pytorchrl.data import ENDED, PRIORITY, TOLD_ZERO, Columns
+from mmreplay.adapters.pytorchrl.sequences import Ids, SequenceStorage
 from mmreplay.errors import EmptyError, SchemaError
 from mmreplay.samplers.base import MOST, Draw, State, View
 from mmreplay.samplers.combine import Wrapping, state_of
