@@ -94,6 +94,13 @@ def test_the_adapters_as_such_load_nothing_and_need_no_library():
     assert not HEAVY & modules_after("import mmreplay.adapters")
 
 
+@pytest.mark.parametrize("library", ["alf", "pytorchrl", "sb3", "tmrl"])
+def test_reading_the_files_of_a_library_loads_no_torch(library):
+    loaded = modules_after(f"import mmreplay.adapters.{library}.files")
+    assert "mmreplay" in loaded
+    assert not {"torch", "stable_baselines3"} & loaded
+
+
 @pytest.mark.skipif(find_spec("stable_baselines3") is not None, reason="it is here")
 def test_an_adapter_names_the_library_that_it_lacks():
     with pytest.raises(
