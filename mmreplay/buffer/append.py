@@ -20,7 +20,7 @@ from mmreplay.episodes.autoreset import (
     next_step_signature,
 )
 from mmreplay.errors import AutoresetWarning, ReplayError, SchemaError
-from mmreplay.process import Owner
+from mmreplay.process import ProcessGuard
 from mmreplay.ring import Run, runs
 from mmreplay.schema import Schema
 from mmreplay.storage.commit_state import Book, refuse_overflow
@@ -60,7 +60,11 @@ class Writer:
         self._autoreset, follows = autoreset, autoreset == "next_step"
         self._marker = EpisodeFlags(schema, ring.num_envs, final_follows=follows)
         self.intake = StepValidator(schema, ring.num_envs)
-        self._fields, self.owner = schema.fields, Owner()
+        self._fields = schema.fields
+        self.owner = ProcessGuard(
+            "this buffer was opened for writing",
+            "open the path with mode='r' in the child",
+        )
         ends = schema.role("terminated"), schema.role("truncated")
         rewarded = len(schema.role_paths("reward")) == 1
         self.checks_ends = not follows and rewarded and ends != (None, None)
@@ -142,7 +146,7 @@ class Writer:
             ForkedError: This process is not the one that opened the buffer.
             FailedError: A sync failed before.
         """
-        if self.owner.forks != process.count:
+        if self.owner.num_forks != process.num_forks:
             self.owner.check()
         committer = self._committer
         if committer is not None and (committer.failure is not None or committer.owed):

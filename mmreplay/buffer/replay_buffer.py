@@ -894,7 +894,7 @@ class ReplayBuffer(Adding):
         self._default_sampler = self.sampler if sampler is None else None
         self._limiter = limiter
         self._limit_by(limiter)
-        self._forks = process.count
+        self._num_forks = process.num_forks
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle a buffer opened with mode ``"r"`` as its path and how it was opened.
@@ -1143,11 +1143,11 @@ class ReplayBuffer(Adding):
                 buffer was sent to, and the sampler has no seed: each child would draw
                 the same.
         """
-        if self._forks != process.count and (
+        if self._num_forks != process.num_forks and (
             name := unseeded(self.sampler, elsewhere=True)
         ):
             child = "a process that it was pickled for"
-            child = "a forked child" if self._forks >= 0 else child
+            child = "a forked child" if self._num_forks >= 0 else child
             raise ForkedError(
                 f"sample: got a {name} without a seed in {child}, expected one "
                 "that does not draw the same in every child; give it a seed of its own "
@@ -1301,7 +1301,7 @@ def _opened_again(
         read_mode=read_mode, advise=advise,
     )  # fmt: skip
     if unseeded(sampler, elsewhere=True):
-        buffer._forks = -1  # of no count of forks: `sample` refuses, as in a child
+        buffer._num_forks = -1  # of no count of forks: `sample` refuses, as in a child
     return buffer
 
 

@@ -9,10 +9,9 @@ Rows put into the files of a new buffer, which appears whole or not at all.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +31,7 @@ from mmreplay.episodes import ALL_FLAGS, CUT, FINAL, START, TERMINATED, TRUNCATE
 from mmreplay.errors import ReplayError, SchemaError, SourceError
 from mmreplay.format import metadata as metadata_file
 from mmreplay.format.metadata import Metadata
+from mmreplay.process import Worker
 from mmreplay.ring import Span
 from mmreplay.storage import recovery
 from mmreplay.storage.engines import create_store
@@ -45,25 +45,23 @@ SHARE = 4
 """Of the memory that is available files take one part of so many, or are left alone."""
 
 
-def warm(paths: Sequence[Path]) -> threading.Thread | None:
+def warm(paths: Sequence[Path]) -> Worker[None] | None:
     """Begin to read files into memory, if there is plenty for them.
 
     Returns:
-        The thread that asks; it does not keep the interpreter from ending.
+        The worker that asks; it does not keep the interpreter from ending.
     """
     if not paths:
         return None
     with suppress(OSError, RuntimeError):
         if sum(path.stat().st_size for path in paths) <= available_nbytes() // SHARE:
-            thread = threading.Thread(
-                target=_ask, args=(list(paths),), name="mmreplay-warm", daemon=True
-            )
-            thread.start()
-            return thread
+            worker: Worker[None] = Worker("mmreplay-warm", partial(_ask, list(paths)))
+            worker.start()
+            return worker
     return None
 
 
-def _ask(paths: list[Path]) -> None:
+def _ask(paths: list[Path], _: Worker[None]) -> None:
     for path in paths:
         # Removed meanwhile, or on a device that fails: who draws is told.
         with suppress(ReplayError):

@@ -23,12 +23,12 @@ from mmreplay.disk.filesystem import refuse_link
 from mmreplay.disk.pause import taken
 from mmreplay.errors import (
     FailedError,
-    ForkedError,
     FormatError,
     SchemaError,
     StarvedError,
     system_error,
 )
+from mmreplay.process import ProcessGuard
 
 if TYPE_CHECKING:
     from mmreplay.limiter.law import RateLimiter
@@ -57,7 +57,9 @@ class BoundLimit:
         self._limiter = limiter
         self._folder = folder
         self._rows = count
-        self._pid = os.getpid()
+        self._owner = ProcessGuard(
+            "this limiter was bound", "open the buffer again in the child"
+        )
         # Never held while waiting. A signal's handler may close what it interrupts.
         self._lock = threading.RLock()
         self._closed = False
@@ -151,11 +153,7 @@ class BoundLimit:
             self._callers[side].add(threading.current_thread())
 
     def _check(self) -> None:
-        if os.getpid() != self._pid:
-            raise ForkedError(
-                f"this limiter was bound by pid {self._pid}, this is a forked child "
-                f"(pid {os.getpid()}), expected the parent; open the buffer here"
-            )
+        self._owner.check()
         if self._closed:
             raise FailedError(
                 f"{self._folder.parent} is closed, expected it open; let no thread "

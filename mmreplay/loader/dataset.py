@@ -155,7 +155,7 @@ class ReplayDataset(Dataset[Any]):
         if self._buffer is None or self._pid != os.getpid():
             # A mapping and its bookkeeping survive a fork; sharing them does not
             # survive a thread that held them at that moment.
-            process.check("ReplayDataset")
+            process.refuse_fork_with_threads("ReplayDataset")
             if self._path is None:
                 raise _in_ram()
             policy = self._policy

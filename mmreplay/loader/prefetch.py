@@ -31,7 +31,7 @@ from mmreplay.batch import Batch
 from mmreplay.buffer.draw import Drawing, PendingDraw
 from mmreplay.buffer.limiting import Limit
 from mmreplay.errors import FailedError
-from mmreplay.process import held
+from mmreplay.process import Worker, owned_by_thread
 from mmreplay.samplers.base import State
 from mmreplay.storage.buffer_pool import BufferPool
 from mmreplay.storage.read_ahead import Gathering
@@ -498,7 +498,7 @@ class Prefetcher:
 
     def entangled(self) -> bool:
         """Whether this thread holds what the others may wait for."""
-        return held(self._turn) or self._source.held()
+        return owned_by_thread(self._turn) or self._source.held()
 
     def stop(self, num_threads: int) -> None:
         """Have every thread end after what it is doing, and the learner not wait."""
@@ -525,16 +525,8 @@ class Prefetcher:
         if not self._alive:
             self.forget()
 
-    def run(self, ticket: list[None]) -> None:
-        """What each thread does.
-
-        Args:
-            ticket: One item, which it takes; without it, it ends at once.
-        """
-        try:
-            ticket.pop()
-        except IndexError:
-            return
+    def run(self, _: Worker[None]) -> None:
+        """Draw and gather until the end, in each worker."""
         self._alive.add(threading.get_ident())
         try:
             with self._recycler:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -19,7 +17,6 @@ from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.concatenation import Concat
 from mmreplay.errors import (
     FailedError,
-    ForkedError,
     FormatError,
     SchemaError,
     no_thread,
@@ -34,6 +31,7 @@ from mmreplay.loader.sources import (
     recycler_of,
     source_of,
 )
+from mmreplay.process import ProcessGuard, Worker
 from mmreplay.samplers.base import State
 from mmreplay.samplers.states import check_kind
 
@@ -131,12 +129,15 @@ class ReplayLoader:
             self._source, self._batch_size, self.prefetch, read_ahead_nbytes,
             self._sender.recycler, self._sender.send, at_once,
         )  # fmt: skip
-        self._threads: list[threading.Thread] = []
-        self._pid = os.getpid()
+        self._workers: list[Worker[None]] = []
+        self._owner = ProcessGuard(
+            "this ReplayLoader was made",
+            "make a loader in the child, over a buffer opened there",
+        )
         self._begun = self._closed = False
         # Threads hold the work and not the loader: one that was dropped ends.
         self._finalizer = weakref.finalize(
-            self, _end, self._work, self._threads, self._sender, self._pid
+            self, _end, self._work, self._workers, self._sender, self._owner
         )
 
     def __repr__(self) -> str:
@@ -172,7 +173,7 @@ class ReplayLoader:
                 limit.await_sample()
         if not self._begun:
             self._start()
-        elif self._pid != os.getpid():
+        elif self._owner.forked:
             self._check()
         found = self._work.take()
         if found is None:
@@ -186,44 +187,35 @@ class ReplayLoader:
     def _start(self) -> None:
         self._check()
         self._work.begin()
-        while len(self._threads) < self._num_threads:
-            ticket: list[None] = [None]
-            thread = threading.Thread(
-                target=self._work.run, args=(ticket,), name="mmreplay-load", daemon=True
-            )
-            # Before it runs: whoever is interrupted here ends it all the same.
-            self._threads.append(thread)
+        # A start that Ctrl-C interrupted may have left a worker that never began.
+        workers = [worker for worker in self._workers if worker.running]
+        while len(workers) < self._num_threads:
+            worker: Worker[None] = Worker("mmreplay-load", self._work.run)
+            # Listed before it runs: the end of an interrupted loader waits for it, too.
+            self._workers[:] = [*workers, worker]
             try:
-                thread.start()
-            except BaseException as error:
-                # Ctrl-C comes before a thread is there or after, and only the ticket
-                # tells: one that runs stays, one to come finds none and ends.
-                with suppress(IndexError):
-                    ticket.pop()
-                    self._threads.remove(thread)
-                if not isinstance(error, RuntimeError):
-                    raise
-                if self._threads:
-                    # One makes all batches, if not as soon.
+                worker.start()
+            except RuntimeError as error:
+                self._workers[:] = workers
+                if workers:
+                    # One thread makes all batches, if not as soon.
                     break
                 raise no_thread("that gathers batches", error) from error
-            process.started(self._work)
+            workers.append(worker)
+            process.threads_started(self._work)
         self._begun = True
         if self._closed:
             # By another thread, which may have looked for these before they were there.
+            self._workers[:] = workers
             self._stop()
             self._check()
 
     def _stop(self) -> bool:
         self._begun = False
-        return _end(self._work, self._threads, self._sender, self._pid, CLOSED_S)
+        return _end(self._work, self._workers, self._sender, self._owner, CLOSED_S)
 
     def _check(self) -> None:
-        if self._pid != os.getpid():
-            raise ForkedError(
-                "ReplayLoader: got a process forked from the one that made it, "
-                "expected that one; make a loader here, of a buffer opened here"
-            )
+        self._owner.check()
         if self._closed:
             raise FailedError(
                 "ReplayLoader: got one that is closed, expected it open; make another"
@@ -314,9 +306,9 @@ class ReplayLoader:
 
 def _end(
     work: Prefetcher,
-    threads: list[threading.Thread],
+    workers: list[Worker[None]],
     sender: Sender,
-    pid: int,
+    owner: ProcessGuard,
     timeout_s: float = DROPPED_S,
 ) -> bool:
     """End the threads, and leave the sampler where the learner is.
@@ -324,21 +316,18 @@ def _end(
     Returns:
         Whether they have ended; if not, the last of them does the rest.
     """
-    if os.getpid() != pid:
+    if owner.forked:
         return True
-    work.stop(len(threads))
+    work.stop(len(workers))
     until = monotonic() + (ENTANGLED_S if work.entangled() else timeout_s)
-    for thread in threads:
-        # A collector of garbage may call from any thread, also from one of these.
-        if thread is not threading.current_thread() and thread.ident is not None:
-            thread.join(max(0.0, until - monotonic()))
-    if any(thread.is_alive() for thread in threads):
+    ended = [worker.join(max(0.0, until - monotonic())) for worker in workers]
+    if not all(ended):
         work.abandon()
         return False
-    threads.clear()
+    workers.clear()
     work.forget()
     sender.settle()
-    process.stopped(work)
+    process.threads_stopped(work)
     return True
 
 

@@ -18,7 +18,7 @@ from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.concatenation import Concat, as_numpy, joined
 from mmreplay.errors import FailedError, SchemaError
 from mmreplay.loader.prefetch import Order, Part, Source
-from mmreplay.process import held
+from mmreplay.process import owned_by_thread
 from mmreplay.samplers.base import EpochSampler, State, View, epochs_of
 from mmreplay.samplers.combine import state_of
 from mmreplay.schema import Schema
@@ -70,7 +70,7 @@ class OneBuffer:
 
     def held(self) -> bool:
         """See `Source.held`."""
-        return held(self._lock)
+        return owned_by_thread(self._lock)
 
     def more(self, count: int) -> bool:
         """See `Source.more`."""
@@ -228,7 +228,9 @@ class SeveralBuffers:
 
     def held(self) -> bool:
         """See `Source.held`."""
-        return held(self._concat.lock) or any(one.held() for one in self._each)
+        return owned_by_thread(self._concat.lock) or any(
+            one.held() for one in self._each
+        )
 
     def more(self, count: int) -> bool:
         """See `Source.more`."""

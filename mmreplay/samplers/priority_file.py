@@ -37,7 +37,6 @@ from mmreplay.disk.filesystem import COPY_ON_WRITE, NETWORK, file_system, refuse
 from mmreplay.errors import (
     CorruptError,
     FailedError,
-    ForkedError,
     FullError,
     LockedError,
     ReplayError,
@@ -46,6 +45,7 @@ from mmreplay.errors import (
 )
 from mmreplay.format import commit
 from mmreplay.format.commit import UNTOLD, not_held, same_birth
+from mmreplay.process import ProcessGuard
 from mmreplay.ring import Ring, runs
 from mmreplay.samplers.base import BufferIdentity
 
@@ -330,13 +330,7 @@ class DiskColumn(PriorityFile):
 
     def check_owner(self) -> None:
         """Refuse to be used in a forked child."""
-        if self._held.pid != os.getpid():
-            raise ForkedError(
-                f"the priorities in {self._held.folder} were opened by process "
-                f"{self._held.pid}, got a draw in process {os.getpid()}, a fork of it, "
-                "expected the owner alone to draw; draw in the main process and let "
-                "workers gather, or make the sampler in the child"
-            )
+        self._held.owner.check()
 
     def close(self) -> None:
         """Make it durable and give it back; see `Column.close`."""
@@ -349,7 +343,11 @@ class _Held:
 
     def __init__(self, folder: Path, home: BufferIdentity, lock: File) -> None:
         self.folder = folder
-        self.pid = os.getpid()
+        self.owner = ProcessGuard(
+            f"the priorities in {folder} were opened",
+            "draw in the main process and let workers gather, or make the sampler in "
+            "the child",
+        )
         self.mapped = file_system(folder) not in COPY_ON_WRITE
         self._boot_id = process.boot_id()
         self.home = home
@@ -433,7 +431,7 @@ class _Held:
 
     def close_in_owner(self) -> None:
         """Sync and give everything back, but in the process that opened it alone."""
-        if self.pid != os.getpid() or not self.files:
+        if self.owner.forked or not self.files:
             return
         try:
             if self._said is not None:

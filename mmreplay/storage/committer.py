@@ -7,12 +7,12 @@ limits before an add has to wait for it.
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import queue
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from mmreplay.disk.pause import await_release
 from mmreplay.errors import FailedError, FullError, RemovedError, no_thread
+from mmreplay.process import Worker
 from mmreplay.storage.commit_state import CommitWriter
 from mmreplay.storage.store import CheckedStore, ShardError, whole
 
@@ -59,11 +60,9 @@ class Committer:
         self._ledger = ledger
         self._slot_lock = threading.Lock()
         self._commit_lock = threading.Lock()
-        # Not an Event, whose lock is Python's: Ctrl-C inside it may leave it held.
-        self._calls: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.touched = False
         self._stop = False
-        self._thread: threading.Thread | None = None
+        self._worker: Worker[None] | None = None
         self.failure: str | None = None
         self.owed = False
 
@@ -218,49 +217,36 @@ class Committer:
         Raises:
             FailedError: The system has none left.
         """
-        thread = threading.Thread(
-            target=self._run, args=(every_s,), name="mmreplay-commit", daemon=True
-        )
-        # Not by this thread, which Ctrl-C may strike while it waits for the other to
-        # begin: that wait is an Event's, and its lock would stay held.
-        begun: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-        self._thread = thread
+        self._worker = Worker("mmreplay-commit", partial(self._run, every_s))
         try:
-            _thread.start_new_thread(_begin, (thread, begun))
-            error = begun.get()
-        except RuntimeError as none_left:
-            error = none_left
-        if error is None:
-            return
-        # One that will never begin is not to be waited for.
-        self._thread = None
-        if isinstance(error, RuntimeError):
+            self._worker.start()
+        except RuntimeError as error:
+            self._worker = None
             way_out = ", or pass commit_every=None and commit yourself"
             raise no_thread("that commits", error, way_out) from error
-        raise error
 
     def wake(self) -> None:
         """Ask the thread to raise the durable limits."""
-        self._calls.put(None)
+        if self._worker is not None:
+            self._worker.put(None)
 
     def stop(self) -> None:
         """End the thread and wait for it."""
         self._stop = True
-        self.wake()
-        thread = self._thread
-        if thread is not None:
-            while thread.ident is None:
-                # Its start was interrupted here, and goes on elsewhere.
-                time.sleep(0.001)
-            thread.join()
-            self._thread = None
+        if self._worker is not None:
+            self._worker.stop()
+            self._worker = None
 
-    def _run(self, every_s: float) -> None:
+    def _run(self, every_s: float, worker: Worker[None]) -> None:
         due = time.monotonic() + every_s
         while not self._stop:
             try:
                 left = max(0.0, due - time.monotonic())
-                self._await(min(left, threading.TIMEOUT_MAX))
+                # Several calls that came since the last turn are one.
+                with contextlib.suppress(queue.Empty):
+                    worker.get(min(left, threading.TIMEOUT_MAX))
+                    while True:
+                        worker.get(0)
                 self._turn(due)
             except Exception:
                 if self.failure is not None:
@@ -272,13 +258,6 @@ class Committer:
                 self.owed = self.owed or time.monotonic() >= due
             if time.monotonic() >= due:
                 due = time.monotonic() + every_s
-
-    def _await(self, timeout_s: float) -> None:
-        """Wait for a call; several at once are one."""
-        with contextlib.suppress(queue.Empty):
-            self._calls.get(timeout=timeout_s)
-            while True:
-                self._calls.get_nowait()
 
     def _turn(self, due: float) -> None:
         if self._stop:
@@ -299,17 +278,6 @@ class Committer:
     def poison(self, why: str) -> None:
         """Refuse all later work."""
         self.failure = why
-
-
-def _begin(
-    thread: threading.Thread, begun: queue.SimpleQueue[BaseException | None]
-) -> None:
-    error = None
-    try:
-        thread.start()
-    except BaseException as raised:
-        error = raised
-    begun.put(error)
 
 
 class _Poisoning:

@@ -78,7 +78,7 @@ def test_a_turn_that_failed_is_made_up_by_the_next_one(
     met.await_turns(2)
     met.end()
     met.await_turns(1)
-    assert made.buffer._parts.committer._thread.is_alive()
+    assert made.buffer._parts.committer._worker.running
     made.buffer.close()
     assert mr.verify_buffer(made.path).ok
     with mr.ReplayBuffer.open(made.path) as buffer:

@@ -19,7 +19,7 @@ from mmreplay.errors import (
     StaleError,
     StarvedError,
 )
-from mmreplay.process import Owner
+from mmreplay.process import ProcessGuard
 from tests.buffer.support import Twin, schema, step
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -265,7 +265,7 @@ def test_a_forked_child_may_not_write(tmp_path, children):
         found = receive(pipe)
         child.join(WAIT_S)
         assert child.exitcode == 0
-        told = f"opened for writing by pid {os.getpid()}, this is a forked child"
+        told = f"opened for writing by pid {os.getpid()}, and pid"
         assert {name: told in text for name, text in found.items()} == dict.fromkeys(
             found, True
         ), found
@@ -339,7 +339,7 @@ def test_a_reader_outlives_a_rebuild_that_was_killed_at_the_switch(tmp_path):
         if child == 0:
             # The owner's pid is checked; here the child stands for the owner.
             try:
-                twin.buffer._parts.writer.owner = Owner()
+                twin.buffer._parts.writer.owner = ProcessGuard("opened", "open it")
                 twin.buffer.resize(9)
             finally:
                 os._exit(1)

@@ -117,7 +117,7 @@ def test_one_core_is_not_shared(path, monkeypatch, cores):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
     with opened(path) as buffer, mr.ReplayLoader(buffer, 16) as loader:
         next(loader)
-        assert len(loader._threads) == cores
+        assert len(loader._workers) == cores
 
 
 @pytest.mark.parametrize("quick", [0.0, 60.0])

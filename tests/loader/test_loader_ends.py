@@ -231,23 +231,45 @@ def test_batches_go_on_where_ctrl_c_struck(buffer, path):
 
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
 def test_ctrl_c_while_a_thread_starts_leaves_none_behind(buffer, monkeypatch, late):
-    begin, struck = threading.Thread.start, []
+    begin, struck, felt = threading.Thread.start, [], threading.Event()
 
     def start(self):
-        if self.name == "mmreplay-load" and not struck:
-            struck.append(self)
-            if late:
-                begin(self)
-            raise KeyboardInterrupt
-        begin(self)
+        if self.name != "mmreplay-load" or struck:
+            begin(self)
+            return
+        struck.append(self)
+        if late:
+            begin(self)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert felt.wait(20)
+        if not late:
+            begin(self)
 
+    def strike(*_):
+        felt.set()
+        raise KeyboardInterrupt
+
+    class Waiting(mr.UniformSampler):
+        """Draws nothing before Ctrl-C was felt: `next` is under way until then."""
+
+        def draw(self, view, batch_size):
+            assert threading.current_thread() is threading.main_thread() or (
+                felt.wait(20)
+            )
+            return super().draw(view, batch_size)
+
+    buffer.sampler = Waiting(seed=0)
     monkeypatch.setattr(threading.Thread, "start", start)
-    with mr.ReplayLoader(buffer, 8) as loader:
-        with pytest.raises(KeyboardInterrupt):
-            next(loader)
-        # The learner asks again, and is not left without a thread either.
-        assert len(next(loader)) == 8
-        assert len(loaders()) == len(loader._threads)
+    before = signal.signal(signal.SIGINT, strike)
+    try:
+        with mr.ReplayLoader(buffer, 8) as loader:
+            with pytest.raises(KeyboardInterrupt):
+                next(loader)
+            # The learner asks again, and is not left without a thread either.
+            assert len(next(loader)) == 8
+            assert len(loaders()) == len(loader._workers)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert struck
     assert loaders() == []
 
@@ -312,7 +334,7 @@ def test_a_forked_child_is_told_that_the_loader_is_not_its_own(buffer):
     with mr.ReplayLoader(buffer, 8) as loader:
         next(loader)
         for call in (lambda: next(loader), lambda: iter(loader)):
-            assert "ForkedError: ReplayLoader: got a process forked" in in_child(call)
+            assert "ForkedError: this ReplayLoader was made by pid" in in_child(call)
         assert in_child(loader.close) == "None"
         next(loader)
 
@@ -394,7 +416,7 @@ def test_threads_that_cannot_be_had_are_told_or_done_without(path, monkeypatch, 
             scarce.setattr(threading.Thread, "start", few)
             if most:
                 assert len(next(loader)) == 8
-                assert len(loader._threads) == 1
+                assert len(loader._workers) == 1
             else:
                 told = "cannot start a thread that gathers batches: can't .*ulimit -u"
                 with pytest.raises(FailedError, match=told):

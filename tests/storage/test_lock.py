@@ -61,7 +61,7 @@ def test_a_second_writer_of_another_process_is_told_who_holds_it(folder):
 def test_a_forked_child_writes_nothing_and_harms_nothing(folder):
     with mr.ReplayBuffer.open(folder, "r+", commit_every=None) as buffer:
         fill(buffer, 0, 3)
-        words = [f"opened for writing by pid {os.getpid()}", "expected the parent"]
+        words = [f"opened for writing by pid {os.getpid()}", "is a forked child of it"]
         block = {path: column[None] for path, column in step_of(3).items()}
         for call in (
             lambda: fill(buffer, 3, 4),

@@ -13,7 +13,6 @@ and nothing of it is unpacked.
 
 from __future__ import annotations
 
-import _thread
 import errno
 import queue
 import struct
@@ -29,6 +28,7 @@ from numpy.typing import NDArray
 from mmreplay.checksums import crc32c
 from mmreplay.errors import FailedError, FullError, shortage
 from mmreplay.format.metadata import Metadata
+from mmreplay.process import Worker
 from mmreplay.ring import Run, runs
 from mmreplay.storage.layout import RECORDS, record_layout
 from mmreplay.storage.memmap import MemmapStore
@@ -40,7 +40,7 @@ Work = Callable[[], None]
 
 
 class Sealer:
-    """Does work in the order given, off the thread of whoever gives it.
+    """Does work in the order given, on a thread of its own.
 
     A full disk leaves a place unsealed, which loses nothing, and so does a want of
     memory, threads or files to open; another failure ends the work, told by `failure`.
@@ -51,9 +51,7 @@ class Sealer:
     """
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
-        self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._running = False
+        self._worker: Worker[Work] | None = None
         self.failure: BaseException | None = None
         self.short = 0
         self._given = self._done = 0
@@ -62,16 +60,20 @@ class Sealer:
         """Have work done; starts the thread at the first."""
         if self.failure is not None:
             return
+        if self._worker is None:
+            self._worker = Worker("mmreplay-seal", self._run)
         self._given += 1
-        self._queue.put(work)
-        if not self._running:
-            self._running = True
+        self._worker.put(work)
+        if not self._worker.running:
             try:
-                # Not a Thread, whose start waits for an Event that Ctrl-C may break.
-                _thread.start_new_thread(self._run, ())
+                self._worker.start()
             except RuntimeError:
                 # What was given waits until there is one: nothing waits for it.
-                self._running, self.short = False, errno.EAGAIN
+                self.short = errno.EAGAIN
+
+    @property
+    def _running(self) -> bool:
+        return self._worker is not None and self._worker.running
 
     @property
     def waiting(self) -> int:
@@ -93,13 +95,13 @@ class Sealer:
 
     def stop(self) -> None:
         """End the thread once all is done, and wait for it."""
-        if self._running:
-            self._queue.put(None)
-            self._ended.get()
-            self._running = False
+        worker = self._worker
+        if worker is not None and worker.running:
+            worker.stop()
+            self._worker = None
 
-    def _run(self) -> None:
-        while (work := self._queue.get()) is not None:
+    def _run(self, worker: Worker[Work]) -> None:
+        while (work := worker.get()) is not None:
             try:
                 if self.failure is None:
                     work()
@@ -111,7 +113,6 @@ class Sealer:
                 if not short:
                     self.failure = error
             self._done += 1
-        self._ended.put(None)
 
 
 def free(tail: MemmapStore, row: int, count: int) -> None:

@@ -42,7 +42,7 @@ from mmreplay.errors import (
     FormatError,
 )
 from mmreplay.format.metadata import Metadata
-from mmreplay.process import beside
+from mmreplay.process import run_both
 from mmreplay.ring import Ring
 from mmreplay.storage import read_ahead
 from mmreplay.storage.gather import ReadRows
@@ -197,7 +197,7 @@ def encode(array: ShardedArray, rows: Array, ring: Ring) -> list[Any]:
     if half < FEW or array.chunk_nbytes < array.codec.nbytes_apart:
         pack(0, len(corners))
     else:
-        beside(lambda: pack(half, len(corners)), lambda: pack(0, half))
+        run_both(lambda: pack(half, len(corners)), lambda: pack(0, half))
     lengths = np.array([part.nbytes for part in parts], "<u8")
     index = np.stack([np.cumsum(lengths) - lengths, lengths], axis=1).astype("<u8")
     data = index.tobytes()
@@ -519,7 +519,7 @@ def unpack_all(
         _unpack_some(array, found, out)
     else:
         half = len(found) // 2
-        beside(
+        run_both(
             lambda: _unpack_some(array, found[half:], out[half:]),
             lambda: _unpack_some(array, found[:half], out[:half]),
         )
