@@ -188,7 +188,7 @@ def _mapping(
     return GroupMapping(
         source.location, hierarchy.version, ours,
         {path: array.name for path, array in arrays.items()},
-        {path: array.told for path, array in arrays.items()},
+        {path: array.summary for path, array in arrays.items()},
         tuple(notes.notes), tuple(notes.doubts),
     )  # fmt: skip
 

@@ -5,9 +5,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import zarr
 
 import mmreplay as mr
-from mmreplay.errors import FailedError, SchemaError
+from mmreplay.errors import FailedError, FormatError, SchemaError
 from mmreplay.storage.foreign_zarr import remote
 from mmreplay.storage.foreign_zarr.source import source_of
 from tests.storage.zarr_groups import policy_store
@@ -134,3 +135,27 @@ def test_an_endpoint_that_is_no_url_is_refused(panicking, endpoint, monkeypatch)
 )
 def test_endpoints_that_are_urls_are_taken(endpoint):
     remote._check("s3://b", "a.B_c-9", endpoint)
+
+
+def test_a_group_without_zarr_python_says_what_to_install(tmp_path, rng, monkeypatch):
+    policy_store(tmp_path / "a.zarr", rng)
+    monkeypatch.setitem(sys.modules, "zarr", None)
+    with pytest.raises(FailedError, match=r'install "mmreplay\[zarr\]"'):
+        mr.ReplayBuffer.open(tmp_path / "a.zarr")
+
+
+def test_no_codec_of_another_package_is_loaded(tmp_path, rng, monkeypatch):
+    """Codecs are looked up in a list before zarr-python sees their names."""
+    policy_store(tmp_path / "a.zarr", rng, 3)
+    file = tmp_path / "a.zarr/data/img/zarr.json"
+    text = file.read_text()
+    assert text.count('"bytes"') == 1
+    file.write_text(text.replace('"bytes"', '"another_package.codec"'))
+    asked = []
+    get = zarr.registry.get_codec_class
+    monkeypatch.setattr(
+        zarr.registry, "get_codec_class", lambda key: asked.append(key) or get(key)
+    )
+    with pytest.raises(FormatError, match=r"'another_package\.codec', expected one of"):
+        mr.ReplayBuffer.open(tmp_path / "a.zarr")
+    assert "another_package.codec" not in asked

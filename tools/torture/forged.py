@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 
 import numpy as np
@@ -185,11 +185,45 @@ OPTIONS: dict[str, tuple[dict[str, Any], ...]] = {
     "csv": ({},),
     "parquet": ({}, {"compression": "none", "vectors": "list"}),
 }
-FORMATS = tuple(PLAIN)
+FORMATS = (*PLAIN, "zarr")
+
+
+def _zarr_groups() -> list[Base]:
+    """Zarr groups that zarr-python wrote, the metadata of an array or a chunk first."""
+    import zarr
+    from zarr import codecs
+
+    made = []
+    packings: dict[str, tuple[Literal[2, 3], dict[str, Any]]] = {
+        "v2": (2, {}),
+        "v3": (3, {"compressors": [codecs.ZstdCodec(), codecs.Crc32cCodec()]}),
+        "v3 shards": (3, {"shards": (10, 3), "compressors": codecs.BloscCodec()}),
+    }
+    for name, (version, options) in packings.items():
+        with tempfile.TemporaryDirectory(prefix="torture-") as folder:
+            group = zarr.open_group(folder, mode="w", zarr_format=version)
+            for path, values in plain_columns().items():
+                chunks = (5, 3)[: values.ndim]
+                own = dict(options)
+                if "shards" in own:
+                    own["shards"] = own["shards"][: values.ndim]
+                array = group.create_array(
+                    path, shape=values.shape, dtype=values.dtype, chunks=chunks, **own
+                )
+                array[...] = values
+            held = {
+                f"a.zarr/{each.relative_to(folder)}": each.read_bytes()
+                for each in sorted(Path(folder).rglob("*"))
+                if each.is_file()
+            }
+            made.append(Base(f"zarr {name}", held))
+    return made
 
 
 def bases(format: str) -> list[Base]:
     """The files of a format that are tampered with."""
+    if format == "zarr":
+        return _zarr_groups()
     made = []
     with tempfile.TemporaryDirectory(prefix="torture-") as folder:
         place = Path(folder)
@@ -351,19 +385,26 @@ def attack(
     return report
 
 
+def put(folder: Path, found: Files) -> Path:
+    """Write a source, and return its path: a file, or the folder of all its files."""
+    for name, data in found.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return folder / next(iter(found)).split("/")[0]
+
+
 def _try(folder: Path, base: Base, found: Files, report: Report) -> list[str]:
     """Load one file, and tell what is wrong with how that ended."""
     place = folder / "try"
     place.mkdir()
     try:
-        for name, data in found.items():
-            (place / name).write_bytes(data)
-        source, target = place / next(iter(found)), place / "target"
+        source, target = put(place, found), place / "target"
         begin = time.monotonic()
         faults = _load(source, target, base, report)
         if time.monotonic() - begin > TRY_S / 2:
             faults.append(f"slow: {time.monotonic() - begin:.0f} s")
-        left = {each.name for each in place.iterdir()} - set(found) - {"target"}
+        known = {name.split("/")[0] for name in found} | {"target"}
+        left = {each.name for each in place.iterdir()} - known
         return faults + [f"left over: {name}" for name in sorted(left)]
     finally:
         shutil.rmtree(place)

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from mmreplay.errors import CorruptError
 from mmreplay.storage.foreign_zarr.blobs import Blobs, Extent
-from mmreplay.storage.foreign_zarr.metadata import ForeignArray, packed_most
+from mmreplay.storage.foreign_zarr.codecs import max_packed_nbytes
+from mmreplay.storage.foreign_zarr.metadata import ForeignArray
 from mmreplay.storage.zarr.chunk_cache import ChunkCache
 from mmreplay.storage.zarr.shards import MISSING
 
@@ -114,7 +115,7 @@ class ChunkedReader:
             return found
         extents = self._extents(array, missing)
         there = [each for each in extents if each is not None]
-        data = iter(self._blobs.fetch(there, packed_most(array.chunk_nbytes)))
+        data = iter(self._blobs.fetch(there, max_packed_nbytes(array.chunk_nbytes)))
         for place, extent in zip(missing, extents, strict=True):
             packed = None if extent is None else next(data)
             if packed is None and self._whole:
@@ -129,7 +130,7 @@ class ChunkedReader:
         if packed is None:
             return np.full(array.chunk, array.fill)
         try:
-            data = array.chain.unpack(packed, array.chunk_nbytes)
+            data = array.codecs.unpack(packed, array.chunk_nbytes)
         except ValueError as error:
             raise self._damaged(
                 array, place, str(error), f"one that unpacks to {array.chunk_nbytes}"

@@ -1,9 +1,12 @@
-"""JSON as other writers of Zarr leave it: more than `strict_json` takes, and bounded.
+"""Finds the arrays of a Zarr group, version 2 or 3, within bounds.
 
-Attributes may hold anything that Python's json writes, such as NaN, long integers and
-deep lists, and nobody here needs them. What is needed is checked where it is read.
+The listing is ours, because zarr-python's fails for the whole group where one array
+has a codec that it does not know, and has no bound on the number of nodes. zarr-python
+reads the metadata of each array that is used (`metadata`).
 
-The arrays of a Zarr group, v2 or v3, by its metadata or by walking through it.
+Attributes of a group may hold anything that Python's json writes, such as NaN, long
+integers and deep lists, so that `strict_json` would refuse them; `parse` accepts them
+within bounds.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import Any, NoReturn
 
 from mmreplay.errors import CorruptError, FormatError, SchemaError
 from mmreplay.storage.foreign_zarr.blobs import Blobs
-from mmreplay.storage.foreign_zarr.metadata import ForeignArray, parse_v2, parse_v3
+from mmreplay.storage.foreign_zarr.metadata import ForeignArray, read_array
 from mmreplay.strict_json import MAX_DIGITS, Json
 
 MAX_JSON_DEPTH = 128
@@ -117,9 +120,8 @@ class Hierarchy:
             FormatError: It is damaged, or of a kind that is not read.
         """
         if name not in self.found:
-            parse = parse_v2 if self.version == 2 else parse_v3
             what = f"{self.where}: array {name!r}"
-            self.found[name] = parse(self.arrays[name], name, what)
+            self.found[name] = read_array(self.arrays[name], self.version, name, what)
         return self.found[name]
 
 

@@ -202,7 +202,7 @@ def test_metadata_of_version_2_that_lies_is_refused(tmp_path, rng):
     for key, value in ((k, each) for k, found in LIES_2.items() for each in found):
         (tmp_path / "a" / V2).write_text(truth)
         edited(tmp_path / "a", V2, lambda told, k=key, v=value: told.update({k: v}))
-        with pytest.raises((FormatError, SourceError), match=r"expected .*; "):
+        with pytest.raises((FormatError, SourceError), match=r"expected .*[;.] "):
             mr.load(tmp_path / "a", tmp_path / f"b{key}", strict=True)
 
 
@@ -231,7 +231,7 @@ def test_metadata_of_version_3_that_lies_is_refused(tmp_path, rng):
     for key, value in ((k, each) for k, found in LIES_3.items() for each in found):
         (tmp_path / "a" / V3).write_text(truth)
         edited(tmp_path / "a", V3, lambda told, k=key, v=value: told.update({k: v}))
-        with pytest.raises((FormatError, SourceError), match=r"expected .*; "):
+        with pytest.raises((FormatError, SourceError), match=r"expected .*[;.] "):
             mr.load(tmp_path / "a", tmp_path / f"b{key}", strict=True)
 
 
@@ -268,3 +268,10 @@ def test_a_bomb_in_a_zip_file_is_refused(tmp_path, rng):
                 archive.writestr(name, bytes(1 << 26) if bomb else each.read_bytes())
     with pytest.raises((FormatError, CorruptError), match=r"img/3.0.0.0.*expected"):
         mr.load(tmp_path / "a.zip", tmp_path / "b")
+
+
+def test_a_dtype_that_numpy_does_not_know_is_left_out_and_told(tmp_path, rng):
+    policy_store(tmp_path / "a", rng)
+    edited(tmp_path / "a", V2, lambda told: told.update(dtype="<f1"))
+    report = mr.load(tmp_path / "a", tmp_path / "b")
+    assert any("'data/img' was left out" in note for note in report.notes)
