@@ -237,13 +237,7 @@ def absolute(path: StrPath) -> Path:
     text = files.expanded(path)
     if url_of(text) is not None:
         return Path(text)
-    try:
-        return Path(os.path.abspath(text))
-    except FileNotFoundError as error:
-        raise FormatError(
-            f"{text} starts from the working folder, which was removed, "
-            "expected one that is there; cd to another, or give a whole path"
-        ) from error
+    return files.absolute(text)
 
 
 @dataclass(slots=True)

@@ -1,5 +1,6 @@
-"""The field's datasets as sources: files that others defined, episode by episode.
+"""Public datasets of reinforcement learning as sources, and some as targets.
 
-`stretches` makes rows of steps with their next observations; each other module knows
-one kind of file, and says in the report what it found and left out.
+Each module or folder knows the files of one library. `common` makes rows of a buffer
+from their steps; `hdf5`, `arrow`, `images`, `pickles` and `torch_files` read files of a
+kind. The report of each conversion says what was read and what was left out.
 """

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from mmreplay.convert import parquet
 from mmreplay.convert.parquet import Part, told
-from mmreplay.datasets.common import Array
+from mmreplay.datasets.common.rows import Array
 from mmreplay.disk.files import File
 from mmreplay.disk.seekable import Positioned
 from mmreplay.errors import CorruptError, FormatError, SourceError
@@ -35,7 +35,7 @@ class Window:
         Args:
             batches: Gives its columns.
             count: Its rows.
-            name: What to call it in errors.
+            name: Name for errors.
         """
         self.count, self.name = count, name
         self._batches = batches
@@ -43,7 +43,7 @@ class Window:
 
     def _restart(self) -> None:
         self._source = self._batches()
-        self._held: list[Mapping[str, Any]] = []
+        self._batches_read: list[Mapping[str, Any]] = []
         self._first = self._stop = 0
 
     def read(self, column: str, first: int, stop: int) -> Any:
@@ -57,11 +57,11 @@ class Window:
                     f"{self.name} ends at row {self._stop}, expected {self.count}; it "
                     "was cut: restore it from a copy"
                 )
-            self._held.append(batch)
+            self._batches_read.append(batch)
             self._stop += len(next(iter(batch.values())))
             self._drop(first)
         parts, at = [], self._first
-        for batch in self._held:
+        for batch in self._batches_read:
             array = batch[column]
             low, high = max(first - at, 0), min(stop - at, len(array))
             if low < high:
@@ -71,16 +71,16 @@ class Window:
 
     def _drop(self, first: int) -> None:
         """Let go what lies before the rows that are asked for."""
-        while len(self._held) > 1:
-            size = len(next(iter(self._held[0].values())))
+        while len(self._batches_read) > 1:
+            size = len(next(iter(self._batches_read[0].values())))
             if self._first + size > first:
                 return
-            del self._held[0]
+            del self._batches_read[0]
             self._first += size
 
 
 class ArrowRows:
-    """A column of numbers, or of lists of one length; see `columns.Rows`."""
+    """A column of numbers, or of lists of one length; see `common.rows.Rows`."""
 
     def __init__(
         self, window: Window, column: str, kind: tuple[str, tuple[int, ...]],
@@ -189,7 +189,7 @@ class IpcFile:
         return batches
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
         self.file.close()
 
 

@@ -1,7 +1,4 @@
-"""Steps written as D4RL's HDF5 files have them, next observations included.
-
-D4RL's HDF5 files: all steps one after another, ends in columns of their own.
-"""
+"""D4RL's HDF5 files: all steps in sequence, ends in datasets of their own."""
 
 from __future__ import annotations
 
@@ -12,20 +9,14 @@ from mmreplay.convert.base import Block, Notes, Writer, refuse_empty
 from mmreplay.convert.description import Description
 from mmreplay.convert.episode_ends import Bools
 from mmreplay.convert.staging import Staging
-from mmreplay.datasets.common import (
-    Array,
-    Ends,
-    Flags,
-    Fragment,
-    FragmentReader,
-    Rows,
+from mmreplay.datasets.common.fields import Ends, Flags, ends_of, make_schema
+from mmreplay.datasets.common.fragments import Fragment, FragmentReader
+from mmreplay.datasets.common.rows import Array, Rows, scalar
+from mmreplay.datasets.common.transitions import (
     TransitionMaker,
     Transitions,
-    ends_of,
-    make_schema,
-    quartered,
+    quarters,
     refuse_clashes,
-    scalar,
 )
 from mmreplay.datasets.hdf5 import (
     Hdf5,
@@ -39,13 +30,190 @@ from mmreplay.nesting import under
 from mmreplay.schema.naming import left_out
 
 WHAT = "D4RL"
+NAMES = {
+    "observations": "observation",
+    "actions": "action",
+    "rewards": "reward",
+    "infos": "info",
+}
+"""What D4RL calls a field, and what it is called here."""
 ROLE_NAMES = {
     "observation": "observations",
     "action": "actions",
     "reward": "rewards",
 }
 """What D4RL calls the fields of a role."""
+NEXT = "next_observations"
 NEXT_PREFIX = "next_"
+TERMINALS, TIMEOUTS, EPISODE_ENDS = "terminals", "timeouts", "episode_terminals"
+NEEDED = ("observations", "actions", "rewards", TERMINALS)
+
+
+def open_reader(path: Path, *, allow_expansion: bool = False) -> D4rlReader:
+    """Open a D4RL file as a source.
+
+    Args:
+        path: The file.
+        allow_expansion: Read datasets that expand to more than 1,000 times the file.
+    """
+    hdf5 = Hdf5(path, Notes(), allow_expansion=allow_expansion)
+    try:
+        return D4rlReader(hdf5)
+    except BaseException:
+        hdf5.close()
+        raise
+
+
+def recognizes(path: Path) -> bool:
+    """Whether a file has D4RL's datasets."""
+    if not begins_as_hdf5(path):
+        return False
+    try:
+        hdf5 = Hdf5(path, Notes())
+    except FormatError:
+        return False
+    try:
+        return set(NEEDED) <= set(hdf5.children())
+    except ReplayError:
+        return False
+    finally:
+        hdf5.close()
+
+
+def open_writer(
+    target: Path, description: Description, *, overwrite: bool = False
+) -> D4rlWriter:
+    """Make a D4RL file as a target."""
+    return D4rlWriter(target, description, overwrite)
+
+
+def planned(description: Description) -> None:
+    """Refuse data that cannot be written; see `registry.planned`."""
+    refuse_empty(description.rows, WHAT)
+    _laid_out(description)
+
+
+class D4rlReader(FragmentReader):
+    """Reads the steps of one file as one environment."""
+
+    def __init__(self, hdf5: Hdf5) -> None:
+        self._hdf5 = hdf5
+        self._rows_by_name = self._find(hdf5)
+        columns = {
+            _renamed(name): scalar(rows) if name == "rewards" else rows
+            for name, rows in self._rows_by_name.items()
+            if not under([name], NEXT)
+            and name not in (TERMINALS, TIMEOUTS, EPISODE_ENDS)
+        }
+        schema = make_schema(columns, hdf5.notes, hdf5.file.path)
+        kept = {path: rows for path, rows in columns.items() if path in schema}
+        fragment = Fragment(
+            name=str(hdf5.file.path),
+            steps=self._steps,
+            columns=kept,
+            next_obs=self._next_obs(kept),
+            ends=self._ends(),
+            is_episode=False,
+        )
+        self._add_notes(bool(fragment.next_obs))
+        super().__init__(lambda: iter([fragment]), schema, hdf5.notes, hdf5.close)
+
+    def _find(self, hdf5: Hdf5) -> dict[str, Hdf5Rows]:
+        """Datasets of one row a step, by their names in the file."""
+        found = {}
+        self._next_there = False
+        for path, name in hdf5.datasets("/").items():
+            if path.startswith("metadata/"):
+                hdf5.notes.note("'metadata' was left out: it is of no step")
+                continue
+            rows = hdf5.rows(name, path)
+            self._next_there |= bool(under([path], NEXT))
+            if rows is not None:
+                found[path] = rows
+        missing = [name for name in NEEDED if not under(found, name)]
+        if TERMINALS not in found:
+            missing = [TERMINALS]
+        if missing:
+            raise FormatError(
+                f"{hdf5.file.path} has no dataset {missing[0]!r}, expected one of one "
+                "row a step, as in D4RL's files; name its format with format= (--from)"
+            )
+        self._steps = found[TERMINALS].count
+        for path, rows in list(found.items()):
+            if rows.count != self._steps:
+                if path in NEEDED or under([path], "observations"):
+                    raise FormatError(
+                        f"{hdf5.path_of(path)} has {rows.count} rows, expected "
+                        f"{self._steps} as {TERMINALS!r}; the file was cut or edited"
+                    )
+                told = f"it has {rows.count} rows, not {self._steps}"
+                left_out(hdf5.notes, path, f"{path!r} was left out: {told}")
+                del found[path]
+        return found
+
+    def _next_obs(self, columns: Mapping[str, Rows]) -> dict[str, Rows]:
+        """Next observations by path, if all of them are there."""
+        seen: dict[str, Rows] = {}
+        for path in under(columns, "observation"):
+            rows = self._rows_by_name.get(NEXT + path.removeprefix("observation"))
+            here = columns[path]
+            if rows is None or (rows.dtype, rows.shape) != (here.dtype, here.shape):
+                if self._next_there:
+                    got = "none" if rows is None else f"{rows.dtype}{list(rows.shape)}"
+                    self._hdf5.notes.doubt(
+                        f"{NEXT!r} were left out: of {path!r}, rows of {here.dtype}"
+                        f"{list(here.shape)}, they have {got}"
+                    )
+                return {}
+            seen[path] = rows
+        return seen
+
+    def _ends(self) -> Ends:
+        terminals, timeouts, episode_ends = (
+            Flags(self._hdf5.path_of(name), self._rows_by_name[name], self._steps)
+            if name in self._rows_by_name
+            else None
+            for name in (TERMINALS, TIMEOUTS, EPISODE_ENDS)
+        )
+        if timeouts is not None:
+            return ends_of(terminals, timeouts)
+        both = ends_of(terminals, episode_ends)
+
+        def ends(first: int, stop: int) -> tuple[Bools, Bools]:
+            terminated, ended = both(first, stop)
+            return terminated, ended & ~terminated
+
+        return ends
+
+    def _add_notes(self, next_known: bool) -> None:
+        notes = self._hdf5.notes
+        told = [name for name in (TERMINALS, TIMEOUTS) if name in self._rows_by_name]
+        if TIMEOUTS not in told and EPISODE_ENDS in self._rows_by_name:
+            told.append(EPISODE_ENDS)
+        after = f", and by comparing {NEXT!r}" if next_known else ""
+        notes.note(f"episode ends were found from {' and '.join(told)}{after}")
+        if next_known:
+            return
+        notes.note(
+            f"{NEXT!r} {'were left out' if self._next_there else 'are not there'}: "
+            "what was seen after an episode's last step is not known, and steps that "
+            "end by a time limit are not drawn where it is needed"
+        )
+        if len(told) == 1:
+            notes.doubt(
+                f"neither {TIMEOUTS!r} nor {NEXT!r} tells of time limits: episodes "
+                "that end by one run into the next"
+            )
+
+    def arrays(self) -> dict[str, Array]:
+        """Uncompressed datasets by their names in the file, mapped read-only."""
+        if not self._rows_by_name:
+            return {}
+        mapping = self._hdf5.file.map_readonly()
+        mapped = {
+            name: rows.mapped(mapping) for name, rows in self._rows_by_name.items()
+        }
+        return {name: array for name, array in mapped.items() if array is not None}
 
 
 class D4rlWriter(Writer):
@@ -55,7 +223,7 @@ class D4rlWriter(Writer):
         self.nbytes = 0
         self.notes = Notes()
         self._maker, self._names = _laid_out(description)
-        self._maker.tell(self.notes)
+        self._maker.add_notes(self.notes)
         self._steps = self._open_ends = 0
         self._staging = Staging(target, overwrite=overwrite)
         self._file: Hdf5Output | None = None
@@ -72,7 +240,7 @@ class D4rlWriter(Writer):
 
     def write(self, block: Block) -> None:
         """See `Writer.write`."""
-        for part in quartered(block):
+        for part in quarters(block):
             self._put(self._maker.feed(part))
 
     def _put(self, steps: Transitions | None) -> None:
@@ -82,7 +250,7 @@ class D4rlWriter(Writer):
         self._steps += len(steps)
         for path, values in steps.columns.items():
             self._file.append(self._names[path], values)
-        for path, values in steps.nexts.items():
+        for path, values in steps.next_obs.items():
             self._file.append(NEXT_PREFIX + self._names[path], values)
         # D4RL knows of an episode's end by nothing else.
         timeouts = steps.truncated | (steps.last & ~steps.terminated)
@@ -123,10 +291,9 @@ class D4rlWriter(Writer):
         self._staging.abort()
 
 
-def planned(description: Description) -> None:
-    """Refuse what cannot be written; see `registry.planned`."""
-    refuse_empty(description.rows, WHAT)
-    _laid_out(description)
+def _renamed(name: str) -> str:
+    top, slash, rest = name.partition("/")
+    return NAMES.get(top, top) + slash + rest
 
 
 def _laid_out(description: Description) -> tuple[TransitionMaker, dict[str, str]]:
@@ -149,179 +316,3 @@ def _name(path: str, tops: Mapping[str, str]) -> str:
         if path == top or path.startswith(f"{top}/"):
             return name + path.removeprefix(top)
     return f"infos/{path.removeprefix('info/')}"
-
-
-NAMES = {
-    "observations": "observation",
-    "actions": "action",
-    "rewards": "reward",
-    "infos": "info",
-}
-"""What D4RL calls a field, and what it is called here."""
-NEXT = "next_observations"
-TERMINALS, TIMEOUTS, EPISODE_ENDS = "terminals", "timeouts", "episode_terminals"
-NEEDED = ("observations", "actions", "rewards", TERMINALS)
-
-
-class D4rlReader(FragmentReader):
-    """Reads the steps of one file as one environment."""
-
-    def __init__(self, hdf5: Hdf5) -> None:
-        self._hdf5 = hdf5
-        self._found = self._find(hdf5)
-        columns = {
-            _renamed(name): scalar(rows) if name == "rewards" else rows
-            for name, rows in self._found.items()
-            if not under([name], NEXT)
-            and name not in (TERMINALS, TIMEOUTS, EPISODE_ENDS)
-        }
-        schema = make_schema(columns, hdf5.notes, hdf5.file.path)
-        kept = {path: rows for path, rows in columns.items() if path in schema}
-        stretch = Fragment(
-            name=str(hdf5.file.path),
-            steps=self._steps,
-            columns=kept,
-            nexts=self._nexts(kept),
-            ends=self._ends(),
-            whole=False,
-        )
-        self._tell(bool(stretch.nexts))
-        super().__init__(lambda: iter([stretch]), schema, hdf5.notes, hdf5.close)
-
-    def _find(self, hdf5: Hdf5) -> dict[str, Hdf5Rows]:
-        """Datasets of one row a step, by their names in the file."""
-        found = {}
-        self._next_there = False
-        for path, name in hdf5.datasets("/").items():
-            if path.startswith("metadata/"):
-                hdf5.notes.note("'metadata' was left out: it is of no step")
-                continue
-            rows = hdf5.rows(name, path)
-            self._next_there |= bool(under([path], NEXT))
-            if rows is not None:
-                found[path] = rows
-        missing = [name for name in NEEDED if not under(found, name)]
-        if TERMINALS not in found:
-            missing = [TERMINALS]
-        if missing:
-            raise FormatError(
-                f"{hdf5.file.path} has no dataset {missing[0]!r}, expected one of one "
-                "row a step, as in D4RL's files; name its format with format= (--from)"
-            )
-        self._steps = found[TERMINALS].count
-        for path, rows in list(found.items()):
-            if rows.count != self._steps:
-                if path in NEEDED or under([path], "observations"):
-                    raise FormatError(
-                        f"{hdf5.path_of(path)} has {rows.count} rows, expected "
-                        f"{self._steps} as {TERMINALS!r}; the file was cut or edited"
-                    )
-                told = f"it has {rows.count} rows, not {self._steps}"
-                left_out(hdf5.notes, path, f"{path!r} was left out: {told}")
-                del found[path]
-        return found
-
-    def _nexts(self, columns: Mapping[str, Rows]) -> dict[str, Rows]:
-        """Next observations by path, if all of them are there."""
-        seen: dict[str, Rows] = {}
-        for path in under(columns, "observation"):
-            rows = self._found.get(NEXT + path.removeprefix("observation"))
-            here = columns[path]
-            if rows is None or (rows.dtype, rows.shape) != (here.dtype, here.shape):
-                if self._next_there:
-                    got = "none" if rows is None else f"{rows.dtype}{list(rows.shape)}"
-                    self._hdf5.notes.doubt(
-                        f"{NEXT!r} were left out: of {path!r}, rows of {here.dtype}"
-                        f"{list(here.shape)}, they have {got}"
-                    )
-                return {}
-            seen[path] = rows
-        return seen
-
-    def _ends(self) -> Ends:
-        terminals, timeouts, episode_ends = (
-            Flags(self._hdf5.path_of(name), self._found[name], self._steps)
-            if name in self._found
-            else None
-            for name in (TERMINALS, TIMEOUTS, EPISODE_ENDS)
-        )
-        if timeouts is not None:
-            return ends_of(terminals, timeouts)
-        both = ends_of(terminals, episode_ends)
-
-        def ends(first: int, stop: int) -> tuple[Bools, Bools]:
-            terminated, ended = both(first, stop)
-            return terminated, ended & ~terminated
-
-        return ends
-
-    def _tell(self, next_known: bool) -> None:
-        notes = self._hdf5.notes
-        told = [name for name in (TERMINALS, TIMEOUTS) if name in self._found]
-        if TIMEOUTS not in told and EPISODE_ENDS in self._found:
-            told.append(EPISODE_ENDS)
-        after = f", and by comparing {NEXT!r}" if next_known else ""
-        notes.note(f"episode ends were found from {' and '.join(told)}{after}")
-        if next_known:
-            return
-        notes.note(
-            f"{NEXT!r} {'were left out' if self._next_there else 'are not there'}: "
-            "what was seen after an episode's last step is not known, and steps that "
-            "end by a time limit are not drawn where it is needed"
-        )
-        if len(told) == 1:
-            notes.doubt(
-                f"neither {TIMEOUTS!r} nor {NEXT!r} tells of time limits: episodes "
-                "that end by one run into the next"
-            )
-
-    def arrays(self) -> dict[str, Array]:
-        """Uncompressed datasets by their names in the file, mapped read-only."""
-        if not self._found:
-            return {}
-        mapping = self._hdf5.file.map_readonly()
-        mapped = {name: rows.mapped(mapping) for name, rows in self._found.items()}
-        return {name: array for name, array in mapped.items() if array is not None}
-
-
-def _renamed(name: str) -> str:
-    top, slash, rest = name.partition("/")
-    return NAMES.get(top, top) + slash + rest
-
-
-def recognizes(path: Path) -> bool:
-    """Whether a file has D4RL's datasets."""
-    if not begins_as_hdf5(path):
-        return False
-    try:
-        hdf5 = Hdf5(path, Notes())
-    except FormatError:
-        return False
-    try:
-        return set(NEEDED) <= set(hdf5.children())
-    except ReplayError:
-        return False
-    finally:
-        hdf5.close()
-
-
-def open_reader(path: Path, *, allow_expansion: bool = False) -> D4rlReader:
-    """Open a D4RL file as a source.
-
-    Args:
-        path: The file.
-        allow_expansion: Read datasets that hold more than 1,000 times what they take.
-    """
-    hdf5 = Hdf5(path, Notes(), allow_expansion=allow_expansion)
-    try:
-        return D4rlReader(hdf5)
-    except BaseException:
-        hdf5.close()
-        raise
-
-
-def open_writer(
-    target: Path, description: Description, *, overwrite: bool = False
-) -> D4rlWriter:
-    """Make a D4RL file as a target."""
-    return D4rlWriter(target, description, overwrite)

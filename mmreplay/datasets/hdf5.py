@@ -1,10 +1,8 @@
-"""HDF5 files of anybody, through h5py, which this module alone knows (extra hdf5).
+"""HDF5 files, read and written through h5py (extra hdf5), which only this module uses.
 
-Only what lies in the file itself is followed: links, external files and virtual
-datasets could name any file of this machine. Uncompressed contiguous datasets are read,
-and mapped, past the library.
-
-HDF5 files that grow row by row, for targets that are some.
+Only data in the file itself is read: links, external files and virtual datasets could
+name any file of this machine. Uncompressed contiguous datasets are read and mapped
+without the library.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ import numpy as np
 from mmreplay.convert.array_file import native
 from mmreplay.convert.base import MAX_ROW_NBYTES, Notes
 from mmreplay.convert.zip_file import MAX_EXPANSION
-from mmreplay.datasets.common import Array
+from mmreplay.datasets.common.rows import Array
 from mmreplay.disk.files import File
 from mmreplay.errors import (
     CorruptError,
@@ -43,38 +41,188 @@ MAX_DEPTH = 16
 MAX_ATTRIBUTE_NBYTES = 8 << 20
 # A dataset of which the file holds nothing is all fill values.
 LEAST_NBYTES = 1 << 10
+MOST_COMPACT = 32 << 10
+"""Bytes of a dataset that lies in its own header, which holds up to 64 KiB."""
 
 
-def library() -> Any:
-    """h5py.
+class Hdf5:
+    """A file open for reading.
 
-    Raises:
-        FailedError: It is not installed.
+    Attributes:
+        file: It, past the library.
+        notes: What was left out goes here.
     """
-    try:
-        import h5py
-    except ImportError as error:
-        raise FailedError(
-            "h5py is not installed, expected it for HDF5 files; run: "
-            'pip install "mmreplay[hdf5]"'
-        ) from error
-    return h5py
 
+    def __init__(
+        self, path: Path, notes: Notes, *, allow_expansion: bool = False
+    ) -> None:
+        """Open a file.
 
-def begins_as_hdf5(path: Path) -> bool:
-    """Whether a regular file has HDF5's first bytes.
+        Args:
+            path: A regular file.
+            notes: What was left out goes here.
+            allow_expansion: Read datasets that hold more than 1,000 times what they
+                take.
+        """
+        h5py = library()
+        self.notes = notes
+        self._last: tuple[str, Any] = ("", None)
+        self._allow_expansion = allow_expansion
+        self.file = File.open(path, None)
+        try:
+            with self.translated_errors(str(path)):
+                # By descriptor: the path may be another file by now.
+                self._h5 = h5py.File(
+                    f"/proc/self/fd/{self.file.fd}", "r", locking=False
+                )
+        except BaseException:
+            self.file.close()
+            raise
 
-    Raises:
-        FormatError: It is a link.
-    """
-    if not path.is_file():
-        return False
-    with closing(File.open(path, None)) as file:
-        return file.pread(min(len(MAGIC), file.nbytes), 0) == MAGIC
+    @contextmanager
+    def translated_errors(self, name: str) -> Iterator[None]:
+        """Turn whatever the library stumbles over into an error that names the file."""
+        try:
+            yield
+        except (FormatError, SchemaError):
+            raise
+        except Exception as error:
+            why = (str(error).splitlines() or [type(error).__name__])[0][:200]
+            raise CorruptError(
+                f"{name}: the HDF5 library cannot read it ({why}), expected a whole "
+                f"HDF5 file of {self.file.nbytes} bytes; it was cut or damaged: "
+                "restore it from a copy"
+            ) from error
+
+    def path_of(self, name: str) -> str:
+        """Return the name of an object of the file for errors."""
+        return f"{self.file.path}: {name!r}"
+
+    def children(self, name: str = "/") -> list[str]:
+        """Names of what a group holds, in the file's order; links are left out.
+
+        Raises:
+            CorruptError: It is no group, or cannot be read.
+            FormatError: It holds more than a million.
+        """
+        h5py = library()
+        with self.translated_errors(self.path_of(name)):
+            group = self._h5[name]
+            if len(group) > MAX_CHILDREN:
+                raise FormatError(
+                    f"{self.path_of(name)} holds {len(group)} parts, expected at most "
+                    f"{MAX_CHILDREN}; split the file"
+                )
+            found = []
+            for child in group:
+                if isinstance(group.get(child, getlink=True), h5py.HardLink):
+                    found.append(child)
+                else:
+                    told = f"{name}: {child!r} is a link, and was left out"
+                    left_out(self.notes, child, told)
+            return found
+
+    def is_group(self, name: str) -> bool:
+        """Whether a part is a group."""
+        h5py = library()
+        with self.translated_errors(self.path_of(name)):
+            return isinstance(self._object(name), h5py.Group)
+
+    def _object(self, name: str) -> Any:
+        # Opening costs most, and what was asked for its kind is read next.
+        if self._last[0] != name:
+            self._last = (name, self._h5[name])
+        return self._last[1]
+
+    def attributes(self, name: str = "/") -> dict[str, object]:
+        """Attributes of a part: numbers and text, of at most 8 MiB each."""
+        found: dict[str, object] = {}
+        with self.translated_errors(self.path_of(name)):
+            attributes = self._h5[name].attrs
+            for key in attributes:
+                if attributes.get_id(key).get_storage_size() <= MAX_ATTRIBUTE_NBYTES:
+                    found[key] = _plain(attributes[key])
+        return found
+
+    def rows(self, name: str, path: str) -> Hdf5Rows | None:
+        """A dataset as rows; None, told, where it can be no field.
+
+        Args:
+            name: Of the dataset in the file.
+            path: What it is called of a step.
+
+        Raises:
+            CorruptError: It cannot be read, or its size is not the file's.
+            FormatError: It lies elsewhere, or claims to hold far more than it takes.
+        """
+        with self.translated_errors(self.path_of(name)):
+            dataset = self._object(name)
+            try:
+                if not dataset.shape:
+                    raise SchemaError("it is a single value, not one a step")
+                self._refuse(dataset, name)
+                return Hdf5Rows(self, dataset, self.path_of(name))
+            except SchemaError as error:
+                left_out(self.notes, path, f"dataset {name!r} was left out: {error}")
+                return None
+
+    def _refuse(self, dataset: h5py.Dataset, name: str) -> None:
+        what = self.path_of(name)
+        if dataset.external or dataset.is_virtual:
+            raise FormatError(
+                f"{what} lies in other files, expected it in this one; copy it in with "
+                "h5repack"
+            )
+        held = max(dataset.id.get_storage_size(), LEAST_NBYTES)
+        nbytes = int(np.prod(dataset.shape, dtype=object)) * dataset.dtype.itemsize
+        if nbytes > MAX_EXPANSION * held and not self._allow_expansion:
+            raise FormatError(
+                f"{what} says that {held} bytes hold {nbytes}, expected at most "
+                f"{MAX_EXPANSION} times as many; pass allow_expansion=True if you "
+                "trust it"
+            )
+        chunk = int(np.prod(dataset.chunks or (0,), dtype=object))
+        if chunk * dataset.dtype.itemsize > MAX_ROW_NBYTES:
+            raise FormatError(
+                f"{what} has chunks of {chunk * dataset.dtype.itemsize} bytes, "
+                f"expected at most {MAX_ROW_NBYTES}: they are unpacked whole; repack "
+                "it with smaller ones"
+            )
+
+    def raw(self, name: str) -> h5py.Dataset:
+        """A dataset that is no field as it is, such as one of packed images."""
+        with self.translated_errors(self.path_of(name)):
+            dataset = self._object(name)
+            self._refuse(dataset, name)
+            return dataset
+
+    def datasets(self, name: str) -> dict[str, str]:
+        """Full names of all datasets under a group, or of the one it is, by path."""
+        return dict(self._walk(name, "", 0))
+
+    def _walk(self, name: str, path: str, depth: int) -> Iterator[tuple[str, str]]:
+        if depth > MAX_DEPTH:
+            raise FormatError(
+                f"{self.path_of(name)} nests deeper than {MAX_DEPTH}, expected groups "
+                "of datasets; it is damaged, or made to deceive"
+            )
+        if not self.is_group(name):
+            yield path, name
+            return
+        for child in self.children(name):
+            below = f"{path}/{child}" if path else child
+            yield from self._walk(f"{name.rstrip('/')}/{child}", below, depth + 1)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self.file.fd >= 0:
+            self._last = ("", None)
+            self._h5.close()
+            self.file.close()
 
 
 class Hdf5Rows:
-    """A dataset ``[rows, *shape]``; see `columns.Rows`.
+    """A dataset ``[rows, *shape]``; see `common.rows.Rows`.
 
     Attributes:
         offset: Of its bytes in the file, or None where the library has to unpack them.
@@ -118,7 +266,7 @@ class Hdf5Rows:
                 "file was cut or edited: restore it from a copy"
             )
         if self.offset is None:
-            with self._hdf5.told(self._name):
+            with self._hdf5.translated_errors(self._name):
                 return native(np.asarray(self._dataset[first:stop]), self.dtype)
         part = np.empty((stop - first, *self.shape), self.stored)
         if part.size:
@@ -135,201 +283,12 @@ class Hdf5Rows:
         return flat.reshape(self.count, *self.shape)
 
 
-class Hdf5:
-    """A file open for reading.
-
-    Attributes:
-        file: It, past the library.
-        notes: What was left out goes here.
-    """
-
-    def __init__(
-        self, path: Path, notes: Notes, *, allow_expansion: bool = False
-    ) -> None:
-        """Open a file.
-
-        Args:
-            path: A regular file.
-            notes: What was left out goes here.
-            allow_expansion: Read datasets that hold more than 1,000 times what they
-                take.
-        """
-        h5py = library()
-        self.notes = notes
-        self._last: tuple[str, Any] = ("", None)
-        self._allow_expansion = allow_expansion
-        self.file = File.open(path, None)
-        try:
-            with self.told(str(path)):
-                # By descriptor: the path may be another file by now.
-                self._h5 = h5py.File(
-                    f"/proc/self/fd/{self.file.fd}", "r", locking=False
-                )
-        except BaseException:
-            self.file.close()
-            raise
-
-    @contextmanager
-    def told(self, name: str) -> Iterator[None]:
-        """Turn whatever the library stumbles over into an error that names the file."""
-        try:
-            yield
-        except (FormatError, SchemaError):
-            raise
-        except Exception as error:
-            why = (str(error).splitlines() or [type(error).__name__])[0][:200]
-            raise CorruptError(
-                f"{name}: the HDF5 library cannot read it ({why}), expected a whole "
-                f"HDF5 file of {self.file.nbytes} bytes; it was cut or damaged: "
-                "restore it from a copy"
-            ) from error
-
-    def path_of(self, name: str) -> str:
-        """What to call a part of the file in errors."""
-        return f"{self.file.path}: {name!r}"
-
-    def children(self, name: str = "/") -> list[str]:
-        """Names of what a group holds, in the file's order; links are left out.
-
-        Raises:
-            CorruptError: It is no group, or cannot be read.
-            FormatError: It holds more than a million.
-        """
-        h5py = library()
-        with self.told(self.path_of(name)):
-            group = self._h5[name]
-            if len(group) > MAX_CHILDREN:
-                raise FormatError(
-                    f"{self.path_of(name)} holds {len(group)} parts, expected at most "
-                    f"{MAX_CHILDREN}; split the file"
-                )
-            found = []
-            for child in group:
-                if isinstance(group.get(child, getlink=True), h5py.HardLink):
-                    found.append(child)
-                else:
-                    told = f"{name}: {child!r} is a link, and was left out"
-                    left_out(self.notes, child, told)
-            return found
-
-    def is_group(self, name: str) -> bool:
-        """Whether a part is a group."""
-        h5py = library()
-        with self.told(self.path_of(name)):
-            return isinstance(self._part(name), h5py.Group)
-
-    def _part(self, name: str) -> Any:
-        # Opening costs most, and what was asked for its kind is read next.
-        if self._last[0] != name:
-            self._last = (name, self._h5[name])
-        return self._last[1]
-
-    def attributes(self, name: str = "/") -> dict[str, object]:
-        """Attributes of a part: numbers and text, of at most 8 MiB each."""
-        found: dict[str, object] = {}
-        with self.told(self.path_of(name)):
-            attributes = self._h5[name].attrs
-            for key in attributes:
-                if attributes.get_id(key).get_storage_size() <= MAX_ATTRIBUTE_NBYTES:
-                    found[key] = _plain(attributes[key])
-        return found
-
-    def rows(self, name: str, path: str) -> Hdf5Rows | None:
-        """A dataset as rows; None, told, where it can be no field.
-
-        Args:
-            name: Of the dataset in the file.
-            path: What it is called of a step.
-
-        Raises:
-            CorruptError: It cannot be read, or its size is not the file's.
-            FormatError: It lies elsewhere, or claims to hold far more than it takes.
-        """
-        with self.told(self.path_of(name)):
-            dataset = self._part(name)
-            try:
-                if not dataset.shape:
-                    raise SchemaError("it is a single value, not one a step")
-                self._refuse(dataset, name)
-                return Hdf5Rows(self, dataset, self.path_of(name))
-            except SchemaError as error:
-                left_out(self.notes, path, f"dataset {name!r} was left out: {error}")
-                return None
-
-    def _refuse(self, dataset: h5py.Dataset, name: str) -> None:
-        what = self.path_of(name)
-        if dataset.external or dataset.is_virtual:
-            raise FormatError(
-                f"{what} lies in other files, expected it in this one; copy it in with "
-                "h5repack"
-            )
-        held = max(dataset.id.get_storage_size(), LEAST_NBYTES)
-        nbytes = int(np.prod(dataset.shape, dtype=object)) * dataset.dtype.itemsize
-        if nbytes > MAX_EXPANSION * held and not self._allow_expansion:
-            raise FormatError(
-                f"{what} says that {held} bytes hold {nbytes}, expected at most "
-                f"{MAX_EXPANSION} times as many; pass allow_expansion=True if you "
-                "trust it"
-            )
-        chunk = int(np.prod(dataset.chunks or (0,), dtype=object))
-        if chunk * dataset.dtype.itemsize > MAX_ROW_NBYTES:
-            raise FormatError(
-                f"{what} has chunks of {chunk * dataset.dtype.itemsize} bytes, "
-                f"expected at most {MAX_ROW_NBYTES}: they are unpacked whole; repack "
-                "it with smaller ones"
-            )
-
-    def raw(self, name: str) -> h5py.Dataset:
-        """A dataset that is no field as it is, such as one of packed images."""
-        with self.told(self.path_of(name)):
-            dataset = self._part(name)
-            self._refuse(dataset, name)
-            return dataset
-
-    def datasets(self, name: str) -> dict[str, str]:
-        """Full names of all datasets under a group, or of the one it is, by path."""
-        return dict(self._walk(name, "", 0))
-
-    def _walk(self, name: str, path: str, depth: int) -> Iterator[tuple[str, str]]:
-        if depth > MAX_DEPTH:
-            raise FormatError(
-                f"{self.path_of(name)} nests deeper than {MAX_DEPTH}, expected groups "
-                "of datasets; it is damaged, or made to deceive"
-            )
-        if not self.is_group(name):
-            yield path, name
-            return
-        for child in self.children(name):
-            below = f"{path}/{child}" if path else child
-            yield from self._walk(f"{name.rstrip('/')}/{child}", below, depth + 1)
-
-    def close(self) -> None:
-        """Give the file back."""
-        if self.file.fd >= 0:
-            self._last = ("", None)
-            self._h5.close()
-            self.file.close()
-
-
-def _plain(value: object) -> object:
-    """An attribute as Python has it; others than numbers and text as nothing."""
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
-    if isinstance(value, np.generic | np.ndarray):
-        return value.tolist() if value.dtype.kind in "biufSU" else None
-    return value if isinstance(value, str) else None
-
-
-MOST_COMPACT = 32 << 10
-"""Bytes of a dataset that lies in its own header, which holds up to 64 KiB."""
-
-
 class Hdf5Output:
     """A file open for writing, which was made before; see `Staging`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with self._told():
+        with self._translated_errors():
             # The staged file is locked by us already.
             self._h5 = library().File(path, "w", locking=False, track_order=True)
         self._open = True
@@ -352,7 +311,7 @@ class Hdf5Output:
             each.set_obj_track_times(False)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _translated_errors(self) -> Iterator[None]:
         try:
             yield
         except FailedError:
@@ -375,7 +334,7 @@ class Hdf5Output:
         14 KB a group: an episode may be one step.
         """
         low = self._low
-        with self._told():
+        with self._translated_errors():
             group = low.h5g.create(self._h5.id, name.encode(), gcpl=self._grouped)
             for below, array in values.items():
                 compact = array.nbytes <= MOST_COMPACT
@@ -400,7 +359,7 @@ class Hdf5Output:
 
     def append(self, name: str, values: Array) -> None:
         """Add rows to a dataset, which is made of the first ones."""
-        with self._told():
+        with self._translated_errors():
             if name not in self._h5:
                 self._h5.create_dataset(
                     name, data=values, chunks=True, maxshape=(None, *values.shape[1:])
@@ -413,15 +372,27 @@ class Hdf5Output:
 
     def set_attributes(self, name: str, values: Mapping[str, object]) -> None:
         """Set attributes of a group, which is made if need be."""
-        with self._told():
+        with self._translated_errors():
             self._h5.require_group(name).attrs.update(values)
 
     def close(self) -> None:
         """Finish the file; a second call does nothing."""
         if self._open:
             self._open = False
-            with self._told():
+            with self._translated_errors():
                 self._h5.close()
+
+
+def begins_as_hdf5(path: Path) -> bool:
+    """Whether a regular file has HDF5's first bytes.
+
+    Raises:
+        FormatError: It is a link.
+    """
+    if not path.is_file():
+        return False
+    with closing(File.open(path, None)) as file:
+        return file.pread(min(len(MAGIC), file.nbytes), 0) == MAGIC
 
 
 def refuse_unfit(schema: Schema, target: str) -> None:
@@ -441,3 +412,28 @@ def refuse_unfit(schema: Schema, target: str) -> None:
                 f"field {path!r}: got bfloat16, which {target} lacks, expected another "
                 "dtype; leave it out with fields="
             )
+
+
+def library() -> Any:
+    """h5py.
+
+    Raises:
+        FailedError: It is not installed.
+    """
+    try:
+        import h5py
+    except ImportError as error:
+        raise FailedError(
+            "h5py is not installed, expected it for HDF5 files; run: "
+            'pip install "mmreplay[hdf5]"'
+        ) from error
+    return h5py
+
+
+def _plain(value: object) -> object:
+    """An attribute as Python has it; others than numbers and text as nothing."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist() if value.dtype.kind in "biufSU" else None
+    return value if isinstance(value, str) else None

@@ -1,7 +1,4 @@
-"""Images that a source keeps packed, unpacked one by one by Pillow (extra images).
-
-Frames that a source keeps as video, unpacked by PyAV (extra video) one by one.
-"""
+"""Compressed images (Pillow, extra images) and videos (PyAV, extra video) as rows."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mmreplay.convert.base import MAX_ROW_NBYTES
-from mmreplay.datasets.common import Array
+from mmreplay.datasets.common.rows import Array
 from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FailedError, FormatError
 
@@ -26,7 +23,7 @@ Packed = Callable[[int, int], list[bytes]]
 
 
 class ImageRows:
-    """Images as rows; see `columns.Rows`. Their shape is the first one's."""
+    """Images as rows; see `common.rows.Rows`. Their shape is the first one's."""
 
     dtype = "uint8"
 
@@ -43,48 +40,8 @@ class ImageRows:
         return found
 
 
-def _image_library() -> Any:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise FailedError(
-            "Pillow is not installed, expected it for packed images; run: "
-            'pip install "mmreplay[images]"'
-        ) from error
-    return Image
-
-
-def _open(data: bytes, shape: tuple[int, ...] | None, name: str) -> Array:
-    """One image, of a shape if given: its header is asked before it is unpacked."""
-    image_library = _image_library()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            with image_library.open(io.BytesIO(data), formats=("JPEG", "PNG")) as image:
-                if image.mode not in ("L", "RGB", "RGBA"):
-                    raise FormatError(f"an image of mode {image.mode}")
-                claimed = (image.height, image.width, *_bands(image))
-                if shape is None and int(np.prod(claimed)) > MAX_ROW_NBYTES:
-                    raise FormatError(f"an image of {claimed}")
-                if shape is not None and claimed != shape:
-                    raise FormatError(f"an image of {claimed}, not {shape}")
-                return np.array(image, np.uint8)
-    except Exception as error:
-        # Pillow lets through whatever its parsers stumble over.
-        raise CorruptError(
-            f"{name}: got {str(error)[:200]}, expected a whole JPEG or PNG image of "
-            "bytes, of the shape of the others; the file is damaged: restore it from a "
-            "copy"
-        ) from error
-
-
-def _bands(image: Any) -> tuple[int, ...]:
-    bands = len(image.getbands())
-    return () if bands == 1 else (bands,)
-
-
 class VideoRows:
-    """Frames of files that follow each other; see `columns.Rows`.
+    """Frames of files that follow each other; see `common.rows.Rows`.
 
     Reading goes forward; a step back begins at the first frame again.
     """
@@ -97,7 +54,7 @@ class VideoRows:
         Args:
             paths: Of the files, in order.
             count: Frames in all.
-            name: What to call them in errors.
+            name: Name for errors.
         """
         self.count = count
         self._paths, self._name = paths, name
@@ -157,10 +114,50 @@ class VideoRows:
         return found
 
     def close(self) -> None:
-        """Give the open file back."""
+        """Close the open file."""
         frames = getattr(self, "_frames", None)
         if frames is not None:
             frames.close()
+
+
+def _open(data: bytes, shape: tuple[int, ...] | None, name: str) -> Array:
+    """One image, of a shape if given: its header is asked before it is unpacked."""
+    image_library = _image_library()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with image_library.open(io.BytesIO(data), formats=("JPEG", "PNG")) as image:
+                if image.mode not in ("L", "RGB", "RGBA"):
+                    raise FormatError(f"an image of mode {image.mode}")
+                claimed = (image.height, image.width, *_bands(image))
+                if shape is None and int(np.prod(claimed)) > MAX_ROW_NBYTES:
+                    raise FormatError(f"an image of {claimed}")
+                if shape is not None and claimed != shape:
+                    raise FormatError(f"an image of {claimed}, not {shape}")
+                return np.array(image, np.uint8)
+    except Exception as error:
+        # Pillow lets through whatever its parsers stumble over.
+        raise CorruptError(
+            f"{name}: got {str(error)[:200]}, expected a whole JPEG or PNG image of "
+            "bytes, of the shape of the others; the file is damaged: restore it from a "
+            "copy"
+        ) from error
+
+
+def _bands(image: Any) -> tuple[int, ...]:
+    bands = len(image.getbands())
+    return () if bands == 1 else (bands,)
+
+
+def _image_library() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise FailedError(
+            "Pillow is not installed, expected it for packed images; run: "
+            'pip install "mmreplay[images]"'
+        ) from error
+    return Image
 
 
 def _video_library() -> Any:

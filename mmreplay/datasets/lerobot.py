@@ -19,20 +19,15 @@ from mmreplay.convert.episode_ends import Bools
 from mmreplay.convert.parquet import Part
 from mmreplay.convert.undescribed import refuse_expansion
 from mmreplay.datasets.arrow import ROWS, ArrowRows, Window, flat
-from mmreplay.datasets.common import (
-    TRUNCATED_FIELD,
+from mmreplay.datasets.common.fields import (
     Flags,
-    Fragment,
-    FragmentReader,
-    Later,
-    Rows,
-    check_meaning,
-    kept_of,
+    ambiguous_end_note,
+    check_done,
     make_schema,
-    mixed,
-    nbytes_of,
-    scalar,
+    select_metadata,
 )
+from mmreplay.datasets.common.fragments import TRUNCATED_FIELD, Fragment, FragmentReader
+from mmreplay.datasets.common.rows import Rows, ShiftedRows, nbytes_of, scalar
 from mmreplay.datasets.images import LOSSY, ImageRows, VideoRows
 from mmreplay.disk import files
 from mmreplay.errors import FormatError, ReplayError, SchemaError
@@ -45,11 +40,11 @@ MAX_FILES = 1_000_000
 EPISODE, DONE, REWARD = "episode_index", "next.done", "next.reward"
 COUNTED = (EPISODE, "frame_index", "index")
 """Columns that positions and flags tell already."""
-PART = re.compile(r"(?:episode|file)[-_](\d+)\.parquet")
+DATA_FILE = re.compile(r"(?:episode|file)[-_](\d+)\.parquet")
 VIDEO = re.compile(r"(?:episode|file)[-_](\d+)\.mp4")
 CHUNK = re.compile(r"chunk-(\d+)")
 VIDEOS = ("refuse", "skip", "decode")
-TOLD = ("codebase_version", "fps", "robot_type")
+METADATA_KEYS = ("codebase_version", "fps", "robot_type")
 """What is kept of the information, as user metadata ``lerobot``."""
 
 
@@ -65,9 +60,9 @@ class Frames:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._paths = _parts(folder / "data")
+        self._paths = _data_files(folder / "data")
         self.count = self.nbytes = 0
-        self._part: Part | None = None
+        self._open_file: Part | None = None
         for path in self._paths:
             with closing(Part(path)) as part:
                 if path == self._paths[0]:
@@ -87,15 +82,15 @@ class Frames:
         """Arrow arrays by column, structs by their leaves."""
         for path in self._paths:
             self.close()
-            self._part = Part(path)
-            for batch in self._part.batches(ROWS, self.names):
+            self._open_file = Part(path)
+            for batch in self._open_file.batches(ROWS, self.names):
                 yield flat(batch)
 
     def close(self) -> None:
-        """Give the open file back."""
-        if self._part is not None:
-            self._part.close()
-            self._part = None
+        """Close the open file."""
+        if self._open_file is not None:
+            self._open_file.close()
+            self._open_file = None
 
 
 class LerobotReader(FragmentReader):
@@ -122,13 +117,13 @@ class LerobotReader(FragmentReader):
         refuse_expansion(
             frames.folder, frames.count * row_nbytes, frames.nbytes, allow_expansion
         )
-        self._films = [self._film(name) for name in videos]
-        self._columns |= dict(zip(videos, self._films, strict=True))
+        self._video_columns = [self._video_rows(name) for name in videos]
+        self._columns |= dict(zip(videos, self._video_columns, strict=True))
         dones = self._columns.pop(DONE, None)
         self._done = None
         if dones is not None:
             self._done = Flags(f"{window.name}: {DONE!r}", dones, frames.count)
-        self._meant = done
+        self._done_meaning = done
         self._bounds = self._episodes(self._columns.pop(EPISODE))
         self._named = {
             _renamed(name): scalar(rows) if name == REWARD else rows
@@ -136,10 +131,10 @@ class LerobotReader(FragmentReader):
             if name not in COUNTED
         }
         schema = make_schema(self._named, notes, frames.folder)
-        self._tell(info)
-        told = kept_of(info, TOLD, notes)
+        self._add_notes(info)
+        told = select_metadata(info, METADATA_KEYS, notes)
         super().__init__(
-            self._stretches_of, schema, notes, frames.close, user={"lerobot": told}
+            self._fragments_of, schema, notes, frames.close, user={"lerobot": told}
         )
 
     def _videos(self, video: str) -> list[str]:
@@ -163,7 +158,7 @@ class LerobotReader(FragmentReader):
             self._notes.note(f"{name!r} is kept as video, and was left out")
         return []
 
-    def _film(self, name: str) -> VideoRows:
+    def _video_rows(self, name: str) -> VideoRows:
         """Frames of a camera, of all its files in order."""
         folder = self._frames.folder / "videos"
         found = []
@@ -184,8 +179,8 @@ class LerobotReader(FragmentReader):
     def close(self) -> None:
         """See `Reader.close`."""
         super().close()
-        for film in self._films:
-            film.close()
+        for rows in self._video_columns:
+            rows.close()
 
     def _find(self, window: Window) -> dict[str, Rows]:
         """Columns of the tables by their names there, those that can be fields."""
@@ -235,13 +230,13 @@ class LerobotReader(FragmentReader):
             before = found[-1]
         return np.concatenate([*begins, [numbers.count]])
 
-    def _stretches_of(self) -> Iterator[Fragment]:
+    def _fragments_of(self) -> Iterator[Fragment]:
         bounds = self._bounds.tolist()
         for first, stop in pairwise(bounds):
             steps = stop - first
             yield Fragment(
                 f"{self._frames.folder}, frame {first}", steps,
-                {p: Later(rows, first, steps) for p, rows in self._named.items()}, {},
+                {p: ShiftedRows(r, first, steps) for p, r in self._named.items()}, {},
                 self._ends(first, steps),
             )  # fmt: skip
 
@@ -252,13 +247,13 @@ class LerobotReader(FragmentReader):
             done = np.zeros(stop - first, bool)
             if self._done is not None:
                 done = self._done.read(begin + first, begin + stop)
-            if self._meant == TRUNCATED_FIELD:
+            if self._done_meaning == TRUNCATED_FIELD:
                 return np.zeros_like(done), done | over
             return done, over & ~done
 
         return ends
 
-    def _tell(self, info: Json) -> None:
+    def _add_notes(self, info: Json) -> None:
         episodes, frames = len(self._bounds) - 1, self._frames.count
         note = self._notes.note
         note(f"{episodes:,} episodes begin where {EPISODE!r} changes")
@@ -268,8 +263,8 @@ class LerobotReader(FragmentReader):
         )
         if self._done is None:
             note(f"no {DONE!r}: all episodes are truncated")
-        elif self._meant is None:
-            self._notes.doubt(mixed(DONE))
+        elif self._done_meaning is None:
+            self._notes.doubt(ambiguous_end_note(DONE))
         for key, got in (("total_episodes", episodes), ("total_frames", frames)):
             if info.get(key) != got:
                 self._notes.doubt(
@@ -282,13 +277,13 @@ def _renamed(name: str) -> str:
     return {REWARD: "reward"}.get(name, name.replace(".", "/"))
 
 
-def _parts(folder: Path) -> list[Path]:
+def _data_files(folder: Path) -> list[Path]:
     """Files of frames in the order of their chunks and numbers."""
     found = []
     for chunk in folder.iterdir() if folder.is_dir() else ():
         number = CHUNK.fullmatch(chunk.name)
         for path in chunk.iterdir() if number and chunk.is_dir() else ():
-            part = PART.fullmatch(path.name)
+            part = DATA_FILE.fullmatch(path.name)
             if part and number:
                 found.append((int(number[1]), int(part[1]), path))
     if not found or len(found) > MAX_FILES:
@@ -327,14 +322,14 @@ def open_reader(
         done: What ``next.done`` means, ``"terminated"`` or ``"truncated"``.
         video: ``"skip"`` leaves out what is kept as video, ``"decode"`` unpacks it
             with PyAV, ``"refuse"`` refuses it.
-        allow_expansion: Read tables that hold more than 1,000 times what they take.
+        allow_expansion: Read tables that expand to more than 1,000 times the file.
     """
     if video not in VIDEOS:
         raise SchemaError(
             f"video: got {video!r}, expected one of {', '.join(VIDEOS)}; leave it out "
             "to refuse datasets with videos"
         )
-    check_meaning(done)
+    check_done(done)
     info = _info(path)
     version = info.get("codebase_version")
     if not isinstance(version, str) or not version.startswith(("v2", "v3")):

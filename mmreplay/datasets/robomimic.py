@@ -10,17 +10,15 @@ import numpy as np
 
 from mmreplay.convert.base import Notes
 from mmreplay.convert.episode_ends import Bools
-from mmreplay.datasets.common import (
+from mmreplay.datasets.common.fields import (
     Ends,
     Flags,
-    Fragment,
-    FragmentReader,
-    Rows,
     ends_of,
-    kept_of,
     make_schema,
-    scalar,
+    select_metadata,
 )
+from mmreplay.datasets.common.fragments import Fragment, FragmentReader
+from mmreplay.datasets.common.rows import Rows, scalar
 from mmreplay.datasets.hdf5 import Hdf5, begins_as_hdf5
 from mmreplay.errors import FormatError, ReplayError, SchemaError
 from mmreplay.schema.naming import left_out
@@ -40,7 +38,7 @@ class RobomimicReader(FragmentReader):
         self._inner = 0
         self._next_there = False
         notes = hdf5.notes
-        first = self._stretch(demos[0])
+        first = self._fragment(demos[0])
         schema = make_schema(first.columns, notes, hdf5.file.path)
         notes.note(
             f"{len(demos):,} demonstrations were read as episodes: {DONES!r} of the "
@@ -51,31 +49,31 @@ class RobomimicReader(FragmentReader):
                 f"{NEXT!r} are not there: what was seen after the last step of a "
                 "demonstration is not known"
             )
-        told = kept_of(hdf5.attributes(f"/{DATA}"), ["env_args"], notes)
+        told = select_metadata(hdf5.attributes(f"/{DATA}"), ["env_args"], notes)
 
-        def stretches() -> Iterator[Fragment]:
+        def fragments() -> Iterator[Fragment]:
             self._inner = 0
             for demo in demos:
-                yield self._stretch(demo)
+                yield self._fragment(demo)
 
-        super().__init__(stretches, schema, notes, hdf5.close, user={"robomimic": told})
+        super().__init__(fragments, schema, notes, hdf5.close, user={"robomimic": told})
         if self._inner:
             notes.doubt(
                 f"{self._inner:,} steps are done within a demonstration, and were not "
                 "taken as ends; field 'done' has them"
             )
 
-    def _stretch(self, demo: str) -> Fragment:
+    def _fragment(self, demo: str) -> Fragment:
         name = f"/{DATA}/{demo}"
         found: dict[str, Rows] = {}
-        nexts: dict[str, Rows] = {}
+        next_obs: dict[str, Rows] = {}
         for path, dataset in self._hdf5.datasets(name).items():
             rows = self._hdf5.rows(dataset, path)
             if rows is None:
                 continue
             top, slash, rest = path.partition("/")
             if top == NEXT:
-                nexts[f"observation{slash}{rest}"] = rows
+                next_obs[f"observation{slash}{rest}"] = rows
             elif path == DONES:
                 found["done"] = scalar(rows)
             else:
@@ -94,19 +92,19 @@ class RobomimicReader(FragmentReader):
         for path in found.keys() - kept.keys():
             left_out(notes, path, f"{path!r} was left out: it has no row a step")
         here = {path for path in kept if path.split("/")[0] == "observation"}
-        self._next_there |= bool(nexts)
-        if nexts and nexts.keys() != here:
+        self._next_there |= bool(next_obs)
+        if next_obs and next_obs.keys() != here:
             notes.doubt(
-                f"{NEXT!r} are of {sorted(nexts)[:9]} and observations of "
+                f"{NEXT!r} are of {sorted(next_obs)[:9]} and observations of "
                 f"{sorted(here)[:9]}: those of only one were left out, or all of the "
                 "next ones where they lack some"
             )
-        if here - nexts.keys():
-            nexts = {}
+        if here - next_obs.keys():
+            next_obs = {}
         return Fragment(
             self._hdf5.path_of(name), steps, kept,
-            {path: nexts[path] for path in here if nexts},
-            self._ends(name, kept.get("done"), steps), whole=False,
+            {path: next_obs[path] for path in here if next_obs},
+            self._ends(name, kept.get("done"), steps), is_episode=False,
         )  # fmt: skip
 
     def _ends(self, name: str, dones: Rows | None, steps: int) -> Ends:
@@ -140,7 +138,7 @@ def _demos(hdf5: Hdf5, chosen: str | None) -> list[str]:
                 f"filter: got {chosen!r}, expected one of {', '.join(masks) or 'none'} "
                 f"in {hdf5.file.path}; leave it out for all demonstrations"
             )
-        with hdf5.told(hdf5.path_of(f"{MASK}/{chosen}")):
+        with hdf5.translated_errors(hdf5.path_of(f"{MASK}/{chosen}")):
             named = hdf5.raw(f"/{MASK}/{chosen}")[:]
             kept = {bytes(each).decode() if not isinstance(each, str) else each
                     for each in named.tolist()}  # fmt: skip
@@ -179,7 +177,7 @@ def open_reader(
     Args:
         path: The file.
         filter: Read the demonstrations of this filter key (``mask/<filter>``) only.
-        allow_expansion: Read datasets that hold more than 1,000 times what they take.
+        allow_expansion: Read datasets that expand to more than 1,000 times the file.
     """
     hdf5 = Hdf5(path, Notes(), allow_expansion=allow_expansion)
     try:

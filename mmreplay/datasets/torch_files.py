@@ -1,7 +1,4 @@
-"""What a torch file names, without torch and without running anything.
-
-Tensors of torch files as rows of environments, read in place.
-"""
+"""Torch files read without torch: the names in one, and tensors as rows."""
 
 from __future__ import annotations
 
@@ -13,11 +10,12 @@ from mmreplay.convert import zip_file
 from mmreplay.convert.array_file import ArrayColumn, native
 from mmreplay.convert.description import KEY
 from mmreplay.convert.zip_file import STORED
-from mmreplay.datasets.common import Array
+from mmreplay.datasets.common.rows import Array
 from mmreplay.disk.files import File
 from mmreplay.errors import FormatError
 
 MAX_NBYTES = 16 << 20
+SLAB_NBYTES = 16 << 20
 
 
 def names(path: Path, *needed: bytes) -> bool:
@@ -40,11 +38,8 @@ def names(path: Path, *needed: bytes) -> bool:
     return False
 
 
-SLAB_NBYTES = 16 << 20
-
-
 class TensorRows:
-    """One environment's rows of a tensor that is a ring; see `columns.Rows`.
+    """One environment's rows of a tensor that is a ring; see `common.rows.Rows`.
 
     The tensor is ``[environments, slots, *shape]``, or has slots first.
     """

@@ -1,4 +1,4 @@
-"""Zarr groups as sources: arrays along time, anybody's or ours, near or far."""
+"""Zarr groups as sources: arrays along time, local or in a bucket."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class ZarrReader(BufferReader):
                 self.report.note(f"field {path!r} is array {name!r}")
 
 
-def _taken(path: Path) -> int:
-    """Bytes of a zip file, or of all files of a folder."""
+def _nbytes(path: Path) -> int:
+    """Return the bytes of a zip file, or of all files of a folder."""
     if path.is_file():
         return path.stat().st_size
     return sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
 
 
 def _check_texts(options: Mapping[str, str | None]) -> None:
-    """Refuse what the command line has made of a text, such as a number or a list.
+    """Refuse numbers and lists, which the command line may make of a text.
 
     Raises:
         SchemaError: An option is neither a text nor left out.
@@ -67,14 +67,14 @@ def open_reader(
 
     Args:
         path: A folder, a zip file or ``s3://bucket/prefix``.
-        fields_of: Arrays' paths and the fields' that they are to be.
-        episode_ends: Path of the array that tells where episodes end.
-        ends: What the last step of such an episode is.
-        endpoint: Of an S3 server that is not Amazon's.
-        region: Of the bucket.
+        fields_of: Field paths by array path.
+        episode_ends: Path of the array of episode ends.
+        ends: How the last step of such an episode ends.
+        endpoint: URL of an S3 server other than Amazon's.
+        region: Region of the bucket.
         anonymous: Send no credentials.
         allow_expansion: Read a group that holds more than 1,000 times what its files
-            take; what lies in a bucket is not measured.
+            take; data in a bucket is not measured.
     """
     if isinstance(fields_of, Mapping):
         _check_texts({f"fields_of[{name!r}]": to for name, to in fields_of.items()})
@@ -85,7 +85,7 @@ def open_reader(
     try:
         if not source.remote:
             held = int(buffer.span.lengths.sum()) * buffer.schema.row_nbytes
-            refuse_expansion(path, held, _taken(path), allowed=allow_expansion)
+            refuse_expansion(path, held, _nbytes(path), allowed=allow_expansion)
         return ZarrReader(buffer)
     except BaseException:
         buffer.close()

@@ -76,6 +76,23 @@ def expanded(path: str | os.PathLike[str]) -> str:
     return found
 
 
+def absolute(path: str | os.PathLike[str]) -> Path:
+    """Return the absolute path; symbolic links are not resolved.
+
+    Raises:
+        FormatError: It is no path, or depends on an unknown home folder or on a working
+            folder that was removed.
+    """
+    text = expanded(path)
+    try:
+        return Path(os.path.abspath(text))
+    except FileNotFoundError as error:
+        raise FormatError(
+            f"{text} starts from the working folder, which was removed, "
+            "expected one that is there; cd to another, or give a whole path"
+        ) from error
+
+
 class File:
     """One open regular file of known size, read and written at offsets.
 

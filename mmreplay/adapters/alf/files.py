@@ -16,16 +16,9 @@ from mmreplay.convert import pt
 from mmreplay.convert.array_file import ArrayColumn
 from mmreplay.convert.base import Notes
 from mmreplay.datasets import torch_files
-from mmreplay.datasets.common import (
-    NOTE,
-    Fragment,
-    FragmentReader,
-    Rows,
-    episodes,
-    make_schema,
-    scalar,
-    single,
-)
+from mmreplay.datasets.common.fields import make_schema
+from mmreplay.datasets.common.fragments import NOTE, Fragment, FragmentReader, episodes
+from mmreplay.datasets.common.rows import Rows, is_scalar, scalar
 from mmreplay.datasets.torch_files import TensorRows
 from mmreplay.disk.files import File
 from mmreplay.errors import CorruptError, FormatError
@@ -110,7 +103,7 @@ class AlfReader(FragmentReader):
             first = int(self._heads[env_id] - count) % self._slots
             columns = self._columns(env_id, first, count)
             kinds = columns.pop("step_type")
-            if not single(kinds.shape):
+            if not is_scalar(kinds.shape):
                 raise FormatError(
                     f"{self._file.path}: step types have rows of shape "
                     f"{list(kinds.shape)}, expected one each"
@@ -118,7 +111,7 @@ class AlfReader(FragmentReader):
             kind = kinds.read(0, count).reshape(count)
             last = kind == LAST
             over = np.ones(count, bool)
-            if "discount" in columns and single(columns["discount"].shape):
+            if "discount" in columns and is_scalar(columns["discount"].shape):
                 over = columns["discount"].read(0, count).reshape(count) == 0
             else:
                 self.report.doubt(

@@ -1,14 +1,12 @@
-"""Where an adapter's buffer lives, and the buffer once there is one.
+"""The folder of an adapter's buffer, and the buffer once it exists.
 
-Every face takes ``path`` and ``resume`` beside the arguments of what it stands for.
-The ring is made when the first data comes, as only then all fields are known.
+Every adapter takes ``path`` and ``resume`` in addition to the arguments of its
+original. The buffer is made with the first data, when all its fields are known.
 
-Which folder an adapter's buffer gets where nobody named one.
-
-Under ``$MMREPLAY_DIR`` the names are ``<system>-<n>``; a process holds the lock of each
-name that it uses, in ``.names`` beside the folders, from before there is a buffer.
-Otherwise the folder is a temporary one, whose name holds the process's number, so that
-one that a killed process left can be told and removed.
+Without a path, folders under ``$MMREPLAY_DIR`` are named ``<system>-<n>``. A process
+holds the lock of each name that it uses, in ``.names`` next to the folders, even before
+the buffer exists. Without that variable the folder is a temporary one. Its name has the
+number of the process, so that the folder of a killed process can be found and removed.
 """
 
 from __future__ import annotations
@@ -26,8 +24,6 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from mmreplay.buffer import opening
-from mmreplay.buffer.opening import absolute
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.disk import files
 from mmreplay.disk.lock import WriterLock, held_by
@@ -42,107 +38,31 @@ from mmreplay.schema.dtypes import describe
 if TYPE_CHECKING:
     from mmreplay.transforms.base import Transform
 
+StrPath = str | os.PathLike[str]
+FOLDER = "MMREPLAY_DIR"
 NAMES = ".names"
 TEMPORARY = re.compile(r"mmreplay-.+-([0-9]{1,10})-[0-9a-f]{8}")
-
+MEMORIES = ("skrl", "rofunc", "memory")
+"""Systems that open each other's buffers."""
+_open: weakref.WeakValueDictionary[Path, ReplayBuffer] = weakref.WeakValueDictionary()
 _numbers: dict[str, int] = {}
-"""Of each system, from where the next place is looked for."""
+"""The first number to try for the next folder, by system."""
 _swept: set[Path] = set()
 
 
-def numbered_folder(
-    folder: Path, system: str, *, resume: bool, fresh: bool
-) -> tuple[Path, WriterLock]:
-    """The next place of a system under a folder that no process uses, and its lock.
-
-    Args:
-        folder: ``$MMREPLAY_DIR``.
-        system: Name of the adapter.
-        resume: A buffer there is gone on with; otherwise it is refused, and the same
-            place is the next one again.
-        fresh: Pass over places that hold a buffer.
-    """
-    for number in count(_numbers.get(system, 0)):
-        name = f"{system}-{number}"
-        place = folder / NAMES / name
-        opening.make_place(place)
-        with suppress(LockedError):
-            lock = WriterLock(place)
-            held = (folder / name / FILE_NAME).exists()
-            if fresh and held:
-                lock.release()
-                continue
-            _numbers[system] = number + (resume or not held)
-            return folder / name, lock
-    raise AssertionError("numbers never end")
-
-
-def temporary_folder(system: str) -> Path:
-    """A new place in ``$TMPDIR``, or /tmp; those that are nobody's any more go."""
-    top = Path(os.environ.get("TMPDIR", "/tmp"))
-    if top not in _swept:
-        _swept.add(top)
-        _sweep(top)
-    return top / f"mmreplay-{system}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-
-
-def _sweep(top: Path) -> None:
-    """Remove temporary buffers of this user whose processes were killed."""
-    with suppress(OSError, ReplayError):
-        for name in files.names(top):
-            found = TEMPORARY.fullmatch(name)
-            if found and not _lives(int(found[1])):
-                # Another user's, or one that somebody else removes as well, is let be.
-                with suppress(OSError, ReplayError):
-                    _remove_left(top / name)
-
-
-def _remove_left(path: Path) -> None:
-    if path.is_symlink() or path.stat().st_uid != os.getuid():
-        return
-    told = held_by(path)
-    # A process of another machine, or container, is not seen from here.
-    if told is None or told["host"] != socket.gethostname():
-        return
-    lock = WriterLock(path)
-    try:
-        files.remove_tree(path)
-    finally:
-        lock.release()
-
-
-def _lives(pid: int) -> bool:
-    """Whether there is such a process, of any user."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        return True
-    return True
-
-
-StrPath = str | os.PathLike[str]
-FOLDER = "MMREPLAY_DIR"
-MEMORIES = ("skrl", "rofunc", "memory")
-"""Systems of which one goes on with what another one made."""
-
-_open: weakref.WeakValueDictionary[Path, ReplayBuffer] = weakref.WeakValueDictionary()
-
-
 class BufferLocation:
-    """One folder for one adapter's buffer.
+    """The folder of one adapter's buffer.
 
-    A path is used as it is. Without one it is ``$MMREPLAY_DIR/<system>-<n>``, n
-    counting those of this process from 0 and passing over those that other processes
-    use, so that a program started again finds its own; without that variable, a
-    temporary folder that is removed at exit, or else by the next one that is made.
+    A path is used unchanged. Without one the folder is ``$MMREPLAY_DIR/<system>-<n>``:
+    n counts the folders of this process from 0 and skips those that other processes
+    use, so that a program that is started again finds its own. Without that variable it
+    is a temporary folder, which is removed at exit or when the next one is made.
 
     Attributes:
         path: The folder; absolute.
-        temporary: Whether it is removed when this object or the process ends.
-        buffer: The buffer, once it was made or opened.
-        resumed: Whether it held a buffer when this object was made.
+        temporary: Whether the folder is removed when this object or the process ends.
+        buffer: The buffer, once it is made or opened.
+        resumed: Whether the folder held a buffer when this object was made.
     """
 
     def __init__(
@@ -153,31 +73,31 @@ class BufferLocation:
         *,
         fresh: bool = False,
     ) -> None:
-        """Choose the folder; nothing is in it yet.
+        """Choose the folder.
 
         Args:
             system: Name of the adapter, for folders without a path.
-            path: The folder, new, empty, or with a buffer of before.
-            resume: Go on with the buffer that is there, if there is one.
-            fresh: Without a path, pass over folders that hold a buffer: whoever asks
+            path: The folder: new, empty, or with a buffer.
+            resume: Continue with the buffer of the folder, if there is one.
+            fresh: Without a path, skip folders that hold a buffer, for callers that
                 cannot resume one.
 
         Raises:
-            FormatError: A buffer is there, and resume is False.
-            SchemaError: It is another adapter's.
+            FormatError: The folder holds a buffer, and resume is False.
+            SchemaError: Another adapter made that buffer.
         """
-        # A name that an agent gave may be a path.
+        # An agent may use a path as a name.
         system = system.replace("/", "%2F")
         self._system, self._resume, self._copies = system, resume, 0
         folder = os.environ.get(FOLDER)
         self.temporary = path is None and not folder
         self._name: WriterLock | None = None
         if path is None and folder:
-            top = absolute(folder)
+            top = files.absolute(folder)
             path, self._name = numbered_folder(top, system, resume=resume, fresh=fresh)
         if path is None:
             path = temporary_folder(system)
-        self.path = absolute(path)
+        self.path = files.absolute(path)
         self.buffer: ReplayBuffer | None = None
         self.resumed = (self.path / FILE_NAME).exists()
         if self.resumed and not resume:
@@ -191,17 +111,17 @@ class BufferLocation:
         if self.resumed:
             self._refuse_others()
         if self.temporary:
-            self._held: list[ReplayBuffer] = []
-            # Of weakref's, processes that multiprocessing starts run none at exit.
-            Finalize(self, _remove, (self.path, self._held), exitpriority=0)
+            self._open_buffers: list[ReplayBuffer] = []
+            # Processes of multiprocessing do not run the finalizers of weakref at exit.
+            Finalize(self, _remove, (self.path, self._open_buffers), exitpriority=0)
 
     @property
     def _maker(self) -> str:
-        """Whose buffers these are."""
+        """The adapter's name in the metadata."""
         return self._system.partition("-")[0]
 
     def _refuse_others(self) -> None:
-        """Refuse what another adapter made, before it is opened and perhaps resized."""
+        """Refuse another adapter's buffer before it is opened and perhaps resized."""
         ours = MEMORIES if self._maker in MEMORIES else (self._maker,)
         try:
             maker = metadata.load(self.path).user.get("adapter")
@@ -220,10 +140,10 @@ class BufferLocation:
         return f"{kind}{self.path}"
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle the path; the data stays where it is, as of now.
+        """Pickle the path, and commit the data.
 
         Raises:
-            FormatError: The folder goes with this process.
+            FormatError: The folder is removed with this process.
         """
         made = (self.path / FILE_NAME).exists()
         if self.temporary and not made:
@@ -236,10 +156,10 @@ class BufferLocation:
             )
         if self.buffer is not None and not self.buffer.closed:
             self.buffer.commit()
-        return _again, (self._system, str(self.path), made)
+        return _reopened, (self._system, str(self.path), made)
 
-    def beside(self) -> BufferLocation:
-        """A home for a copy of the buffer: its folder has this one's name and more."""
+    def for_copy(self) -> BufferLocation:
+        """Return the location of a copy; its name starts with the name of this one."""
         if self.temporary:
             return BufferLocation(self._system)
         self._copies += 1
@@ -258,41 +178,41 @@ class BufferLocation:
         sampler: Sampler | None = None,
         transforms: Sequence[Transform] = (),
         on_resume: Literal["break", "truncate", "continue"] = "break",
-        user: dict[str, Any] | None = None,
+        user_metadata: dict[str, Any] | None = None,
         size_name: str | None = None,
     ) -> ReplayBuffer:
-        """The buffer: made now, or opened if it is there; later the same again.
+        """Return the buffer; the first call makes or opens it.
 
         Args:
-            schema: As in `ReplayBuffer.create`, as are those not listed here.
+            schema: The fields.
             capacity: Rows per environment.
-            num_envs: Environments.
-            layout: Not compared with that of a buffer that is there.
-            autoreset: What the row after an end is.
-            sampler: What draws; a buffer that is open already keeps its own.
-            transforms: What draws make of steps.
+            num_envs: Number of environments.
+            layout: As in `ReplayBuffer.create`; an existing buffer may have another.
+            autoreset: As in `ReplayBuffer.create`.
+            sampler: The sampler; a buffer that is already open keeps its own.
+            transforms: Transforms of the draws.
             on_resume: As in `ReplayBuffer.open`.
-            user: JSON kept with a new buffer, beside whose it is.
-            size_name: The user's argument that sets the capacity, for messages.
+            user_metadata: JSON of a new buffer, in addition to the adapter's name.
+            size_name: The adapter's argument that sets the capacity, for messages.
 
         Raises:
-            SchemaError: The buffer that is there has other fields, capacity or
-                environments. It is left as it is.
+            SchemaError: The existing buffer has other fields, capacity or environments.
+                It is not changed.
         """
         if self.buffer is None and (self.path / FILE_NAME).exists():
-            # Before it is opened, which ends its running episodes.
-            there = metadata.load(self.path)
-            self._check(there, schema, capacity, num_envs, size_name)
+            # Before it is opened, which ends unfinished episodes.
+            existing = metadata.load(self.path)
+            self._check(existing, schema, capacity, num_envs, size_name)
         if self.buffer is None:
-            found = self.reopen(sampler, transforms, on_resume)
-            if found is None:
-                found = ReplayBuffer.create(
+            buffer = self.reopen(sampler, transforms, on_resume)
+            if buffer is None:
+                buffer = ReplayBuffer.create(
                     self.path, schema, capacity, num_envs,
                     layout=layout, autoreset=autoreset,
                     sampler=sampler, transforms=transforms,
-                    user={"adapter": self._maker, **(user or {})},
+                    user={"adapter": self._maker, **(user_metadata or {})},
                 )  # fmt: skip
-                self._keep(found)
+                self._keep(buffer)
         assert self.buffer is not None
         self._check(self.buffer.metadata, schema, capacity, num_envs, size_name)
         return self.buffer
@@ -303,14 +223,14 @@ class BufferLocation:
         transforms: Sequence[Transform] = (),
         on_resume: Literal["break", "truncate", "continue"] = "break",
     ) -> ReplayBuffer | None:
-        """The buffer that is there, open for writing; None if there is none yet.
+        """Return the existing buffer, open for writing; None if there is none yet.
 
-        One that another face in this process holds open is shared with it: there is
-        one writer, and a copy that was loaded from a pickle goes on with it.
+        Adapters of this process share an open buffer, because only one writer can open
+        it. So a copy that is loaded from a pickle continues with the same buffer.
 
         Raises:
-            LockedError: Another process is writing it.
-            SchemaError: It is shared, and the other face draws by other transforms.
+            LockedError: Another process is writing to it.
+            SchemaError: It is shared, and the other adapter has other transforms.
         """
         if self.buffer is None and (self.path / FILE_NAME).exists():
             shared = _open.get(self.path)
@@ -326,7 +246,7 @@ class BufferLocation:
                 raise SchemaError(
                     f"{self.path} is open in this process with the transforms "
                     f"{list(shared.transforms)}, got {list(transforms)}, expected the "
-                    "same; close the other face first"
+                    "same; close the other adapter first"
                 )
             self._keep(shared)
         return self.buffer
@@ -347,36 +267,65 @@ class BufferLocation:
         self.buffer = _open[self.path] = buffer
         buffer.skip_autoreset_check()
         if self.temporary:
-            self._held.append(buffer)
+            self._open_buffers.append(buffer)
 
     def _check(
         self,
-        there: Metadata,
+        existing: Metadata,
         schema: Schema,
         capacity: int,
         num_envs: int,
         size_name: str | None,
     ) -> None:
-        got = (there.ring.num_envs, there.ring.capacity)
-        if got == (num_envs, capacity) and there.schema == schema:
+        got = (existing.ring.num_envs, existing.ring.capacity)
+        if got == (num_envs, capacity) and existing.schema == schema:
             return
         name, way = "", "give the arguments that it was made with, or another path"
-        if got[0] == num_envs and there.schema == schema:
+        if got[0] == num_envs and existing.schema == schema:
             name = f"{size_name}: " if size_name else ""
             where = shlex.quote(str(self.path))
             way = f"close it and run mmreplay resize {where} {capacity}, or {way}"
         raise SchemaError(
-            f"{name}{self.path} holds {_told(*got, there.schema)}, expected "
-            f"{_told(num_envs, capacity, schema)}; {way}"
+            f"{name}{self.path} holds {_description(*got, existing.schema)}, expected "
+            f"{_description(num_envs, capacity, schema)}; {way}"
         )
 
 
+class PickledByPath:
+    """An object with a `home` and a ring that pickles the path, not the data."""
+
+    home: BufferLocation
+    ring_attribute: ClassVar[str] = "_ring"
+    """Name of the attribute that holds the ring; None before the ring is made."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state without the ring, and its sampler.
+
+        Raises:
+            FormatError: The ring is in a temporary folder.
+        """
+        state = dict(self.__dict__)
+        ring = state.pop(self.ring_attribute)
+        return state | {"sampler": None if ring is None else ring.sampler}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Open the ring at the path; it may have grown since."""
+        sampler = state.pop("sampler")
+        self.__dict__ |= state
+        setattr(self, self.ring_attribute, None)
+        self._open_again(sampler)
+
+    def _open_again(self, sampler: Sampler | None) -> None:
+        """Open the ring, if it exists."""
+        raise NotImplementedError
+
+
 def fixed(name: str, way_out: str) -> Any:
-    """An attribute that is set once, as rows depend on it.
+    """Return a property that is set once, because rows depend on it.
 
     Args:
-        name: Its name.
-        way_out: What to do instead of changing it.
+        name: Name of the attribute.
+        way_out: The advice of the error that a change raises.
 
     Example:
         >>> class Memory:
@@ -404,37 +353,8 @@ def fixed(name: str, way_out: str) -> Any:
     return property(read, write, doc=f"The {name} that it was made with; fixed.")
 
 
-class PickledByPath:
-    """What has a `home` and a ring, and pickles as the way to it."""
-
-    home: BufferLocation
-    held: ClassVar[str] = "_ring"
-    """The attribute that the ring is, or None before it is made."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Everything but the ring, with what draws from it.
-
-        Raises:
-            FormatError: The ring is in a temporary folder.
-        """
-        state = dict(self.__dict__)
-        ring = state.pop(self.held)
-        return state | {"sampler": None if ring is None else ring.sampler}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Open the ring that the path leads to; it may have grown since."""
-        sampler = state.pop("sampler")
-        self.__dict__ |= state
-        setattr(self, self.held, None)
-        self._open_again(sampler)
-
-    def _open_again(self, sampler: Sampler | None) -> None:
-        """Open the ring, if it is there."""
-        raise NotImplementedError
-
-
-def _again(system: str, path: str, made: bool) -> BufferLocation:
-    """The home that was pickled."""
+def _reopened(system: str, path: str, made: bool) -> BufferLocation:
+    """Return the location that was pickled."""
     if made and not (Path(path) / FILE_NAME).exists():
         raise FormatError(
             f"{path}: got no buffer there any more, expected the one that was pickled "
@@ -443,7 +363,13 @@ def _again(system: str, path: str, made: bool) -> BufferLocation:
     return BufferLocation(system, path, True)
 
 
-def _told(num_envs: int, capacity: int, schema: Schema) -> str:
+def _remove(path: Path, buffers: list[ReplayBuffer]) -> None:
+    for buffer in buffers:
+        buffer.close()
+    files.remove_tree(path)
+
+
+def _description(num_envs: int, capacity: int, schema: Schema) -> str:
     fields = ", ".join(
         f"{path} {describe(field.dtype, field.shape)}" + " mutable" * field.mutable
         for path, field in schema.fields.items()
@@ -451,7 +377,80 @@ def _told(num_envs: int, capacity: int, schema: Schema) -> str:
     return f"{num_envs} x {capacity} rows of {fields}"
 
 
-def _remove(path: Path, held: list[ReplayBuffer]) -> None:
-    for buffer in held:
-        buffer.close()
-    files.remove_tree(path)
+def numbered_folder(
+    folder: Path, system: str, *, resume: bool, fresh: bool
+) -> tuple[Path, WriterLock]:
+    """Return the next folder that no process uses, and the lock of its name.
+
+    Args:
+        folder: ``$MMREPLAY_DIR``.
+        system: Name of the adapter.
+        resume: An existing buffer will be opened. If False, it will be refused, and the
+            next call tries the same folder again.
+        fresh: Skip folders that hold a buffer.
+    """
+    for number in count(_numbers.get(system, 0)):
+        name = f"{system}-{number}"
+        name_folder = folder / NAMES / name
+        make_folders(name_folder)
+        with suppress(LockedError):
+            lock = WriterLock(name_folder)
+            exists = (folder / name / FILE_NAME).exists()
+            if fresh and exists:
+                lock.release()
+                continue
+            _numbers[system] = number + (resume or not exists)
+            return folder / name, lock
+    raise AssertionError("numbers never end")
+
+
+def make_folders(path: Path) -> None:
+    """Make a folder and its missing parents."""
+    for folder in [*reversed(path.parents), path]:
+        if not folder.exists():
+            files.make_folder(folder, exist_ok=True)
+
+
+def temporary_folder(system: str) -> Path:
+    """Return a new folder in ``$TMPDIR`` or /tmp; remove those of killed processes."""
+    top = Path(os.environ.get("TMPDIR", "/tmp"))
+    if top not in _swept:
+        _swept.add(top)
+        _sweep(top)
+    return top / f"mmreplay-{system}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
+def _sweep(top: Path) -> None:
+    """Remove temporary buffers of this user whose processes were killed."""
+    with suppress(OSError, ReplayError):
+        for name in files.names(top):
+            found = TEMPORARY.fullmatch(name)
+            if found and not _lives(int(found[1])):
+                # It may be another user's, or another process removes it as well.
+                with suppress(OSError, ReplayError):
+                    _remove_left(top / name)
+
+
+def _remove_left(path: Path) -> None:
+    if path.is_symlink() or path.stat().st_uid != os.getuid():
+        return
+    holder = held_by(path)
+    # Processes of another machine or container are not visible here.
+    if holder is None or holder["host"] != socket.gethostname():
+        return
+    lock = WriterLock(path)
+    try:
+        files.remove_tree(path)
+    finally:
+        lock.release()
+
+
+def _lives(pid: int) -> bool:
+    """Return whether a process of that number exists, of any user."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True

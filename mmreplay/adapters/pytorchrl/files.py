@@ -9,19 +9,16 @@ from mmreplay.convert import pt
 from mmreplay.convert.array_file import ArrayColumn
 from mmreplay.convert.base import Notes
 from mmreplay.datasets import torch_files
-from mmreplay.datasets.common import (
-    TRUNCATED_FIELD,
+from mmreplay.datasets.common.fields import (
     Ends,
     Flags,
-    Fragment,
-    FragmentReader,
-    Rows,
-    check_meaning,
+    ambiguous_end_note,
+    check_done,
     ends_of,
     make_schema,
-    mixed,
-    scalar,
 )
+from mmreplay.datasets.common.fragments import TRUNCATED_FIELD, Fragment, FragmentReader
+from mmreplay.datasets.common.rows import Rows, scalar
 from mmreplay.datasets.torch_files import TensorRows
 from mmreplay.disk.files import File
 from mmreplay.errors import FormatError, SchemaError
@@ -47,10 +44,10 @@ class PytorchrlReader(FragmentReader):
         size = numbers.get(SIZE) if size is None else size
         step = numbers.get(STEP) if step is None else step
         self._steps, self._first = self._place(size, step)
-        first = self._stretch(0)
+        first = self._fragment(0)
         schema = make_schema(first.columns, notes, file.path)
         super().__init__(
-            lambda: map(self._stretch, range(self._envs)), schema, notes, file.close,
+            lambda: map(self._fragment, range(self._envs)), schema, notes, file.close,
             num_envs=self._envs,
         )  # fmt: skip
 
@@ -81,34 +78,34 @@ class PytorchrlReader(FragmentReader):
             slots_first=True,
         )  # fmt: skip
 
-    def _stretch(self, env_id: int) -> Fragment:
+    def _fragment(self, env_id: int) -> Fragment:
         columns: dict[str, Rows] = {}
-        nexts: dict[str, Rows] = {}
+        next_obs: dict[str, Rows] = {}
         for name in self._tensors:
             top, slash, rest = name.partition("/")
             rows = self._rows(name, env_id)
             if top == NEXT:
-                nexts[f"observation{slash}{rest}"] = rows
+                next_obs[f"observation{slash}{rest}"] = rows
             elif top not in (DONE, NEXT_DONE):
                 columns[_renamed(name)] = rows
         if "reward" in columns:
             columns["reward"] = scalar(columns["reward"])
         seen = {path for path in columns if path.split("/")[0] == "observation"}
-        if nexts.keys() != seen:
+        if next_obs.keys() != seen:
             self._notes.doubt(
-                f"{NEXT!r} are of {sorted(nexts)[:9]} and observations of "
+                f"{NEXT!r} are of {sorted(next_obs)[:9]} and observations of "
                 f"{sorted(seen)[:9]}: what was seen after the last step of an episode "
                 "is not known"
             )
         return Fragment(
             f"{self._file.path}, process {env_id}", self._steps, columns,
-            nexts if nexts.keys() == seen else {}, self._ends(env_id),
-            env_id=env_id, whole=False,
+            next_obs if next_obs.keys() == seen else {}, self._ends(env_id),
+            env_id=env_id, is_episode=False,
         )  # fmt: skip
 
     def _ends(self, env_id: int) -> Ends:
         if self._meant is None:
-            self._notes.doubt(mixed(NEXT_DONE))
+            self._notes.doubt(ambiguous_end_note(NEXT_DONE))
         flags = Flags(
             f"{self._file.path}, process {env_id}: {NEXT_DONE!r}",
             self._rows(NEXT_DONE, env_id), self._steps,
@@ -168,7 +165,7 @@ def open_reader(
         step: The slot that would be written next, likewise.
         done: What ``NextDone`` means, ``"terminated"`` or ``"truncated"``.
     """
-    check_meaning(done)
+    check_done(done)
     for name, number in (("size", size), ("step", step)):
         if number is not None and type(number) is not int:
             raise SchemaError(

@@ -380,7 +380,7 @@ class RingStorage(RowStorage):
         made = type(self).__new__(type(self))
         memo[id(self)] = made
         state = copy.deepcopy(state, memo)
-        home = self.home.beside()
+        home = self.home.for_copy()
         if home.resumed:
             # How far another ring's draws are says nothing here.
             state["drawn"] = None

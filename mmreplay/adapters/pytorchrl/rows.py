@@ -68,7 +68,7 @@ class RowStorage(Hooks, PickledByPath):
         self._ring = self.home.ring(
             schema, self._max_size, num_envs,
             sampler=self._sampler(), transforms=self._transforms(),
-            user={KEY: {UNSTORED: shapes_of(self._empty)}},
+            user_metadata={KEY: {UNSTORED: shapes_of(self._empty)}},
         )  # fmt: skip
 
     def _recall(self) -> None:

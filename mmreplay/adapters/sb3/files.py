@@ -11,18 +11,9 @@ import numpy as np
 from mmreplay.convert.base import Notes
 from mmreplay.convert.episode_ends import Bools
 from mmreplay.datasets import pickles
-from mmreplay.datasets.common import (
-    Array,
-    Ends,
-    Flags,
-    Fragment,
-    FragmentReader,
-    Rows,
-    ends_of,
-    make_schema,
-    ring_rows,
-    scalar,
-)
+from mmreplay.datasets.common.fields import Ends, Flags, ends_of, make_schema
+from mmreplay.datasets.common.fragments import Fragment, FragmentReader
+from mmreplay.datasets.common.rows import Array, Rows, ring_rows, scalar
 from mmreplay.errors import CorruptError, FormatError
 
 NAMES = {"observations": "observation", "actions": "action", "rewards": "reward"}
@@ -60,12 +51,12 @@ class Sb3Reader(FragmentReader):
             path: array for found in columns.values() for path, array in found.items()
         }
         self._ends = self._arrays(state, DONES) | self._arrays(state, TIMEOUTS)
-        self._nexts = self._next_arrays(state)
-        first = self._stretch(0, 0, self._nexts)
+        self._next_obs = self._next_arrays(state)
+        first = self._fragment(0, 0, self._next_obs)
         schema = make_schema(first.columns, self._notes, path)
         self._tell(state, bool(full))
         super().__init__(
-            self._stretches_of, schema, self._notes, lambda: None, num_envs=self._envs
+            self._fragments_of, schema, self._notes, lambda: None, num_envs=self._envs
         )
 
     def _sizes(self, state: Mapping[str, Any]) -> tuple[int, int]:
@@ -142,22 +133,22 @@ class Sb3Reader(FragmentReader):
                 "the newest observation was written over its own"
             )
 
-    def _stretches_of(self) -> Iterator[Fragment]:
+    def _fragments_of(self) -> Iterator[Fragment]:
         for env_id in range(self._envs):
             if not self._shared:
-                yield self._stretch(env_id, 0, self._nexts)
+                yield self._fragment(env_id, 0, self._next_obs)
                 continue
-            whole = self._stretch(env_id, 0, {})
+            whole = self._fragment(env_id, 0, {})
             terminated, truncated = whole.ends(0, self._steps - 1)
             over = np.flatnonzero(terminated | truncated)
             # Only the steps since the last end are known to be followed by the next.
             begin = int(over[-1]) + 1 if len(over) else 0
             if begin:
-                yield self._stretch(env_id, 0, {}, begin)
-            yield self._stretch(env_id, begin, self._observed(), later=1)
+                yield self._fragment(env_id, 0, {}, begin)
+            yield self._fragment(env_id, begin, self._observed(), later=1)
 
-    def _stretch(
-        self, env_id: int, first: int, nexts: Mapping[str, Array],
+    def _fragment(
+        self, env_id: int, first: int, next_obs: Mapping[str, Array],
         stop: int | None = None, later: int = 0,
     ) -> Fragment:  # fmt: skip
         """Steps ``[first, stop)`` of an environment, all from first on by default.
@@ -165,7 +156,7 @@ class Sb3Reader(FragmentReader):
         Args:
             env_id: The environment.
             first: Of the steps.
-            nexts: By path, what was seen after each slot's step.
+            next_obs: By path, what was seen after each slot's step.
             stop: Of the steps.
             later: How many slots later that lies.
         """
@@ -182,8 +173,8 @@ class Sb3Reader(FragmentReader):
         )
         return Fragment(
             name, steps, columns,
-            dict(ring_rows(nexts, env_id, 1, begin + later, steps)),
-            _apart(ends_of(dones, timeouts)), env_id=env_id, whole=bool(later),
+            dict(ring_rows(next_obs, env_id, 1, begin + later, steps)),
+            _apart(ends_of(dones, timeouts)), env_id=env_id, is_episode=bool(later),
         )  # fmt: skip
 
 

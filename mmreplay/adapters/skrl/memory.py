@@ -25,6 +25,7 @@ from mmreplay.adapters.common.location import (
     PickledByPath,
     StrPath,
     fixed,
+    make_folders,
 )
 from mmreplay.adapters.common.tensors import (
     Tensor,
@@ -44,7 +45,6 @@ from mmreplay.adapters.skrl import save as saved
 from mmreplay.adapters.skrl.cursor import Cursor, cursor_of
 from mmreplay.adapters.skrl.save import Format, check_format
 from mmreplay.batch import Batch
-from mmreplay.buffer.opening import absolute
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.disk import files
 from mmreplay.errors import EmptyError, SchemaError, StaleError, shown
@@ -94,7 +94,7 @@ class Memory(PickledByPath):
     """Whether spaces and numbers keep dimensions as well, not sequences only."""
     strict: ClassVar[bool] = False
     """Whether a name that is no tensor's is a KeyError, and not None among samples."""
-    held = "ring"
+    ring_attribute = "ring"
     memory_size: int = fixed("memory_size", "make another memory with another path")
     num_envs: int = fixed("num_envs", "make another memory with another path")
 
@@ -675,10 +675,8 @@ class Memory(PickledByPath):
             raise EmptyError(
                 "cannot save a memory without samples, expected some; add them first"
             )
-        folder = absolute(directory or self.export_directory) / "memories"
-        for place in [*reversed(folder.parents), folder]:
-            if not place.exists():
-                files.make_folder(place, exist_ok=True)
+        folder = files.absolute(directory or self.export_directory) / "memories"
+        make_folders(folder)
         now = datetime.datetime.now().strftime("%y-%m-%d_%H-%M-%S-%f")
         name = f"{now}_memory_{hex(id(self))}.{format}"
         saved.save(self.ring, folder / name, half=bool(self.env_index))

@@ -12,7 +12,6 @@ import numpy as np
 
 from mmreplay.adapters.common.tensors import UNDER, Tensor
 from mmreplay.adapters.skrl.cursor import Cursor
-from mmreplay.buffer.opening import absolute
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.convert import registry
 from mmreplay.convert.base import Block, Reader, Writer
@@ -22,6 +21,7 @@ from mmreplay.convert.interleaved import InterleavedReader, dealt
 from mmreplay.convert.skrl import is_float
 from mmreplay.convert.skrl_read import is_nan
 from mmreplay.convert.transfer import open_source, refuse_inside, transfer
+from mmreplay.disk import files
 from mmreplay.errors import SchemaError, SourceError
 from mmreplay.schema import Field, Schema
 
@@ -105,7 +105,7 @@ def load(
         SchemaError: One is of another size there.
         SourceError: It is of another number of environments, or damaged.
     """
-    source = absolute(path)
+    source = files.absolute(path)
     found = registry.source_format(source, None)
     with open_source(source, found, {"layout": "skrl"}) as opened:
         reader: Reader = opened

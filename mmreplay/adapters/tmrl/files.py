@@ -14,15 +14,9 @@ import numpy as np
 from mmreplay.convert.base import Notes
 from mmreplay.convert.episode_ends import Bools
 from mmreplay.datasets import pickles
-from mmreplay.datasets.common import (
-    NOTE,
-    Array,
-    ArrayRows,
-    FragmentReader,
-    Rows,
-    episodes,
-    make_schema,
-)
+from mmreplay.datasets.common.fields import make_schema
+from mmreplay.datasets.common.fragments import NOTE, FragmentReader, episodes
+from mmreplay.datasets.common.rows import Array, ArrayRows, Rows
 from mmreplay.errors import FormatError, SchemaError, SourceError
 from mmreplay.nesting import flatten
 from mmreplay.schema.naming import left_out, refuse_nan

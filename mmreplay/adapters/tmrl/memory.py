@@ -365,7 +365,7 @@ class GenericTorchMemory(PickledByPath, TorchMemory):
             int(self.memory_size) + 1,
             sampler=sampler or UniformSampler(self._seed),
             transforms=self._rows.transforms,
-            user=self._rows.user,
+            user_metadata=self._rows.user_metadata,
         )
 
     def append_buffer(self, buffer: Any) -> None:

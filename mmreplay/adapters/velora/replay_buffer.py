@@ -28,7 +28,6 @@ from mmreplay.adapters.common.location import (
 from mmreplay.adapters.common.values import array_of, plain_rows, rows_of, seed_of_draws
 from mmreplay.adapters.velora import save as saved
 from mmreplay.adapters.velora.save import METADATA, BufferConfig
-from mmreplay.buffer.opening import absolute
 from mmreplay.buffer.replay_buffer import ReplayBuffer as Ring
 from mmreplay.convert.pt import TensorFile, write_tensors
 from mmreplay.disk import files
@@ -186,7 +185,7 @@ class BufferBase(PickledByPath):
             schema,
             self.capacity,
             sampler=UniformSampler(seed_of_draws()),
-            user={METADATA: told},
+            user_metadata={METADATA: told},
         )
         # velora's row of position 0: a ring that was loaded begins where it did.
         self._oldest = int(self._ring.metadata.user.get(METADATA, {}).get("oldest", 0))
@@ -340,7 +339,7 @@ class BufferBase(PickledByPath):
             dirpath: The folder; made if it is missing.
             prefix: What the names begin with; dots belong to it.
         """
-        names, folder = tuple(self._dims), absolute(dirpath)
+        names, folder = tuple(self._dims), files.absolute(dirpath)
         metadata = json.dumps(self.metadata(), indent=2)
 
         def read(first: int, stop: int) -> dict[str, NDArray[np.generic]]:
@@ -372,7 +371,7 @@ class BufferBase(PickledByPath):
             FormatError: The metadata lacks a key, is not of these tensors, or the
                 file is damaged; or the path holds a buffer.
         """
-        source = absolute(state_path)
+        source = files.absolute(state_path)
         if source.suffix != ".safetensors":
             source = source.with_name(f"{source.name}.safetensors")
         told = saved.checked(metadata, source)

@@ -14,9 +14,10 @@ from mmreplay.convert.parquet import Part
 from mmreplay.convert.undescribed import refuse_expansion
 from mmreplay.datasets import images
 from mmreplay.datasets.arrow import ArrowRows, Batches, IpcFile, Window, parquet_batches
-from mmreplay.datasets.common import Later, Rows, nbytes_of
+from mmreplay.datasets.common.rows import Rows, ShiftedRows, nbytes_of
 from mmreplay.datasets.images import ImageRows
-from mmreplay.datasets.minari import INFOS, PARTS, leaf_of
+from mmreplay.datasets.minari.hdf5_episodes import INFOS, SECTIONS
+from mmreplay.datasets.minari.spaces import leaf_of
 from mmreplay.errors import FormatError
 from mmreplay.schema.naming import left_out
 
@@ -44,7 +45,7 @@ class TableEpisodes:
         self.notes = Notes()
         self._paths = [folder / str(n) / f"part-0.{kind}" for n in range(count)]
         self._kind, self._spaces = kind, spaces
-        self._parts = (*PARTS, "infos") if infos else PARTS
+        self._sections = (*SECTIONS, "infos") if infos else SECTIONS
         self._open: IpcFile | Part | None = None
         self._allow_expansion = allow_expansion
 
@@ -71,32 +72,32 @@ class TableEpisodes:
             elif path.split("/")[0] in ("observations", "infos"):
                 found[path] = rows
             else:
-                found[path] = Later(rows, 0, window.count - 1)
+                found[path] = ShiftedRows(rows, 0, window.count - 1)
         row_nbytes = sum(nbytes_of(rows) for rows in found.values())
         refuse_expansion(
-            self._paths[index], window.count * row_nbytes, self._taken(index),
+            self._paths[index], window.count * row_nbytes, self._columns(index),
             self._allow_expansion,
         )  # fmt: skip
         return found
 
-    def _taken(self, index: int) -> int:
+    def _columns(self, index: int) -> int:
         return self._paths[index].stat().st_size
 
     def _window(self, path: Path) -> tuple[Window, Mapping[str, Any]]:
         """A table, and the first rows of its columns."""
         batches: Callable[[list[str]], Batches]
         if self._kind == "parquet":
-            part = Part(path)
-            self._open, count, names = part, part.rows, part.schema.names
+            section = Part(path)
+            self._open, count, names = section, section.rows, section.schema.names
 
             def batches(names: list[str]) -> Batches:
-                return parquet_batches(part, names)
+                return parquet_batches(section, names)
 
         else:
             ipc = IpcFile(path)
             self._open, count, names = ipc, ipc.count, ipc.names
             batches = ipc.batches
-        kept = [name for name in names if name in self._parts]
+        kept = [name for name in names if name in self._sections]
         if "infos" in names and "infos" not in kept:
             self.notes.note(INFOS)
         if "observations" not in kept or not count:
@@ -108,8 +109,8 @@ class TableEpisodes:
         return window, next(batches(kept)())
 
     def _rows(self, window: Window, path: str, array: Any) -> Rows | None:
-        part, _, below = path.partition("/")
-        space = leaf_of(self._spaces.get(part), below)
+        section, _, below = path.partition("/")
+        space = leaf_of(self._spaces.get(section), below)
         if pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type):
             first = array[0].as_py()
             if first is None or not first.startswith(images.MAGIC):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.datasets import minari
+from mmreplay.datasets.minari import writer
 from mmreplay.errors import FormatError
 from tests.convert.foreign.oracle import assert_same, drawn
 
@@ -68,7 +68,7 @@ def test_episodes_written_piece_by_piece_are_those_written_at_once(
     monkeypatch.setattr("mmreplay.convert.base.BLOCK_NBYTES", 4000)
     made = []
     for name, bound in (("one-v0", 8 << 20), ("other-v0", most)):
-        monkeypatch.setattr(minari, "EPISODE_NBYTES", bound)
+        monkeypatch.setattr(writer, "EPISODE_NBYTES", bound)
         mr.export(source, tmp_path / name, format="minari")
         made.append(contents(tmp_path / name / "data" / "main_data.hdf5"))
     assert made[0] == made[1]

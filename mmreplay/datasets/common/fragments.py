@@ -1,0 +1,457 @@
+"""Rows of a buffer from the consecutive steps that a source holds.
+
+A *fragment* is a run of consecutive steps in a source: an episode, or a whole flat
+file. Where an episode ends and the source has the next observation, a final row holds
+it. Where the next observation of a step is not the observation of the following step,
+one episode stops and another starts, whether the source says so or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.convert.base import Block, Notes, Reader, default_rows
+from mmreplay.convert.description import Description
+from mmreplay.convert.episode_ends import Bools, Marks
+from mmreplay.datasets.common.rows import Array, Rows, ShiftedRows
+from mmreplay.errors import FormatError
+from mmreplay.schema import Field, Schema
+from mmreplay.strict_json import Json
+
+TERMINATED_FIELD, TRUNCATED_FIELD = "terminated", "truncated"
+ENDS = (TERMINATED_FIELD, TRUNCATED_FIELD)
+CHUNKS_PER_BLOCK = 4
+"""Chunks of a block; a chunk is held several times while its rows are made."""
+NOTE = (
+    "rewards and ends stand with the observation that they led to, and were moved to "
+    "the one before it; the last row of an episode is its final observation"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """Consecutive steps of one environment.
+
+    Attributes:
+        name: Name for errors, such as a file and a group.
+        steps: Number of steps.
+        columns: Columns by path, without the ends; at least ``steps`` rows each.
+        next_obs: Next observations by path, ``steps`` rows each; empty if unknown.
+        ends: Returns terminated and truncated of steps ``[first, stop)``, bool each.
+        env_id: The environment.
+        is_episode: The row after a step is its next row unless the step ends
+            something. If False, observations are compared to find that out.
+    """
+
+    name: str
+    steps: int
+    columns: Mapping[str, Rows]
+    next_obs: Mapping[str, Rows]
+    ends: Callable[[int, int], tuple[Bools, Bools]]
+    env_id: int = 0
+    is_episode: bool = True
+
+
+Fragments = Callable[[], Iterator[Fragment]]
+"""Makes the fragments, those of one environment one after another."""
+
+
+class FragmentReader(Reader):
+    """Reads fragments as rows of a buffer, environment by environment.
+
+    Attributes:
+        tally: Counts of rows and episode ends.
+    """
+
+    def __init__(
+        self,
+        fragments: Fragments,
+        schema: Schema,
+        notes: Notes,
+        close: Callable[[], None],
+        *,
+        num_envs: int = 1,
+        user: Json | None = None,
+    ) -> None:
+        """Read fragments.
+
+        Args:
+            fragments: Makes the fragments; called twice, first to count rows.
+            schema: The fields, including ``terminated`` and ``truncated``.
+            notes: The report so far.
+            close: Closes the files.
+            num_envs: Number of environments.
+            user: The user's own JSON.
+        """
+        self.report = notes
+        self._close = close
+        self._fragments = fragments
+        self._schema = schema
+        empty = np.zeros(num_envs, np.int64)
+        self.tally = Tally(empty.copy())
+        self._count(
+            default_rows(Description(schema, empty, empty, 1)) // CHUNKS_PER_BLOCK or 1
+        )
+        self.tally.add_notes(notes)
+        self._description = Description(
+            schema=schema,
+            first=empty,
+            stop=self.tally.rows,
+            capacity=max(1, int(self.tally.rows.max())),
+            user=user or {},
+        )
+
+    def _count(self, rows: int) -> None:
+        for fragment in self._fragments():
+            self._check(fragment)
+            for chunk in self._chunks(fragment, rows, values=False):
+                last = chunk.first + len(chunk.stated) == fragment.steps
+                self.tally.add(
+                    fragment.env_id, chunk.stated, chunk.split, chunk.final,
+                    last=last, is_episode=fragment.is_episode,
+                )  # fmt: skip
+
+    def _check(self, fragment: Fragment) -> None:
+        """Refuse a fragment whose columns differ from those of the first one."""
+        for path, each in self._schema.fields.items():
+            if path in ENDS:
+                continue
+            rows = fragment.columns.get(path)
+            if not _is_of(rows, each) or rows.count < fragment.steps:
+                raise _differs(fragment, repr(path), rows, each, "what came before")
+            if not fragment.next_obs or path.split("/")[0] != "observation":
+                continue
+            rows = fragment.next_obs.get(path)
+            if not _is_of(rows, each) or rows.count != fragment.steps:
+                what = f"what followed {path!r}"
+                raise _differs(fragment, what, rows, each, "the observations")
+
+    def describe(self) -> Description:
+        """See `Reader.describe`."""
+        return self._description
+
+    def blocks(self, rows_per_block: int | None = None) -> Iterator[Block]:
+        """See `Reader.blocks`."""
+        rows = rows_per_block or default_rows(self._description)
+        yield from regroup(self._blocks(rows), rows)
+
+    def _blocks(self, rows: int) -> Iterator[Block]:
+        num_envs = self._description.num_envs
+        marks, heads = Marks(num_envs), np.zeros(num_envs, np.int64)
+        # A chunk is held several times: the rows that are read, the rows that they
+        # are compared with, and both with final rows between them.
+        size = max(1, rows // CHUNKS_PER_BLOCK)
+        for fragment in self._fragments():
+            env_id = fragment.env_id
+            for chunk in self._chunks(fragment, size, values=True):
+                block = self._block(chunk, env_id, int(heads[env_id]), marks)
+                heads[env_id] += len(block)
+                yield block
+
+    def _block(self, chunk: _Chunk, env_id: int, head: int, marks: Marks) -> Block:
+        """Return the rows of steps, each followed by its final row if it has one."""
+        steps = len(chunk.final)
+        count = steps + int(chunk.final.sum())
+        at_rows = np.arange(steps) + np.cumsum(chunk.final) - chunk.final
+        final = np.ones(count, bool)
+        final[at_rows] = False
+        columns = {
+            path: _spread(chunk.columns[path], at_rows, count)
+            for path in self._schema.paths
+            if path not in ENDS
+        }
+        for path, seen in chunk.next_obs.items():
+            if path in columns:
+                columns[path][final] = seen
+        terminated = np.zeros(count, bool)
+        terminated[at_rows] = chunk.terminated
+        truncated = np.zeros(count, bool)
+        truncated[at_rows] = chunk.truncated | chunk.split
+        # A fragment after one that did not end is a break in the record.
+        breaks = np.zeros(count, bool)
+        breaks[0] = chunk.first == 0
+        flags = marks.mark(env_id, terminated, truncated, final, breaks)
+        columns |= {TERMINATED_FIELD: terminated, TRUNCATED_FIELD: truncated}
+        positions = np.arange(head, head + count)
+        return Block(columns, np.full(count, env_id), positions, flags)
+
+    def _chunks(
+        self, fragment: Fragment, rows: int, *, values: bool
+    ) -> Iterator[_Chunk]:
+        """Yield the steps of a fragment; without values only ends are read."""
+        for first in range(0, fragment.steps, rows):
+            stop = min(first + rows, fragment.steps)
+            columns: dict[str, Array] = {}
+            if values:
+                columns = {p: c.read(first, stop) for p, c in fragment.columns.items()}
+            terminated, truncated = fragment.ends(first, stop)
+            stated = terminated | truncated
+            split = _disconnected(fragment, first, stop, columns) & ~stated
+            final = (stated | split) & bool(fragment.next_obs)
+            next_obs: dict[str, Array] = {}
+            if values and final.any():
+                at_rows = first + np.flatnonzero(final)
+                next_obs = {p: _at(c, at_rows) for p, c in fragment.next_obs.items()}
+            yield _Chunk(
+                first, stated, split, terminated, truncated, final, columns, next_obs
+            )
+
+    def close(self) -> None:
+        """See `Reader.close`."""
+        self._close()
+
+
+def episodes(
+    name: str,
+    columns: Mapping[str, Rows],
+    shifted: Collection[str],
+    terminated: Bools,
+    truncated: Bools,
+    env_id: int = 0,
+    begins: Bools | None = None,
+) -> Iterator[Fragment]:
+    """Yield the episodes of an environment whose rows are shifted.
+
+    A row of such a source holds an observation and what came with it: the reward, the
+    ends and perhaps the action of the step before. A step takes those from the next
+    row. The last row of an episode is no step, only its final observation.
+
+    Args:
+        name: Name for errors.
+        columns: Columns by path, ``N`` rows each, oldest first.
+        shifted: Paths of the columns that belong to the step before their row.
+        terminated: bool ``[N]``, rows whose step before terminated.
+        truncated: bool ``[N]``, rows whose step before was truncated.
+        env_id: The environment.
+        begins: bool ``[N]``, rows that begin an episode, whether the one before ended
+            or not. If None, the rows after an end.
+    """
+    count = len(terminated)
+    over = (terminated | truncated)[:-1]
+    if begins is not None:
+        over |= begins[1:]
+    behind = np.flatnonzero(over) + 1
+    for first, stop in pairwise([0, *behind.tolist(), count]):
+        steps = stop - first - 1
+
+        def ends(low: int, high: int, shift: int = first + 1) -> tuple[Bools, Bools]:
+            return (
+                terminated[low + shift : high + shift],
+                truncated[low + shift : high + shift],
+            )
+
+        yield Fragment(
+            f"{name}, row {first}",
+            steps,
+            {
+                path: ShiftedRows(rows, first + (path in shifted), steps)
+                for path, rows in columns.items()
+            },
+            {
+                path: ShiftedRows(rows, first + 1, steps)
+                for path, rows in columns.items()
+                if path.split("/")[0] == "observation"
+            },
+            ends,
+            env_id=env_id,
+        )
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of rows and episode ends.
+
+    Attributes:
+        rows: int64 ``[E]``, rows including final rows.
+        finals: Episodes with a final observation.
+        split: Episodes that only their observations tell from the next one.
+        cut_off: Fragments whose last step does not end, but has a next observation.
+        unended: Fragments whose last step has neither an end nor a next observation.
+        inner: Ends that the source states within one of its episodes.
+    """
+
+    rows: NDArray[np.int64]
+    finals: int = 0
+    split: int = 0
+    cut_off: int = 0
+    unended: int = 0
+    inner: int = 0
+
+    def add(
+        self, env_id: int, stated: Bools, split: Bools, final: Bools, *,
+        last: bool, is_episode: bool,
+    ) -> None:  # fmt: skip
+        """Count steps.
+
+        Args:
+            env_id: The environment.
+            stated: bool ``[N]``, steps that end an episode according to the source.
+            split: bool ``[N]``, other steps that end an episode.
+            final: bool ``[N]``, steps that a final row follows.
+            last: The last of these steps is the last of its fragment.
+            is_episode: The fragment is one episode according to the source.
+        """
+        self.rows[env_id] += len(stated) + int(final.sum())
+        self.finals += int(final.sum())
+        cut_off = last and bool(split[-1])
+        self.cut_off += cut_off
+        self.split += int(split.sum()) - cut_off
+        self.unended += last and not (stated[-1] or split[-1])
+        if is_episode:
+            self.inner += int(stated.sum()) - (last and bool(stated[-1]))
+
+    def add_notes(self, report: Notes) -> None:
+        """Add the counts to a report."""
+        if self.finals:
+            report.note(
+                f"{self.finals:,} episodes end with the observation that was seen "
+                "next, kept as a final row"
+            )
+        if self.split:
+            report.note(
+                f"{self.split:,} episodes without an end of their own were told apart "
+                "where the next observation is not the one that follows: truncated"
+            )
+        if self.cut_off:
+            report.note(
+                f"{self.cut_off:,} episodes were cut off without an end, and have a "
+                "next observation: truncated"
+            )
+        if self.unended:
+            report.note(
+                f"{self.unended:,} episodes were cut off without an end or a next "
+                "observation: their last step is not drawn where one is needed"
+            )
+        if self.inner:
+            report.doubt(
+                f"{self.inner:,} steps end within what the source calls one episode, "
+                "and each was taken as an end"
+            )
+
+
+def regroup(blocks: Iterable[Block], rows: int) -> Iterator[Block]:
+    """Yield the same rows in blocks of ``rows`` rows; the last may have fewer.
+
+    Args:
+        blocks: Blocks whose arrays stay valid, unlike those of a reader.
+        rows: Rows of a block, at least 1.
+    """
+    pending: list[Block] = []
+    count = 0
+    for block in blocks:
+        first = 0
+        while first < len(block):
+            stop = min(first + rows - count, len(block))
+            pending.append(block.between(first, stop))
+            count += stop - first
+            first = stop
+            if count == rows:
+                yield joined(pending)
+                pending, count = [], 0
+    if pending:
+        yield joined(pending)
+
+
+def joined(blocks: list[Block]) -> Block:
+    """Return blocks of the same columns as one block."""
+    if len(blocks) == 1:
+        return blocks[0]
+    return Block(
+        {
+            path: np.concatenate([each.columns[path] for each in blocks])
+            for path in blocks[0].columns
+        },
+        np.concatenate([each.env_ids for each in blocks]),
+        np.concatenate([each.positions for each in blocks]),
+        np.concatenate([each.flags for each in blocks]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Steps of a fragment: their ends, bool ``[N]``, and their values if read."""
+
+    first: int
+    stated: Bools
+    split: Bools
+    terminated: Bools
+    truncated: Bools
+    final: Bools
+    columns: Mapping[str, Array]
+    next_obs: Mapping[str, Array]
+
+
+def _is_of(rows: Rows | None, field: Field) -> TypeGuard[Rows]:
+    """Return whether a column exists and has a field's dtype and shape."""
+    return rows is not None and (rows.dtype, rows.shape) == (field.dtype, field.shape)
+
+
+def _differs(
+    fragment: Fragment, what: str, rows: Rows | None, field: Field, like: str
+) -> FormatError:
+    """Return the error for a column that lacks the rows of its fragment."""
+    got = "nothing"
+    if rows is not None:
+        got = f"{rows.count} rows of {rows.dtype}{list(rows.shape)}"
+    return FormatError(
+        f"{fragment.name}: got {got} for {what}, expected {fragment.steps} rows of "
+        f"{field.dtype}{list(field.shape)} as in {like}; the file is damaged, or mixes "
+        "data of several kinds"
+    )
+
+
+def _disconnected(
+    fragment: Fragment, first: int, stop: int, columns: Mapping[str, Array]
+) -> Bools:
+    """Steps whose known next observation is not in the next row, bool ``[N]``."""
+    apart = np.zeros(stop - first, bool)
+    if not fragment.next_obs:
+        return apart
+    apart[-1] = stop == fragment.steps
+    if fragment.is_episode:
+        return apart
+    for path, rows in fragment.next_obs.items():
+        here = columns.get(path)
+        if here is None:
+            here = fragment.columns[path].read(first, stop)
+        following = here[1:]
+        if stop < fragment.steps:
+            edge = fragment.columns[path].read(stop, stop + 1)
+            following = np.concatenate([following, edge])
+        seen = rows.read(first, stop)[: len(following)]
+        apart[: len(following)] |= _differ(seen, following)
+    return apart
+
+
+def _spread(values: Array, at_rows: NDArray[np.int64], count: int) -> Array:
+    """Return values at given rows, and zeros at the others."""
+    if count == len(values):
+        return values
+    found = np.zeros((count, *values.shape[1:]), values.dtype)
+    found[at_rows] = values
+    return found
+
+
+def _at(rows: Rows, at_rows: NDArray[np.int64]) -> Array:
+    """Return single rows; rows near each other are read in one call."""
+    first, stop = int(at_rows[0]), int(at_rows[-1]) + 1
+    if stop - first <= 8 * len(at_rows):
+        return rows.read(first, stop)[at_rows - first]
+    return np.concatenate([rows.read(p, p + 1) for p in at_rows.tolist()])
+
+
+def _differ(one: Array, other: Array) -> Bools:
+    """Rows that differ in any value, bool ``[N]``; NaN equals NaN."""
+    size = int(np.prod(one.shape[1:]))
+    left, right = (each.reshape(len(each), size) for each in (one, other))
+    unlike: Bools = np.asarray(left != right)
+    if left.dtype.kind == "f":
+        unlike = np.asarray(unlike & ~(np.isnan(left) & np.isnan(right)))
+    differ: Bools = np.asarray(unlike.any(axis=1))
+    return differ

@@ -1,0 +1,152 @@
+"""Columns of a source, read a range of rows at a time, wherever they are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.schema.dtypes import canonical_name, storage_dtype
+
+Array = NDArray[np.generic]
+
+
+class Rows(Protocol):
+    """One column.
+
+    Attributes:
+        dtype: Name of a field's dtype.
+        shape: Shape of one row.
+        count: Number of rows.
+    """
+
+    @property
+    def dtype(self) -> str:
+        """See the class."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """See the class."""
+
+    @property
+    def count(self) -> int:
+        """See the class."""
+
+    def read(self, first: int, stop: int) -> Array:
+        """Return rows ``[stop - first, *shape]``, little-endian.
+
+        The array may share the memory of the source.
+        """
+
+
+class ArrayRows:
+    """Rows of an array, in memory or mapped.
+
+    Raises:
+        SchemaError: No field has its dtype.
+    """
+
+    def __init__(self, array: Array) -> None:
+        self.dtype = canonical_name(array.dtype)
+        self.shape = array.shape[1:]
+        self.count = len(array)
+        self._array = array
+
+    def read(self, first: int, stop: int) -> Array:
+        """See `Rows.read`."""
+        part = self._array[first:stop]
+        return np.ascontiguousarray(part, storage_dtype(self.dtype)).reshape(
+            len(part), *self.shape
+        )
+
+
+class ShiftedRows:
+    """The rows of another column from some row on.
+
+    Of T + 1 observations, the next observation of each step is one row later.
+    """
+
+    def __init__(self, rows: Rows, shift: int, count: int) -> None:
+        self.dtype, self.shape, self.count = rows.dtype, rows.shape, count
+        self._rows, self._shift = rows, shift
+
+    def read(self, first: int, stop: int) -> Array:
+        """See `Rows.read`."""
+        return self._rows.read(first + self._shift, stop + self._shift)
+
+
+class ScalarRows:
+    """Rows of one value each; the source may have an axis of length 1."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.dtype, self.shape, self.count = rows.dtype, (), rows.count
+        self._rows = rows
+
+    def read(self, first: int, stop: int) -> Array:
+        """See `Rows.read`."""
+        return self._rows.read(first, stop).reshape(stop - first)
+
+
+class RotatedRows:
+    """Rows of a circular column, oldest first."""
+
+    def __init__(self, rows: Rows, first: int, count: int) -> None:
+        """Read a circular column.
+
+        Args:
+            rows: The column, in the order of its slots.
+            first: Slot of the oldest row.
+            count: Number of rows, at most the slots.
+        """
+        self.dtype, self.shape, self.count = rows.dtype, rows.shape, count
+        self._rows, self._first = rows, first
+
+    def read(self, first: int, stop: int) -> Array:
+        """See `Rows.read`."""
+        slots = self._rows.count
+        first, stop = first + self._first, stop + self._first
+        if first >= slots:
+            return self._rows.read(first - slots, stop - slots)
+        if stop <= slots:
+            return self._rows.read(first, stop)
+        parts = [self._rows.read(first, slots), self._rows.read(0, stop - slots)]
+        return np.concatenate(parts)
+
+
+def ring_rows(
+    arrays: Mapping[str, Array], env_id: int, axis: int, first: int, count: int
+) -> dict[str, Rows]:
+    """Return the rows of one environment by path, oldest first.
+
+    Args:
+        arrays: By path; the first two axes are slots and environments, in either
+            order.
+        env_id: The environment.
+        axis: The axis of environments, 0 or 1.
+        first: Slot of the oldest row.
+        count: Number of rows, at most the slots.
+
+    Raises:
+        SchemaError: No field has the dtype of an array.
+    """
+    return {
+        path: RotatedRows(ArrayRows(np.moveaxis(array, axis, 0)[env_id]), first, count)
+        for path, array in arrays.items()
+    }
+
+
+def is_scalar(shape: tuple[int, ...]) -> bool:
+    """Return whether rows of a shape hold one value each."""
+    return shape in ((), (1,))
+
+
+def scalar(rows: Rows) -> Rows:
+    """Return rows of shape ``[1]``, such as rewards, as rows of shape ``[]``."""
+    return ScalarRows(rows) if rows.shape == (1,) else rows
+
+
+def nbytes_of(rows: Rows) -> int:
+    """Return the bytes of one row."""
+    return storage_dtype(rows.dtype).itemsize * int(np.prod(rows.shape, dtype=object))

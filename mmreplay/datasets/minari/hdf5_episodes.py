@@ -1,0 +1,112 @@
+"""Episodes in Minari's main_data.hdf5."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from mmreplay.convert.base import Notes
+from mmreplay.datasets import images
+from mmreplay.datasets.common.rows import Rows
+from mmreplay.datasets.hdf5 import Hdf5
+from mmreplay.datasets.images import ImageRows
+from mmreplay.datasets.minari.spaces import is_image, leaf_of
+from mmreplay.errors import FormatError
+
+HDF5_FILE_NAME = "main_data.hdf5"
+SECTIONS = ("observations", "actions", "rewards", "terminations", "truncations")
+INFOS = "infos were left out; infos=True takes what every episode has of them"
+
+
+class Hdf5Episodes:
+    """See `minari.Episodes`.
+
+    Attributes:
+        lossy: Some images were kept as JPEG.
+        notes: What was left out.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        count: int,
+        spaces: Mapping[str, object],
+        *,
+        jpeg: bool,
+        infos: bool,
+        allow_expansion: bool,
+    ) -> None:
+        """Open the file of a dataset's folder."""
+        self.lossy = False
+        self.notes = Notes()
+        self._spaces, self._jpeg = spaces, jpeg
+        self._sections = (*SECTIONS, "infos") if infos else SECTIONS
+        self._hdf5 = Hdf5(
+            folder / HDF5_FILE_NAME, self.notes, allow_expansion=allow_expansion
+        )
+        self._count = count
+
+    def names(self) -> list[str]:
+        """See `minari.Episodes.names`."""
+        held = set(self._hdf5.children())
+        names = [f"episode_{index}" for index in range(self._count)]
+        for name in names:
+            if name not in held:
+                raise FormatError(
+                    f"{self._hdf5.file.path} has no {name!r}, expected {self._count} "
+                    "episodes as metadata.json says; it was cut or edited"
+                )
+        return [self._hdf5.path_of(name) for name in names]
+
+    def columns(self, index: int) -> dict[str, Rows]:
+        """See `minari.Episodes.columns`."""
+        group = f"/episode_{index}"
+        there = set(self._hdf5.children(group))
+        left_out = not index and "infos" in there - set(self._sections)
+        if left_out and self._hdf5.datasets(f"{group}/infos"):
+            self.notes.note(INFOS)
+        found: dict[str, Rows] = {}
+        for section in self._sections:
+            if section not in there:
+                continue
+            for path, name in self._hdf5.datasets(f"{group}/{section}").items():
+                below = path.replace("_index_", "")
+                rows = self._rows(name, section, below)
+                if rows is not None:
+                    found[f"{section}/{below}".rstrip("/")] = rows
+        return found
+
+    def _rows(self, name: str, section: str, path: str) -> Rows | None:
+        space = self._spaces.get(section)
+        if self._jpeg and section in self._spaces:
+            leaf = leaf_of(space, path)
+            if space is None or is_image(leaf):
+                packed = self._packed(name)
+                if packed is not None:
+                    return packed
+        return self._hdf5.rows(name, f"{section}/{path}")
+
+    def _packed(self, name: str) -> ImageRows | None:
+        """Images kept as JPEG: one string of bytes a row, of one length or of many."""
+        dataset = self._hdf5.raw(name)
+        many = dataset.dtype.kind == "O"
+        if not many and (dataset.dtype != np.uint8 or dataset.ndim != 2):
+            return None
+        if not len(dataset):
+            return None
+        told = self._hdf5.path_of(name)
+
+        def packed(first: int, stop: int) -> list[bytes]:
+            with self._hdf5.translated_errors(told):
+                return [np.asarray(each).tobytes() for each in dataset[first:stop]]
+
+        if not packed(0, 1)[0].startswith(images.MAGIC):
+            return None
+        self.lossy = True
+        return ImageRows(packed, len(dataset), told)
+
+    def close(self) -> None:
+        """See `minari.Episodes.close`."""
+        self._hdf5.close()

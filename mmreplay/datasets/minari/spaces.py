@@ -1,0 +1,138 @@
+"""Gymnasium's spaces as the JSON of Minari, read and made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mmreplay.schema import Field
+
+LEAST_SIDE = 32
+"""Minari takes smaller boxes of bytes for no images."""
+
+
+def leaf_of(space: Any, path: str) -> Any:
+    """The space of a leaf, by its path below the whole one; None if there is none."""
+    for name in path.split("/") if path else ():
+        below = space.get("subspaces") if isinstance(space, dict) else None
+        if isinstance(below, list) and name.isdecimal() and int(name) < len(below):
+            space = below[int(name)]
+        elif isinstance(below, dict):
+            space = below.get(name)
+        else:
+            return None
+    return space
+
+
+def is_image(space: Any) -> bool:
+    """Whether Minari takes a space for one of images, and keeps them as JPEG."""
+    if not isinstance(space, dict) or space.get("type") != "Box":
+        return False
+    shape = space.get("shape")
+    return (
+        space.get("dtype") == "uint8"
+        and isinstance(shape, list)
+        and len(shape) in (2, 3)
+        and all(isinstance(side, int) and side >= LEAST_SIDE for side in shape[:2])
+    )
+
+
+def box(field: Field) -> dict[str, Any]:
+    """The widest space of a field's values."""
+    kind = np.dtype(field.dtype).kind
+    low, high = -np.inf, np.inf
+    if kind in "iu":
+        bounds = np.iinfo(field.dtype)
+        low, high = bounds.min, bounds.max
+    elif kind == "b":
+        low, high = 0, 1
+    return {
+        "type": "Box",
+        "dtype": field.dtype,
+        "shape": list(field.shape),
+        "low": _filled(field.shape, low),
+        "high": _filled(field.shape, high),
+    }
+
+
+def discrete(minimum: int, maximum: int) -> dict[str, Any]:
+    """Return the space of integers up to a maximum, from 0 or a minimum below it."""
+    start = min(0, minimum)
+    return {
+        "type": "Discrete",
+        "dtype": "int64",
+        "start": start,
+        "n": maximum - start + 1,
+    }
+
+
+def nested(leaves: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """The space of leaves by path below a role, one leaf of path ``""`` itself."""
+    if "" in leaves:
+        return leaves[""]
+    tops: dict[str, dict[str, dict[str, Any]]] = {}
+    for path, space in leaves.items():
+        top, _, rest = path.partition("/")
+        tops.setdefault(top, {})[rest] = space
+    return {
+        "type": "Dict",
+        "subspaces": {top: nested(below) for top, below in tops.items()},
+    }
+
+
+def names_of(text: object, path: str) -> list[str]:
+    """Names of a leaf's groups in Minari's HDF5, where items of a tuple have others."""
+    names, space = [], parse(text)
+    for name in path.split("/") if path else ():
+        is_tuple = isinstance(space, dict) and space.get("type") == "Tuple"
+        names.append(f"_index_{name}" if is_tuple else name)
+        space = leaf_of(space, name)
+    return names
+
+
+def fits(text: object, fields: Mapping[str, Field]) -> bool:
+    """Whether a space's JSON has a leaf of the shape of every field, and no others.
+
+    Args:
+        text: The JSON.
+        fields: By path below the role.
+    """
+    space = parse(text)
+    if space is None or _count(space) != len(fields):
+        return False
+    for path, field in fields.items():
+        leaf = leaf_of(space, path)
+        kind = leaf.get("type") if isinstance(leaf, dict) else None
+        if kind not in ("Box", "Discrete") or (
+            list(leaf.get("shape", [])) != list(field.shape)
+        ):
+            return False
+    return True
+
+
+def parse(text: object) -> Any:
+    """A space's JSON, which may hold infinities; None where it is none."""
+    try:
+        return json.loads(text) if isinstance(text, str) else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def dump(space: dict[str, Any]) -> str:
+    """A space as Minari writes it, infinities as Python's json has them."""
+    return json.dumps(space)
+
+
+def _filled(shape: tuple[int, ...], value: float) -> Any:
+    return np.full(shape, value, object).tolist() if shape else value
+
+
+def _count(space: Any) -> int:
+    """Leaves of a space."""
+    below = space.get("subspaces") if isinstance(space, dict) else None
+    if isinstance(below, dict):
+        return sum(map(_count, below.values()))
+    return sum(map(_count, below)) if isinstance(below, list) else 1

@@ -1,0 +1,361 @@
+"""Steps written as a Minari dataset of HDF5, which ``minari.load_dataset`` opens."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mmreplay.convert.base import Block, Notes, Writer, refuse_empty
+from mmreplay.convert.description import Description
+from mmreplay.convert.staging import Staging
+from mmreplay.datasets.common.rows import Array
+from mmreplay.datasets.common.transitions import (
+    TransitionMaker,
+    Transitions,
+    quarters,
+    refuse_clashes,
+)
+from mmreplay.datasets.hdf5 import Hdf5Output, refuse_unfit
+from mmreplay.datasets.minari.spaces import box, discrete, dump, fits, names_of, nested
+from mmreplay.disk import files
+from mmreplay.disk.files import File
+from mmreplay.errors import SchemaError
+from mmreplay.strict_json import Json
+
+WHAT = "Minari"
+MAIN, METADATA = "main_data.hdf5", "metadata.json"
+VERSION = "0.5.4"
+"""The version of Minari whose layout this is; newer ones read it."""
+WRITTEN_ID = re.compile(r"([-_\w][-_\w/]*[-_\w]+/)?[-_\w]+?-v\d+")
+ROLE_NAMES = {"observation": "observations", "action": "actions", "reward": "rewards"}
+"""What Minari calls the fields of a role; the others stand under infos."""
+EPISODE_NBYTES = 8 << 20
+"""Of an episode that is kept to be written at once; a longer one grows by pieces."""
+SPACES = {"observations": "observation_space", "actions": "action_space"}
+
+
+def open_writer(
+    target: Path,
+    description: Description,
+    *,
+    overwrite: bool = False,
+    dataset_id: str | None = None,
+) -> MinariWriter:
+    """Make a dataset as a target.
+
+    Args:
+        target: Its folder, ``<MINARI_DATASETS_PATH>/<namespace>/<name>-v0``.
+        description: What will come.
+        overwrite: As for every target; a folder that is there is never replaced.
+        dataset_id: Its name in Minari; that of the folder, with the one above it as
+            its namespace if that lies in no ``datasets`` folder, by default.
+    """
+    return MinariWriter(target, description, overwrite, dataset_id)
+
+
+def planned(
+    description: Description,
+    *,
+    target: Path | None = None,
+    dataset_id: str | None = None,
+) -> None:
+    """Refuse data that cannot be written; see `registry.planned`."""
+    refuse_empty(description.rows, WHAT)
+    if target is not None or dataset_id is not None:
+        _checked_id(dataset_id, target or Path())
+    _laid_out(description, _source_metadata(description))
+
+
+def owns(folder: Path) -> bool:
+    """Whether a folder holds a dataset as it is written here, and nothing else."""
+    data = folder / "data"
+    names = sorted(each.name for each in data.iterdir()) if data.is_dir() else []
+    return names == [MAIN, METADATA] and [*folder.iterdir()] == [data]
+
+
+class MinariWriter(Writer):
+    """Writes episodes, environment by environment, as groups of one HDF5 file."""
+
+    def __init__(
+        self,
+        target: Path,
+        description: Description,
+        overwrite: bool,
+        dataset_id: str | None,
+    ) -> None:
+        self.nbytes = 0
+        self.notes = Notes()
+        self._id = _checked_id(dataset_id, target)
+        self._source_metadata = _source_metadata(description)
+        self._fields = description.schema.fields
+        self._maker, self._sections, self._names = _laid_out(
+            description, self._source_metadata
+        )
+        self._maker.add_notes(self.notes)
+        self._seen = [0, 0]
+        self._steps = self._unended = self._disconnected = 0
+        self._episode = _Episode(0)
+        self._staging = Staging(target, overwrite=overwrite, folder=True, owns=owns)
+        self._file: Hdf5Output | None = None
+        try:
+            self._folder = self._staging.path / "data"
+            files.make_folder(self._folder)
+            path = self._folder / MAIN
+            File.create(path, 0).close()
+            self._file = Hdf5Output(path)
+        except BaseException:
+            self.abort()
+            raise
+
+    def write(self, block: Block) -> None:
+        """See `Writer.write`."""
+        for section in quarters(block):
+            self._put(self._maker.feed(section))
+
+    def _put(self, steps: Transitions | None) -> None:
+        """Add steps to the episode that is open, and to those that follow."""
+        if steps is None:
+            return
+        first = 0
+        # An episode holds one row after each step: another one has to end it.
+        for last in np.flatnonzero(steps.last | steps.disconnected).tolist():
+            self._add(steps, first, last + 1)
+            self._end(steps, last)
+            first = last + 1
+        if first < len(steps):
+            self._add(steps, first, len(steps))
+
+    def _add(self, steps: Transitions, first: int, stop: int) -> None:
+        episode = self._episode
+        for path, values in steps.columns.items():
+            section = values[first:stop]
+            episode.add(self._names[path], section)
+            if self._sections[path] == ("actions", "") and section.dtype.kind in "iu":
+                low, high = int(section.min()), int(section.max())
+                self._seen = [min(self._seen[0], low), max(self._seen[1], high)]
+            if self._sections[path][0] == "rewards":
+                episode.rewards.append(section)
+        ended = steps.last | steps.disconnected
+        truncated = steps.truncated | (ended & ~steps.terminated)
+        episode.add("terminations", steps.terminated[first:stop])
+        episode.add("truncations", truncated[first:stop])
+        episode.steps += stop - first
+        self._steps += stop - first
+        if episode.nbytes > EPISODE_NBYTES:
+            self._spill()
+
+    def _spill(self) -> None:
+        """Write what there is of an episode that goes on."""
+        assert self._file is not None
+        for name, rows in self._episode.take().items():
+            self._file.append(f"{self._episode.group}/{name}", rows)
+        self._episode.begun = True
+
+    def _end(self, steps: Transitions, last: int) -> None:
+        """Add the row after the last step, and begin the next episode."""
+        assert self._file is not None
+        episode = self._episode
+        for path, values in steps.columns.items():
+            section = self._sections[path][0]
+            if path in steps.next_obs:
+                values = steps.next_obs[path]
+            if section in ("observations", "infos"):
+                episode.add(self._names[path], values[last : last + 1])
+        self._count_episode(steps, last)
+        if episode.begun:
+            self._spill()
+            self._file.set_attributes(episode.group, episode.attributes())
+        else:
+            self._file.put(episode.group, episode.take(), episode.attributes())
+        self._episode = _Episode(episode.index + 1)
+
+    def _count_episode(self, steps: Transitions, last: int) -> None:
+        """Count an episode, and say where its last row is not what was seen."""
+        ended = steps.terminated[last] or steps.truncated[last]
+        self._disconnected += bool(steps.disconnected[last])
+        self._unended += not (ended or steps.disconnected[last])
+        if steps.known[last]:
+            return
+        twice = "their last observation stands there twice"
+        if steps.terminated[last]:
+            self.notes.note(f"terminated episodes lack what was seen next: {twice}")
+        else:
+            self.notes.doubt(
+                "episodes end without the observation that was seen next (truncated "
+                f"without a final one, cut off, or the newest): {twice}"
+            )
+
+    def finish(self) -> None:
+        """See `Writer.finish`."""
+        refuse_empty(self._steps, WHAT)
+        if self._disconnected:
+            self.notes.note(
+                f"{self._disconnected:,} episodes were made to end where the stored "
+                "next observation is not the one that follows: truncated"
+            )
+        if self._unended:
+            self.notes.note(
+                f"{self._unended:,} episodes were cut off without an end: truncated"
+            )
+        self._close()
+        nbytes = (self._folder / MAIN).stat().st_size
+        told = json.dumps(self._metadata(nbytes), allow_nan=False).encode()
+        files.replace_bytes(self._folder / METADATA, told)
+        self.nbytes = self._staging.publish()
+
+    def _metadata(self, nbytes: int) -> Json:
+        return {
+            **self._source_metadata,
+            "total_episodes": self._episode.index,
+            "total_steps": self._steps,
+            "data_format": "hdf5",
+            # Images are kept as they are: JPEG would change them.
+            "jpeg_encoding": False,
+            "observation_space": self._space("observations"),
+            "action_space": self._space("actions"),
+            "dataset_size": round(nbytes / 1e6, 1),
+            "dataset_id": self._id,
+            "minari_version": VERSION,
+        }
+
+    def _space(self, section: str) -> str:
+        source_metadata = self._source_metadata.get(SPACES[section])
+        if isinstance(source_metadata, str):
+            return source_metadata
+        leaves: dict[str, Any] = {}
+        for path, (top, below) in self._sections.items():
+            if top == section:
+                each = self._fields[path]
+                number = not each.shape and np.dtype(each.dtype).kind in "iu"
+                leaves[below] = (
+                    discrete(*self._seen)
+                    if number and (section, below) == ("actions", "")
+                    else box(each)
+                )
+        return dump(nested(leaves))
+
+    def _close(self) -> None:
+        if self._file is not None:
+            file, self._file = self._file, None
+            file.close()
+
+    def abort(self) -> None:
+        """See `Writer.abort`."""
+        self._close()
+        self._staging.abort()
+
+
+class _Episode:
+    """The episode that is being written.
+
+    Attributes:
+        group: Its name in the file.
+        index: Its number.
+        steps: Of it so far.
+        rewards: All of them.
+        sections: Rows that are not written yet, by name in the group.
+        nbytes: Theirs.
+        begun: Whether earlier ones are.
+    """
+
+    def __init__(self, index: int) -> None:
+        self.group = f"episode_{index}"
+        self.index = index
+        self.steps = self.nbytes = 0
+        self.rewards: list[Array] = []
+        self.sections: dict[str, list[Array]] = {}
+        self.begun = False
+
+    def add(self, name: str, section: Array) -> None:
+        """Keep rows until there are enough of them."""
+        self.sections.setdefault(name, []).append(section)
+        self.nbytes += section.nbytes
+
+    def take(self) -> dict[str, Array]:
+        """Give the rows that were kept."""
+        found = {
+            name: each[0] if len(each) == 1 else np.concatenate(each)
+            for name, each in self.sections.items()
+        }
+        self.sections, self.nbytes = {}, 0
+        return found
+
+    def attributes(self) -> dict[str, object]:
+        """What Minari keeps beside an episode."""
+        rewards = np.concatenate(self.rewards).astype(np.float64)
+        summary = {
+            "sum": rewards.sum(), "mean": rewards.mean(), "std": rewards.std(),
+            "max": rewards.max(), "min": rewards.min(),
+        }  # fmt: skip
+        told = {f"rewards_{name}": value for name, value in summary.items()}
+        return {"id": self.index, "total_steps": self.steps, **told}
+
+
+def _laid_out(
+    description: Description, source_metadata: Json
+) -> tuple[TransitionMaker, dict[str, tuple[str, str]], dict[str, str]]:
+    """What makes the steps; the part of each field, and its name in an episode's group.
+
+    Raises:
+        SchemaError: The file cannot hold them.
+    """
+    refuse_unfit(description.schema, WHAT)
+    maker = TransitionMaker(description, WHAT)
+    sections = _sections(description, maker.paths)
+    names = {}
+    for path, (section, below) in sections.items():
+        found = names_of(source_metadata.get(SPACES.get(section, "")), below)
+        names[path] = "/".join([section, *found])
+    refuse_clashes(names, WHAT)
+    return maker, sections, names
+
+
+def _sections(
+    description: Description, paths: tuple[str, ...]
+) -> dict[str, tuple[str, str]]:
+    """Minari's part of each field, and its path below it."""
+    schema = description.schema
+    found = {}
+    for path in paths:
+        found[path] = ("infos", path.removeprefix("info/"))
+        for role, section in ROLE_NAMES.items():
+            top = schema.role(role)
+            if path in schema.role_paths(role) and top is not None:
+                found[path] = (section, path.removeprefix(top).lstrip("/"))
+    return found
+
+
+def _source_metadata(description: Description) -> Json:
+    """Metadata that came from Minari, with the spaces that still fit the fields."""
+    source_metadata = description.user.get("minari")
+    found = dict(source_metadata) if isinstance(source_metadata, dict) else {}
+    schema = description.schema
+    for role, key in (
+        ("observation", SPACES["observations"]),
+        ("action", SPACES["actions"]),
+    ):
+        fields = {
+            path.removeprefix(schema.role(role) or "").lstrip("/"): schema[path]
+            for path in schema.role_paths(role)
+        }
+        if not fits(found.get(key), fields):
+            found.pop(key, None)
+    return found
+
+
+def _checked_id(dataset_id: str | None, target: Path) -> str:
+    """The name of a dataset: what `minari.load_dataset` will be asked for."""
+    if dataset_id is None:
+        above = target.parent.name
+        outside = above in ("datasets", "") or not re.fullmatch(r"[-_\w]{2,}", above)
+        dataset_id = target.name if outside else f"{above}/{target.name}"
+    if not isinstance(dataset_id, str) or not WRITTEN_ID.fullmatch(dataset_id):
+        raise SchemaError(
+            f"dataset_id: got {dataset_id!r}, expected [namespace/]name-v<number>, as "
+            "Minari demands; name the folder so, or pass dataset_id="
+        )
+    return dataset_id
