@@ -27,7 +27,7 @@ from time import perf_counter, sleep
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.arguments import size
+from mmreplay.arguments import format_size
 from mmreplay.buffer.draw import PendingDraw
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.disk.files import File
@@ -153,8 +153,8 @@ def _of_memory(report: SpeedReport, cold: Rate) -> Iterator[str]:
     told = f"rows in memory come {lag:.1f} times as fast, and {inside:.0%} of the files"
     if 0 < report.nbytes <= whole:
         yield (
-            f"{told} were there: all of them fit this machine's {size(whole)}, and "
-            "draws bring them in as they go; a ReplayLoader reads ahead meanwhile"
+            f"{told} were there: all of them fit this machine's {format_size(whole)}, "
+            "and draws bring them in as they go; a ReplayLoader reads ahead meanwhile"
         )
     else:
         yield (
@@ -413,9 +413,9 @@ def measure_speed(
     larger_nbytes, ram = LARGER * batch_size * row_nbytes, whole_nbytes()
     if larger_nbytes > ram > 0:
         raise SchemaError(
-            f"batch_size: got {batch_size:,}, and {LARGER} times as many are drawn at "
-            f"once, too: {size(larger_nbytes)}, and this machine has {size(ram)} of "
-            "memory; choose a smaller batch"
+            f"batch_size is too large, got {batch_size:,}: the bench also draws "
+            f"{LARGER} times as many at once, {format_size(larger_nbytes)}, and this "
+            f"machine has {format_size(ram)} of memory. Choose a smaller batch."
         )
     nbytes = written_nbytes(paths)
     asked = unasked = disk = None
@@ -459,6 +459,6 @@ def _too_small(nbytes: int) -> str:
     if nbytes >= SMALL_NBYTES:
         return ""
     return (
-        f"the buffer is too small to say anything of the disk: {size(nbytes)}, where "
-        f"{size(SMALL_NBYTES)} would; nothing was measured cold"
+        f"the buffer is too small to measure the disk: {format_size(nbytes)}, less "
+        f"than {format_size(SMALL_NBYTES)}; nothing was measured cold"
     )

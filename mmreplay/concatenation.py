@@ -27,6 +27,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mmreplay.arguments import integer
 from mmreplay.batch import Batch
 from mmreplay.buffer.opening import StrPath
 from mmreplay.buffer.replay_buffer import ReplayBuffer
@@ -35,7 +36,7 @@ from mmreplay.samplers.base import PADDED, Draw, State, form_of, padded
 from mmreplay.samplers.combine import Shares, check_each, keeps_priorities, state_of
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.starts import num_legal
-from mmreplay.samplers.states import check_kind, integer, parts, same
+from mmreplay.samplers.states import check_kind, parts, same, stored_integer
 from mmreplay.schema import Schema
 from mmreplay.schema.convert import on_host
 
@@ -475,11 +476,7 @@ class Concat:
             EmptyError: No buffer has anything to draw.
             SchemaError: The batch_size is no integer of at least 1.
         """
-        if not isinstance(batch_size, int | np.integer) or batch_size < 1:
-            raise SchemaError(
-                f"batch_size: got {batch_size!r}, expected an integer of at least 1; "
-                "pass a number of steps, such as 256"
-            )
+        integer("batch_size", batch_size, 1, "Pass a number of steps, such as 256.")
         if self._shares is not None:
             counts = self._shares.split(int(batch_size))
             return counts, self._shares.fractions.tolist()
@@ -616,7 +613,7 @@ class Concat:
             FormatError: It is of other buffers' samplers, or not a state at all.
         """
         check_kind(state, "Concat")
-        seed, step = integer(state, "seed"), integer(state, "step")
+        seed, step = stored_integer(state, "seed"), stored_integer(state, "step")
         same(state, "exact", self._shares is not None)
         others = parts(state, "parts", len(self.buffers))
         before = self.state_dict(priorities=True)

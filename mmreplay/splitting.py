@@ -14,10 +14,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.arguments import is_number
 from mmreplay.buffer.replay_buffer import ReplayBuffer, check_buffer
 from mmreplay.errors import EmptyError, FormatError, SchemaError, shown
 from mmreplay.ring import Span
-from mmreplay.samplers.base import Sampler, State, View, is_number
+from mmreplay.samplers.base import Sampler, State, View
 from mmreplay.samplers.combine import RestrictedSampler
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.starts import StretchView, legal_before

@@ -210,9 +210,7 @@ def test_a_small_buffer_says_nothing_of_the_disk(tmp_path):
         buffer.extend(reward=np.zeros(3000, np.float32))
     found = measure_speed(tmp_path / "b", 32, 0.01)
     assert found.disk_mb_per_s is found.cold is found.unasked is None
-    assert re.search(
-        r"is too small to say anything of the disk: \d+.\d\d KiB", found.not_cold
-    )
+    assert re.search(r"is too small to measure the disk: \d+.\d\d KiB", found.not_cold)
     assert found.advice[0] == found.not_cold
 
 

@@ -281,9 +281,9 @@ def test_what_is_no_index_or_number_is_refused():
 
 
 def test_a_tree_that_cannot_be_is_refused():
-    with pytest.raises(ValueError, match="tree capacity: got 0, expected an int"):
+    with pytest.raises(ValueError, match=r"tree capacity must be .*, got 0"):
         SumTree(0)
-    with pytest.raises(ValueError, match="tree op: got 'mean', expected one of"):
+    with pytest.raises(ValueError, match=r"tree op must be one of.*got 'mean'"):
         SegmentTree(3, "mean")
     with pytest.raises(ValueError, match=r"identity: got 1\.0 for 'sum', expected 0.0"):
         SegmentTree(3, "sum", 1.0)

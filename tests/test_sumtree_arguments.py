@@ -47,9 +47,7 @@ def test_indices_that_a_thread_changes_meanwhile_never_lead_out_of_the_tree():
 
 @pytest.mark.parametrize("capacity", [0, 2.5, "a", True])
 def test_a_capacity_that_is_no_number_of_leaves_is_refused(capacity):
-    with pytest.raises(
-        ValueError, match=f"tree capacity: got {capacity!r}, expected an"
-    ):
+    with pytest.raises(ValueError, match=f"tree capacity must be .*, got {capacity!r}"):
         SumTree(capacity)
 
 

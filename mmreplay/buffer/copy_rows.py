@@ -18,11 +18,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.arguments import size
+from mmreplay.arguments import format_size, integer
 from mmreplay.buffer import opening
 from mmreplay.buffer.draw import SCAN_ROWS, Reading
 from mmreplay.buffer.new_generation import filled
-from mmreplay.buffer.opening import ROWS_EACH, OpenFiles, check_count
+from mmreplay.buffer.opening import ROWS_EACH, OpenFiles
 from mmreplay.buffer.statistics import left_behind, read_statistics, write_statistics
 from mmreplay.disk import files
 from mmreplay.disk.files import rename
@@ -52,7 +52,7 @@ def resized(ring: Ring, capacity: int, row_nbytes: int) -> Ring:
     Raises:
         SchemaError: The capacity is not legal.
     """
-    check_count("capacity", capacity, metadata_file.MAX_CAPACITY, ROWS_EACH)
+    integer("capacity", capacity, 1, ROWS_EACH, maximum=metadata_file.MAX_CAPACITY)
     return Ring.sized(int(capacity), ring.num_envs, ring.layout, row_nbytes)
 
 
@@ -170,11 +170,11 @@ def _no_room(
         disk_space.free_nbytes(path),
     )
     # Of shards nobody knows it before they are made.
-    least = f"{size(needed)} free" if needed else "room"
+    least = f"{format_size(needed)} free" if needed else "room"
     return FullError(
         f"{path}: no space left to copy the rows that stay before the others go, got "
-        f"{size(free)}, expected {least} on its disk; nothing was changed: free some "
-        "space, or keep fewer rows",
+        f"{format_size(free)}, expected {least} on its disk; nothing was changed: free "
+        "some space, or keep fewer rows",
         errno_=error.errno,
     )
 

@@ -17,9 +17,8 @@ from enum import Enum
 from pathlib import Path
 from typing import cast
 
-import numpy as np
-
 from mmreplay import strict_json
+from mmreplay.arguments import integer, number, one_of
 from mmreplay.buffer.append import Writer
 from mmreplay.disk import files
 from mmreplay.disk.lock import WriterLock, locked, refuse_network
@@ -53,21 +52,7 @@ from mmreplay.storage.zarr import group
 from mmreplay.storage.zarr.engine import ZarrStore
 from mmreplay.strict_json import Json
 
-ROWS_EACH = "give the rows to keep of each environment, int(1e6) for a million"
-
-
-def check_count(name: str, number: int, most: int, way_out: str) -> None:
-    """Refuse what is no integer in ``[1, most]``.
-
-    Raises:
-        SchemaError: It is none.
-    """
-    whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
-    if not whole or not 1 <= number <= most:
-        raise SchemaError(
-            f"{name}: got {shown(number)}, expected an integer in [1, {most}]; "
-            f"{way_out}"
-        )
+ROWS_EACH = "Give the rows to keep of each environment, int(1e6) for a million."
 
 
 def check_sampler(sampler: object) -> None:
@@ -103,13 +88,11 @@ def check_interval(commit_every: float | None) -> None:
     Raises:
         SchemaError: It is neither None nor above 0.
     """
-    number = isinstance(commit_every, int | float | np.integer | np.floating)
-    if commit_every is not None and not (number and commit_every > 0):
-        raise SchemaError(
-            f"commit_every: got {shown(commit_every)}, expected seconds above 0, or "
-            "None "
-            "to commit only by commit() and close()"
-        )
+    if commit_every is not None:
+        number(
+            "commit_every", commit_every, above=0, finite=False,
+            way_out="Give seconds, or None to commit only by commit() and close().",
+        )  # fmt: skip
 
 
 def describe(
@@ -130,9 +113,9 @@ def describe(
         SchemaError: A number or choice is not legal.
         FormatError: The user's own values are no JSON.
     """
-    check_count("capacity", capacity, metadata_file.MAX_CAPACITY, ROWS_EACH)
-    envs = "give the number of environments that each call of add has a step of"
-    check_count("num_envs", num_envs, metadata_file.MAX_NUM_ENVS, envs)
+    integer("capacity", capacity, 1, ROWS_EACH, maximum=metadata_file.MAX_CAPACITY)
+    envs = "Give the number of environments; each call of add has a step of each."
+    integer("num_envs", num_envs, 1, envs, maximum=metadata_file.MAX_NUM_ENVS)
     # Gymnasium's own word, as of `env.metadata["autoreset_mode"]`.
     named = autoreset.name.lower() if isinstance(autoreset, Enum) else autoreset
     stated = schema.autoreset if isinstance(schema, Schema) else None
@@ -200,25 +183,14 @@ def describe(
 
 
 def _check_choices(engine: str, layout: str | None, autoreset: str) -> None:
-    if engine not in ENGINES:
-        raise SchemaError(
-            f"engine: got {shown(engine)}, expected one of {list(ENGINES)}; leave it "
-            "out "
-            "for files that are mapped"
-        )
-    if layout is not None and layout not in LAYOUTS:
-        raise SchemaError(
-            f"layout: got {shown(layout)}, expected one of {LAYOUTS} or None; leave "
-            "it out "
-            "to have it chosen by num_envs"
-        )
-    if autoreset not in AUTORESETS:
-        raise SchemaError(
-            f"autoreset: got {shown(autoreset)}, expected one of {AUTORESETS}; name "
-            "what "
-            "your environments do after an end: 'next_step' is Gymnasium's vector "
-            "default, 'disabled' where you call reset yourself"
-        )
+    one_of("engine", engine, ENGINES, "Leave it out for memory-mapped files.")
+    if layout is not None:
+        one_of("layout", layout, LAYOUTS, "Leave it out to choose it by num_envs.")
+    one_of(
+        "autoreset", autoreset, AUTORESETS,
+        "Say what your environments do after an end: 'next_step' is the default of "
+        "Gymnasium's vector environments, 'disabled' is for loops that call reset.",
+    )  # fmt: skip
 
 
 RESUMES = ("break", "truncate", "continue")
@@ -542,11 +514,10 @@ def open_writer(
     policy: ReadPolicy = POLICY,
 ) -> OpenFiles:
     """Open a buffer for writing, with its lock."""
-    if on_resume not in RESUMES:
-        raise SchemaError(
-            f"on_resume: got {on_resume!r}, expected one of {list(RESUMES)}; "
-            "'break' is right unless the environments went on meanwhile"
-        )
+    one_of(
+        "on_resume", on_resume, RESUMES,
+        "'break' is right unless the environments went on in the meantime.",
+    )  # fmt: skip
     check_interval(commit_every)
     metadata = metadata_file.load(path)
     _refuse_engine(path, metadata)

@@ -67,6 +67,6 @@ def compact(
     for told in made.notes:
         show.print_line(f"note {told}")
     show.print_line(
-        f"{target}: {show.plural(made.rows, 'row')}, {show.size(made.nbytes_before)} "
-        f"-> {show.size(made.nbytes)}"
+        f"{target}: {show.plural(made.rows, 'row')}, "
+        f"{show.format_size(made.nbytes_before)} -> {show.format_size(made.nbytes)}"
     )

@@ -304,11 +304,11 @@ def _print_plan(
         ("to", f"{target[0]} ({target[1].name})"),
         ("rows", show.count(description.rows)),
         ("environments", show.count(description.num_envs)),
-        ("data", show.size(plan["nbytes"])),
+        ("data", show.format_size(plan["nbytes"])),
         ("autoreset", description.autoreset),
     ]
     if nbytes is not None:
-        facts.append(("takes", show.size(nbytes)))
+        facts.append(("takes", show.format_size(nbytes)))
     if description.priorities:
         facts.append(("priorities", description.priorities))
     if plan["target_exists"]:
@@ -347,8 +347,9 @@ def _print_report(report: Report, target: Path, json: bool) -> None:
     rate = report.nbytes / report.seconds if report.seconds else 0.0
     show.print_line(
         f"{target}: {show.plural(report.rows, 'row')}, "
-        f"{show.plural(report.episodes, 'episode')}, {show.size(report.nbytes)} in "
-        f"{report.seconds:.1f} s, {rate / 1e6:,.0f} MB/s"
+        f"{show.plural(report.episodes, 'episode')}, "
+        f"{show.format_size(report.nbytes)} in {report.seconds:.1f} s, "
+        f"{rate / 1e6:,.0f} MB/s"
     )
     _print_notes(report.notes, report.doubts)
 

@@ -218,7 +218,7 @@ def _writer(folder: Path) -> dict[str, Any] | None:
 
 
 def _print(name: str, facts: dict[str, Any]) -> None:
-    count, size = show.count, show.size
+    count, format_size = show.count, show.format_size
     episodes, on_disk = facts["episodes"], facts["disk"]
     ring = f"{count(facts['capacity'])} rows x {show.plural(facts['num_envs'], 'env')}"
     show.print_facts(
@@ -240,8 +240,8 @@ def _print(name: str, facts: dict[str, Any]) -> None:
                          f"{count(episodes['headless'])} without their first steps"),
             ("returns", _summary(facts["newest_returns"])),
             ("lengths", _summary(facts["newest_lengths"])),
-            ("on disk", f"{size(on_disk['allocated'])} allocated, "
-                        f"{size(on_disk['apparent'])} apparent"),
+            ("on disk", f"{format_size(on_disk['allocated'])} allocated, "
+                        f"{format_size(on_disk['apparent'])} apparent"),
             *_compressed(facts),
             ("last commit", _committed(facts)),
             *_exposed(facts["commit"]),

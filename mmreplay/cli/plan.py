@@ -170,7 +170,7 @@ def parse_field(text: str) -> tuple[str, Field]:
 
 
 def _print(plan_: Plan, free: int, packed: list[Estimate]) -> None:
-    size, count = show.size, show.count
+    size, count = show.format_size, show.count
     ring = plan_.ring
     rows = [
         [f.path, f.kind, f.file, count(f.row_nbytes), size(f.nbytes)]
@@ -210,6 +210,6 @@ def _told(packed: Estimate) -> str:
     """An estimate in words."""
     fields = [f"{path} {show.number(r)}x" for path, r in packed.ratios.items()]
     return (
-        f"about {show.size(packed.nbytes)} in shards ({', '.join(fields)}), from a "
-        f"sample of {show.size(packed.sampled_nbytes)}"
+        f"about {show.format_size(packed.nbytes)} in shards ({', '.join(fields)}), "
+        f"from a sample of {show.format_size(packed.sampled_nbytes)}"
     )

@@ -137,7 +137,7 @@ def record(
     show.print_line(
         f"{path}: {show.plural(found.steps, 'step')} and "
         f"{show.plural(found.episodes, 'episode end')} in {found.seconds:.1f} s, "
-        f"{show.count(rate)} steps/s, {show.size(found.nbytes)}"
+        f"{show.count(rate)} steps/s, {show.format_size(found.nbytes)}"
     )
     if found.held < found.steps:
         show.print_line(

@@ -17,7 +17,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mmreplay.arguments import size as size
+from mmreplay.arguments import format_size as format_size
 
 if TYPE_CHECKING:
     from mmreplay.stats import Progress

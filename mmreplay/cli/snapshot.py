@@ -51,7 +51,7 @@ def snapshot(
         return
     shared = "copied" if made.how == "copy" else "shared"
     show.print_line(
-        f"{target}: {show.plural(made.rows, 'row')}, {show.size(made.nbytes)} "
+        f"{target}: {show.plural(made.rows, 'row')}, {show.format_size(made.nbytes)} "
         f"{shared}, {show.plural(made.cut_rows, 'row')} cut that the writer gave up "
         "meanwhile"
     )

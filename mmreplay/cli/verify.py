@@ -74,14 +74,14 @@ def _print(name: str, report: VerifyReport, seconds: float) -> None:
         show.print_line(f"... and {show.count(unlisted)} more findings")
     damaged = sum(finding.damage for finding in report.findings) + report.omitted
     others = len(report.findings) + report.omitted - damaged
-    rate = show.size(report.nbytes / seconds)
+    rate = show.format_size(report.nbytes / seconds)
     facts = [
         ("findings", f"{show.count(damaged)} of damage, {show.plural(others, 'note')}"),
         ("checksums", f"{show.plural(report.blocks, 'block')} compared, "
                       f"{show.count(report.skipped_blocks)} given up by a live "
                       "writer meanwhile" if report.deep else "not looked at"),
         ("rows", _rows(report)),
-        ("read", f"{show.size(report.nbytes)} in {seconds:.1f} s, {rate}/s"),
+        ("read", f"{show.format_size(report.nbytes)} in {seconds:.1f} s, {rate}/s"),
     ]  # fmt: skip
     show.print_facts(f"{name}: {'whole' if report.ok else 'DAMAGED'}", facts)
     if not report.ok:

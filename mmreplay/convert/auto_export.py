@@ -13,6 +13,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.arguments import integer
 from mmreplay.buffer.opening import StrPath, absolute, refuse_inside
 from mmreplay.buffer.replay_buffer import ReplayBuffer, check_buffer
 from mmreplay.convert import registry
@@ -25,7 +26,6 @@ from mmreplay.convert.buffer_reader import BufferReader
 from mmreplay.convert.description import Description
 from mmreplay.convert.select import Selected
 from mmreplay.convert.transfer import transfer
-from mmreplay.errors import SchemaError, shown
 from mmreplay.ring import Span
 
 Array = NDArray[np.int64]
@@ -95,13 +95,12 @@ class AutoExport:
         self._format = registry.target_format(self._folder / "x", format)
         self._fields, self._options = fields, options
         capacity = buffer.capacity
-        if every is not None and (type(every) is not int or not 0 < every <= capacity):
-            raise SchemaError(
-                f"every: got {shown(every)}, expected an integer in [1, {capacity}], "
-                "the "
-                "capacity; leave it out for a file of each whole ring"
-            )
-        self._every = every
+        way_out = "It is at most the capacity; leave it out for one file per lap."
+        self._every = (
+            None
+            if every is None
+            else integer("every", every, 1, way_out, maximum=capacity)
+        )
         self._ending = (*self._format.suffixes, "")[0]
         # A target that is begun and given up tells of all that could be wrong.
         with self._open_writer(self._folder / f"probe{self._ending}")(

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from mmreplay.errors import SchemaError, shown
+from mmreplay.arguments import flag, integer, one_of
+from mmreplay.errors import SchemaError
 from mmreplay.ring import Ring
 
 Codec = Literal["blosc-lz4", "zstd", "none"]
 CODECS: tuple[Codec, ...] = get_args(Codec)
 LEVELS = {"blosc-lz4": 5, "zstd": 3, "none": 0}
-MOST_LEVELS = {"blosc-lz4": 9, "zstd": 22, "none": 0}
+MAX_LEVELS = {"blosc-lz4": 9, "zstd": 22, "none": 0}
 # One step of shards, of all environments, is decoded again when the ring comes round.
 STEP_NBYTES = 64 << 20
 MAX_SHARD_ROWS = 1 << 15
@@ -39,31 +40,18 @@ class Sharding:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        if self.codec not in CODECS:
+        one_of(
+            "codec", self.codec, CODECS,
+            "'blosc-lz4' is the fastest to read, 'zstd' the smallest.",
+        )  # fmt: skip
+        highest = MAX_LEVELS[self.codec]
+        way_out = f"Leave it out for the default of {self.codec!r}."
+        integer("level", self.level, 0, way_out, maximum=highest)
+        integer("shard_rows", self.shard_rows, 1, way_out, maximum=MAX_SHARD_ROWS)
+        flag("chunk_crc32c", self.chunk_crc32c)
+        if self.shard_rows & (self.shard_rows - 1):
             raise SchemaError(
-                f"codec: got {shown(self.codec)}, expected one of {list(CODECS)}; "
-                "'blosc-lz4' is read fastest, 'zstd' is smallest"
-            )
-        for name, number, most in (
-            ("level", self.level, MOST_LEVELS[self.codec]),
-            ("shard_rows", self.shard_rows, MAX_SHARD_ROWS),
-        ):
-            if type(number) is not int or not 0 <= number <= most:
-                raise SchemaError(
-                    f"{name}: got {shown(number)}, expected an integer in [0, {most}] "
-                    "with "
-                    f"{self.codec!r}; leave it to mmreplay"
-                )
-        if not isinstance(self.chunk_crc32c, bool):
-            raise SchemaError(
-                f"chunk_crc32c: got {shown(self.chunk_crc32c)}, expected True or "
-                "False; "
-                "leave it out"
-            )
-        if self.shard_rows < 1 or self.shard_rows & (self.shard_rows - 1):
-            raise SchemaError(
-                f"shard_rows: got {self.shard_rows}, expected a power of two; leave it "
-                "to mmreplay"
+                f"shard_rows must be a power of two, got {self.shard_rows}. {way_out}"
             )
 
     @classmethod

@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
+from mmreplay.arguments import integer
 from mmreplay.batch import Batch
 from mmreplay.buffer.reader import ReplacedError
 from mmreplay.errors import SchemaError
-from mmreplay.samplers.base import Draw, Sampler, State, checked, epochs_of, whole
+from mmreplay.samplers.base import Draw, Sampler, State, checked, epochs_of
 from mmreplay.samplers.combine import keeps_priorities
 
 if TYPE_CHECKING:
@@ -206,6 +207,6 @@ def check_counts(batch_size: object, num_batches: object) -> None:
     Raises:
         SchemaError: One is not.
     """
-    whole("batch_size", batch_size, 1, "ask for a step")
+    integer("batch_size", batch_size, 1, "Pass a number of steps.")
     if num_batches is not None:
-        whole("num_batches", num_batches, 1, "ask for a batch")
+        integer("num_batches", num_batches, 1, "Pass a number of batches.")

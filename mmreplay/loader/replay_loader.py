@@ -8,19 +8,17 @@ from collections.abc import Iterator
 from time import monotonic
 from typing import TYPE_CHECKING
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from mmreplay import process
+from mmreplay.arguments import integer
 from mmreplay.batch import Batch
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.concatenation import Concat
 from mmreplay.errors import (
     FailedError,
     FormatError,
-    SchemaError,
     no_thread,
-    shown,
 )
 from mmreplay.loader.devices import Sender, sender_of
 from mmreplay.loader.draws import as_arrays, as_tensors
@@ -115,11 +113,15 @@ class ReplayLoader:
             SchemaError: An argument is not legal, or there is no such device.
         """
         kind = recycler_of(buffer)
-        self._batch_size = _count("batch_size", batch_size)
-        self.prefetch = _count("prefetch", prefetch)
+        self._batch_size = integer(
+            "batch_size", batch_size, 1, "Pass a number of steps."
+        )
+        self.prefetch = integer("prefetch", prefetch, 1, "Pass a number of batches.")
         at_once = _at_once(buffer, num_threads)
         self._num_threads = at_once[True]
-        read_ahead_nbytes = _count("read_ahead_nbytes", read_ahead_nbytes)
+        read_ahead_nbytes = integer(
+            "read_ahead_nbytes", read_ahead_nbytes, 1, "Pass a number of bytes."
+        )
         # What is filled, what waits, what the learner has and what it had before.
         batches = self.prefetch + self._num_threads + 2
         room = batches * most_alike(buffer.schema)
@@ -351,17 +353,7 @@ def _over(whole: State, part: State) -> State:
 def _at_once(buffer: ReplayBuffer | Concat, num_threads: int | None) -> tuple[int, int]:
     """Threads that gather at a time, and while the learner waits that hurries."""
     if num_threads is not None:
-        number = _count("num_threads", num_threads)
+        number = integer("num_threads", num_threads, 1)
         return number, number
     cores = len(os.sched_getaffinity(0))
     return 1, 1 if cores == 1 or calls_functions(buffer) else 2
-
-
-def _count(name: str, number: object) -> int:
-    whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
-    if not whole or number < 1:  # type: ignore[operator]  # an integer by now
-        raise SchemaError(
-            f"{name}: got {shown(number)}, expected an integer of at least 1; pass a "
-            "number"
-        )
-    return int(number)  # type: ignore[call-overload,no-any-return]  # likewise

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, TypeVar
 
 from torch.utils.data import IterableDataset, get_worker_info
 
+from mmreplay.arguments import integer
 from mmreplay.batch import Batch
 from mmreplay.buffer.opening import StrPath
 from mmreplay.buffer.replay_buffer import ReplayBuffer
@@ -17,10 +18,10 @@ from mmreplay.errors import SchemaError, StaleError
 from mmreplay.loader.dataset import MAX_TRIES, ReplayDataset
 from mmreplay.loader.draws import check_counts
 from mmreplay.loader.iterations import Iterations
-from mmreplay.samplers.base import Sampler, State, checked, epochs_of, whole
+from mmreplay.samplers.base import Sampler, State, checked, epochs_of
 from mmreplay.samplers.combine import keeps_priorities
 from mmreplay.samplers.random import unseeded
-from mmreplay.samplers.states import check_kind, integer
+from mmreplay.samplers.states import check_kind, stored_integer
 from mmreplay.transforms.base import Transform
 
 T = TypeVar("T")
@@ -83,7 +84,9 @@ class InterleavedStream(IterableDataset[Batch]):
         Raises:
             SchemaError: It is no integer of at least 0.
         """
-        self._iterations.choose(whole("epoch", epoch, 0, "count iterations from 0"))
+        self._iterations.choose(
+            integer("epoch", epoch, 0, "Iterations are counted from 0.")
+        )
 
     def state_after(self, num_batches: int) -> State:
         """State after so many batches that the DataLoader gave in this iteration.
@@ -96,15 +99,14 @@ class InterleavedStream(IterableDataset[Batch]):
                 yet.
         """
         way_out = (
-            "ask after a batch, and before the first one keep the number of the "
-            "iteration for set_epoch"
+            "Call it after a batch; before the first batch, save the iteration's "
+            "number for set_epoch."
         )
-        num_batches = whole("num_batches", num_batches, 1, way_out)
+        num_batches = integer("num_batches", num_batches, 1, way_out)
         epoch = self._iterations.last
         if epoch < 0:
             raise SchemaError(
-                f"num_batches: got {num_batches} in no iteration, expected one that "
-                f"was begun; {way_out}"
+                f"num_batches: got {num_batches} before an iteration began. {way_out}"
             )
         done = num_batches + self._iterations.done(epoch)
         return {"kind": self._kind, "epoch": epoch, "batches": done}
@@ -121,7 +123,7 @@ class InterleavedStream(IterableDataset[Batch]):
             FormatError: It is no stream's state.
         """
         check_kind(state, self._kind, "stream")
-        epoch, done = integer(state, "epoch"), integer(state, "batches")
+        epoch, done = stored_integer(state, "epoch"), stored_integer(state, "batches")
         self._iterations.resume(epoch, done)
 
 
@@ -268,11 +270,9 @@ def check_dealt(who: str, sampler: Sampler, rank: int, num_ranks: int) -> None:
             "ReplayDataset.draws, of several buffers ConcatDataset.draws, which draw "
             "in the main process, or a ReplayLoader"
         )
-    way_out = "pass torch.distributed's rank and world size"
-    if whole("rank", rank, 0, way_out) >= whole("num_ranks", num_ranks, 1, way_out):
-        raise SchemaError(
-            f"rank: got {rank} of {num_ranks}, expected it in [0, num_ranks); {way_out}"
-        )
+    way_out = "Pass torch.distributed's rank and world size."
+    integer("num_ranks", num_ranks, 1, way_out)
+    integer("rank", rank, 0, way_out, maximum=num_ranks - 1)
     if num_ranks > 1 and getattr(sampler, "num_ranks", 1) > 1:
         raise SchemaError(
             f"num_ranks: got {num_ranks} and a {type(sampler).__name__} that is one of "

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.util import find_spec
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
-
+from mmreplay.arguments import integer
 from mmreplay.errors import SchemaError, shown
 from mmreplay.format.metadata import MAX_NUM_ENVS
 
@@ -21,7 +20,7 @@ def make_vector(name: str, num_envs: int, kwargs: Mapping[str, Any]) -> Any:
         SchemaError: Gymnasium does not know the id, or cannot make it.
         ModuleNotFoundError: gymnasium, or ale-py for Atari, is not installed.
     """
-    check_number("num_envs", num_envs, MAX_NUM_ENVS)
+    integer("num_envs", num_envs, 1, maximum=MAX_NUM_ENVS)
     gymnasium = gymnasium_for(f"recording {name!r}")
     if name.startswith(ATARI):
         _register_atari(gymnasium, name)
@@ -66,17 +65,3 @@ def _register_atari(gymnasium: Any, name: str) -> None:
     # Its banner is for people who start emulators.
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
     gymnasium.register_envs(ale_py)
-
-
-def check_number(name: str, number: object, most: int | None = None) -> None:
-    """Refuse what is no integer of at least 1, or one above `most`."""
-    whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
-    if not whole or cast("int", number) < 1:
-        raise SchemaError(
-            f"{name}: got {shown(number)}, expected an integer of at least 1; give a "
-            "number"
-        )
-    if most is not None and cast("int", number) > most:
-        raise SchemaError(
-            f"{name}: got {number:,}, expected at most {most:,}; choose fewer"
-        )

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.arguments import integer
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.disk import files
 from mmreplay.disk.lock import FILE_NAME as LOCK
@@ -26,7 +27,7 @@ from mmreplay.errors import FullError, ReplayError, SchemaError
 from mmreplay.format.metadata import FILE_NAME, Autoreset, Engine, load
 from mmreplay.format.sharding import Codec
 from mmreplay.nesting import unflatten
-from mmreplay.recording.environments import check_number, make_vector
+from mmreplay.recording.environments import make_vector
 from mmreplay.recording.policies import Actor, Policy
 from mmreplay.recording.sources import Leaves, Source, open_source
 from mmreplay.schema import Field, Schema
@@ -214,7 +215,7 @@ def record(
         >>> done.steps
         100
     """
-    check_number("steps", steps)
+    integer("steps", steps, 1, "Give the steps to record.")
     path = Path(files.expanded(path))
     missing = [each for each in (path, *path.parents) if not os.path.lexists(each)]
     had_lock = os.path.lexists(path / LOCK)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.errors import SchemaError, shown
+from mmreplay.arguments import one_of
+from mmreplay.errors import SchemaError
 from mmreplay.format.metadata import AUTORESETS, Autoreset
 from mmreplay.nesting import flatten
 from mmreplay.recording.environments import gymnasium_for
@@ -184,8 +185,10 @@ def open_source(env: Any, autoreset: Autoreset | None, num_envs: int | None) -> 
 
 def _mode(env: Any, told: Autoreset | None) -> Autoreset:
     """A vector environment's autoreset mode, in our words."""
-    if told is not None and told not in AUTORESETS:
-        raise SchemaError(f"autoreset: got {shown(told)}, expected one of {AUTORESETS}")
+    if told is not None:
+        one_of(
+            "autoreset", told, AUTORESETS, "Leave it out if the environment says it."
+        )
     stated = env.metadata.get("autoreset_mode")
     if stated is None:
         if told is None:

@@ -13,11 +13,10 @@ batch are refused when they are put together, and not at some draw.
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeGuard, cast, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -316,35 +315,6 @@ def call_repr(thing: object, **arguments: object) -> str:
     return f"{type(thing).__name__}({', '.join(told)})"
 
 
-def whole(name: str, value: object, least: int, way_out: str) -> int:
-    """An integer argument of at least so much.
-
-    Raises:
-        SchemaError: It is none, or less.
-    """
-    number = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not number or cast(int, value) < least:
-        raise SchemaError(
-            f"{name}: got {shown(value)}, expected an integer of at least {least}; "
-            f"{way_out}"
-        )
-    return int(cast(int, value))
-
-
-def truth(name: str, value: object) -> bool:
-    """An argument that is true or false, and not a word that only looks so.
-
-    Raises:
-        SchemaError: It is neither.
-    """
-    if not isinstance(value, bool | np.bool_):
-        raise SchemaError(
-            f"{name}: got {shown(value)}, expected True or False; leave it out for the "
-            "default"
-        )
-    return bool(value)
-
-
 def checked(sampler: object) -> Sampler:
     """Return what is a sampler.
 
@@ -360,34 +330,6 @@ def checked(sampler: object) -> Sampler:
             "and load_state_dict; make one, such as mmreplay.UniformSampler(seed=0)"
         )
     return cast(Sampler, sampler)
-
-
-def share(name: str, value: object, way_out: str) -> float:
-    """A number in ``(0, 1]``.
-
-    Raises:
-        SchemaError: It is none.
-    """
-    if not is_number(value) or not 0 < value <= 1:
-        raise SchemaError(
-            f"{name}: got {shown(value)}, expected a number in (0, 1]; {way_out}"
-        )
-    return float(value)
-
-
-def finite(name: str, number: object) -> float:
-    """A finite number of at least 0.
-
-    Raises:
-        SchemaError: It is none.
-    """
-    if is_number(number) and 0 <= number < math.inf:
-        return float(number)
-    raise SchemaError(
-        f"{name}: got {shown(number)}, expected a finite number of at least 0; leave "
-        "it out "
-        "for the default"
-    )
 
 
 def storable(values: NDArray[Any]) -> NDArray[np.float32]:
@@ -411,13 +353,6 @@ def storable(values: NDArray[Any]) -> NDArray[np.float32]:
             "out where NaN comes from"
         )
     return values.astype(np.float32)
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    """Whether it is a number, numpy's scalars included; NaN fails comparisons."""
-    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(
-        value, bool
-    )
 
 
 @runtime_checkable

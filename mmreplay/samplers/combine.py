@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.arguments import is_number
 from mmreplay.errors import FormatError, SchemaError, shown
 from mmreplay.ring import Span
 from mmreplay.samplers.base import (
@@ -37,11 +38,10 @@ from mmreplay.samplers.base import (
     draws_once,
     epochs_of,
     form_of,
-    is_number,
     padded,
 )
 from mmreplay.samplers.random import StepGenerator
-from mmreplay.samplers.states import check_kind, integer, integers, parts
+from mmreplay.samplers.states import check_kind, integers, parts, stored_integer
 
 Ids = NDArray[np.int64]
 
@@ -424,7 +424,7 @@ class MixtureSampler(Wrapping):
     def load_state_dict(self, state: State) -> None:
         """Go on from a state; see `Sampler.load_state_dict`."""
         check_kind(state, "MixtureSampler")
-        seed, step = integer(state, "seed"), integer(state, "step")
+        seed, step = stored_integer(state, "seed"), stored_integer(state, "step")
         others = parts(state, "parts", len(self._parts))
         before = self.state_dict(priorities=True)
         try:

@@ -64,6 +64,9 @@ class DistinctSampler:
     def load_state_dict(self, state: State) -> None:
         """Go on from a state; see `Sampler.load_state_dict`."""
         states.check_kind(state, "DistinctSampler")
-        seed, step = states.integer(state, "seed"), states.integer(state, "step")
+        seed, step = (
+            states.stored_integer(state, "seed"),
+            states.stored_integer(state, "step"),
+        )
         self._random = StepGenerator(seed)
         self._step = step

@@ -21,6 +21,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.arguments import integer, one_of
 from mmreplay.episodes import START, EpisodeIndex
 from mmreplay.errors import SchemaError, called, shown
 from mmreplay.samplers.base import (
@@ -34,7 +35,6 @@ from mmreplay.samplers.base import (
     call_repr,
     epochs_of,
     single,
-    whole,
 )
 from mmreplay.samplers.combine import keeps_priorities
 from mmreplay.samplers.sequence import StepSource, WindowDrawing
@@ -221,18 +221,18 @@ class EpisodeSampler(WindowDrawing):
             SchemaError: An argument is unknown or out of range, or two do not go
                 together.
         """
-        _check_one_of("by", by, WEIGHTINGS)
-        _check_one_of("layout", layout, LAYOUTS)
+        one_of("by", by, WEIGHTINGS)
+        one_of("layout", layout, LAYOUTS)
         if where is not None and not callable(where):
             raise SchemaError(
                 f"where: got {shown(where)}, expected a callable that tells which "
                 "episodes may be drawn; such as return_within(table, least=0.0)"
             )
-        way_out = "count steps"
-        min_length = whole("min_length", min_length, 1, way_out)
+        way_out = "Give a number of steps."
+        min_length = integer("min_length", min_length, 1, way_out)
         longest = FIRST_ONLY
         if max_length is not None:
-            longest = whole("max_length", max_length, 1, way_out)
+            longest = integer("max_length", max_length, 1, way_out)
         if min_length > longest:
             raise SchemaError(
                 f"min_length and max_length: got {min_length} and {max_length}, "
@@ -352,13 +352,4 @@ def _check_pairs(sampler: Sampler | None, by: str, layout: str, chosen: Filter) 
         raise SchemaError(
             "layout: got 'ragged' with a sampler that keeps priorities, expected "
             "'padded'; priorities are of episodes, and its batches are of steps"
-        )
-
-
-def _check_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise SchemaError(
-            f"{name}: got {shown(value)}, expected one of {list(known)}; the first is "
-            "the "
-            "default"
         )

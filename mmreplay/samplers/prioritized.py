@@ -14,19 +14,10 @@ from typing import Literal, Protocol, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.arguments import flag, integer, number
 from mmreplay.errors import EmptyError, FormatError, SchemaError, shown
 from mmreplay.samplers import states
-from mmreplay.samplers.base import (
-    MOST,
-    Draw,
-    State,
-    View,
-    call_repr,
-    finite,
-    storable,
-    truth,
-    whole,
-)
+from mmreplay.samplers.base import MOST, Draw, State, View, call_repr, storable
 from mmreplay.samplers.priority_distribution import MAX_ALPHA, Proportional, Ranks
 from mmreplay.samplers.priority_file import check_name
 from mmreplay.samplers.priority_store import MakeLaw, Priorities, Saved
@@ -61,7 +52,7 @@ class Options:
 
     def __post_init__(self) -> None:
         check_name(self.name)
-        truth("stratified", self.stratified)
+        flag("stratified", self.stratified)
         if self.normalize not in get_args(Normalize):
             raise SchemaError(
                 f"normalize: got {shown(self.normalize)}, expected one of "
@@ -222,7 +213,10 @@ class Prioritizing:
     def load_state_dict(self, state: State) -> None:
         """Go on from a state; see `Sampler.load_state_dict`."""
         states.check_kind(state, self._kind)
-        seed, step = states.integer(state, "seed"), states.integer(state, "step")
+        seed, step = (
+            states.stored_integer(state, "seed"),
+            states.stored_integer(state, "step"),
+        )
         saved = _saved(state) if "priorities" in state else None
         self._random = StepGenerator(seed)
         self._step = step
@@ -442,8 +436,8 @@ class PrioritizedSampler(PriorityDrawing):
         """
         self._alpha, self._beta = alpha, beta
         power = Scheduled("alpha", alpha, MAX_ALPHA)
-        floor = finite("eps", eps)
-        every = whole("alpha_every", alpha_every, 1, "1 looks at alpha at every draw")
+        floor = number("eps", eps, 0)
+        every = integer("alpha_every", alpha_every, 1, "1 updates alpha at every draw.")
         options = Options(
             Scheduled("beta", beta, 1.0), initial_priority, stratified, normalize,
             eta, name,
@@ -521,8 +515,8 @@ class RankPrioritizedSampler(PriorityDrawing):
         self._alpha, self._beta = alpha, beta
         power = Scheduled("alpha", alpha, MAX_ALPHA)
         if resort_every is not None:
-            way_out = "leave it out to sort at every quarter of the rows"
-            resort_every = whole("resort_every", resort_every, 1, way_out)
+            way_out = "Leave it out to sort after every quarter of the rows."
+            resort_every = integer("resort_every", resort_every, 1, way_out)
         options = Options(
             Scheduled("beta", beta, 1.0), initial_priority, stratified, normalize,
             eta, name,

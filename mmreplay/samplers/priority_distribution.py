@@ -470,9 +470,9 @@ class Ranks(TreeDistribution):
                 f"sampler state: got order {order.dtype}{list(order.shape)}, expected "
                 "integers [N]; pass what state_dict returned, unchanged"
             )
-        num_sorted = states.integer(state, "num_sorted", len(order) + 1)
-        num_changed = states.integer(state, "num_changed")
-        stale = states.integer(state, "stale", 2)
+        num_sorted = states.stored_integer(state, "num_sorted", len(order) + 1)
+        num_changed = states.stored_integer(state, "num_changed")
+        stale = states.stored_integer(state, "stale", 2)
         alpha = state.get("alpha")
         if type(alpha) is not float or not 0 <= alpha <= MAX_ALPHA:
             raise FormatError(

@@ -14,17 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.arguments import integer, number
 from mmreplay.ring import Span
-from mmreplay.samplers.base import (
-    Draw,
-    Sampler,
-    State,
-    View,
-    call_repr,
-    share,
-    single,
-    whole,
-)
+from mmreplay.samplers.base import Draw, Sampler, State, View, call_repr, single
 from mmreplay.samplers.combine import RestrictedSampler, Wrapping, draw_joined, state_of
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.starts import (
@@ -35,7 +27,7 @@ from mmreplay.samplers.starts import (
     num_legal,
     rank_edges,
 )
-from mmreplay.samplers.states import check_kind, fraction, integer, parts, same
+from mmreplay.samplers.states import check_kind, fraction, parts, same, stored_integer
 from mmreplay.samplers.stratified import StratifiedSampler
 from mmreplay.samplers.uniform import UniformSampler
 
@@ -79,8 +71,11 @@ class RecentSampler(Wrapping):
         Raises:
             SchemaError: An argument is not legal.
         """
-        self._steps = whole("steps", steps, 1, "count newest steps")
-        self._ratio = share("ratio", ratio, "leave the sampler out to draw none")
+        self._steps = integer("steps", steps, 1, "Give the newest steps to draw from.")
+        self._ratio = number(
+            "ratio", ratio, above=0, maximum=1,
+            way_out="Leave the sampler out to draw no newest steps.",
+        )  # fmt: skip
         self._random = StepGenerator(seed)
         self._step = 0
         self._newest = StratifiedSampler(self._random.seed)
@@ -139,7 +134,7 @@ class RecentSampler(Wrapping):
     def load_state_dict(self, state: State) -> None:
         """Go on from a state; see `Sampler.load_state_dict`."""
         check_kind(state, "RecentSampler")
-        seed, step = integer(state, "seed"), integer(state, "step")
+        seed, step = stored_integer(state, "seed"), stored_integer(state, "step")
         same(state, "steps", self._steps)
         same(state, "ratio", self._ratio)
         mine, other = parts(state, "parts", 2)
@@ -187,8 +182,10 @@ class ShrinkingSampler:
         Raises:
             SchemaError: An argument is not legal.
         """
-        self.eta = share("eta", eta, "eta=1 draws from everything")
-        self._smallest = whole("smallest", smallest, 1, "count steps")
+        self.eta = number(
+            "eta", eta, above=0, maximum=1, way_out="eta=1 draws from all steps."
+        )
+        self._smallest = integer("smallest", smallest, 1, "Give a number of steps.")
         self._random = StepGenerator(seed)
         self._sampler = UniformSampler(self._random.seed)
         self._step = 0
@@ -207,8 +204,8 @@ class ShrinkingSampler:
         Args:
             num_updates: K of the phase, at least 1.
         """
-        way_out = "pass how many batches are drawn until the next phase"
-        self._num_updates = whole("num_updates", num_updates, 1, way_out)
+        way_out = "Pass the batches that are drawn until the next phase."
+        self._num_updates = integer("num_updates", num_updates, 1, way_out)
         self._update = 0
 
     def window(self, num_starts: int) -> int:
@@ -252,10 +249,10 @@ class ShrinkingSampler:
     def load_state_dict(self, state: State) -> None:
         """Go on from a state; see `Sampler.load_state_dict`."""
         check_kind(state, "ShrinkingSampler")
-        seed, step = integer(state, "seed"), integer(state, "step")
+        seed, step = stored_integer(state, "seed"), stored_integer(state, "step")
         same(state, "smallest", self._smallest)
-        num_updates = max(1, integer(state, "num_updates"))
-        update = integer(state, "update", num_updates)
+        num_updates = max(1, stored_integer(state, "num_updates"))
+        update = stored_integer(state, "update", num_updates)
         fresh = UniformSampler(0)
         fresh.load_state_dict(parts(state, "parts", 1)[0])
         self.eta = fraction(state, "eta")
@@ -302,8 +299,8 @@ def ignore_earliest(count: int, sampler: Sampler | None = None) -> RestrictedSam
         >>> bool((buffer.sample(32).positions >= 10).all())
         True
     """
-    way_out = "leave ignore_earliest out to draw from every row"
-    count = whole("count", count, 1, way_out)
+    way_out = "Leave ignore_earliest out to draw from every row."
+    count = integer("count", count, 1, way_out)
     inside = UniformSampler() if sampler is None else sampler
     return RestrictedSampler(_Earliest(count), inside)
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from mmreplay.arguments import is_number
 from mmreplay.errors import SchemaError, called, shown
-from mmreplay.samplers.base import is_number
 
 Schedule = float | Callable[[int], float]
 """A constant, or a number by step: a sampler's draws are its steps, from 0 on."""

@@ -35,6 +35,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.arguments import integer
 from mmreplay.episodes import START
 from mmreplay.errors import EmptyError, SchemaError, shown
 from mmreplay.samplers.base import (
@@ -47,7 +48,6 @@ from mmreplay.samplers.base import (
     draws_once,
     epochs_of,
     single,
-    whole,
 )
 from mmreplay.samplers.combine import check_each, close_each, keeps_priorities, state_of
 from mmreplay.samplers.starts import EpisodeFilter, WindowShape, WindowView
@@ -319,11 +319,11 @@ class SequenceSampler(WindowDrawing):
             SchemaError: A number is out of range, the boundary is unknown, or the
                 sampler draws windows itself.
         """
-        way_out = "windows are counted in steps"
-        length = whole("length", length, 1, way_out)
-        burn_in = whole("burn_in", burn_in, 0, way_out)
-        stride = whole("stride", stride, 1, way_out)
-        bootstrap = whole("bootstrap", bootstrap, 0, way_out)
+        way_out = "Give a number of steps."
+        length = integer("length", length, 1, way_out)
+        burn_in = integer("burn_in", burn_in, 0, way_out)
+        stride = integer("stride", stride, 1, way_out)
+        bootstrap = integer("bootstrap", bootstrap, 0, way_out)
         _check_kinds(boundary, first_only)
         self.length, self.burn_in, self.bootstrap = length, burn_in, bootstrap
         self._arguments: State = {

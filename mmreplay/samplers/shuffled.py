@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.errors import EmptyError, FormatError, SchemaError, shown
+from mmreplay.arguments import flag, integer, one_of
+from mmreplay.errors import EmptyError, FormatError, SchemaError
 from mmreplay.ring import LAYOUTS, Layout, Span
-from mmreplay.samplers.base import Draw, State, View, call_repr, truth, whole
+from mmreplay.samplers.base import Draw, State, View, call_repr
 from mmreplay.samplers.permutation import Permutation
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.starts import (
@@ -27,7 +28,7 @@ from mmreplay.samplers.starts import (
     num_legal,
     rank_edges,
 )
-from mmreplay.samplers.states import LIMIT, check_kind, integer, integers, same
+from mmreplay.samplers.states import LIMIT, check_kind, integers, same, stored_integer
 from mmreplay.samplers.uniform import BlockPermutation, checked_block, order_of
 
 Ids = NDArray[np.int64]
@@ -243,7 +244,7 @@ class ShuffledSampler:
         Raises:
             SchemaError: An argument is not legal.
         """
-        drop_last, shuffle = truth("drop_last", drop_last), truth("shuffle", shuffle)
+        drop_last, shuffle = flag("drop_last", drop_last), flag("shuffle", shuffle)
         _check(rank, num_ranks, layout, batches, drop_last)
         self.rank, self.num_ranks = rank, num_ranks
         self.skipped = 0
@@ -469,10 +470,10 @@ class ShuffledSampler:
         same({"block": 1, **state}, "block", self._block)
         for name, own in self._options.items():
             same(state, name, own)
-        seed, step = integer(state, "seed"), integer(state, "step")
-        epoch, done = integer(state, "epoch"), integer(state, "done")
+        seed, step = stored_integer(state, "seed"), stored_integer(state, "step")
+        epoch, done = stored_integer(state, "epoch"), stored_integer(state, "done")
         # Before the first draw of an epoch it is of the one before.
-        skipped = integer(state, "skipped", done + 1 if done else LIMIT)
+        skipped = stored_integer(state, "skipped", done + 1 if done else LIMIT)
         began = state.get("began")
         frozen = None if began is None else EpochSnapshot.from_state(began)
         size = 0 if frozen is None else self._size(frozen)
@@ -491,22 +492,17 @@ def _check(
     rank: int, num_ranks: int, layout: str, batches: int | None, drop_last: bool
 ) -> None:
     """Refuse arguments that make no sense."""
-    distributed = "pass torch.distributed's rank and world size"
-    whole("rank", rank, 0, distributed)
-    whole("num_ranks", num_ranks, 1, distributed)
+    distributed = "Pass torch.distributed's rank and world size."
+    integer("rank", rank, 0, distributed)
+    integer("num_ranks", num_ranks, 1, distributed)
     if rank >= num_ranks:
         raise SchemaError(
             f"rank: got {rank} of {num_ranks}, expected it in [0, num_ranks) and "
             "num_ranks of at least 1; pass torch.distributed's rank and world size"
         )
-    if layout not in LAYOUTS:
-        raise SchemaError(
-            f"layout: got {shown(layout)}, expected one of {list(LAYOUTS)}; the first "
-            "is "
-            "the default"
-        )
+    one_of("layout", layout, LAYOUTS)
     if batches is not None:
-        whole("batches", batches, 1, "leave it out to draw by batch_size")
+        integer("batches", batches, 1, "Leave it out to draw by batch_size.")
         if drop_last:
             raise SchemaError(
                 f"batches: got {batches} with drop_last=True, expected "

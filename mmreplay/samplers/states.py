@@ -33,7 +33,7 @@ def check_kind(state: State, kind: str, owner: str = "sampler") -> None:
     )
 
 
-def integer(state: State, name: str, stop: int = LIMIT) -> int:
+def stored_integer(state: State, name: str, stop: int = LIMIT) -> int:
     """One integer in ``[0, stop)``.
 
     Raises:

@@ -7,7 +7,7 @@ import numpy as np
 from mmreplay.samplers.base import Draw, State, View, call_repr
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.starts import nothing_to_draw, rank_edges
-from mmreplay.samplers.states import check_kind, integer
+from mmreplay.samplers.states import check_kind, stored_integer
 
 
 class StratifiedSampler:
@@ -89,5 +89,5 @@ class StratifiedSampler:
     def load_state_dict(self, state: State) -> None:
         """Go on from a state; see `Sampler.load_state_dict`."""
         check_kind(state, "StratifiedSampler")
-        seed, step = integer(state, "seed"), integer(state, "step")
+        seed, step = stored_integer(state, "seed"), stored_integer(state, "step")
         self._random, self._step = StepGenerator(seed), step

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mmreplay import kernels
+from mmreplay.arguments import integer, one_of
 from mmreplay.kernels import tree as twin
 from mmreplay.kernels.arrays import ALIGNMENT, aligned, limits, real
 
@@ -62,14 +63,9 @@ class SegmentTree:
             ValueError: The capacity is below 1, the op unknown, or the identity not
                 one that the op may have.
         """
-        number = isinstance(capacity, int | np.integer)
-        if not number or isinstance(capacity, bool) or capacity < 1:
-            raise ValueError(
-                f"tree capacity: got {capacity!r}, expected an integer of at least 1; "
-                "a tree without leaves has nothing to find"
-            )
-        if op not in _CODES:
-            raise ValueError(f"tree op: got {op!r}, expected one of {[*_CODES]}")
+        leaves = "Give the number of leaves."
+        integer("tree capacity", capacity, 1, leaves, error=ValueError)
+        one_of("tree op", op, _CODES, "'sum' is for drawing.", error=ValueError)
         identity = _IDENTITIES[op] if identity is None else identity
         if identity != _IDENTITIES[op] and (op, identity) != ("max", 0):
             raise ValueError(

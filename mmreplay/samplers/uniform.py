@@ -13,10 +13,11 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.arguments import integer
 from mmreplay.errors import FormatError, SchemaError
 from mmreplay.kernels.steps import Judge
 from mmreplay.ring import Span
-from mmreplay.samplers.base import Draw, State, View, call_repr, whole
+from mmreplay.samplers.base import Draw, State, View, call_repr
 from mmreplay.samplers.permutation import Permutation
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.starts import nothing_to_draw
@@ -31,7 +32,7 @@ def checked_block(block: object, shuffle: bool = True) -> int:
     Raises:
         SchemaError: It is no integer of at least 1, or there is no shuffling.
     """
-    number = whole("block", block, 1, "leave it out to draw single steps")
+    number = integer("block", block, 1, "Leave it out to draw single steps.")
     if number > 1 and not shuffle:
         raise SchemaError(
             f"block: got {block!r} with shuffle=False, expected one with shuffle=True "

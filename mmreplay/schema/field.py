@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, SupportsIndex, cast
 
 import numpy as np
 
+from mmreplay.arguments import flag
 from mmreplay.errors import SchemaError, shown
 from mmreplay.schema.convert import convert
 from mmreplay.schema.dtypes import canonical_name, storage_dtype
@@ -70,10 +71,7 @@ class Field:
         """
         axes, name = _checked_shape(shape), canonical_name(dtype)
         for option, value in (("exact", exact), ("mutable", mutable)):
-            if not isinstance(value, bool | np.bool_):
-                raise SchemaError(
-                    f"field option {option}: got {shown(value)}, expected True or False"
-                )
+            flag(f"field option {option}", value)
         if mutable and 0 in axes:
             raise SchemaError(
                 f"field option mutable: got True with the shape {list(axes)}, expected "

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.arguments import size
+from mmreplay.arguments import format_size
 from mmreplay.disk import files
 from mmreplay.errors import FullWarning
 from mmreplay.format.metadata import Metadata
@@ -97,10 +97,10 @@ def warn_where_short(
         return
     if left > free:
         warnings.warn(
-            f"{path}: the ring takes {size(whole_nbytes)} when it is full, expected "
-            f"{size(left)} free on its disk for what is to come, got {size(free)}; "
-            "adds will raise FullError where that ends: make room, or choose a smaller "
-            "capacity (mmreplay plan says what one takes)",
+            f"{path}: the full ring takes {format_size(whole_nbytes)} and needs "
+            f"{format_size(left)} more, but its disk has {format_size(free)} free, so "
+            "adds will raise FullError. Free some space, or choose a smaller capacity "
+            "(mmreplay plan computes the size).",
             FullWarning,
             stacklevel=frames + 1,
         )

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mmreplay.arguments import size
+from mmreplay.arguments import format_size
 from mmreplay.disk.files import File
 from mmreplay.disk.filesystem import file_system
 from mmreplay.errors import CorruptError, system_failure
@@ -98,10 +98,12 @@ class Memory:
 
     def __str__(self) -> str:
         """Say it in one line."""
-        cached = "unknown" if self.page_cache is None else size(self.page_cache)
+        cache = self.page_cache
+        cached = "unknown" if cache is None else format_size(cache)
         return (
-            f"{size(self.private)} private to the process, {size(self.shared)} shared "
-            f"of {size(self.mapped)} mapped, page cache {cached}"
+            f"{format_size(self.private)} private to the process, "
+            f"{format_size(self.shared)} shared of {format_size(self.mapped)} mapped, "
+            f"page cache {cached}"
         )
 
 

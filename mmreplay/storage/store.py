@@ -16,9 +16,10 @@ from typing import Literal, Protocol, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.arguments import one_of
 from mmreplay.disk.files import File
 from mmreplay.disk.filesystem import NETWORK, file_system
-from mmreplay.errors import FailedError, SchemaError, shown
+from mmreplay.errors import FailedError
 from mmreplay.ring import Ring, Run
 from mmreplay.schema import Schema
 
@@ -47,13 +48,7 @@ class ReadPolicy:
     def __post_init__(self) -> None:
         """Check the arguments."""
         for name, kinds in (("read_mode", ReadMode), ("advise", Advise)):
-            value = getattr(self, name)
-            if value not in get_args(kinds):
-                raise SchemaError(
-                    f"{name}: got {shown(value)}, expected one of "
-                    f"{list(get_args(kinds))}; "
-                    "leave it out unless you measured"
-                )
+            one_of(name, getattr(self, name), get_args(kinds))
 
     def maps(self, folder: Path) -> bool:
         """Whether files of a folder are mapped."""

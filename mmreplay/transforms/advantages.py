@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.arguments import integer, number
 from mmreplay.episodes import FINAL, TERMINATED
 from mmreplay.errors import SchemaError, called, shown
 from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over, Touched
 from mmreplay.transforms.base_steps import BaseSteps, Where
-from mmreplay.transforms.checks import fraction, label, number, numbers, real, whole
+from mmreplay.transforms.checks import label, numbers, real
 from mmreplay.transforms.outline import Outline, Place
 
 BLOCK_STEPS = 128
@@ -178,12 +179,12 @@ def _check(spec: LambdaReturn | GAE) -> None:
         SchemaError: One is refused.
     """
     who = type(spec).__name__
-    fraction(f"{who} gamma", spec.gamma)
-    fraction(f"{who} lam", spec.lam)
-    number(f"{who} default", spec.default)
+    number(f"{who} gamma", spec.gamma, 0, "0.99 is usual.", maximum=1)
+    number(f"{who} lam", spec.lam, 0, "0.95 is usual.", maximum=1)
+    number(f"{who} default", spec.default, finite=False, nan=True)
     label(f"{who} name", spec.name)
     if spec.horizon is not None:
-        whole(f"{who} horizon", spec.horizon, 1)
+        integer(f"{who} horizon", spec.horizon, 1, "Leave it out for whole episodes.")
     given = [("value", spec.value)]
     if spec.bootstrap is not None:
         given.append(("bootstrap", spec.bootstrap))

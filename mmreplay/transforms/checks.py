@@ -1,56 +1,13 @@
-"""Checks and conversions that several transforms share."""
+"""Names and dtypes of the fields that transforms make."""
 
 from __future__ import annotations
-
-from typing import TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.arguments import DEFAULT
 from mmreplay.errors import SchemaError, shown
 from mmreplay.schema import Field
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    """Whether it is a real number, numpy's and NaN included."""
-    real = isinstance(value, int | float | np.integer | np.floating)
-    return real and not isinstance(value, bool)
-
-
-def whole(name: str, value: object, least: int) -> int:
-    """An integer argument.
-
-    Raises:
-        SchemaError: It is none, or less than the least.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise SchemaError(f"{name}: got {shown(value)}, expected an integer; give one")
-    if value < least:
-        raise SchemaError(f"{name}: got {value}, expected at least {least}; give more")
-    return int(value)
-
-
-def fraction(name: str, value: object) -> float:
-    """A number in [0, 1].
-
-    Raises:
-        SchemaError: It is none.
-    """
-    if not is_number(value) or not 0 <= value <= 1:
-        raise SchemaError(
-            f"{name}: got {shown(value)}, expected a number in [0, 1]; give another"
-        )
-    return float(value)
-
-
-def number(name: str, value: object) -> None:
-    """Refuse what is no number; NaN is one.
-
-    Raises:
-        SchemaError: It is none.
-    """
-    if not is_number(value):
-        raise SchemaError(f"{name}: got {shown(value)}, expected a number; such as 0.0")
 
 
 def label(name: str, value: object) -> None:
@@ -61,8 +18,7 @@ def label(name: str, value: object) -> None:
     """
     if not isinstance(value, str) or not value:
         raise SchemaError(
-            f"{name}: got {shown(value)}, expected the name of a field; leave it "
-            "out for the default"
+            f"{name} must be the name of a field, got {shown(value)}. {DEFAULT}"
         )
 
 

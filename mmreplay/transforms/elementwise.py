@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,11 +9,12 @@ from functools import partial
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from mmreplay.errors import SchemaError, shown
+from mmreplay.arguments import integer, number
+from mmreplay.errors import SchemaError
 from mmreplay.schema import Field
 from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over
 from mmreplay.transforms.base_steps import BaseSteps, Where
-from mmreplay.transforms.checks import is_number, numbers, whole
+from mmreplay.transforms.checks import numbers
 from mmreplay.transforms.outline import Outline
 
 Change = Callable[[str, NDArray[np.generic]], NDArray[np.generic]]
@@ -110,11 +110,7 @@ class Cast:
                 "and the tensors of the batch by .to(torch.bfloat16)"
             )
         for name, value in (("scale", self.scale), ("offset", self.offset)):
-            if not is_number(value) or not math.isfinite(value):
-                raise SchemaError(
-                    f"Cast {name}: got {shown(value)}, expected a finite number; such "
-                    "as 0.5"
-                )
+            number(f"Cast {name}", value)
         if field.numpy.kind != "f" and (self.scale, self.offset) != (1.0, 0.0):
             raise SchemaError(
                 f"Cast: got scale {self.scale} and offset {self.offset} with "
@@ -193,8 +189,8 @@ class OneHot:
 
     def __post_init__(self) -> None:
         """Check the arguments."""
-        whole("OneHot num_classes", self.num_classes, 1)
-        whole("OneHot start", self.start, np.iinfo(np.int64).min)
+        integer("OneHot num_classes", self.num_classes, 1, "Give their number.")
+        integer("OneHot start", self.start, np.iinfo(np.int64).min)
 
     def bind(self, outline: Outline) -> Bound:
         """Fit it; see `Transform.bind`.

@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay import kernels
+from mmreplay.arguments import number, one_of
 from mmreplay.errors import SchemaError, called, shown
 from mmreplay.schema import Field
 from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over, Touched
 from mmreplay.transforms.base_steps import BaseSteps, Where, around
-from mmreplay.transforms.checks import fraction, numbers
+from mmreplay.transforms.checks import numbers
 from mmreplay.transforms.outline import Outline
 
 _kernel = kernels.load("steps")
@@ -89,12 +90,8 @@ class HER:
 
     def __post_init__(self) -> None:
         """Check the arguments."""
-        fraction("HER ratio", self.ratio)
-        if self.strategy not in STRATEGIES:
-            raise SchemaError(
-                f"HER strategy: got {shown(self.strategy)}, expected one of "
-                f"{', '.join(STRATEGIES)}; 'future' is the usual one"
-            )
+        number("HER ratio", self.ratio, 0, "0.8 is the usual one.", maximum=1)
+        one_of("HER strategy", self.strategy, STRATEGIES, "'future' is the usual one.")
         if not callable(self.reward_fn):
             raise SchemaError(
                 f"HER reward_fn: got {shown(self.reward_fn)}, expected a function of "

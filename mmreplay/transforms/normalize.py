@@ -9,10 +9,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mmreplay.arguments import number
 from mmreplay.errors import FormatError, SchemaError, shown
 from mmreplay.schema import Field
 from mmreplay.transforms.base import Bound
-from mmreplay.transforms.checks import is_number, numbers
+from mmreplay.transforms.checks import numbers
 from mmreplay.transforms.elementwise import each
 from mmreplay.transforms.outline import Outline
 
@@ -87,11 +88,11 @@ class Normalize:
                     f"{path!r}, expected finite ones, and no negative std; measure "
                     "them over steps that hold numbers"
                 )
-        if self.clip is not None and not (is_number(self.clip) and self.clip > 0):
-            raise SchemaError(
-                f"Normalize: got clip {self.clip!r}, expected a positive number; None "
-                "leaves values as they come"
-            )
+        if self.clip is not None:
+            number(
+                "Normalize clip", self.clip, above=0, finite=False,
+                way_out="None leaves the values unclipped.",
+            )  # fmt: skip
 
     @classmethod
     def of(

@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay import kernels
+from mmreplay.arguments import integer, number
 from mmreplay.errors import SchemaError
 from mmreplay.schema import Field, Schema
 from mmreplay.transforms.base import Bound, Fields, Layer, Over, Sums
 from mmreplay.transforms.base_steps import BaseSteps, Where
-from mmreplay.transforms.checks import fraction, numbers, real, whole
+from mmreplay.transforms.checks import numbers, real
 from mmreplay.transforms.outline import Outline, Place
 
 _kernel = kernels.load("steps")
@@ -61,8 +62,8 @@ class NStep:
 
     def __post_init__(self) -> None:
         """Check the arguments."""
-        whole("NStep n", self.n, 1)
-        fraction("NStep gamma", self.gamma)
+        integer("NStep n", self.n, 1, "Give the number of rewards to sum.")
+        number("NStep gamma", self.gamma, 0, "0.99 is usual.", maximum=1)
 
     def bind(self, outline: Outline) -> Bound:
         """Fit it; see `Transform.bind`.

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.arguments import number, one_of
 from mmreplay.episodes import CUT, FINAL, TERMINATED, TRUNCATED
 from mmreplay.errors import SchemaError, called, shown
 from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over, Touched
 from mmreplay.transforms.base_steps import BaseSteps, Where
-from mmreplay.transforms.checks import fraction, label, number, numbers, real
+from mmreplay.transforms.checks import label, numbers, real
 from mmreplay.transforms.outline import Outline, Place
 
 TIME_LIMITS = ("default", "none", "bootstrap")
@@ -81,18 +82,14 @@ class DiscountedReturn:
 
     def __post_init__(self) -> None:
         """Check the arguments."""
-        fraction("DiscountedReturn gamma", self.gamma)
-        number("DiscountedReturn default", self.default)
+        number("DiscountedReturn gamma", self.gamma, 0, "0.99 is usual.", maximum=1)
+        number("DiscountedReturn default", self.default, finite=False, nan=True)
         label("DiscountedReturn name", self.name)
         for option, value, known in (
             ("time_limit", self.time_limit, TIME_LIMITS),
             ("discount_with", self.discount_with, DISCOUNTS),
         ):
-            if value not in known:
-                raise SchemaError(
-                    f"DiscountedReturn {option}: got {shown(value)}, expected one of "
-                    f"{', '.join(known)}; see its documentation"
-                )
+            one_of(f"DiscountedReturn {option}", value, known)
         if self.value_fn is not None and not callable(self.value_fn):
             raise SchemaError(
                 f"DiscountedReturn value_fn: got {shown(self.value_fn)}, expected a "

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.arguments import integer
 from mmreplay.errors import SchemaError
 from mmreplay.schema import Field
 from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over, Touched
 from mmreplay.transforms.base_steps import BaseSteps, Where, around
-from mmreplay.transforms.checks import whole
 from mmreplay.transforms.outline import Outline, Place
 
 MAX_AXES = 64
@@ -49,9 +49,9 @@ class FrameStack:
 
     def __post_init__(self) -> None:
         """Check the arguments."""
-        whole("FrameStack k", self.k, 1)
+        integer("FrameStack k", self.k, 1, "Give the number of frames.")
         if self.axis is not None:
-            whole("FrameStack axis", self.axis, -MAX_AXES)
+            integer("FrameStack axis", self.axis, -MAX_AXES)
 
     def bind(self, outline: Outline) -> Bound:
         """Fit it; see `Transform.bind`.
@@ -198,7 +198,7 @@ class ActionHistory:
 
     def __post_init__(self) -> None:
         """Check the arguments."""
-        whole("ActionHistory k", self.k, 1)
+        integer("ActionHistory k", self.k, 1, "Give the number of actions.")
 
     def bind(self, outline: Outline) -> Bound:
         """Fit it; see `Transform.bind`.

@@ -202,15 +202,15 @@ def test_a_pickled_memory_refuses_a_folder_that_was_resized(tmp_path):
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"replacement": "no"}, "replacement: got 'no', expected True or False"),
-        ({"replacement": None}, "replacement: got None, expected True or False"),
-        ({"export": "no"}, "export: got 'no', expected True or False"),
+        ({"replacement": "no"}, "replacement must be True or False, got 'no'"),
+        ({"replacement": None}, "replacement must be True or False, got None"),
+        ({"export": "no"}, "export must be True or False, got 'no'"),
         ({"export_directory": 3}, "export_directory: got 3, expected a path"),
         ({"export_directory": None}, "export_directory: got None, expected a path"),
         ({"export_format": ["pt"]}, "Unsupported export format: got"),
         ({"mutable": "values"}, r"mutable: .* sequence of names; pass \['values'\]"),
-        ({"seed": "x"}, "seed: got 'x', expected an integer of at least 0"),
-        ({"seed": -1}, "seed: got -1, expected an integer of at least 0"),
+        ({"seed": "x"}, "seed must be an integer of at least 0, got 'x'"),
+        ({"seed": -1}, "seed must be an integer of at least 0, got -1"),
     ],
 )
 @pytest.mark.parametrize("kind", [skrl.RandomMemory, rofunc.RandomMemory])
@@ -227,9 +227,9 @@ def test_arguments_that_make_no_sense_are_refused_by_name(
     [
         ({"mini_batches": 0}, "mini_batches: got 0, expected a whole number of"),
         ({"mini_batches": -2}, "mini_batches: got -2, expected a whole number of"),
-        ({"sequence_length": 0}, "sequence_length: got 0, expected an integer of"),
-        ({"sequence_length": 1.5}, "sequence_length: got 1.5, expected an integer"),
-        ({"sequence_length": "2"}, "sequence_length: got '2', expected an integer"),
+        ({"sequence_length": 0}, "sequence_length must be an integer of.*got 0"),
+        ({"sequence_length": 1.5}, "sequence_length must be an integer.*got 1.5"),
+        ({"sequence_length": "2"}, "sequence_length must be an integer.*got '2'"),
     ],
 )
 def test_draws_that_make_no_sense_are_refused_by_name(options, match):

@@ -47,7 +47,7 @@ def test_sequences_never_go_from_the_newest_to_the_oldest(tmp_path):
     with pytest.raises(EmptyError):
         memory.sample(["observations"], 1, sequence_length=7)
     with pytest.raises(
-        ValueError, match="sequence_length: got 0, expected an integer of at least 1"
+        ValueError, match="sequence_length must be an integer of at least 1, got 0"
     ):
         memory.sample(["observations"], 1, sequence_length=0)
     memory.home.close()

@@ -106,7 +106,7 @@ def test_each_space_has_its_buffer(kind, space, message):
         ({"optimize_memory_usage": "no"}, "optimize_memory_usage: got 'no', .* False"),
         (
             {"handle_timeout_termination": "no"},
-            "handle_timeout_termination: got 'no', expected True or False",
+            "handle_timeout_termination must be True or False, got 'no'",
         ),
     ],
 )

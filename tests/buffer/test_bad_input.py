@@ -235,13 +235,13 @@ CALLS = {
     "batch of none": (
         lambda b: b.sample(0),
         SchemaError,
-        ("batch_size", "got 0", "expected an integer of at least 1"),
+        ("batch_size must be an integer of at least 1", "got 0"),
     ),
     "batch of less": (lambda b: b.sample(-3), SchemaError, ("batch_size", "got -3")),
     "batch of a part": (
         lambda b: b.sample(1.5),
         SchemaError,
-        ("batch_size", "got 1.5", "expected an integer"),
+        ("batch_size must be an integer", "got 1.5"),
     ),
     "batch of text": (lambda b: b.sample("4"), SchemaError, ("batch_size", "got '4'")),
     "position not written": (
@@ -292,7 +292,7 @@ CALLS = {
     "dequeue of none": (
         lambda b: b.dequeue(0),
         SchemaError,
-        ("count", "got 0", "expected an integer of at least 1"),
+        ("count must be an integer of at least 1", "got 0"),
     ),
     "dequeue of too many": (
         lambda b: b.dequeue(5, [1]),
@@ -308,7 +308,7 @@ CALLS = {
     "resize to none": (
         lambda b: b.resize(0),
         SchemaError,
-        ("capacity", "got 0", "expected an integer in [1,"),
+        ("capacity must be an integer in [1,", "got 0"),
     ),
     "resize to a part": (lambda b: b.resize(2.5), SchemaError, ("capacity", "got 2.5")),
     "a field that is there": (

@@ -20,11 +20,11 @@ def buffer(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"capacity": 1e6}, r"capacity: got 1000000.0, .*; give the rows .*int\(1e6\)"),
-        ({"num_envs": 0}, r"num_envs: got 0, .*; give the number of environments"),
-        ({"engine": "disk"}, r"engine: got 'disk', .*; leave it out for files"),
-        ({"layout": "row"}, r"layout: got 'row', .*; leave it out to have it chosen"),
-        ({"autoreset": True}, r"autoreset: got True, .*; name what your environments"),
+        ({"capacity": 1e6}, r"capacity .* got 1000000.0\. Give the rows .*int\(1e6\)"),
+        ({"num_envs": 0}, r"num_envs .* got 0\. Give the number of environments"),
+        ({"engine": "disk"}, r"engine .* got 'disk'\. Leave it out for memory-"),
+        ({"layout": "row"}, r"layout .* got 'row'\. Leave it out to choose it"),
+        ({"autoreset": True}, r"autoreset .* got True\. Say what your environments"),
     ],
 )
 def test_creating_says_what_to_give(tmp_path, changes, told):
@@ -44,15 +44,13 @@ def test_opening_says_which_mode_is_for_what(buffer):
     ):
         mr.ReplayBuffer.open(buffer.path, "w")
     with pytest.raises(
-        SchemaError, match=r"on_resume: got 'go', .*; 'break' is right un"
+        SchemaError, match=r"on_resume .* got 'go'\. 'break' is right un"
     ):
         mr.ReplayBuffer.open(buffer.path, "r+", on_resume="go")
 
 
 def test_resizing_says_what_a_capacity_is(buffer):
-    with pytest.raises(
-        SchemaError, match=r"capacity: got '9', .*; give the rows to ke"
-    ):
+    with pytest.raises(SchemaError, match=r"capacity .* got '9'\. Give the rows to ke"):
         buffer.resize("9")
 
 
@@ -95,9 +93,9 @@ def test_a_batch_beyond_the_memory_says_how_large_it_is(buffer, monkeypatch):
 @pytest.mark.parametrize("size", [2.5, True, "8", None])
 def test_draws_are_of_whole_steps(buffer, size):
     dataset = mr.ReplayDataset(buffer.path)
-    with pytest.raises(SchemaError, match=r"batch_size: got .*expected an integer of"):
+    with pytest.raises(SchemaError, match="batch_size must be an integer of at"):
         dataset.draws(mr.UniformSampler(), batch_size=size)
-    with pytest.raises(SchemaError, match=r"batch_size: got .*expected an integer of"):
+    with pytest.raises(SchemaError, match="batch_size must be an integer of at"):
         buffer.sample(size)
     assert (
         len(next(iter(dataset.draws(mr.UniformSampler(), np.int64(2)))).positions) == 2

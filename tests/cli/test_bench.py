@@ -23,7 +23,10 @@ def test_bench_prints_a_table(path, capsys):
 def test_a_batch_larger_than_memory_is_refused(path, capsys):
     assert run(["bench", str(path), "--batch-size", "1e12"]) == 3
     told = capsys.readouterr().err
-    assert "batch_size: got 1,000,000,000,000, and 16 times as many are drawn" in told
+    assert (
+        "batch_size is too large, got 1,000,000,000,000: the bench also draws 16 times"
+        in told
+    )
     assert "PiB, and this machine has " in told
     assert told.count("\n") == 1
 

@@ -301,7 +301,7 @@ def test_stats_of_an_empty_buffer_are_no_numbers(facts, tmp_path):
      (3 << 70, "3,072.00 EiB")],
 )  # fmt: skip
 def test_sizes_have_units(nbytes, text):
-    assert show.size(nbytes) == text
+    assert show.format_size(nbytes) == text
 
 
 @pytest.mark.parametrize(

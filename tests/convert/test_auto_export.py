@@ -252,8 +252,8 @@ def test_a_ring_that_is_resized_stays_watched(tmp_path):
         ({"fields": ["x"]}, "fields: got 'x'"),
         ({"colour": 3, "format": "pt"}, "option 'colour': got one that open_writer"),
         ({"compression": "x"}, "compression: got 'x'"),
-        ({"every": 0}, r"every: got 0, expected an integer in \[1, 50\]"),
-        ({"every": 51}, "every: got 51"),
+        ({"every": 0}, r"every must be an integer in \[1, 50\], got 0"),
+        ({"every": 51}, r"every must be an integer in \[1, 50\], got 51"),
     ],
 )
 def test_a_bad_choice_is_found_at_construction(tmp_path, options, message):

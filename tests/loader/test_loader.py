@@ -305,7 +305,7 @@ def test_without_epochs_there_is_no_length(path):
 @pytest.mark.parametrize("number", [0, -1, 1.5, True, "a"])
 def test_numbers_are_integers_of_at_least_one(path, name, number):
     options = {"batch_size": 4} | {name: number}
-    told = f"{name}: got {number!r}, expected an integer of at least 1"
+    told = f"{name} must be an integer of at least 1, got {number!r}"
     with opened(path) as buffer, pytest.raises(SchemaError, match=told):
         mr.ReplayLoader(buffer, **options)
 

@@ -270,10 +270,10 @@ def test_a_state_brings_the_episodes_back(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"by": "steps"}, "by: got 'steps', expected one of"),
-        ({"layout": "flat"}, "layout: got 'flat', expected one of"),
-        ({"min_length": 0}, "min_length: got 0, expected an integer of at least 1"),
-        ({"max_length": 2.5}, "max_length: got 2.5, expected an integer of at least 1"),
+        ({"by": "steps"}, "by must be one of.*got 'steps'"),
+        ({"layout": "flat"}, "layout must be one of.*got 'flat'"),
+        ({"min_length": 0}, "min_length must be an integer of at least 1, got 0"),
+        ({"max_length": 2.5}, "max_length must be an integer of at least 1, got 2.5"),
         ({"where": 3}, "where: got 3, expected a callable .* such as return_within"),
         ({"sampler": 3}, "sampler: got 3, expected an object with draw"),
         ({"min_length": 5, "max_length": 4}, r"got 5 and 4, expected 1 <= min_length"),

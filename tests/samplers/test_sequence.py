@@ -331,15 +331,15 @@ def test_windows_longer_than_every_episode_are_not_there(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"length": 0}, "length: got 0, expected an integer of at least 1"),
-        ({"length": 2.0}, "length: got 2.0, expected an integer"),
-        ({"length": 2, "burn_in": -1}, "burn_in: got -1, expected an integer of at"),
-        ({"length": 2, "stride": 0}, "stride: got 0, expected an integer of at least"),
-        ({"length": 2, "bootstrap": -3}, "bootstrap: got -3, expected an integer"),
+        ({"length": 0}, "length must be an integer of at least 1, got 0"),
+        ({"length": 2.0}, "length must be an integer.*got 2.0"),
+        ({"length": 2, "burn_in": -1}, "burn_in must be an integer of at.*got -1"),
+        ({"length": 2, "stride": 0}, "stride must be an integer of at least.*got 0"),
+        ({"length": 2, "bootstrap": -3}, "bootstrap must be an integer.*got -3"),
         ({"length": 2, "boundary": "no"}, "boundary: got 'no', expected one of"),
         ({"length": 2, "first_only": "state"}, "first_only: got the string 'state'"),
         ({"length": 2, "first_only": 3}, "first_only: got 3, expected a sequence"),
-        ({"length": 2.5}, "length: got 2.5, expected an integer of at least 1"),
+        ({"length": 2.5}, "length must be an integer of at least 1, got 2.5"),
         ({"length": 2, "sampler": "a"}, "sampler: got 'a', expected an object with"),
     ],
 )

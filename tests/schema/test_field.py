@@ -98,7 +98,7 @@ def test_a_shape_is_kept_as_a_tuple_of_python_integers():
 def test_options_are_bools_that_equality_sees(option):
     assert Field((), "int8", **{option: True}) != Field((), "int8")
     with pytest.raises(
-        SchemaError, match=f"option {option}: got 'yes', expected True or False"
+        SchemaError, match=f"option {option} must be True or False, got 'yes'"
     ):
         Field((), "int8", **{option: "yes"})
 

@@ -343,15 +343,15 @@ def test_transforms_are_values_that_pickle():
 
 HER = mr.HER("future", 0.5, distance)
 REFUSED = [
-    ({"gamma": 2}, r"GAE gamma: got 2, expected a number in \[0, 1\]"),
-    ({"lam": -1}, r"GAE lam: got -1, expected a number in \[0, 1\]"),
+    ({"gamma": 2}, r"GAE gamma must be a number in \[0, 1\], got 2"),
+    ({"lam": -1}, r"GAE lam must be a number in \[0, 1\], got -1"),
     ({"value": 3}, "GAE value: got 3, expected the path of a stored field or a func"),
     ({"value": None}, "GAE value: got None, expected the path"),
     ({"bootstrap": ""}, "GAE bootstrap: got '', expected the path"),
-    ({"horizon": 0}, "GAE horizon: got 0, expected at least 1"),
-    ({"default": "a"}, "GAE default: got 'a', expected a number"),
-    ({"name": ""}, "GAE name: got '', expected the name of a field"),
-    ({"target": 3}, "GAE target: got 3, expected the name of a field"),
+    ({"horizon": 0}, "GAE horizon must be an integer of at least 1, got 0"),
+    ({"default": "a"}, "GAE default must be a number.*got 'a'"),
+    ({"name": ""}, "GAE name must be the name of a field, got ''"),
+    ({"target": 3}, "GAE target must be the name of a field, got 3"),
 ]
 UNFIT = [
     ([mr.GAE(0.5)], "GAE value: got 'value', expected a field of numbers"),

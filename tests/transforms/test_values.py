@@ -232,7 +232,7 @@ def test_bfloat16_rewards_are_summed_as_numbers():
     [
         (lambda: mr.Delta(3), "Delta: got paths 3, expected paths of fields"),
         (lambda: mr.Cast("float32", 3), "Cast: got paths 3, expected paths of fields"),
-        (lambda: mr.Delta(name=3), "Delta name: got 3, expected the name of a field"),
+        (lambda: mr.Delta(name=3), "Delta name must be the name of a field, got 3"),
         (
             lambda: mr.Normalize(3, 4),
             "Normalize: got means 3, expected a number or a",
@@ -243,31 +243,31 @@ def test_bfloat16_rewards_are_summed_as_numbers():
         ),
         (
             lambda: mr.Normalize({"observation": 0}, {"observation": 1}, clip="a"),
-            "Normalize: got clip 'a', expected a positive number",
+            "Normalize clip must be a number above 0, got 'a'",
         ),
         (
             lambda: mr.Cast("float32", scale="a"),
-            "Cast scale: got 'a', expected a finite number",
+            "Cast scale must be a finite number, got 'a'",
         ),
         (
             lambda: mr.Cast("float32", offset=np.nan),
-            "Cast offset: got nan, expected a finite number",
+            "Cast offset must be a finite number, got nan",
         ),
         (
             lambda: mr.FrameStack(2, axis="a"),
-            "FrameStack axis: got 'a', expected an integer",
+            "FrameStack axis must be an integer.*got 'a'",
         ),
         (
             lambda: mr.OneHot(2, start=0.5),
-            "OneHot start: got 0.5, expected an integer",
+            "OneHot start must be an integer.*got 0.5",
         ),
         (
             lambda: mr.DiscountedReturn(0.5, default="a"),
-            "DiscountedReturn default: got 'a', expected a number",
+            "DiscountedReturn default must be a number.*got 'a'",
         ),
         (
             lambda: mr.DiscountedReturn(0.5, name=3),
-            "DiscountedReturn name: got 3, expected the name of a field",
+            "DiscountedReturn name must be the name of a field, got 3",
         ),
     ],
 )

@@ -51,12 +51,13 @@ from mmreplay.adapters.pytorchrl.priorities import (
 )
 from mmreplay.adapters.pytorchrl.ring import RingStorage
 from mmreplay.adapters.pytorchrl.sequences import Ids, SequenceStorage
+from mmreplay.arguments import is_number, number
 from mmreplay.batch import Batch
 from mmreplay.buffer.replay_buffer import ReplayBuffer as Ring
 from mmreplay.episodes import END, FINAL, START
 from mmreplay.errors import EmptyError, SchemaError
 from mmreplay.nesting import unflatten
-from mmreplay.samplers.base import Sampler, is_number, share
+from mmreplay.samplers.base import Sampler
 from mmreplay.samplers.prioritized import PrioritizedSampler
 from mmreplay.transforms.base import Transform
 from mmreplay.transforms.nstep import NStep
@@ -121,13 +122,13 @@ class MBReplayBuffer(RingStorage):
         self.scaler.fit(inputs=inputs, targets=targets)
         inputs, targets = self.scaler.transform(inputs=inputs, targets=targets)
         order = self._random.permutation(len(inputs))
-        for number, first in enumerate(range(0, len(order), mini_batch_size)):
+        for index, first in enumerate(range(0, len(order), mini_batch_size)):
             rows = torch.from_numpy(order[first : first + mini_batch_size])
             rows = rows.to(inputs.device)
             yield {
                 "train_input": inputs[rows],
                 "train_label": targets[rows],
-                "batch_number": number,
+                "batch_number": index,
             }
 
     def _examples(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -701,7 +702,7 @@ class EREBuffer(PERBuffer):
     def _check(cls, name: str, value: object) -> None:
         super()._check(name, value)
         if name in ("eta", "initial_eta"):
-            share(name, value, "1 draws from everything")
+            number(name, value, above=0, maximum=1, way_out="1 draws from all steps.")
         elif name == "cmin":
             check_counts(1, cmin=value)
 

@@ -19,12 +19,13 @@ from mmreplay.adapters.common.location import BufferLocation, StrPath
 from mmreplay.adapters.common.values import check_counts
 from mmreplay.adapters.sb3 import goals as sb3_goals
 from mmreplay.adapters.sb3.steps import NONE, Steps, fitted
+from mmreplay.arguments import flag
 from mmreplay.batch import Batch
 from mmreplay.buffer.replay_buffer import ReplayBuffer as Ring
 from mmreplay.episodes import END, FINAL
 from mmreplay.errors import EmptyError, SchemaError, shown
 from mmreplay.format import metadata
-from mmreplay.samplers.base import Sampler, truth
+from mmreplay.samplers.base import Sampler
 from mmreplay.samplers.prioritized import PrioritizedSampler
 from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.schema import Field
@@ -149,8 +150,8 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
             SchemaError: An argument is not legal, or it needs `DictReplayBuffer`.
         """
         check_counts(n_envs=n_envs, buffer_size=buffer_size)
-        truth("optimize_memory_usage", optimize_memory_usage)
-        truth("handle_timeout_termination", handle_timeout_termination)
+        flag("optimize_memory_usage", optimize_memory_usage)
+        flag("handle_timeout_termination", handle_timeout_termination)
         # Not the base's own __init__: it fills the RAM.
         self.buffer_size = max(int(buffer_size) // n_envs, 1)
         self.observation_space, self.action_space = observation_space, action_space
@@ -523,7 +524,7 @@ class HerReplayBuffer(DictReplayBuffer, her_replay_buffer.HerReplayBuffer):  # t
                 f"{', '.join(sb3_goals.STRATEGIES)}; 'future' is the usual one"
             )
         check_counts(0, n_sampled_goal=n_sampled_goal)
-        truth("copy_info_dict", copy_info_dict)
+        flag("copy_info_dict", copy_info_dict)
         for name, value in (("info_keys", info_keys), ("info_bytes", info_bytes)):
             if value is not None and not copy_info_dict:
                 raise SchemaError(

@@ -44,11 +44,12 @@ from mmreplay.adapters.common.values import (
 from mmreplay.adapters.skrl import save as saved
 from mmreplay.adapters.skrl.cursor import Cursor, cursor_of
 from mmreplay.adapters.skrl.save import Format, check_format
+from mmreplay.arguments import flag, integer
 from mmreplay.batch import Batch
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.disk import files
 from mmreplay.errors import EmptyError, SchemaError, StaleError, shown
-from mmreplay.samplers.base import Sampler, truth, whole
+from mmreplay.samplers.base import Sampler
 from mmreplay.samplers.distinct import DistinctSampler
 from mmreplay.samplers.sequence import SequenceSampler
 from mmreplay.samplers.uniform import UniformSampler
@@ -136,7 +137,7 @@ class Memory(PickledByPath):
         """
         check_format(export_format)
         check_counts(memory_size=memory_size, num_envs=num_envs)
-        truth("export", export)
+        flag("export", export)
         if not isinstance(export_directory, str | os.PathLike):
             raise SchemaError(
                 f"export_directory: got {shown(export_directory)}, expected a path; "
@@ -148,7 +149,7 @@ class Memory(PickledByPath):
                 f"[{mutable!r:.80}]"
             )
         if seed is not None:
-            whole("seed", seed, 0, "leave it out for torch's own")
+            integer("seed", seed, 0, "Leave it out for torch's own seed.")
         self.memory_size, self.num_envs = int(memory_size), int(num_envs)
         self.device = device_of(device)
         self._on_cpu = self.device.type == "cpu"
@@ -733,7 +734,7 @@ class RandomMemory(Memory):
         Raises:
             SchemaError: `replacement` is no truth value; see also `Memory`.
         """
-        self._replacement = truth("replacement", replacement)
+        self._replacement = flag("replacement", replacement)
         super().__init__(
             memory_size, num_envs, device, export, export_format, export_directory,
             **options,
@@ -776,7 +777,7 @@ class RandomMemory(Memory):
         return self._parted(batch, names, mini_batches)
 
     def _sampler(self, length: int) -> Sampler:
-        whole("sequence_length", length, 1, "leave it out for single steps")
+        integer("sequence_length", length, 1, "Leave it out for single steps.")
         if length not in self._samplers:
             seed = (self._seed + length) % (1 << 63)
             sampler: Sampler = (

@@ -25,11 +25,12 @@ from mmreplay.adapters.common.location import (
 from mmreplay.adapters.common.values import check_counts, seed_of_draws
 from mmreplay.adapters.tmrl.nests import check_crcs, collate_torch, crcs_of
 from mmreplay.adapters.tmrl.rows import Rows
+from mmreplay.arguments import number
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.datasets import pickles
 from mmreplay.disk import files
 from mmreplay.errors import EmptyError, FormatError, SchemaError
-from mmreplay.samplers.base import Sampler, finite
+from mmreplay.samplers.base import Sampler
 from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.schema import Schema
 
@@ -269,7 +270,7 @@ class GenericTorchMemory(PickledByPath, TorchMemory):
         check_counts(imgs_obs=1 if imgs_obs is None else imgs_obs)
         check_counts(0, nb_steps=nb_steps, act_buf_len=act_buf_len)
         if imgs_scale is not None:
-            finite("imgs_scale", imgs_scale)
+            number("imgs_scale", imgs_scale, 0)
         if imgs_scale == 0:
             raise SchemaError(
                 "imgs_scale: got 0, which images are divided by, expected a finite "

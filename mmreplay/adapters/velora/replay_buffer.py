@@ -28,12 +28,13 @@ from mmreplay.adapters.common.location import (
 from mmreplay.adapters.common.values import array_of, plain_rows, rows_of, seed_of_draws
 from mmreplay.adapters.velora import save as saved
 from mmreplay.adapters.velora.save import METADATA, BufferConfig
+from mmreplay.arguments import integer
 from mmreplay.buffer.replay_buffer import ReplayBuffer as Ring
 from mmreplay.convert.pt import TensorFile, write_tensors
 from mmreplay.disk import files
 from mmreplay.errors import SchemaError
 from mmreplay.recording.environments import make_vector
-from mmreplay.samplers.base import Sampler, whole
+from mmreplay.samplers.base import Sampler
 from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.schema import Field, Schema
 
@@ -161,7 +162,7 @@ class BufferBase(PickledByPath):
             "state_dim": state_dim, "action_dim": action_dim, "hidden_dim": hidden_dim,
         }  # fmt: skip
         for name, dim in dims.items():
-            whole(name, dim, 1, "give the number of features")
+            integer(name, dim, 1, "Give the number of features.")
         self._make(
             BufferLocation("velora", path, resume), device,
             (capacity, state_dim, action_dim, hidden_dim), {},
