@@ -4,6 +4,7 @@
 #
 #   make demo    record, kill, reopen and train: the main job, from end to end
 #   make test    the tests, without the slow ones
+#   make docs    the documentation site, with the API reference, into build/site
 #   make check   format, lint, types, import floors, all tests; prints the layout
 #   make clean   remove .venv, built kernels and the tools' caches
 
@@ -13,17 +14,21 @@ PYTEST_ARGS ?=
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --constraint constraints.txt
-# What `make test` installs includes what `make demo` needs, so that a demo run
-# after it installs nothing.
+# What `make test` installs includes what `make demo` and `make docs` need, so that
+# these install nothing after it.
 DEMO_READY := $(if $(wildcard .venv/dev.ready),.venv/dev.ready,.venv/rl.ready)
+DOCS_READY := $(if $(wildcard .venv/dev.ready),.venv/dev.ready,.venv/docs.ready)
 
-.PHONY: demo test check install clean
+.PHONY: demo test docs check install clean
 
 demo: $(DEMO_READY)
 	$(BIN)/python -m tools.demo
 
 test: .venv/dev.ready
 	$(BIN)/python -m pytest -m "$(TESTS)" $(PYTEST_ARGS)
+
+docs: $(DOCS_READY)
+	$(BIN)/python -m tools.docs_site
 
 check: .venv/dev.ready
 	tools/check

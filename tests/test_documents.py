@@ -1,4 +1,4 @@
-"""What the README and the pages under docs/ tell to type works when it is typed.
+"""What README, CONTRIBUTING and the pages under docs/ tell to type works.
 
 Figures and paths that pages print differ from run to run; that each command ends as its
 page shows, and that each block runs, does not.
@@ -22,7 +22,11 @@ import mmreplay as mr
 from mmreplay.cli.exits import run
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *sorted(DOCS.glob("*.md")),
+]
 MANY_STEPS = re.compile(r"--steps [0-9e]{5,}")
 
 
@@ -38,13 +42,34 @@ def typed(line):
     return [*words, "--yes"] if words[0] in ("resize", "clear") else words
 
 
-def test_the_blocks_of_the_readme_run_one_after_another(tmp_path, monkeypatch):
+def test_the_readme_is_short_and_its_quick_start_fits_on_a_screen():
+    (block,) = blocks(PAGES[0], "python")
+    assert sum(1 for line in block.splitlines() if line.strip()) <= 15
+    assert len(PAGES[0].read_text().splitlines()) < 120
+
+
+def test_the_quick_start_of_the_readme_draws_what_it_wrote(tmp_path, monkeypatch):
     pytest.importorskip("gymnasium")
     monkeypatch.chdir(tmp_path)
     names = {}
-    found = blocks(PAGES[0], "python")
-    for block in found:
-        exec(compile(block, "README.md", "exec"), names)
+    exec(compile(blocks(PAGES[0], "python")[0], "README.md", "exec"), names)
+    assert names["batch"]["observation"].shape == (256, 4)
+    assert names["batch"]["next_observation"].dtype == "float32"
+    # 16,000 rows in a ring of 10,000 each.
+    assert len(names["reader"]) > 15_000
+
+
+def test_the_blocks_of_writing_and_reading_run_one_after_another(tmp_path, monkeypatch):
+    pytest.importorskip("gymnasium")
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    found = [
+        (page, block)
+        for page in ("writing.md", "reading.md")
+        for block in blocks(DOCS / page, "python")
+    ]
+    for page, block in found:
+        exec(compile(block, page, "exec"), names)
         if "batch" in names:
             names.setdefault("first batch", names["batch"])
     # What was said of the shapes, where it was said.
@@ -60,13 +85,18 @@ def test_the_blocks_of_the_readme_run_one_after_another(tmp_path, monkeypatch):
     del batch, names["loader"]
 
 
+def listed_commands():
+    """The command lines at the head of the page on the command line, in order."""
+    (block,) = blocks(DOCS / "cli.md", "sh")
+    return block.splitlines()
+
+
 @pytest.mark.slow
-def test_the_command_lines_of_the_readme_work_in_order(tmp_path, monkeypatch, capsys):
+def test_the_listed_command_lines_work_in_order(tmp_path, monkeypatch, capsys):
     pytest.importorskip("ale_py")
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
-    page = PAGES[0].read_text()
-    lines = re.findall(r"^mmreplay .*$", page, re.M)
+    lines = listed_commands()
     assert len(lines) == 14
     for line in lines:
         code = run(typed(line))
@@ -170,7 +200,7 @@ def every(language, pages):
     ]
 
 
-EVERYWHERE = [*PAGES, *sorted((ROOT / "docs" / "migrating").glob("*.md"))]
+EVERYWHERE = [*PAGES, *sorted((DOCS / "migrating").glob("*.md"))]
 
 
 @pytest.mark.parametrize(("page", "block"), every("python", EVERYWHERE))
@@ -238,8 +268,8 @@ def test_a_block_of_commands_runs_alone(
         assert done.stdout
 
 
-def readme_commands():
-    for line in re.findall(r"^mmreplay .*$", PAGES[0].read_text(), re.M):
+def marked_commands():
+    for line in listed_commands():
         slow = any(words in line for words in SLOW_COMMANDS)
         yield pytest.param(
             line,
@@ -248,10 +278,8 @@ def readme_commands():
         )
 
 
-@pytest.mark.parametrize("line", [*readme_commands()])
-def test_a_command_of_the_readme_runs_alone(
-    line, at_hand, tmp_path, monkeypatch, capsys
-):
+@pytest.mark.parametrize("line", [*marked_commands()])
+def test_a_listed_command_runs_alone(line, at_hand, tmp_path, monkeypatch, capsys):
     for module in ("gymnasium", "matplotlib"):
         pytest.importorskip(module)
     if "ALE" in line:
@@ -271,7 +299,7 @@ def test_the_code_of_a_page_is_python_and_its_names_are_there(page):
             assert hasattr(mr, name), f"mr.{name}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", EVERYWHERE, ids=lambda page: page.name)
 def test_what_a_page_names_is_there(page):
     text = page.read_text()
     for name in set(re.findall(r"-m (tools\.[\w.]+\w)", text)):
@@ -280,3 +308,31 @@ def test_what_a_page_names_is_there(page):
         assert (ROOT / name).exists(), name
     for link in set(re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", text)):
         assert (page.parent / link).exists(), link
+    for file, names in re.findall(
+        r"`(tests/[\w/]+\.py)` \(((?:`test_\w+`(?:, )?)+)", text
+    ):
+        source = (ROOT / file).read_text()
+        for name in re.findall(r"`(\w+)`", names):
+            assert re.search(rf"def {name}\(", source), f"{file}: {name}"
+
+
+def anchor(heading):
+    """The anchor of a heading, as GitHub and the site make it."""
+    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
+    return re.sub(r"[^\w\- ]", "", plain.strip().lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", EVERYWHERE, ids=lambda page: page.name)
+def test_a_link_into_a_page_finds_its_heading(page):
+    for target, name in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text()):
+        text = (page.parent / target if target else page).read_text()
+        headings = re.findall(r"^#+ (.+)$", text, re.M)
+        assert name in {anchor(heading) for heading in headings}, f"{target}#{name}"
+
+
+@pytest.mark.parametrize("page", EVERYWHERE, ids=lambda page: page.name)
+def test_lists_and_tables_of_a_page_begin_after_an_empty_line(page):
+    # GitHub does without the line, the site's Markdown does not.
+    text = re.sub(r"^```.*?^```$", "\n", page.read_text(), flags=re.M | re.S)
+    begins = re.findall(r"^(?![-|*\s]|\d\.).+\n(?:[-*] |\||\d\. ).*$", text, re.M)
+    assert begins == []

@@ -1,10 +1,10 @@
-"""Run all benchmarks, and put what they print into docs/benchmarks.md and plots.
+"""Run all benchmarks, and write docs/benchmarks.md, plots and README's table from them.
 
 ``python -m tools.bench.all`` runs every script, one after another, in the environment
 of the peers (`make_peers`) if it is there, keeps what each printed in
-docs/figures/benchmarks.json, and writes from it the tables between the markers of
-docs/benchmarks.md and the plots beside the figures. Names run some scripts, whose
-results replace theirs and leave the others'. With --quick, everything goes to
+docs/figures/benchmarks.json, and writes from it docs/benchmarks.md (`page`), the plots
+beside the figures and README's table. Names run some scripts, whose results replace
+theirs and leave the others'. With --quick, everything goes to
 build/bench, so that figures of small runs never stand in the docs.
 """
 
@@ -26,13 +26,12 @@ from tools.bench import (
     bench_adapters,
     bench_zarr_peers,
     disk_peers,
-    held_to,
     make_peers,
+    page,
     peers,
     plots,
     prioritized_peers,
     slices,
-    tables,
     transform_peers,
 )
 from tools.bench.turns import rounded
@@ -66,7 +65,7 @@ LIBRARIES = (
     "cpprb", "flashbax", "h5py", "jax", "numpy", "pandas", "pyarrow", "safetensors",
     "skrl", "stable-baselines3", "tensorstore", "tianshou", "torch", "torchrl", "zarr",
 )  # fmt: skip
-RAW = "benchmarks.json"
+RAW = page.RAW
 
 
 def run(
@@ -137,43 +136,28 @@ def versions(python: Path) -> str:
     return ", ".join(done.stdout.split("\n")[:-1])
 
 
-def publish(results: Mapping[str, Any], document: Path, figures: Path) -> list[Path]:
-    """Write the raw results, the document's tables and the plots.
+def publish(
+    results: Mapping[str, Any],
+    document: Path,
+    figures: Path,
+    readme: Path | None = None,
+) -> list[Path]:
+    """Write the raw results, the plots, the page and README's table.
 
     Args:
         results: Records by script.
-        document: Markdown; what stands outside the markers stays.
+        document: The page, written as a whole.
         figures: Folder of the plots and of the raw results.
+        readme: Gets the table of ratios, where one is given.
 
     Returns:
         What was written.
     """
     figures.mkdir(parents=True, exist_ok=True)
-    raw = figures / RAW
+    raw = figures / page.RAW
     raw.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n", "utf-8")
     drawn = plots.draw_all(results, figures)
-    text = document.read_text("utf-8") if document.exists() else "# Benchmarks\n"
-    lines = tables.targets(results, held_to.TARGETS)
-    text = tables.between(text, "targets", lines)
-    where = os.path.relpath(figures, document.parent)
-    shown = [f"![{path.stem}]({where}/{path.name})" for path in drawn]
-    text = tables.between(text, "plots", shown)
-    text = tables.between(text, "raw", _tables(results))
-    document.write_text(text, "utf-8")
-    return [raw, *drawn, document]
-
-
-def _tables(results: Mapping[str, Any]) -> list[str]:
-    lines: list[str] = []
-    for script, record in sorted(results.items()):
-        lines += [f"### `{script}`", ""]
-        lines += tables.table(record)
-        where = f"{record['day']}, {record['machine']}; {record['versions']}"
-        # Of a script that was run by itself nobody took note of it.
-        load = record.get("load_before")
-        before = "" if load is None else f" at a load of {load:g} before"
-        lines += ["", f"{record['seconds']:g} s{before}; {where}.", ""]
-    return lines[:-1]
+    return [raw, *drawn, *page.write(results, document, figures, drawn, readme)]
 
 
 def main() -> int:
@@ -196,7 +180,8 @@ def main() -> int:
             print(error, file=sys.stderr, flush=True)
             continue
         print(f"{script}: {results[script]['seconds']:g} s", flush=True)
-    for path in publish(results, docs / "benchmarks.md", figures):
+    readme = make_peers.ROOT / "README.md" if docs == make_peers.ROOT / "docs" else None
+    for path in publish(results, docs / "benchmarks.md", figures, readme):
         print(path)
     return 1 if failed else 0
 

@@ -72,7 +72,7 @@ def table(record: Mapping[str, Any]) -> list[str]:
     lines = ["| | |", "|---|---|"]
     for path, figures in groups(record["result"]):
         where = ", ".join(words(part) for part in path) or "in all"
-        told = ", ".join(f"{words(n)} **{_figure(v)}**" for n, v in figures.items())
+        told = ", ".join(f"{words(n)} **{figure(v)}**" for n, v in figures.items())
         lines.append(f"| {where} | {told} |")
     return lines
 
@@ -84,7 +84,8 @@ def words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _figure(value: Any) -> str:
+def figure(value: Any) -> str:
+    """A figure as it is printed: floats to three digits, thousands with commas."""
     if isinstance(value, float):
         shown = rounded(value)
         return f"{int(shown):,}" if abs(shown) >= 1000 else f"{shown:g}"
