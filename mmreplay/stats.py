@@ -413,7 +413,7 @@ def _columns(buffer: ReplayBuffer, found: Episodes) -> tuple[NDArray[np.generic]
 
 def _broken(buffer: ReplayBuffer, found: Episodes) -> NDArray[np.bool_]:
     """Which episodes end because another begins, and not by a step that says so."""
-    flags, broken = buffer.reading.view.flags, np.zeros(len(found.begin), bool)
+    flags, broken = buffer.reading.flags, np.zeros(len(found.begin), bool)
     which = np.flatnonzero(~found.running)
     env_ids, end = np.full(len(which), found.env_id), found.end[which]
     endless = (flags(env_ids, end - 1) & END) == 0

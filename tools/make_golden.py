@@ -248,7 +248,7 @@ def packed(folder: Path) -> mr.ReplayBuffer:
 
 def _seal(buffer: mr.ReplayBuffer) -> None:
     """Have the thread done with what is due, so that each run does the same."""
-    store = buffer._parts.store
+    store = buffer._files.store
     assert isinstance(store, ZarrStore)
     store.sealing.seal_now([])
 
@@ -272,7 +272,7 @@ def describe(folder: Path) -> dict[str, Any]:
             "steps": len(buffer),
             "env_ids": found.env_ids.tolist(),
             "positions": found.positions.tolist(),
-            "flags": buffer._reading.view.flags(*where).tolist(),
+            "flags": buffer._reader.flags(*where).tolist(),
             "rows": rows,
         }
 

@@ -152,7 +152,6 @@ RENAMED: list[Rule] = [
         ("Judge", "StartTable"),
         ("Marker", "EpisodeFlags"),
         ("Intake", "StepValidator"),
-        ("StepReader", "Gatherer"),
         ("in_force", "current generation"),
         ("know", "set_published"),
         ("catch_up", "recover_interrupted"),

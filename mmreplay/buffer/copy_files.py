@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 from mmreplay import process
 from mmreplay.buffer import opening
 from mmreplay.buffer.new_generation import filled
-from mmreplay.buffer.opening import OpenFiles
+from mmreplay.buffer.open_files import OpenFiles
 from mmreplay.buffer.statistics import (
     FILE_NAME as STATISTICS,
 )
@@ -105,7 +105,7 @@ class Taking:
 
     def __init__(
         self,
-        parts: OpenFiles,
+        opened: OpenFiles,
         store: CheckedStore,
         columns: Pairs,
         progress: Progress | None,
@@ -113,25 +113,25 @@ class Taking:
         """Look at what is alive.
 
         Args:
-            parts: Of the source, open for reading.
+            opened: Of the source, open for reading.
             store: The target's.
             columns: Files with a value a row beside the store's, and their copies.
             progress: Called with (bytes taken, bytes to take).
         """
-        self._ledger = parts.ledger
-        self._ledger.refresh()
-        ring = self._ring = parts.metadata.ring
-        self.heads = self._ledger.heads.copy()
-        tails = np.maximum(self._ledger.tails, self._ledger.limits - ring.slots)
+        self._commit = opened.commit
+        self._commit.refresh()
+        ring = self._ring = opened.metadata.ring
+        self.heads = self._commit.heads.copy()
+        tails = np.maximum(self._commit.tails, self._commit.limits - ring.slots)
         self.firsts = np.maximum(tails, self.heads - ring.capacity)
         # Sums cover whole blocks; and an environment that was emptied keeps its
         # newest row, which tells whether a final row is to follow.
         oldest = np.minimum(self.firsts, np.maximum(self.heads - 1, 0))
         self._begins = oldest // ring.block_rows * ring.block_rows
         self.lost = np.zeros(ring.num_envs, np.int64)
-        self._summed = np.minimum(parts.recovery.committed, self.heads)
+        self._summed = np.minimum(opened.recovery.committed, self.heads)
         self._store = store
-        self._pairs = [*zip(parts.store.files, store.files, strict=True), *columns]
+        self._pairs = [*zip(opened.store.files, store.files, strict=True), *columns]
         self._progress = progress
         self._room = memoryview(bytearray(CHUNK_NBYTES))
         self.nbytes = 0
@@ -147,7 +147,7 @@ class Taking:
         return int((self.tails - self.firsts).sum())
 
     def run(self) -> How:
-        """Take everything; see `ledger.refuse_cut`."""
+        """Take everything; see `commit_state.refuse_cut`."""
         how: How = "copy"
         if self._cloned():
             self._look(self._begins, self.heads)
@@ -155,7 +155,7 @@ class Taking:
             how = "reflink"
         else:
             self._copied()
-        refuse_cut(self._ledger)
+        refuse_cut(self._commit)
         self._forget_lost()
         return how
 
@@ -234,9 +234,9 @@ class Taking:
 
     def _look(self, firsts: Array, stops: Array, ids: Array | None = None) -> None:
         """Note which of the positions ``[firsts, stops)`` just taken are lost."""
-        self._ledger.refresh()
+        self._commit.refresh()
         envs: Array | slice = slice(None) if ids is None else ids
-        edges = (self._ledger.limits - self._ring.slots)[envs]
+        edges = (self._commit.limits - self._ring.slots)[envs]
         lost = np.where(edges > firsts, np.minimum(edges, stops), 0)
         self.lost[envs] = np.maximum(self.lost[envs], lost)
 
@@ -383,23 +383,23 @@ class ShardTaking(Taking):
 
     def __init__(
         self,
-        parts: OpenFiles,
+        opened: OpenFiles,
         store: CheckedStore,
         columns: Pairs,
         progress: Progress | None,
     ) -> None:
         """See `Taking`."""
-        super().__init__(parts, store, columns, progress)
-        metadata = parts.metadata
+        super().__init__(opened, store, columns, progress)
+        metadata = opened.metadata
         assert metadata.sharding is not None
-        assert parts.path is not None
+        assert opened.path is not None
         ring = metadata.ring
         wide = ring.wide
         self._steps = metadata.sharding.shard_rows
         self._place_rows = self._steps * wide
         self._count = ring.num_rows // self._place_rows
         self._arrays = group.arrays_of(metadata)
-        self._source = parts.path / metadata.folder
+        self._source = opened.path / metadata.folder
         self._target = store.files[0].path.parent
         self._raw: set[int] = set()
         self._sealed: set[int] = set()
@@ -415,7 +415,7 @@ class ShardTaking(Taking):
             self._copied()
         finally:
             self._places.file.close()
-        refuse_cut(self._ledger)
+        refuse_cut(self._commit)
         self._forget_lost()
         self._publish()
         return "link" if self._linked else "copy"
@@ -598,31 +598,31 @@ def snapshot(
     with ExitStack() as stack:
         if pause:
             stack.callback(Pause(source).release)
-        parts = opening.open_reader(source)
-        stack.callback(parts.store.unmap)
-        stack.callback(parts.close)
-        metadata = parts.metadata
+        opened = opening.open_reader(source)
+        stack.callback(opened.store.unmap)
+        stack.callback(opened.close)
+        metadata = opened.metadata
         if metadata.unknown_features:
             raise VersionError(
                 f"{source} uses the features {list(metadata.unknown_features)}, which "
                 "this mmreplay cannot copy; install a newer mmreplay"
             )
         stack.enter_context(filled(target, allow_network))
-        return _build(parts, source, target, progress)
+        return _build(opened, source, target, progress)
 
 
 def _build(
-    parts: OpenFiles, source: Path, target: Path, progress: Progress | None
+    opened: OpenFiles, source: Path, target: Path, progress: Progress | None
 ) -> Snapshot:
     """Fill the target's folder; metadata.json is the last file to appear in it."""
-    metadata = parts.metadata
+    metadata = opened.metadata
     folder = target / metadata.folder
     files.make_folder(folder)
     columns = Columns(source, target, metadata)
     store = create_store(folder, metadata)
     try:
         kind = ShardTaking if metadata.engine == "zarr" else Taking
-        taking = kind(parts, store, columns.pairs, progress)
+        taking = kind(opened, store, columns.pairs, progress)
         how = taking.run()
         if isinstance(store, ZarrStore):
             store.settle(taking.tails, taking.heads, seal=False)

@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 
 from mmreplay.arguments import format_size, integer
 from mmreplay.buffer import opening
-from mmreplay.buffer.draw import SCAN_ROWS, Reading
 from mmreplay.buffer.new_generation import filled
-from mmreplay.buffer.opening import ROWS_EACH, OpenFiles
+from mmreplay.buffer.open_files import OpenFiles
+from mmreplay.buffer.opening import ROWS_EACH
+from mmreplay.buffer.reader import SCAN_ROWS, Reader
 from mmreplay.buffer.statistics import left_behind, read_statistics, write_statistics
 from mmreplay.disk import files
 from mmreplay.disk.files import rename
@@ -87,8 +88,7 @@ def refuse_role(before: Schema, after: Schema, value: NDArray[np.generic]) -> No
 
 
 def swap(
-    parts: OpenFiles,
-    reading: Reading,
+    reader: Reader,
     ring: Ring,
     schema: Schema,
     fill: Fill,
@@ -101,50 +101,52 @@ def swap(
     which generation a later opening finds. The former one stays open to read, for
     threads that draw; `Parts.retire` it.
     """
-    if parts.path is None:
-        return in_memory(parts, reading, ring, schema, fill)
-    assert parts.committer is not None
-    assert isinstance(parts.ledger, CommitWriter)
-    parts.committer.commit()
-    parts.refuse_elsewhere()
-    metadata = parts.metadata.next_generation(ring, schema)
+    former = reader.files
+    if former.path is None:
+        return in_memory(reader, ring, schema, fill)
+    assert former.committer is not None
+    assert isinstance(former.commit, CommitWriter)
+    former.committer.commit()
+    former.refuse_elsewhere()
+    metadata = former.metadata.next_generation(ring, schema)
     encoded = metadata_file.encode(metadata)
-    target, folder = parts.path / metadata_file.FILE_NAME, parts.path / metadata.folder
+    target = former.path / metadata_file.FILE_NAME
+    folder = former.path / metadata.folder
     files.remove_tree(folder)
     fresh = None
     try:
         try:
             files.make_folder(folder)
-            _fill(reading, folder, metadata, fill)
-            fresh = opening.succeed(parts, metadata, commit_every)
+            _fill(reader, folder, metadata, fill)
+            fresh = opening.open_next(former, metadata, commit_every)
             staged = files.stage_bytes(target, encoded)
         except BaseException as error:
             _take_back(folder, fresh)
             if isinstance(error, FullError) and error.errno != errno.EFBIG:
-                raise _no_room(parts.path, metadata, reading, error) from error
+                raise _no_room(former.path, metadata, reader, error) from error
             raise
         try:
             rename(staged, target)
         except FullError as error:
             # Without room for the new entry, the folder keeps the old one.
-            if metadata_file.load(parts.path).generation != parts.metadata.generation:
+            if metadata_file.load(former.path).generation != former.metadata.generation:
                 raise
             _take_back(folder, fresh)
-            raise _no_room(parts.path, metadata, reading, error) from error
-        parts.committer.stop()
+            raise _no_room(former.path, metadata, reader, error) from error
+        former.committer.stop()
         # Without the record, readers follow when they next look up the path.
         with suppress(OSError):
-            parts.ledger.mark_moved()
+            former.commit.mark_moved()
     except BaseException as error:
         if fresh is not None and not fresh.closed:
             # Nothing more may be added to a generation that may not be in force.
             why = str(error) or type(error).__name__
-            parts.committer.poison(f"the switch to {metadata.folder} failed: {why}")
+            former.committer.poison(f"the switch to {metadata.folder} failed: {why}")
             fresh.discard()
         raise
     # What is cut short from here on must not add to what is not in force.
-    parts.committer.poison(f"the switch to {metadata.folder} was cut short")
-    fresh.lock, parts.lock = parts.lock, None
+    former.committer.poison(f"the switch to {metadata.folder} was cut short")
+    fresh.lock, former.lock = former.lock, None
     return fresh
 
 
@@ -161,10 +163,10 @@ def _take_back(folder: Path, fresh: OpenFiles | None) -> None:
 
 
 def _no_room(
-    path: Path, metadata: Metadata, reading: Reading, error: FullError
+    path: Path, metadata: Metadata, reader: Reader, error: FullError
 ) -> FullError:
     """Say what was missing: both rings are on the disk until one of them is whole."""
-    lengths = np.minimum(reading.span.lengths, metadata.ring.capacity)
+    lengths = np.minimum(reader.span.lengths, metadata.ring.capacity)
     needed, free = (
         disk_space.ring_nbytes(metadata, lengths),
         disk_space.free_nbytes(path),
@@ -179,12 +181,12 @@ def _no_room(
     )
 
 
-def _fill(reading: Reading, folder: Path, metadata: Metadata, fill: Fill) -> None:
+def _fill(reader: Reader, folder: Path, metadata: Metadata, fill: Fill) -> None:
     """Make the files of a generation, with the rows alive now, durable as a whole."""
     store = create_store(folder, metadata)
     try:
-        firsts = copy(reading, store, fill)
-        heads = reading.span.stop
+        firsts = copy(reader, store, fill)
+        heads = reader.span.stop
         store.sync()
         sum_blocks(store, firsts, heads)
         store.sync_sums()
@@ -194,22 +196,21 @@ def _fill(reading: Reading, folder: Path, metadata: Metadata, fill: Fill) -> Non
         store.close()
 
 
-def in_memory(
-    parts: OpenFiles, reading: Reading, ring: Ring, schema: Schema, fill: Fill
-) -> OpenFiles:
+def in_memory(reader: Reader, ring: Ring, schema: Schema, fill: Fill) -> OpenFiles:
     """The same in RAM."""
-    metadata = parts.metadata.next_generation(ring, schema)
+    former = reader.files
+    metadata = former.metadata.next_generation(ring, schema)
     fresh = opening.create_memory(metadata)
-    firsts = copy(reading, fresh.store, fill)
-    assert fresh.writer is not None
-    assert parts.writer is not None
-    fresh.writer.adopt(reading.span.stop, firsts)
-    fresh.writer.follow(parts.writer)
+    firsts = copy(reader, fresh.store, fill)
+    assert fresh.appender is not None
+    assert former.appender is not None
+    fresh.appender.adopt(reader.span.stop, firsts)
+    fresh.appender.follow(former.appender)
     return fresh
 
 
 def copy(
-    reading: Reading, store: Store, fill: Fill, progress: Progress | None = None
+    reader: Reader, store: Store, fill: Fill, progress: Progress | None = None
 ) -> NDArray[np.int64]:
     """Copy the newest rows that fit, and return the first position of each env.
 
@@ -218,7 +219,7 @@ def copy(
     tells so by the flags of the row before. Environments go side by side, so that what
     is sealed step by step can be.
     """
-    span = reading.span
+    span = reader.span
     ring = store.ring
     firsts = np.maximum(span.first, span.stop - ring.capacity)
     oldest = np.maximum(0, np.minimum(firsts, span.stop - 1))
@@ -231,10 +232,10 @@ def copy(
             if not len(positions):
                 continue
             ids = np.full(len(positions), env_id)
-            columns = reading.rows(ids, positions, reading.view.moment).fields
+            columns = reader.gather_rows(ids, positions, reader.limits_before).fields
             for path, value in (fill or {}).items():
                 columns[path] = np.broadcast_to(value, (len(ids), *value.shape))
-            flags = reading.view.flags(ids, positions)
+            flags = reader.flags(ids, positions)
             store.write(runs(ring.rows(ids, positions)), columns, flags)
             done += len(positions)
             if progress is not None:
@@ -337,19 +338,19 @@ def compact(
     """
     where, place = opening.absolute(source), opening.absolute(target)
     with ExitStack() as stack:
-        parts = opening.open_reader(where)
-        stack.callback(parts.store.unmap)
-        stack.callback(parts.close)
+        opened = opening.open_reader(where)
+        stack.callback(opened.store.unmap)
+        stack.callback(opened.close)
         opening.refuse_inside(place, where)
-        metadata = _described(parts.metadata, codec, level, chunk_crc32c)
+        metadata = _described(opened.metadata, codec, level, chunk_crc32c)
         stack.enter_context(filled(place, allow_network))
-        rows = _fill_compacted(parts, place, metadata, progress)
+        rows = _fill_compacted(opened, place, metadata, progress)
         if (where / "statistics.json").exists():
             write_statistics(place, read_statistics(where))
         encoded = metadata_file.encode(metadata)
         files.replace_bytes(place / metadata_file.FILE_NAME, encoded)
         files.remove_tree(place / recovery.HALF)
-        _, before = parts.store.disk_nbytes()
+        _, before = opened.store.disk_nbytes()
     fresh = opening.open_reader(place)
     try:
         nbytes, left = fresh.store.disk_nbytes()[1], left_behind(where)
@@ -383,7 +384,7 @@ def _described(
 
 
 def _fill_compacted(
-    parts: opening.OpenFiles,
+    opened: OpenFiles,
     target: Path,
     metadata: Metadata,
     progress: Progress | None,
@@ -391,12 +392,12 @@ def _fill_compacted(
     """Fill the target's folder, synced, with COMMIT; return the rows copied."""
     folder = target / metadata.folder
     files.make_folder(folder)
-    reading = Reading(parts)
-    span = reading.span
+    reader = Reader(opened)
+    span = reader.span
     store = create_store(folder, metadata)
     try:
-        firsts = copy(reading, store, None, progress)
-        refuse_cut(parts.ledger)
+        firsts = copy(reader, store, None, progress)
+        refuse_cut(opened.commit)
         sum_blocks(store, firsts, span.stop)
         store.sync_sums()
         # Last: what this gives back nothing asks space for again.
@@ -406,8 +407,8 @@ def _fill_compacted(
     finally:
         store.close()
         store.unmap()
-    reading.view.refresh()
-    given_up = reading.span.first > firsts
+    reader.refresh()
+    given_up = reader.span.first > firsts
     if (given_up & (firsts < span.stop)).any():
         raise StaleError(
             f"environment {int(np.flatnonzero(given_up)[0])}: rows were given up while "

@@ -1,18 +1,17 @@
-"""What users ask for when they create and open buffers, checked before it is done.
+"""Create and open a buffer's files, after checking what is asked for.
 
-Creating, opening and closing: the parts of a buffer and the order they need.
+Each step has an order that crash safety needs: a new folder is a buffer only once
+metadata.json appears in it, last; an opening for writing takes the lock first, and
+removes former generations only when the one in force is open.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
-import sys
 import time
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import cast
@@ -20,39 +19,48 @@ from typing import cast
 from mmreplay import strict_json
 from mmreplay.arguments import integer, number, one_of
 from mmreplay.buffer.append import Writer
+from mmreplay.buffer.open_files import OpenFiles
 from mmreplay.disk import files
 from mmreplay.disk.lock import WriterLock, locked, refuse_network
 from mmreplay.errors import (
     CorruptError,
     DurabilityWarning,
-    FailedError,
     FormatError,
-    RemovedError,
-    ReplayError,
     SchemaError,
     VersionError,
     shown,
 )
-from mmreplay.format import commit as records
 from mmreplay.format import metadata as metadata_file
 from mmreplay.format.metadata import AUTORESETS, ENGINES, Autoreset, Engine, Metadata
 from mmreplay.format.sharding import Codec, Sharding
 from mmreplay.ring import LAYOUTS, Layout, Ring
 from mmreplay.schema import Schema
 from mmreplay.storage import recovery
-from mmreplay.storage.commit_state import CommitReader, CommitWriter, MemoryCommitState
+from mmreplay.storage.commit_state import MemoryCommitState
 from mmreplay.storage.committer import Committer
 from mmreplay.storage.engines import ON_DISK, create_store, open_store
 from mmreplay.storage.foreign_zarr.remote import url_of
 from mmreplay.storage.memmap import POLICY
 from mmreplay.storage.memory import MemoryStore
 from mmreplay.storage.recovery import Recovery
-from mmreplay.storage.store import CheckedStore, ReadPolicy, Store
+from mmreplay.storage.store import CheckedStore, ReadPolicy
 from mmreplay.storage.zarr import group
 from mmreplay.storage.zarr.engine import ZarrStore
 from mmreplay.strict_json import Json
 
+URL_SCHEME = "s3:"
+"""Of the only remote stores; one slash of a URL may be missing, see `url_of`."""
 ROWS_EACH = "Give the rows to keep of each environment, int(1e6) for a million."
+
+
+def holds_buffer(path: object) -> bool:
+    """Return whether a path is a folder with a buffer, and so no Zarr group or URL."""
+    if not isinstance(path, str | os.PathLike):
+        return False
+    text = files.expanded(path)
+    if text.startswith(URL_SCHEME):
+        return False
+    return os.path.exists(os.path.join(text, metadata_file.FILE_NAME))
 
 
 def check_sampler(sampler: object) -> None:
@@ -207,135 +215,22 @@ def absolute(path: StrPath) -> Path:
             from a working folder that was removed.
     """
     text = files.expanded(path)
-    if url_of(text) is not None:
+    if text.startswith(URL_SCHEME) and url_of(text) is not None:
         return Path(text)
     return files.absolute(text)
-
-
-@dataclass(slots=True)
-class OpenFiles:
-    """What an open buffer is made of.
-
-    Attributes:
-        refuse_removed: Of a reader; see `recovery.Place.look`.
-        refuse_elsewhere: See `recovery.Place.refuse_elsewhere`.
-    """
-
-    path: Path | None
-    metadata: Metadata
-    store: Store
-    ledger: CommitReader | CommitWriter | MemoryCommitState
-    recovery: Recovery
-    writer: Writer | None = None
-    committer: Committer | None = None
-    lock: WriterLock | None = None
-    policy: ReadPolicy = POLICY
-    closed: bool = field(default=False)
-    pid: int = field(default_factory=os.getpid)
-    seals: bool = True
-    refuse_removed: Callable[[], bool] | None = None
-    refuse_elsewhere: Callable[[], None] = lambda: None
-
-    def writing(self, name: str) -> Writer:
-        """The writer.
-
-        Args:
-            name: The buffer's, for the message.
-
-        Raises:
-            FailedError: The buffer is closed, or not open for writing.
-        """
-        if self.writer is None or self.closed:
-            state = "closed" if self.closed else "open with mode='r'"
-            raise FailedError(
-                f"{name} is {state}, expected it open for writing; use "
-                "ReplayBuffer.open(path, 'r+')"
-            )
-        return self.writer
-
-    def mark_changed(self) -> None:
-        """Have the next commit due although no row came or went."""
-        if self.committer is not None:
-            self.committer.touched = True
-
-    def close(self) -> None:
-        """Commit what is open for writing, and give everything back."""
-        if self.closed:
-            return
-        self.closed = True
-        try:
-            self._settle()
-        finally:
-            try:
-                self.ledger.close()
-            finally:
-                try:
-                    self.store.close()
-                finally:
-                    if self.lock is not None:
-                        self.lock.release()
-
-    def retire(self) -> None:
-        """Close the files of a generation that was replaced; the lock is the next's."""
-        self.closed = True
-        self.ledger.close()
-        self.store.close()
-
-    def discard(self) -> None:
-        """Close the files of a generation that did not come into force."""
-        self.closed = True
-        try:
-            if self.committer is not None:
-                self.committer.stop()
-        finally:
-            self.ledger.close()
-            self.store.close()
-            self.store.unmap()
-
-    def _settle(self) -> None:
-        """Commit, with no thread left that writes, whatever Ctrl-C cuts short."""
-        if self.committer is None:
-            return
-        try:
-            self.committer.stop()
-            if isinstance(self.store, ZarrStore):
-                heads, tails = self.ledger.heads, self.ledger.tails
-                self.store.settle_last(tails, heads, seal=self.seals)
-            self.committer.commit(records.CLEAN)
-        except ReplayError:
-            self.committer.refuse_removed()
-            raise
-        finally:
-            # A thread that outlived the files would write into whichever are opened
-            # next under their numbers.
-            self.committer.stop()
-
-    def __del__(
-        self,
-        getpid: Callable[[], int] = os.getpid,
-        ending: Callable[[], bool] = sys.is_finalizing,
-    ) -> None:
-        """Close what an interrupted call opened and gave to nobody."""
-        # Bound above, as globals may be gone when the interpreter ends. A close needs
-        # them too: then the system closes the files, and the next opening finds every
-        # published row.
-        closed, pid = getattr(self, "closed", True), getattr(self, "pid", None)
-        if not closed and pid == getpid() and not ending():
-            with suppress(RemovedError):
-                self.close()
 
 
 def create_memory(metadata: Metadata) -> OpenFiles:
     """Make a buffer in RAM."""
     ring = metadata.ring
     store = MemoryStore(ring, metadata.schema)
-    ledger = MemoryCommitState(ring.num_envs)
-    writer = Writer(
-        store, ledger, None, metadata.schema, metadata.autoreset,
+    commit = MemoryCommitState(ring.num_envs)
+    appender = Writer(
+        store, commit, None, metadata.schema, metadata.autoreset,
         metadata.schema.row_nbytes,
     )  # fmt: skip
-    found = Recovery("new", ledger.heads, ledger.heads)
-    return OpenFiles(None, metadata, store, ledger, found, writer)
+    recovered = Recovery("new", commit.heads, commit.heads)
+    return OpenFiles(None, metadata, store, commit, recovered, appender)
 
 
 def create(
@@ -348,7 +243,7 @@ def create(
     make_place(path, way_out)
     refuse_network(path, allow_network)
     lock = WriterLock(path)
-    parts = None
+    opened = None
     try:
         if not lock.told_apart:
             warnings.warn(
@@ -366,14 +261,14 @@ def create(
         recovery.sweep(path, metadata)
         build(path, metadata).close()
         files.replace_bytes(path / metadata_file.FILE_NAME, encoded)
-        parts = _open_locked(path, metadata, lock)
-        parts.recovery = Recovery("new", parts.ledger.heads, parts.ledger.heads)
-        _start(parts, commit_every)
+        opened = _open_locked(path, metadata, lock)
+        opened.recovery = Recovery("new", opened.commit.heads, opened.commit.heads)
+        _start(opened, commit_every)
     except BaseException as error:
         recovery.withdraw(path, metadata.folder, there, error)
-        _abort(parts, lock)
+        _abort(opened, lock)
         raise
-    return parts
+    return opened
 
 
 def build(path: Path, metadata: Metadata) -> CheckedStore:
@@ -482,20 +377,20 @@ def open_reader(path: Path, policy: ReadPolicy = POLICY) -> OpenFiles:
 def _open_generation(path: Path, metadata: Metadata, policy: ReadPolicy) -> OpenFiles:
     folder = path / metadata.folder
     _refuse_engine(path, metadata)
-    ledger, found = recovery.open_reader(folder, metadata)
+    commit, recovered = recovery.open_reader(folder, metadata)
     try:
         # Shards are opened when they are read: by then a link may lead elsewhere.
         real = Path(os.path.realpath(folder))
         store = open_store(real, metadata, writable=False, policy=policy)
     except BaseException:
-        ledger.close()
+        commit.close()
         raise
-    if found.how == "killed" and locked(path):
-        found = Recovery("live", found.heads, found.committed)
-    parts = OpenFiles(path, metadata, store, ledger, found, policy=policy)
-    place = recovery.Place(path, metadata, ledger.file)
-    parts.refuse_removed, parts.refuse_elsewhere = place.look, place.refuse_elsewhere
-    return parts
+    if recovered.how == "killed" and locked(path):
+        recovered = Recovery("live", recovered.heads, recovered.committed)
+    opened = OpenFiles(path, metadata, store, commit, recovered, policy=policy)
+    place = recovery.Place(path, metadata, commit.file)
+    opened.refuse_removed, opened.refuse_elsewhere = place.look, place.refuse_elsewhere
+    return opened
 
 
 def _refuse_engine(path: Path, metadata: Metadata) -> None:
@@ -528,31 +423,31 @@ def open_writer(
         )
     refuse_network(path, allow_network)
     lock = WriterLock(path)
-    parts = None
+    opened = None
     try:
         metadata = metadata_file.load(path)
         # A writer killed between a rename and its sync left the switch visible, and
         # not durable; what follows builds on it, and sweeps what it replaced.
         files.sync_folder(path)
-        parts = _open_locked(path, metadata, lock, policy)
+        opened = _open_locked(path, metadata, lock, policy)
         # Only now: what opened is the generation in force, and the others are not.
         removed = recovery.sweep(path, metadata)
-        parts.recovery = replace(parts.recovery, removed=removed)
-        assert parts.writer is not None
-        parts.writer.resume(on_resume)
-        _start(parts, commit_every)
+        opened.recovery = replace(opened.recovery, removed=removed)
+        assert opened.appender is not None
+        opened.appender.resume(on_resume)
+        _start(opened, commit_every)
     except BaseException:
-        _abort(parts, lock)
+        _abort(opened, lock)
         raise
-    return parts
+    return opened
 
 
-def _abort(parts: OpenFiles | None, lock: WriterLock) -> None:
-    """Give back what an opening that failed, or was interrupted, had taken."""
-    if parts is None:
+def _abort(opened: OpenFiles | None, lock: WriterLock) -> None:
+    """Close what an opening that failed, or was interrupted, had opened."""
+    if opened is None:
         lock.release()
     else:
-        parts.close()
+        opened.close()
 
 
 def _open_locked(
@@ -561,47 +456,47 @@ def _open_locked(
     lock: WriterLock | None,
     policy: ReadPolicy = POLICY,
 ) -> OpenFiles:
-    """Open a generation for writing; the lock is held, by these parts or by others."""
+    """Open a generation for writing; the caller holds the lock, or these files."""
     # Shards are made while the buffer is open: by then a link may lead elsewhere.
     folder = Path(os.path.realpath(path / metadata.folder))
     store = open_store(folder, metadata, writable=True, policy=policy)
     try:
-        ledger, found = recovery.open_writer(folder, metadata)
+        commit, recovered = recovery.open_writer(folder, metadata)
     except BaseException:
         store.close()
         raise
-    where = recovery.Place(path, metadata, ledger.file)
+    where = recovery.Place(path, metadata, commit.file)
     if isinstance(store, ZarrStore):
-        store.sealing.give_up(ledger.limits)
+        store.sealing.give_up(commit.limits)
         store.sealing.refuse_removed = where.refuse_removed
-    committer = Committer(store, ledger, path, where.refuse_removed)
+    committer = Committer(store, commit, path, where.refuse_removed)
     # Values that a killed writer set are committed in time like those set from now on.
-    committer.touched = found.how == "killed"
-    writer = Writer(
-        store, ledger, committer, metadata.schema, metadata.autoreset,
+    committer.touched = recovered.how == "killed"
+    appender = Writer(
+        store, commit, committer, metadata.schema, metadata.autoreset,
         metadata.schema.row_nbytes,
     )  # fmt: skip
-    parts = OpenFiles(
-        path, metadata, store, ledger, found, writer, committer, lock, policy
+    opened = OpenFiles(
+        path, metadata, store, commit, recovered, appender, committer, lock, policy
     )
-    parts.refuse_elsewhere = where.refuse_elsewhere
-    return parts
+    opened.refuse_elsewhere = where.refuse_elsewhere
+    return opened
 
 
-def succeed(
-    parts: OpenFiles, metadata: Metadata, commit_every: float | None
+def open_next(
+    former: OpenFiles, metadata: Metadata, commit_every: float | None
 ) -> OpenFiles:
     """Open a generation that is to replace another one, before it does.
 
-    The present one keeps the lock, and goes on if this fails; the caller passes the
-    lock on when it puts the new one in force.
+    The former one keeps the lock, and goes on if this fails; the caller hands the
+    lock on when the new one comes into force.
     """
-    assert parts.path is not None
-    fresh = _open_locked(parts.path, metadata, None, parts.policy)
+    assert former.path is not None
+    fresh = _open_locked(former.path, metadata, None, former.policy)
     try:
-        assert fresh.writer is not None
-        assert parts.writer is not None
-        fresh.writer.follow(parts.writer)
+        assert fresh.appender is not None
+        assert former.appender is not None
+        fresh.appender.follow(former.appender)
         _start(fresh, commit_every)
     except BaseException:
         fresh.discard()
@@ -609,6 +504,6 @@ def succeed(
     return fresh
 
 
-def _start(parts: OpenFiles, commit_every: float | None) -> None:
-    if parts.committer is not None and commit_every is not None:
-        parts.committer.start(commit_every)
+def _start(opened: OpenFiles, commit_every: float | None) -> None:
+    if opened.committer is not None and commit_every is not None:
+        opened.committer.start(commit_every)

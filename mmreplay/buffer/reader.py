@@ -1,75 +1,174 @@
-"""Reading: what is alive now, which steps may be drawn, and their data.
+"""One open generation of a buffer: what is alive, what may be drawn, and its data.
 
-Rows are copied first and checked afterwards: a writer in another process may have
-given them up meanwhile, and what it gave up is told apart exactly by its limit.
+The read path, in this order: a sampler draws steps from the reader, which is its view
+of the buffer; their rows are copied; the reader rechecks which of the copied rows may
+have been overwritten meanwhile; what remains is a batch.
 
-Copying steps as they are: stored fields, the two ends, and next observations.
-
-A field of all rows alive as it lies in its file: views instead of copies.
-
-They are for whoever wants to look at a whole field that is larger than RAM, such as
-the faces of other libraries that hand their tensors out. The mapping is private: the
-system shows the pages of the file, and gives whoever writes into one a copy of it, so
-that a stray store neither ends the process, as on a mapping that is read-only, nor
-changes a row that was published.
+Rows are copied first and checked afterwards because the writer may live in another
+process and waits for nobody. Before it overwrites a row it publishes a limit, so that
+the limits read after the copy say exactly which rows may be torn.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from typing import Any, Protocol
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from mmreplay import kernels
-from mmreplay.episodes import CUT, TERMINATED, TRUNCATED, EpisodeIndex, folded, judged
-from mmreplay.errors import FailedError, SchemaError, StaleError
+from mmreplay.arguments import integer
+from mmreplay.batch import Batch
+from mmreplay.buffer.draw import (
+    LimitsBefore,
+    PendingDraw,
+    batch_transform,
+    draw_of,
+    fields_under,
+    integers,
+    left_of,
+    newest_steps,
+    num_drawn,
+    oldest_steps,
+    steps_of,
+)
+from mmreplay.buffer.open_files import OpenFiles
+from mmreplay.buffer.read_plan import Fields, Ids, ReadPlan
+from mmreplay.disk.files import File
+from mmreplay.episodes import (
+    CUT,
+    FINAL,
+    TERMINATED,
+    TRUNCATED,
+    EpisodeIndex,
+    folded,
+    judged,
+)
+from mmreplay.errors import (
+    EmptyError,
+    FailedError,
+    SchemaError,
+    StaleError,
+    StarvedError,
+)
 from mmreplay.kernels.steps import Judge
 from mmreplay.ring import Span
-from mmreplay.samplers.base import BufferIdentity
+from mmreplay.samplers.base import BufferIdentity, Draw, Sampler, draws_once
 from mmreplay.schema import Schema
-from mmreplay.storage.commit_state import CUT_ROWS, CommitState
+from mmreplay.schema.convert import array_of, on_host
+from mmreplay.storage.commit_state import CUT_ROWS, CommitReader
 from mmreplay.storage.gather import SPLIT_ROWS, Layout, Records, after
 from mmreplay.storage.layout import RECORDS, record_layout, served_ends
 from mmreplay.storage.memmap import MemmapStore
-from mmreplay.storage.store import Store
-from mmreplay.transforms.base import Asked, Direct, Found, Plan, Sums
-from mmreplay.transforms.base_steps import Where
+from mmreplay.storage.zarr.engine import ZarrStore
+from mmreplay.storage.zarr.group import shards_in
+from mmreplay.transforms.base import Asked, Direct, Found, Plan, Sums, Touched
 
-Fields = dict[str, NDArray[np.generic]]
-Ids = NDArray[np.int64]
-_kernel = kernels.load("steps")
-INT64, BOOL = np.dtype(np.int64), np.dtype(np.bool_)
-"""Given as what they are, they need not be looked up."""
-_Read = tuple[Where, str, str | None]
-"""Where a field is read, its path, and its name if batches hold it as it is."""
+if TYPE_CHECKING:
+    from mmreplay.transforms.base import Transform
+
+MAX_REDRAWS = 100
+SCAN_ROWS = 8192
 SERVED = {"terminated": TERMINATED, "truncated": TRUNCATED}
+_kernel = kernels.load("steps")
 
 
-class Gatherer:
-    """Copies rows out of a store, by environment and position.
+class ReplacedError(FailedError):
+    """Another generation replaced this one: draw from that one."""
+
+
+class Reader:
+    """Reads one generation of an open buffer, and is the view that samplers draw from.
+
+    A draw looks at `starts` first and keeps to that index until it ends. Threads: hold
+    `lock` from there to the end of the draw; copying rows needs no lock.
+
+    Readers of one buffer share one lock: a resize hands it on, so that a thread that
+    waits for it with the former reader, and samplers that are drawn from through
+    either, are excluded by the same lock.
+
+    There is one reader, and so one view, per generation, and `starts` is the same
+    object while nothing changed: samplers of windows, restricted views and priorities
+    compare both by identity.
 
     Attributes:
+        files: The generation's open files.
+        home: Identity of the buffer, for samplers that keep something beside it.
+        lock: Shared by the readers of all generations of an open buffer.
+        replaced: Another generation has replaced this one.
+        num_illegal: Rows within `starts`, as last looked at, that are no legal start.
         derived: Next observations are read from the following row.
         next_paths: Path of each observation to the name of its derived next one.
     """
 
     def __init__(
-        self, store: Store, schema: Schema, autoreset: str, reach: int | None = None
+        self,
+        files: OpenFiles,
+        transforms: Sequence[Transform] = (),
+        former: Reader | None = None,
     ) -> None:
-        """Make one.
+        """Read a generation.
 
         Args:
-            store: The rows.
-            schema: Their fields.
-            autoreset: Of the environments.
-            reach: Rows after a step that transforms read; None without transforms.
+            files: Its open files.
+            transforms: What draws make of stored steps, in order.
+            former: The reader of the generation before, which hands its lock on.
+
+        Raises:
+            SchemaError: The transforms do not fit.
         """
-        self._store = store
-        self._ring = store.ring
-        self._paths = schema.paths
+        metadata = files.metadata
+        schema, ring, commit = metadata.schema, metadata.ring, files.commit
+        self.lock: threading.RLock = (
+            threading.RLock() if former is None else former.lock
+        )
+        self.files, self.replaced = files, False
+        self._store, self._commit, self._schema, self._ring = (
+            files.store, commit, schema, ring
+        )  # fmt: skip
+        # Only somebody else's record changes without a call of this process.
+        self._foreign_commit = commit if isinstance(commit, CommitReader) else None
+        epoch = commit.cut_epoch
+        self.home = BufferIdentity(
+            ring, files.path, metadata.uuid, metadata.generation, epoch,
+            commit.cuts if epoch else None,
+        )  # fmt: skip
+
+        transform = batch_transform(transforms, metadata)
+        self._transform = transform
+        self._before = 0 if transform is None else transform.before
+        self._after = 1 if transform is None else transform.after
+        self._final_follows = metadata.autoreset == "next_step"
+        self._plan_reads(files)
+        if transform is None:
+            paths = [path for path, f in schema.fields.items() if f.dtype == "bfloat16"]
+            self._bfloat16 = frozenset(paths) | {
+                self.next_paths.get(path, path) for path in paths
+            }
+            reach: dict[str, tuple[int, ...]] = {
+                path: (0, 1) if path in self.next_paths else (0,)
+                for path in schema.paths
+            }
+        else:
+            self._bfloat16 = transform.bfloat16
+            reach = transform.reach
+        self._step_nbytes = sum(
+            len(offsets) * schema.fields[path].nbytes for path, offsets in reach.items()
+        )
+        self._warned_of_is_first = False
+
+        self._index = self._make_index()
+        self._indexed: Span | None = None
+        self.num_illegal = 0
+        self._span = self._make_span(commit.heads, commit.tails)
+
+    def _plan_reads(self, files: OpenFiles) -> None:
+        """Find out which fields lie together, and which are read from flags."""
+        store, schema = files.store, files.metadata.schema
         self._served = {
             path: SERVED[role] for path, role in served_ends(schema).items()
         }
@@ -92,10 +191,12 @@ class Gatherer:
         self._packed = tuple(p for p in schema.paths if p in store.packed)
         alone = store.packed | self._served.keys()
         self._single = tuple(p for p in schema.paths if p not in alone)
-        self._after = 1 if reach is None else reach
-        self._law = (judged if reach is None else folded)(derived=self.derived)
+        table = judged if self._transform is None else folded
+        self._legal_table = table(derived=self.derived)
         apart = self._single or self._apart or not self._packed
-        self._wide = 0 if apart else 2 if self._pairs else 1
+        # Records of a step that hold all of its batch: its own, or its own and the
+        # one after; 0 where fields lie elsewhere too.
+        self._num_records = 0 if apart else 2 if self._pairs else 1
         # The same fields as columns: of the step's own record, and of the one after.
         columns = [(path, 0, None) for path in self._packed]
         columns += [(path, 1, None) for path in self._pairs]
@@ -104,495 +205,8 @@ class Gatherer:
         self._columns = Layout(schema, columns)
         self._layouts: dict[tuple[str, ...], Layout] = {}
         self._afters = {after(p): n for p, n in self._pairs.items()}
-
-    def legal(self, env_ids: Ids, positions: Ids, heads: Ids) -> NDArray[np.bool_]:
-        """Tell legal starts by their flags and those after; see `EpisodeIndex`.
-
-        Cheaper than a bisection.
-
-        Args:
-            env_ids: int64 ``[B]``.
-            positions: int64 ``[B]``, among those of the index where they may lie.
-            heads: int64 ``[E]``; rows below are written, and the index knows them.
-        """
-        legal = np.empty(len(positions), np.bool_)
-        env_ids = np.ascontiguousarray(env_ids)
-        positions = np.ascontiguousarray(positions)
-        _kernel.legal(*self.law(heads), env_ids, positions, legal)
-        return legal
-
-    def law(self, heads: Ids) -> Judge:
-        """What decides which steps are legal, as kernels take it."""
-        return (
-            self._store.all_flags, *self._ring.shape, self._law, heads, self._after
-        )  # fmt: skip
-
-    def gather(
-        self,
-        env_ids: Ids,
-        positions: Ids,
-        heads: Ids,
-        index: EpisodeIndex,
-        contiguous: bool = False,
-    ) -> Fields:
-        """Copy steps with their next observations.
-
-        Args:
-            env_ids: int64 ``[B]``.
-            positions: int64 ``[B]``, alive and, where next observations are
-                derived, legal starts.
-            heads: int64 ``[E]``; rows below are written, and the index knows them.
-            index: The episodes.
-            contiguous: Small fields, too, are arrays of their own.
-
-        Returns:
-            Per path ``[B, *shape]``.
-        """
-        # Records that are mapped are placed and copied in one go.
-        records: Records | None = getattr(self._store, "records", None)
-        if self._wide and records is not None:
-            return self._at_hand(records, env_ids, positions, heads, index, contiguous)
-        if self.derived:
-            found = self._with_next(env_ids, positions, heads, index)
-        else:
-            rows = np.empty(len(positions), np.int64)
-            ends = self._place(env_ids, positions, heads, index, rows)
-            found = self._fetch(rows, self._paths)
-            found = self._serve(found, ends, env_ids, positions, heads, index)
-        if contiguous:
-            return {path: np.ascontiguousarray(a) for path, a in found.items()}
-        return found
-
-    def _at_hand(
-        self,
-        records: Records,
-        env_ids: Ids,
-        positions: Ids,
-        heads: Ids,
-        index: EpisodeIndex,
-        contiguous: bool,
-    ) -> Fields:
-        """Copy steps of which nothing lies but in mapped records."""
-        steps = (
-            self._store.all_flags, np.ascontiguousarray(env_ids),
-            np.ascontiguousarray(positions), heads, self._bits, index.bare, self._wide,
-        )  # fmt: skip
-        found: Fields = {}
-        if contiguous:
-            packed, ends = records.take_fields(*steps, self._columns)
-            for number, name in self._numbered:
-                found[name] = packed[number]
-        else:
-            packed, ends = records.take(*steps)
-            for path in self._packed:
-                found[path] = packed[path]
-            for path, name in self._afters.items():
-                found[name] = packed[path]
-        return self._serve(found, ends, env_ids, positions, heads, index)
-
-    def _place(
-        self, env_ids: Ids, positions: Ids, heads: Ids, index: EpisodeIndex, rows: Ids
-    ) -> NDArray[np.bool_]:
-        """Find rows, and those after if there is room; return the ends of steps."""
-        ends = np.empty((len(self._bits), len(positions)), np.bool_)
-        _kernel.place(
-            self._store.all_flags, np.ascontiguousarray(env_ids),
-            np.ascontiguousarray(positions), heads, *self._ring.shape, self._bits,
-            index.bare, rows, ends,
-        )  # fmt: skip
-        return ends
-
-    def _with_next(
-        self, env_ids: Ids, positions: Ids, heads: Ids, index: EpisodeIndex
-    ) -> Fields:
-        pairs = np.empty((len(positions), 2), np.int64)
-        ends = self._place(env_ids, positions, heads, index, pairs)
-        rows = pairs[:, 0]
-        found: Fields = {}
-        if self._single:
-            found = self._fetch(rows, self._single)
-        if self._apart:
-            nexts = self._fetch(pairs[:, 1], self._apart)
-            found |= {self.next_paths[path]: nexts[path] for path in self._apart}
-        if self._packed:
-            # The row after lies beside the row: both are read in one go.
-            rows = pairs.reshape(-1) if self._pairs else rows
-            packed = self._fetch(rows, self._packed)
-            for path, array in packed.items():
-                found[path] = array[::2] if self._pairs else array
-            found |= {name: packed[path][1::2] for path, name in self._pairs.items()}
-        return self._serve(found, ends, env_ids, positions, heads, index)
-
-    def _fetch(self, rows: Ids, paths: tuple[str, ...]) -> Fields:
-        self._store.prefetch(rows, paths, now=True)
-        return self._store.gather(rows, paths)
-
-    def _serve(
-        self,
-        found: Fields,
-        ends: NDArray[np.bool_],
-        env_ids: Ids,
-        positions: Ids,
-        heads: Ids,
-        index: EpisodeIndex,
-    ) -> Fields:
-        # By number: to iterate over an array takes thrice as long.
-        for kind, path in enumerate(self._served):
-            found[path] = ends[kind]
-        if index.num_cuts and (self._served or self._agent_ends):
-            self._cut(found, env_ids, positions, heads)
-        return found
-
-    def _cut(self, found: Fields, env_ids: Ids, positions: Ids, heads: Ids) -> None:
-        """Report as truncated the steps before a row that says so."""
-        for path, kind in self._served.items():
-            if kind == TRUNCATED:
-                cut = self._before_cut(env_ids, positions, heads)
-                found[path] = cut | (found[path] != 0)
-        path_ = self._agent_ends.get("truncated")
-        if path_ is not None and path_ in found:
-            cut = self._before_cut(env_ids, positions, heads)
-            found[path_] = self._agents_cut(found, path_, cut)
-
-    def _agents_cut(
-        self, found: Fields, path: str, cut: NDArray[np.bool_]
-    ) -> NDArray[np.generic]:
-        """Truncated of agents, bool ``[B, num_agents]``, of steps that may be cut.
-
-        A cut truncates the agents that are neither terminated nor truncated yet.
-        """
-        truncated, other = found[path] != 0, self._agent_ends.get("terminated")
-        ended = truncated if other is None else truncated | (found[other] != 0)
-        joined: NDArray[np.bool_] = truncated | (cut[..., None] & ~ended)
-        return joined
-
-    def _before_cut(
-        self, env_ids: Ids, positions: Ids, heads: Ids
-    ) -> NDArray[np.bool_]:
-        # Only at rows that are there: to look at a hole may be a SIGBUS.
-        followed = positions + 1 < heads[env_ids]
-        after = self._store.flags(self._ring.rows(env_ids, positions + followed))
-        found: NDArray[np.bool_] = followed & ((after & CUT) != 0)
-        return found
-
-    def known(self, env_ids: Ids, ends: Ids, heads: Ids) -> Ids:
-        """Where what is known of episodes ends; see `transforms.base.Rows`."""
-        if not self.derived:
-            return ends
-        found = ends.copy()
-        env_ids = np.ascontiguousarray(env_ids)
-        flags, shape = self._store.all_flags, self._ring.shape
-        _kernel.known(flags, *shape, heads, env_ids, found)
-        return found
-
-    def plan(
-        self, before: int, steps: int, direct: Direct, asked: Asked, sums: Sums | None
-    ) -> ReadPlan:
-        """Find out where what transforms ask for lies; see `transforms.base.Rows`."""
-        return ReadPlan(
-            self, self._store, self._served, before, steps, direct, asked, sums
-        )
-
-    @property
-    def cut_path(self) -> str | None:
-        """Path of truncated ends per agent, which a cut adds to; None without them."""
-        return self._agent_ends.get("truncated")
-
-    def read(
-        self, paths: tuple[str, ...], env_ids: Ids, positions: Ids, heads: Ids
-    ) -> Fields:
-        """Copy stored fields of rows, nothing derived but the two ends."""
-        rows = self._ring.rows(env_ids, positions)
-        records: Records | None = getattr(self._store, "records", None)
-        # Many that lie one after the other come as columns from `gathered`.
-        apart = len(rows) < SPLIT_ROWS or rows[-1] - rows[0] != len(rows) - 1
-        apart = apart and self._agent_ends.get("truncated") not in paths
-        if records is not None and apart and self._store.packed.issuperset(paths):
-            if (layout := self._layouts.get(paths)) is None:
-                columns = [(path, 0, None) for path in paths]
-                layout = Layout(self._store.schema, columns)
-                self._layouts[paths] = layout
-            packed = records.columns(rows, len(rows), layout)
-            return {path: packed[str(at)] for at, path in enumerate(paths)}
-        found = self._fetch(rows, paths)
-        for path in paths:
-            kind = self._served.get(path)
-            if kind is not None:
-                ended = (self._store.flags(rows) & kind) != 0
-                if kind == TRUNCATED:
-                    ended |= self._before_cut(env_ids, positions, heads)
-                found[path] = ended
-        truncated = self._agent_ends.get("truncated")
-        if truncated in paths:
-            others = tuple(self._agent_ends[role] for role in self._agent_ends)
-            told = found | self._fetch(rows, tuple(p for p in others if p not in found))
-            cut = self._before_cut(env_ids, positions, heads)
-            found[truncated] = self._agents_cut(told, truncated, cut)
-        return {path: found[path] for path in paths}
-
-
-class ReadPlan:
-    """Where fields of rows around steps lie, in the files and in what is returned."""
-
-    def __init__(
-        self, reader: Gatherer, store: Store, served: Mapping[str, int], before: int,
-        steps: int, direct: Direct, asked: Asked, sums: Sums | None,
-    ) -> None:  # fmt: skip
-        """Find out; see `transforms.base.Rows.plan`.
-
-        Args:
-            reader: Reads truncated ends per agent, which depend on the next row too.
-            store: The rows.
-            served: Paths that are read from flags, and by which of them.
-            before: See there.
-            steps: See there.
-            direct: See there.
-            asked: See there.
-            sums: See there.
-        """
-        self._reader, self._store = reader, store
-        records: Records | None = getattr(store, "records", None)
-        packed = frozenset[str]() if records is None else store.packed
-        self._wheres = tuple(asked)
-        # Sums of packed fields are made as the fields are read, others afterwards.
-        self._sums = sums
-        dtypes = {} if sums is None else sums.dtypes
-        added = tuple(path for path in dtypes if path in packed)
-        self._added = tuple(path for path in dtypes if path not in packed)
-        # What is read where, and its name, if it goes into the batch as it is.
-        wanted: dict[Where, list[tuple[str, str | None]]] = {}
-        for where, names in direct.items():
-            wanted.setdefault(where, []).extend(names.items())
-        for where, paths in asked.items():
-            wanted.setdefault(where, []).extend((path, None) for path in paths)
-        if sums is not None and dtypes:
-            wanted.setdefault(sums.where, []).extend(
-                (path, None) for path in self._added
-            )
-            if self._added and sums.where not in asked:
-                self._wheres += (sums.where,)
-        read_here = {
-            where
-            for where, wants in wanted.items()
-            if not packed.isdisjoint(path for path, _ in wants)
-            or (sums is not None and added and where is sums.where)
-        }
-        columns: list[tuple[int, ...]] = []
-        marks: list[tuple[int, ...]] = []
-        layout: list[tuple[str, int, int | None]] = []
-        summed: list[tuple[str, int, np.dtype[np.generic]]] = []
-        self._fields: list[tuple[str, Where, str, str | None]] = []
-        self._marked: list[tuple[_Read, int, int]] = []
-        self._cut: list[_Read] = []
-        self._apart: list[tuple[int, int, tuple[str, ...], list[_Read]]] = []
-        self._num_packed = 0
-        # Rows of records first: the disk is asked for all of them at once.
-        for where in sorted(wanted, key=lambda w: w not in read_here):
-            start, width = len(columns), len(where.ahead)
-            columns += [
-                (ahead, back, where.beyond, start, width, at)
-                for at, (ahead, back) in enumerate(
-                    zip(where.ahead, where.back, strict=True)
-                )
-            ]
-            if sums is not None and where is sums.where:
-                summed = [(path, start, dtypes[path]) for path in added]
-            if where in read_here:
-                self._num_packed = len(columns)
-            apart = []
-            for path, name in wanted[where]:
-                read = (where, path, name)
-                if path == reader.cut_path:
-                    self._cut.append(read)
-                elif path in served:
-                    first = len(marks)
-                    self._marked.append((read, first, width))
-                    marks += [
-                        (start + at, served[path], first, width, at)
-                        for at in range(width)
-                    ]
-                elif path in packed:
-                    self._fields.append((str(len(layout)), *read))
-                    alone = name is not None and width == 1
-                    layout.append((path, start, None if alone else width))
-                else:
-                    apart.append(read)
-            if apart:
-                paths = tuple(dict.fromkeys(path for _, path, _ in apart))
-                self._apart.append((start, width, paths, apart))
-        self._fixed = (
-            *store.ring.shape, before, steps, np.array(columns, np.int64).reshape(-1),
-            np.array(marks, np.int64).reshape(-1),
-        )  # fmt: skip
-        self._rows, self._ends = 3 + len(columns), 1 + len(marks)
-        self._records = records if layout or summed else None
-        # The kernel that reads records makes the discount too; else it is made after.
-        discount = None if sums is None else sums.discount
-        here = self._records is not None and discount is not None
-        self._discount = None if here else discount
-        made = [*added, str(discount)] if here else [*added]
-        self._made = [(str(at), name) for at, name in enumerate(made, len(layout))]
-        self._powers = np.ones(steps + 1) if sums is None else sums.powers
-        self._layout = Layout(store.schema, layout, summed, here)
-
-    def find(self, env_ids: Ids, positions: Ids, heads: Ids) -> Found:
-        """Look at boundaries, and read; see `transforms.base.Rows.find`.
-
-        Args:
-            env_ids: int64 ``[N]``.
-            positions: int64 ``[N]``, legal starts.
-            heads: int64 ``[E]``; rows below are written.
-        """
-        store, count = self._store, len(positions)
-        places = np.empty((self._rows, count), INT64)
-        ends = np.empty((self._ends, count), BOOL)
-        env_ids = np.ascontiguousarray(env_ids)
-        positions = np.ascontiguousarray(positions)
-        fields: Fields = {}
-        found: dict[Where, Fields] = {where: {} for where in self._wheres}
-        if self._records is None:
-            _kernel.fold(
-                store.all_flags, env_ids, positions, heads, *self._fixed, places, ends
-            )
-        else:
-            packed = self._records.fold(
-                store.all_flags, env_ids, positions, heads, self._fixed,
-                self._num_packed, places, ends, self._layout, self._powers,
-            )  # fmt: skip
-            for number, where, path, name in self._fields:
-                if name is None:
-                    found[where][path] = packed[number]
-                else:
-                    fields[name] = packed[number]
-            for number, name in self._made:
-                fields[name] = packed[number]
-        for start, width, paths, apart in self._apart:
-            rows = places[3 + start : 3 + start + width].reshape(-1)
-            store.prefetch(rows, paths, now=True)
-            gathered = store.gather(rows, paths)
-            for where, path, name in apart:
-                array = gathered[path]
-                if name is None or width > 1:
-                    array = array.reshape(count, width, *array.shape[1:])
-                if name is None:
-                    found[where][path] = array
-                else:
-                    fields[name] = array
-        for (where, path, name), mark, width in self._marked:
-            if name is None:
-                told = ends[1 + mark : 1 + mark + width]
-                found[where][path] = told.reshape(count, width)
-            else:
-                fields[name] = ends[1 + mark]
-        for where, path, name in self._cut:
-            ahead = positions[:, None] + np.array(where.ahead)
-            cap = places[2 if where.beyond else 1]
-            rows = np.minimum(ahead, cap[:, None]) - np.array(where.back)
-            rows = np.maximum(rows, places[0][:, None]).reshape(-1)
-            ids = np.repeat(env_ids, len(where.ahead))
-            array = self._reader.read((path,), ids, rows, heads)[path]
-            if name is None:
-                found[where][path] = array.reshape(count, -1, *array.shape[1:])
-            else:
-                fields[name] = array
-        if self._sums is not None and (self._added or self._discount is not None):
-            self._sum(positions, places[1], ends[0], found, fields)
-        return Found(places, ends[0], fields, found)
-
-    def _sum(
-        self, positions: Ids, last: Ids, terminated: NDArray[np.bool_],
-        found: Mapping[Where, Fields], fields: Fields,
-    ) -> None:  # fmt: skip
-        """Sum fields that no records hold, and make the discount if none did."""
-        sums = self._sums
-        assert sums is not None
-        for path in self._added:
-            values = np.ascontiguousarray(found[sums.where][path])
-            shape = (len(positions), *values.shape[2:])
-            total = np.empty(shape, sums.dtypes[path])
-            _kernel.sums(
-                positions, last, sums.powers[:-1], values, values.itemsize, total,
-                total.itemsize,
-            )  # fmt: skip
-            fields[path] = total
-        if self._discount is not None:
-            discount = np.empty(len(positions), np.float32)
-            _kernel.discounts(positions, last, sums.powers, terminated, discount)
-            fields[self._discount] = discount
-
-
-def _next_paths(schema: Schema) -> dict[str, str]:
-    """Path of each observation field to the name of its derived successor."""
-    role = schema.role("observation")
-    assert role is not None
-    return {
-        path: "next_observation" + path[len(role) :]
-        for path in schema.role_paths("observation")
-    }
-
-
-class Window(Protocol):
-    """How far around a step its data reaches.
-
-    Attributes:
-        before: Rows before the step, where its episode has them.
-        after: Rows after it, up to the episode's end; the row of the next observation
-            is one of them.
-    """
-
-    before: int
-    after: int
-
-
-Moment = tuple[Ids, Ids]
-"""Limits and tails before rows were copied."""
-
-
-class ReplacedError(FailedError):
-    """Another generation took this one's place: draw from that one."""
-
-
-class LiveView:
-    """One open buffer as samplers and gathers see it.
-
-    A draw looks at `starts` first and keeps to that moment. Threads: hold `lock`
-    from there to the end of the draw; copying rows needs none.
-
-    Attributes:
-        lock: One for all generations of an open buffer, which samplers go through
-            with it.
-        replaced: Whether another generation is in force.
-        num_illegal: Rows within `starts`, as last looked at, that are no legal start.
-    """
-
-    def __init__(
-        self,
-        store: Store,
-        ledger: CommitState,
-        schema: Schema,
-        autoreset: str,
-        home: BufferIdentity,
-        window: Window | None = None,
-        former: LiveView | None = None,
-    ) -> None:
-        self.lock: threading.RLock = threading.RLock()
-        if former is not None:
-            self.lock = former.lock
-        self.replaced = False
-        self.home = home
-        self._window = window
-        self._before = 0 if window is None else window.before
-        self._store = store
-        self._ledger = ledger
-        self._ring = store.ring
-        self._final_follows = autoreset == "next_step"
-        after = None if window is None else window.after
-        self._steps = Gatherer(store, schema, autoreset, after)
-        self.next_paths = self._steps.next_paths
-        self._index = self._make_index()
-        self._indexed: Span | None = None
-        self.num_illegal = 0
-        self._span = self._make_span(ledger.heads, ledger.tails)
+        following = tuple(path for path in schema.paths if path in self.next_paths)
+        self._plain_reads = ((schema.paths, 0), (following, 1))
 
     def __repr__(self) -> str:
         """Say what it is."""
@@ -602,9 +216,34 @@ class LiveView:
         return f"<View of {buffer}: {known}>"
 
     @property
+    def data_files(self) -> list[File]:
+        """Open files that hold the rows."""
+        return self._store.files
+
+    @property
+    def data_paths(self) -> list[Path]:
+        """Paths of the same files and, in a compressed buffer, of its shards."""
+        store = self._store
+        shards = shards_in(store.path) if isinstance(store, ZarrStore) else []
+        return [*(file.path for file in store.files), *shards]
+
+    # The view: what is alive, and which steps are legal starts.
+
+    def refresh(self) -> None:
+        """Look at what a writer in another process published since."""
+        if self._foreign_commit is not None:
+            with self.lock:
+                self._foreign_commit.refresh()
+
+    @property
+    def heads(self) -> Ids:
+        """int64 ``[E]``: rows below are written."""
+        return self._commit.heads
+
+    @property
     def span(self) -> Span:
         """What is alive now."""
-        heads, tails = self._ledger.heads, self._ledger.tails
+        heads, tails = self._commit.heads, self._commit.tails
         if heads is not self._of[0] or tails is not self._of[1]:
             self._span = self._make_span(heads, tails)
         return self._span
@@ -617,21 +256,21 @@ class LiveView:
     def _make_index(self) -> EpisodeIndex:
         return EpisodeIndex(
             self._ring.num_envs,
-            derived=self._steps.derived,
+            derived=self.derived,
             final_follows=self._final_follows,
             before=self._before,
-            after=None if self._window is None else self._window.after,
+            after=None if self._transform is None else self._after,
         )
 
     @property
     def index(self) -> EpisodeIndex:
         """The episodes alive now."""
         with self.lock:
-            self._look()
+            self._update_index()
             return self._index
 
-    def _look(self) -> Span:
-        """Bring the index to one moment, which a draw then keeps to."""
+    def _update_index(self) -> Span:
+        """Index the rows alive now, which a draw then keeps to."""
         span = self.span
         if span is not self._indexed:
             try:
@@ -644,25 +283,52 @@ class LiveView:
             self._indexed, self.num_illegal = span, self._index.num_illegal
         return span
 
+    def _new_flags(self, env_ids: Ids, positions: Ids) -> NDArray[np.uint8]:
+        """Flags of rows that the index takes in, and that copies look at from here."""
+        return self._store.flags(self._ring.rows(env_ids, positions), new=True)
+
     @property
     def starts(self) -> Span:
         """Where legal starts lie; see `samplers.base.View`."""
-        known, ledger = self._span is self._indexed, self._ledger
-        if known and self._of[0] is ledger.heads and self._of[1] is ledger.tails:
+        known, commit = self._span is self._indexed, self._commit
+        if known and self._of[0] is commit.heads and self._of[1] is commit.tails:
             # Nothing came or went since the last look, as between most draws.
             return self._index.starts
         with self.lock:
-            self._look()
+            self._update_index()
             return self._index.starts
 
+    def _indexed_rows(self) -> tuple[Span, EpisodeIndex]:
+        """The rows whose flags are known, and the index of them.
+
+        Newer rows may be published already; of their flags nothing is known.
+        """
+        index, known = self._index, self._indexed
+        if known is None:
+            # Drawn before this generation replaced another one.
+            with self.lock:
+                known, index = self._update_index(), self._index
+        return known, index
+
     def legal(self, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
-        """Tell legal starts; see `samplers.base.View`."""
-        return self._steps.legal(env_ids, positions, self._known()[0].stop)
+        """Bool ``[B]``, which positions are legal starts; see `samplers.base.View`.
+
+        By their flags and those after, which is cheaper than a bisection.
+        """
+        legal = np.empty(len(positions), np.bool_)
+        env_ids = np.ascontiguousarray(env_ids)
+        positions = np.ascontiguousarray(positions)
+        _kernel.legal(*self.law, env_ids, positions, legal)
+        return legal
 
     @property
     def law(self) -> Judge:
-        """What decides which steps are legal."""
-        return self._steps.law(self._known()[0].stop)
+        """What decides which steps are legal, as kernels take it."""
+        heads = self._indexed_rows()[0].stop
+        return (
+            self._store.all_flags, *self._ring.shape, self._legal_table, heads,
+            self._after,
+        )  # fmt: skip
 
     def start_at(self, ranks: Ids) -> tuple[Ids, Ids]:
         """Legal starts by rank; see `samplers.base.View`."""
@@ -672,36 +338,23 @@ class LiveView:
         """Ranks of positions; see `samplers.ranks.legal_before`."""
         return self._index.legal_before(env_ids, positions)
 
-    def check_in_force(self) -> None:
-        """Refuse a draw that samplers would go back to a former generation for.
+    def flags(self, env_ids: Ids, positions: Ids) -> NDArray[np.uint8]:
+        """Flags of rows, uint8 ``[B]``."""
+        return self._store.flags(self._ring.rows(env_ids, positions))
+
+    def check_current(self) -> None:
+        """Refuse a draw that would take samplers back to a former generation.
 
         Raises:
-            ReplacedError: A thread put another one in force since this was asked for.
+            ReplacedError: A thread replaced this generation since the view was taken.
         """
         if self.replaced:
             raise ReplacedError(
-                "this view is of a generation that was replaced, expected the one in "
-                "force; ask the buffer for its view again"
+                "this view is out of date because the buffer was resized. Use "
+                "`buffer.view` again."
             )
 
-    def refresh(self) -> None:
-        """Look at what the writer published since."""
-        with self.lock:
-            self._ledger.refresh()
-
-    def check_uncut(self) -> None:
-        """Refuse rows that were read beside a writer, after a look at its record.
-
-        Raises:
-            ReplacedError: It cut them before, and may have written others there.
-        """
-        ledger = self._ledger
-        with self.lock:
-            ledger.refresh()
-        if ledger.cut:
-            raise ReplacedError(CUT_ROWS)
-
-    def check(self, env_ids: Ids, positions: Ids) -> None:
+    def check_alive(self, env_ids: Ids, positions: Ids) -> None:
         """Refuse positions that are not alive.
 
         Raises:
@@ -724,26 +377,200 @@ class LiveView:
                 "overwritten, cleared, or is yet to be written"
             )
 
-    @property
-    def heads(self) -> Ids:
-        """int64 ``[E]``: rows below are written."""
-        return self._ledger.heads
+    # From a sampler to a batch.
+
+    def sample(
+        self, sampler: Sampler, batch_size: int, contiguous: bool = False
+    ) -> Batch:
+        """Draw a batch and gather it; see `ReplayBuffer.sample`."""
+        # `integer` alone takes a tenth of a microsecond more, at every draw.
+        if type(batch_size) is not int or batch_size < 1:
+            integer("batch_size", batch_size, 1, "Pass a number of steps, such as 256.")
+        try:
+            draw, fields, stale = self._try_sample(sampler, int(batch_size), contiguous)
+            if stale is not None:
+                draw, fields = self._redraw(sampler, draw, fields, stale)
+                if contiguous:
+                    fields = _contiguous(fields)
+        except MemoryError as error:
+            length = getattr(sampler, "length", None)
+            nbytes = int(batch_size) * self._schema.row_nbytes * (length or 1)
+            windows = "" if length is None else f" windows of {length} steps"
+            raise MemoryError(
+                f"batch_size: got {batch_size}{windows}, whose stored fields alone "
+                f"take {nbytes:,} bytes, expected a batch that fits the memory; draw "
+                "several smaller ones"
+            ) from error
+        return self._batch(draw, fields)
+
+    def _try_sample(
+        self, sampler: Sampler, count: int, contiguous: bool = False
+    ) -> tuple[Draw, Fields, NDArray[np.bool_] | None]:
+        """Draw, copy and recheck once: the draw, its data, and which of it is stale."""
+        with self.lock:
+            self.check_current()
+            before = self.limits_before
+            draw = sampler.draw(self, count)
+        fields = self.copy_draw(draw, contiguous)
+        windows = draw.windows
+        oldest = draw.positions if windows is None else windows.positions[:, 0]
+        return draw, fields, self.stale(draw.env_ids, oldest, before)
+
+    def draw(self, sampler: Sampler, count: int) -> PendingDraw:
+        """Draw now and copy later, by `gather`.
+
+        Raises:
+            ReplacedError: Another generation replaced this one.
+        """
+        with self.lock:
+            self.check_current()
+            before = self.limits_before
+            return PendingDraw(
+                sampler, sampler.draw(self, count), count, before, self.home
+            )
+
+    def gather(self, pending: PendingDraw, *, skip: bool = False) -> Batch | None:
+        """Copy the data of a draw, as whole as `sample` does.
+
+        What was overwritten since is not copied at all: transforms know no such row.
+
+        Args:
+            pending: The draw, perhaps of a former generation.
+            skip: Where nothing is left of a draw without replacement, return None:
+                another draw would be what comes next.
+        """
+        sampler, draw, before = pending.sampler, pending.draw, pending.before
+        now, gone = self.limits_before, None
+        if now[0] is not before[0] or now[1] is not before[1]:
+            gone = self.stale(draw.env_ids, oldest_steps(draw), before)
+        if pending.home is not self.home:
+            # The new generation holds what was alive at the resize, and no more.
+            lost = oldest_steps(draw) < self.span.first[draw.env_ids]
+            lost |= self._reaches_cut(pending)
+            gone = lost if gone is None else gone | lost
+        if gone is not None and gone.any():
+            places, left = left_of(draw, ~gone)
+            once = draws_once(sampler)
+            if once and skip and not len(places):
+                return None
+            if once and len(places):
+                draw = left
+            else:
+                fresh = self.draw(sampler, pending.count)
+                draw, before = fresh.draw, fresh.before
+        fields = self.copy_draw(draw)
+        stale = self.stale(draw.env_ids, oldest_steps(draw), before)
+        if stale is not None:
+            if skip and draws_once(sampler) and not len(left_of(draw, ~stale)[0]):
+                return None
+            draw, fields = self._redraw(sampler, draw, fields, stale)
+        return self._batch(draw, fields)
+
+    def _reaches_cut(self, pending: PendingDraw) -> NDArray[np.bool_]:
+        """Find steps that reach rows cut by a failed sync since the draw, bool [B]."""
+        draw, home, stop = pending.draw, pending.home, self.span.stop
+        known = self.home.known(stop, home.generation, home.cut_epoch)
+        if known is stop:
+            return np.zeros(len(draw), bool)
+        return newest_steps(draw) + max(1, self._after) >= known[draw.env_ids]
+
+    def _redraw(
+        self, sampler: Sampler, draw: Draw, fields: Fields, stale: NDArray[np.bool_]
+    ) -> tuple[Draw, Fields]:
+        """Replace a batch of which some rows were overwritten while they were copied.
+
+        The whole batch is drawn again: steps of a small draw of their own would have
+        the strata and the greatest weight of that draw. A sampler without replacement
+        would lose what it drew, so there the rest is kept, without what is gone.
+        """
+        count = num_drawn(draw)
+        once = draws_once(sampler)
+        for _ in range(MAX_REDRAWS):
+            if once:
+                places, left = left_of(draw, ~stale)
+                if len(places):
+                    return left, {path: a[places] for path, a in fields.items()}
+            draw, fields, gone = self._try_sample(sampler, count)
+            if gone is None:
+                return draw, fields
+            stale = gone
+        raise StarvedError(
+            f"gave up after {MAX_REDRAWS} attempts: the writer overwrote "
+            f"{np.count_nonzero(stale)} of the {len(stale)} drawn steps before they "
+            f"were read. Increase `capacity` (now {self.home.ring.capacity}) or lower "
+            "`batch_size`."
+        )
+
+    def gather_draw(self, draw: Draw) -> Batch:
+        """Gather exactly the steps of a draw that was made before, or elsewhere.
+
+        Raises:
+            StaleError: A step is not in the buffer, or cannot be drawn.
+        """
+        before = self.limits_before
+        env_ids, positions = steps_of(draw)
+        self.check_alive(env_ids, positions)
+        with self.lock:
+            starts = self.starts
+            legal = starts.first[env_ids] <= positions
+            legal &= positions < starts.stop[env_ids]
+            legal &= self.legal(env_ids, positions)
+        illegal = np.flatnonzero(~legal)
+        if len(illegal):
+            which = int(illegal[0])
+            raise StaleError(
+                f"position {positions[which]} of environment {env_ids[which]} cannot "
+                "be drawn as a transition, expected a step whose next observation, and "
+                "window where transforms need one, is known; it is a final row, one of "
+                "the newest rows, or the last before a gap: read its fields with "
+                "get_field"
+            )
+        fields = self.copy_draw(draw)
+        stale = self.stale(env_ids, positions, before)
+        if stale is not None:
+            which = int(np.flatnonzero(stale)[0])
+            raise StaleError(
+                f"position {positions[which]} of environment {env_ids[which]} was "
+                "overwritten while it was read, expected a step that stays; draw again"
+            )
+        return self._batch(draw, fields)
+
+    def take(self, env_ids: ArrayLike, positions: ArrayLike, key: int) -> Batch:
+        """Gather given steps; see `ReplayBuffer.take`."""
+        ids, places = self._check_rows(env_ids, positions)
+        return self.gather_draw(draw_of(ids.ravel(), places.ravel(), key))
+
+    def _batch(self, draw: Draw, fields: Fields) -> Batch:
+        windows = draw.windows
+        return Batch(
+            fields, draw.env_ids, draw.positions, draw.probabilities, draw.weights,
+            None if windows is None else windows.mask, self._bfloat16,
+            draw.key, None if windows is None else windows.positions, draw.offsets,
+            buffer=self.home.uuid,
+        )  # fmt: skip
+
+    # The recheck: which copied rows may have been overwritten while they were copied.
 
     @property
-    def moment(self) -> Moment:
+    def limits_before(self) -> LimitsBefore:
         """What to keep before rows are copied; see `stale`."""
-        return self._ledger.limits, self._ledger.tails
+        return self._commit.limits, self._commit.tails
 
     def stale(
-        self, env_ids: Ids, positions: Ids, moment: Moment
+        self, env_ids: Ids, positions: Ids, before: LimitsBefore
     ) -> NDArray[np.bool_] | None:
-        """Tell which copied rows may have been overwritten while they were copied.
+        """Find the copied rows that may have been overwritten while they were copied.
+
+        This comes after the copy, always. The writer publishes a limit before it
+        overwrites the first row below it, a lap earlier: if the limits that are read
+        now are those from before the copy, no copied byte can have changed; if they
+        are higher, the rows a ring's slots below them are suspect, and no others.
 
         Args:
             env_ids: int64 ``[B]``.
-            positions: int64 ``[B]``, alive at that moment; of steps that were folded
-                the rows before them count, too.
-            moment: `moment` from before the copying.
+            positions: int64 ``[B]``, alive at that time; of steps that transforms
+                fold, the rows before them count too.
+            before: `limits_before` from before the copy.
 
         Returns:
             bool ``[B]``, or None for none.
@@ -751,103 +578,561 @@ class LiveView:
         Raises:
             ReplacedError: See `check_uncut`.
         """
-        self.check_uncut()
-        limits, tails = self._ledger.limits, self._ledger.tails
-        if limits is moment[0] and (self._window is None or tails is moment[1]):
+        if self._foreign_commit is not None:
+            self.check_uncut()
+        limits, tails = self._commit.limits, self._commit.tails
+        folds = self._transform is not None
+        if limits is before[0] and (not folds or tails is before[1]):
             return None
-        edge = limits[env_ids] - self._ring.slots
-        dead = positions - self._before < edge
-        if self._window is not None and dead.any():
+        oldest = limits[env_ids] - self._ring.slots
+        dead = positions - self._before < oldest
+        if folds and dead.any():
             # Where the episode begins later, nothing before it was read.
             with self.lock:
                 begun = self.index.begun(env_ids, positions)
-            dead = np.maximum(positions - self._before, begun) < edge
-        if self._window is not None:
-            # Folds ask the index for episodes, which knows no row that was given up.
+            dead = np.maximum(positions - self._before, begun) < oldest
+        if folds:
+            # Transforms ask the index for episodes, which knows no dropped row.
             dead |= positions < self.span.first[env_ids]
         return dead if dead.any() else None
 
-    def gather(self, env_ids: Ids, positions: Ids, contiguous: bool = False) -> Fields:
-        """Copy steps with their next observations; see `StepReader.gather`."""
-        known, index = self._known()
-        return self._steps.gather(env_ids, positions, known.stop, index, contiguous)
+    def check_uncut(self) -> None:
+        """Refuse rows that were read beside a writer, after a look at its record.
 
-    def _known(self) -> tuple[Span, EpisodeIndex]:
-        """The rows whose flags are known, and the index of them.
-
-        Rows that came since may be known to the ledger; of their flags nothing is.
+        Raises:
+            ReplacedError: A writer that began after a failed sync cut them, and may
+                have written other rows there.
         """
-        index, known = self._index, self._indexed
-        if known is None:
-            # Drawn before this ring was put in another one's place.
+        commit = self._foreign_commit
+        if commit is not None:
             with self.lock:
-                known, index = self._look(), self._index
-        return known, index
+                commit.refresh()
+            if commit.cut:
+                raise ReplacedError(CUT_ROWS)
+
+    def intact(self, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
+        """Whether rows read until now were whole; see `transforms.base.Rows`."""
+        self.check_uncut()
+        intact: NDArray[np.bool_] = (
+            positions >= self._commit.limits[env_ids] - self._ring.slots
+        )
+        return intact
+
+    def _check_not_overwritten(
+        self, env_ids: Ids, positions: Ids, before: LimitsBefore
+    ) -> None:
+        """Raise StaleError if rows were given up while they were copied."""
+        if self.stale(env_ids, positions, before) is not None:
+            self.check_alive(env_ids, positions)
+
+    # Gathering: copies of steps, through the transforms or as they are stored.
+
+    def copy_draw(self, draw: Draw, contiguous: bool = False) -> Fields:
+        """Copy the data of a draw.
+
+        Args:
+            draw: Legal starts; of windows, every step is one.
+            contiguous: Small fields, too, are arrays of their own.
+
+        Returns:
+            Per path ``[B, *shape]``, or ``[B, T, *shape]`` of windows.
+        """
+        windows = draw.windows
+        if windows is None:
+            return self._copy(draw.env_ids, draw.positions, draw.key, None, contiguous)
+        shape = windows.positions.shape
+        env_ids, positions = steps_of(draw)
+        found = self._copy(env_ids, positions, draw.key, shape[1], contiguous)
+        found = {path: a.reshape(*shape, *a.shape[1:]) for path, a in found.items()}
+        for path in fields_under(windows.first_only, found):
+            found[path] = found[path][:, 0]
+            if contiguous:
+                found[path] = np.ascontiguousarray(found[path])
+        if windows.is_first is not None:
+            if "is_first" in found and not self._warned_of_is_first:
+                self._warned_of_is_first = True
+                warnings.warn(
+                    "field 'is_first': got a field of the name that a sampler of "
+                    "windows gives its own marks of where episodes begin; batches hold "
+                    "the field, and not the marks: rename the field to have both",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+            found.setdefault("is_first", windows.is_first)
+        return found
+
+    def _copy(
+        self,
+        env_ids: Ids,
+        positions: Ids,
+        key: int,
+        length: int | None,
+        contiguous: bool,
+    ) -> Fields:
+        if self._transform is None:
+            return self.copy_steps(env_ids, positions, contiguous=contiguous)
+        found = self._transform.gather(self, env_ids, positions, key, length)
+        return _contiguous(found) if contiguous else found
+
+    def copy_steps(
+        self, env_ids: Ids, positions: Ids, contiguous: bool = False
+    ) -> Fields:
+        """Copy steps as they are: stored fields, both ends, and next observations.
+
+        Args:
+            env_ids: int64 ``[B]``.
+            positions: int64 ``[B]``, alive and, where next observations are derived,
+                legal starts.
+            contiguous: Small fields, too, are arrays of their own.
+
+        Returns:
+            Per path ``[B, *shape]``.
+        """
+        known, index = self._indexed_rows()
+        heads = known.stop
+        # Records that are mapped are found and copied by one call.
+        records: Records | None = getattr(self._store, "records", None)
+        if self._num_records and records is not None:
+            return self._from_mapped_records(
+                records, env_ids, positions, heads, index, contiguous
+            )
+        if self.derived:
+            found = self._with_next(env_ids, positions, heads, index)
+        else:
+            rows = np.empty(len(positions), np.int64)
+            ends = self._find_rows(env_ids, positions, heads, index, rows)
+            found = self._fetch(rows, self._schema.paths)
+            found = self._add_ends(found, ends, env_ids, positions, heads, index)
+        return _contiguous(found) if contiguous else found
+
+    def _from_mapped_records(
+        self,
+        records: Records,
+        env_ids: Ids,
+        positions: Ids,
+        heads: Ids,
+        index: EpisodeIndex,
+        contiguous: bool,
+    ) -> Fields:
+        """Copy steps whose fields all lie in mapped records."""
+        steps = (
+            self._store.all_flags, np.ascontiguousarray(env_ids),
+            np.ascontiguousarray(positions), heads, self._bits, index.bare,
+            self._num_records,
+        )  # fmt: skip
+        found: Fields = {}
+        if contiguous:
+            packed, ends = records.take_fields(*steps, self._columns)
+            for number, name in self._numbered:
+                found[name] = packed[number]
+        else:
+            packed, ends = records.take(*steps)
+            for path in self._packed:
+                found[path] = packed[path]
+            for path, name in self._afters.items():
+                found[name] = packed[path]
+        return self._add_ends(found, ends, env_ids, positions, heads, index)
+
+    def _find_rows(
+        self, env_ids: Ids, positions: Ids, heads: Ids, index: EpisodeIndex, rows: Ids
+    ) -> NDArray[np.bool_]:
+        """Find rows, and those after if rows has two columns; return the ends."""
+        ends = np.empty((len(self._bits), len(positions)), np.bool_)
+        _kernel.place(
+            self._store.all_flags, np.ascontiguousarray(env_ids),
+            np.ascontiguousarray(positions), heads, *self._ring.shape, self._bits,
+            index.bare, rows, ends,
+        )  # fmt: skip
+        return ends
+
+    def _with_next(
+        self, env_ids: Ids, positions: Ids, heads: Ids, index: EpisodeIndex
+    ) -> Fields:
+        pairs = np.empty((len(positions), 2), np.int64)
+        ends = self._find_rows(env_ids, positions, heads, index, pairs)
+        rows = pairs[:, 0]
+        found: Fields = {}
+        if self._single:
+            found = self._fetch(rows, self._single)
+        if self._apart:
+            next_obs = self._fetch(pairs[:, 1], self._apart)
+            found |= {self.next_paths[path]: next_obs[path] for path in self._apart}
+        if self._packed:
+            # The row after lies beside the row: both are read by one call.
+            rows = pairs.reshape(-1) if self._pairs else rows
+            packed = self._fetch(rows, self._packed)
+            for path, array in packed.items():
+                found[path] = array[::2] if self._pairs else array
+            found |= {name: packed[path][1::2] for path, name in self._pairs.items()}
+        return self._add_ends(found, ends, env_ids, positions, heads, index)
+
+    def _fetch(self, rows: Ids, paths: tuple[str, ...]) -> Fields:
+        self._store.prefetch(rows, paths, now=True)
+        return self._store.gather(rows, paths)
+
+    def _add_ends(
+        self,
+        found: Fields,
+        ends: NDArray[np.bool_],
+        env_ids: Ids,
+        positions: Ids,
+        heads: Ids,
+        index: EpisodeIndex,
+    ) -> Fields:
+        # By number: to iterate over an array takes thrice as long.
+        for kind, path in enumerate(self._served):
+            found[path] = ends[kind]
+        if index.num_cuts and (self._served or self._agent_ends):
+            # Steps before a row that says so are reported as truncated.
+            for path, flag in self._served.items():
+                if flag == TRUNCATED:
+                    cut = self._before_cut(env_ids, positions, heads)
+                    found[path] = cut | (found[path] != 0)
+            of_agents = self._agent_ends.get("truncated")
+            if of_agents is not None and of_agents in found:
+                cut = self._before_cut(env_ids, positions, heads)
+                found[of_agents] = self._agents_cut(found, of_agents, cut)
+        return found
+
+    def _agents_cut(
+        self, found: Fields, path: str, cut: NDArray[np.bool_]
+    ) -> NDArray[np.generic]:
+        """Truncated of agents, bool ``[B, num_agents]``, of steps that may be cut.
+
+        A cut truncates the agents that are neither terminated nor truncated yet.
+        """
+        truncated, other = found[path] != 0, self._agent_ends.get("terminated")
+        ended = truncated if other is None else truncated | (found[other] != 0)
+        joined: NDArray[np.bool_] = truncated | (cut[..., None] & ~ended)
+        return joined
+
+    def _before_cut(
+        self, env_ids: Ids, positions: Ids, heads: Ids
+    ) -> NDArray[np.bool_]:
+        # Only at rows that are there: to look at a hole may be a SIGBUS.
+        followed = positions + 1 < heads[env_ids]
+        flags = self._store.flags(self._ring.rows(env_ids, positions + followed))
+        found: NDArray[np.bool_] = followed & ((flags & CUT) != 0)
+        return found
+
+    # The buffer as transforms read it; see `transforms.base.Rows`.
 
     def plan(
         self, before: int, steps: int, direct: Direct, asked: Asked, sums: Sums | None
-    ) -> Plan:
-        """Find out what draws need to know; see `transforms.base.Rows`."""
-        return self._steps.plan(before, steps, direct, asked, sums)
+    ) -> ReadPlan:
+        """Find out where what transforms ask for lies; see `transforms.base.Rows`."""
+        return ReadPlan(
+            self._store, self._served, self._agent_ends.get("truncated"), before, steps,
+            direct, asked, sums,
+        )  # fmt: skip
 
     def find(self, plan: Plan, env_ids: Ids, positions: Ids) -> Found:
         """Look around legal starts, and read; see `transforms.base.Rows`."""
         known = self._indexed
         if known is None:
-            known = self._known()[0]
-        return plan.find(env_ids, positions, known.stop)
+            known = self._indexed_rows()[0]
+        return plan.find(env_ids, positions, known.stop, self._read)
 
     def read(self, paths: tuple[str, ...], env_ids: Ids, positions: Ids) -> Fields:
         """Copy stored fields of rows, nothing derived but the two ends."""
-        return self._steps.read(paths, env_ids, positions, self._ledger.heads)
+        return self._read(paths, env_ids, positions, self._commit.heads)
+
+    def _read(
+        self, paths: tuple[str, ...], env_ids: Ids, positions: Ids, heads: Ids
+    ) -> Fields:
+        rows = self._ring.rows(env_ids, positions)
+        records: Records | None = getattr(self._store, "records", None)
+        # Many that lie one after the other come as columns from `gather`.
+        apart = len(rows) < SPLIT_ROWS or rows[-1] - rows[0] != len(rows) - 1
+        apart = apart and self._agent_ends.get("truncated") not in paths
+        if records is not None and apart and self._store.packed.issuperset(paths):
+            if (layout := self._layouts.get(paths)) is None:
+                columns = [(path, 0, None) for path in paths]
+                layout = Layout(self._schema, columns)
+                self._layouts[paths] = layout
+            packed = records.columns(rows, len(rows), layout)
+            return {path: packed[str(at)] for at, path in enumerate(paths)}
+        found = self._fetch(rows, paths)
+        for path in paths:
+            flag = self._served.get(path)
+            if flag is not None:
+                ended = (self._store.flags(rows) & flag) != 0
+                if flag == TRUNCATED:
+                    ended |= self._before_cut(env_ids, positions, heads)
+                found[path] = ended
+        truncated = self._agent_ends.get("truncated")
+        if truncated in paths:
+            others = tuple(self._agent_ends[role] for role in self._agent_ends)
+            missing = tuple(path for path in others if path not in found)
+            ends = found | self._fetch(rows, missing)
+            cut = self._before_cut(env_ids, positions, heads)
+            found[truncated] = self._agents_cut(ends, truncated, cut)
+        return {path: found[path] for path in paths}
 
     def locate(self, env_ids: Ids, positions: Ids) -> tuple[Ids, Ids]:
         """Begin and end of episodes; see `transforms.base.Rows`."""
         with self.lock:
-            self._look()
+            self._update_index()
             return self._index.locate(env_ids, positions)
 
     def known(self, env_ids: Ids, ends: Ids) -> Ids:
         """Where what is known of episodes ends; see `transforms.base.Rows`."""
-        return self._steps.known(env_ids, ends, self._known()[0].stop)
+        if not self.derived:
+            return ends
+        found = ends.copy()
+        env_ids = np.ascontiguousarray(env_ids)
+        heads = self._indexed_rows()[0].stop
+        flags, shape = self._store.all_flags, self._ring.shape
+        _kernel.known(flags, *shape, heads, env_ids, found)
+        return found
 
-    def intact(self, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
-        """Whether rows read until now were whole; see `transforms.base.Rows`."""
-        self.check_uncut()
-        whole: NDArray[np.bool_] = (
-            positions >= self._ledger.limits[env_ids] - self._ring.slots
+    # Read-ahead: asking the disk for the rows of draws that are gathered later.
+
+    def nbytes(self, draw: Draw) -> int:
+        """Bytes that the draw is read from, rows read twice counted twice."""
+        windows = draw.windows
+        count = len(draw) if windows is None else windows.positions.size
+        return count * self._step_nbytes
+
+    def prefetch(self, draw: Draw) -> int:
+        """Start reading the draw's rows where pages are missing.
+
+        Returns:
+            Bytes asked for; 0 where all seem to be in memory.
+        """
+        span, packed = self.span, self._store.packed
+        env_ids, positions = steps_of(draw)
+        reads: Sequence[Touched] | Any
+        if self._transform is None:
+            reads = [(paths, env_ids, positions + k) for paths, k in self._plain_reads]
+        else:
+            length = None if draw.windows is None else draw.windows.positions.shape[1]
+            reads = self._transform.touched(self, env_ids, positions, draw.key, length)
+        together: dict[str, list[Ids]] = {}
+        asked = 0
+        for paths, ids, places in reads:
+            # Some may have been overwritten since; others are still to be written.
+            last = np.maximum(span.first, span.stop - 1)
+            alive = np.clip(places, span.first[ids], last[ids])
+            rows = self._ring.rows(ids, alive)
+            apart = tuple(path for path in paths if path not in packed)
+            if apart:
+                asked += self._store.prefetch(rows, apart)
+            for path in paths:
+                if path in packed:
+                    # To read one of them is to read all: one stands for the others.
+                    together.setdefault(next(iter(together), path), []).append(rows)
+                    break
+        for path, every in together.items():
+            asked += self._store.prefetch(np.concatenate(every), (path,))
+        return asked
+
+    # Given rows: stored fields and flags, final rows included.
+
+    def _check_rows(self, env_ids: ArrayLike, positions: ArrayLike) -> tuple[Ids, Ids]:
+        """Broadcast and check what a user names rows with."""
+        ids, places = integers("env_ids", env_ids), integers("positions", positions)
+        try:
+            ids, places = np.broadcast_arrays(ids, places)
+        except ValueError:
+            raise SchemaError(
+                f"env_ids and positions: got shapes {list(ids.shape)} and "
+                f"{list(places.shape)}, expected shapes that broadcast; give one "
+                "environment a position"
+            ) from None
+        self.check_alive(ids.ravel(), places.ravel())
+        return ids, places
+
+    def get_fields(
+        self, paths: tuple[str, ...], env_ids: ArrayLike, positions: ArrayLike
+    ) -> Fields:
+        """Some fields of given rows; see `ReplayBuffer.get_fields`."""
+        fields = [self._schema[path] for path in paths]
+        before = self.limits_before
+        ids, places = self._check_rows(env_ids, positions)
+        found = self.read(paths, ids.ravel(), places.ravel())
+        self._check_not_overwritten(ids.ravel(), places.ravel(), before)
+        return {
+            path: np.ascontiguousarray(found[path]).reshape((*ids.shape, *field.shape))
+            for path, field in zip(paths, fields, strict=True)
+        }
+
+    def get_flags(self, env_ids: ArrayLike, positions: ArrayLike) -> NDArray[np.uint8]:
+        """Flags of given rows; see `ReplayBuffer.flags`."""
+        before = self.limits_before
+        ids, places = self._check_rows(env_ids, positions)
+        found = self.flags(ids, places)
+        self._check_not_overwritten(ids, places, before)
+        return found
+
+    def gather_rows(self, env_ids: Ids, positions: Ids, before: LimitsBefore) -> Batch:
+        """Stored fields of rows, and which are final.
+
+        Args:
+            env_ids: int64 ``[B]``.
+            positions: int64 ``[B]``, alive when the limits were read.
+            before: `limits_before`.
+        """
+        fields = self.read(self._schema.paths, env_ids, positions)
+        final = (self.flags(env_ids, positions) & FINAL) != 0
+        self._check_not_overwritten(env_ids, positions, before)
+        fields.setdefault("final", final)
+        return self._batch(draw_of(env_ids, positions), fields)
+
+    def gather_all(self) -> Batch:
+        """Every row; see `ReplayBuffer.gather_all`."""
+        before = self.limits_before
+        ids, span = np.arange(self._ring.num_envs), self.span
+        return self._gather_between(ids, span.first, span.stop, before)
+
+    def oldest(self, count: int, env_ids: Ids | None) -> Batch:
+        """The oldest rows of each environment; see `ReplayBuffer.dequeue`."""
+        integer("count", count, 1, "Pass a number of rows.")
+        before = self.limits_before
+        ids = np.arange(self._ring.num_envs) if env_ids is None else env_ids
+        span = self.span
+        lengths = span.lengths[ids]
+        if (lengths < count).any():
+            which = int(ids[np.argmin(lengths)])
+            raise EmptyError(
+                f"cannot dequeue {count} rows: environment {which} holds "
+                f"{lengths.min()}, expected at least that many; ask for fewer, or name "
+                "other environments"
+            )
+        firsts = span.first[ids]
+        return self._gather_between(ids, firsts, firsts + count, before)
+
+    def _gather_between(
+        self, ids: Ids, firsts: Ids, stops: Ids, before: LimitsBefore
+    ) -> Batch:
+        lengths = stops - firsts
+        total = int(lengths.sum())
+        env_ids = np.repeat(ids, lengths)
+        edges = np.cumsum(lengths) - lengths
+        positions = np.arange(total) - np.repeat(edges - firsts, lengths)
+        out: Fields = {}
+        for first in range(0, max(1, total), SCAN_ROWS):
+            block = slice(first, first + SCAN_ROWS)
+            rows = self.gather_rows(env_ids[block], positions[block], before)
+            for path, array in rows.fields.items():
+                if path not in out:
+                    out[path] = np.empty((total, *array.shape[1:]), array.dtype)
+                out[path][block] = array
+        return self._batch(draw_of(env_ids, positions), out)
+
+    def map_field(self, path: str) -> list[NDArray[Any]] | None:
+        """Views of a field of all rows alive; see `ReplayBuffer.mapped`.
+
+        For a field that is larger than RAM, such as the tensors that adapters hand
+        out. The mapping is private: it shows the pages of the file, and a write into
+        one makes a copy of the page. So a stray store neither ends the process, as on
+        a read-only mapping, nor changes a row that was published.
+        """
+        store, span, ring, field = (
+            self._store,
+            self.span,
+            self._ring,
+            self._schema[path],
         )
-        return whole
+        placement = record_layout(self._schema)
+        first, stop = int(span.first[0]), int(span.stop[0])
+        in_step = (span.first == first).all() and (span.stop == stop).all()
+        if (
+            not isinstance(store, MemmapStore)
+            or path in placement.served
+            or not in_step
+        ):
+            return None
+        name = placement.large.get(path, RECORDS)
+        (file,) = [file for file in store.files if file.path.name == name]
+        mapping = file.map_private()
+        if name == RECORDS:
+            rows = np.frombuffer(mapping, placement.record)[path]
+        else:
+            rows = np.frombuffer(mapping, field.numpy).reshape(-1, *field.shape)
+        if ring.layout == "time_major":
+            steps = rows.reshape(ring.slots, ring.num_envs, *field.shape)
+        else:
+            steps = rows.reshape(ring.num_envs, ring.slots, *field.shape).swapaxes(0, 1)
+        begin, count = first % ring.slots, stop - first
+        ahead = min(count, ring.slots - begin)
+        blocks = [steps[begin : begin + ahead]]
+        return blocks if ahead == count else [*blocks, steps[: count - ahead]]
 
-    def _new_flags(self, env_ids: Ids, positions: Ids) -> NDArray[np.uint8]:
-        """Flags of rows that the index takes in, and gathers look at from here on."""
-        return self._store.flags(self._ring.rows(env_ids, positions), new=True)
+    # Changes that readers pass on.
 
-    def flags(self, env_ids: Ids, positions: Ids) -> NDArray[np.uint8]:
-        """Flags of rows, uint8 ``[B]``."""
-        return self._store.flags(self._ring.rows(env_ids, positions))
+    def write_field(
+        self, path: str, env_ids: ArrayLike, positions: ArrayLike, values: object
+    ) -> None:
+        """Overwrite values; see `ReplayBuffer.set`."""
+        field = self._schema[path]
+        if not field.mutable:
+            raise SchemaError(
+                f"field {path!r} is not mutable, expected one declared with "
+                "Field(..., mutable=True); published rows never change otherwise"
+            )
+        ids, places = self._check_rows(env_ids, positions)
+        column = field.convert(values, path, ids.shape)
+        rows = self._ring.rows(ids.ravel(), places.ravel())
+        if len(rows):
+            self._store.set(path, rows, column.reshape(-1, *field.shape))
+
+    def update_priorities(
+        self, sampler: Sampler, batch: Batch, values: ArrayLike
+    ) -> int:
+        """Pass priorities to a sampler; see `ReplayBuffer.update_priorities`."""
+        # To ask isinstance for the protocol takes 9 us, a tenth of a whole turn.
+        update = getattr(sampler, "update_priorities", None)
+        if update is None:
+            raise SchemaError(
+                f"update_priorities: got the sampler {type(sampler).__name__}, which "
+                "keeps no priorities, expected one that does; open the buffer with "
+                "sampler=mmreplay.PrioritizedSampler(...), or give those of a batch "
+                "that a dataset's draws made to draws.update_priorities"
+            )
+        if not isinstance(batch, Batch):
+            raise SchemaError(
+                f"update_priorities: got {type(batch).__name__}, expected the batch "
+                "that sample gave, which knows its steps; pass "
+                "update_priorities(batch, values)"
+            )
+        uuid, several = self.home.uuid, batch.buffer_ids is not None
+        if several or batch.buffer not in (b"", uuid):
+            whose = "several buffers" if several else f"buffer {batch.buffer.hex()}"
+            raise SchemaError(
+                f"update_priorities: got a batch of {whose}, expected one of "
+                f"{uuid.hex()} ({self.home.folder or 'in RAM'}); give it to what "
+                "drew it"
+            )
+        mask = None if batch.mask is None else _array(batch.mask)
+        # To make tensors of both and to look at these as arrays takes 4 us.
+        env_ids = _array(batch.drawn("env_ids"))
+        positions = _array(batch.drawn("positions"))
+        numbers = _array(values)
+        with self.lock:
+            self.check_current()
+            return int(update(self, env_ids, positions, numbers, mask))
 
 
-def mapped(store: Store, span: Span, path: str) -> list[NDArray[Any]] | None:
-    """Views of a field's rows; see `ReplayBuffer.mapped`."""
-    field = store.schema[path]
-    placement, ring = record_layout(store.schema), store.ring
-    first, stop = int(span.first[0]), int(span.stop[0])
-    in_step = (span.first == first).all() and (span.stop == stop).all()
-    if not isinstance(store, MemmapStore) or path in placement.served or not in_step:
-        return None
-    name = placement.large.get(path, RECORDS)
-    (file,) = [file for file in store.files if file.path.name == name]
-    mapping = file.map_private()
-    if name == RECORDS:
-        rows = np.frombuffer(mapping, placement.record)[path]
-    else:
-        rows = np.frombuffer(mapping, field.numpy).reshape(-1, *field.shape)
-    if ring.layout == "time_major":
-        steps = rows.reshape(ring.slots, ring.num_envs, *field.shape)
-    else:
-        steps = rows.reshape(ring.num_envs, ring.slots, *field.shape).swapaxes(0, 1)
-    begin, count = first % ring.slots, stop - first
-    ahead = min(count, ring.slots - begin)
-    pieces = [steps[begin : begin + ahead]]
-    return pieces if ahead == count else [*pieces, steps[: count - ahead]]
+def _next_paths(schema: Schema) -> dict[str, str]:
+    """Path of each observation field to the name of its derived successor."""
+    role = schema.role("observation")
+    assert role is not None
+    return {
+        path: "next_observation" + path[len(role) :]
+        for path in schema.role_paths("observation")
+    }
+
+
+def _contiguous(fields: Fields) -> Fields:
+    """Fields as arrays of their own."""
+    return {path: np.ascontiguousarray(array) for path, array in fields.items()}
+
+
+def _array(values: Any) -> NDArray[Any]:
+    """An array of what may be a tensor, of any device, with a gradient or without."""
+    if type(values) is np.ndarray:
+        return values
+    if hasattr(values, "detach"):
+        values = on_host(values)
+    return array_of(values, "values")

@@ -1,10 +1,8 @@
-"""ReplayBuffer: circular buffers of environment steps that live in a folder.
+"""ReplayBuffer: a circular buffer of environment steps that lives in a folder.
 
-The generation of a buffer that is in force, followed through resizes.
-
-What an open buffer tells about itself, whoever opened it and why.
-
-Steps added to a buffer, one of each environment at a time or many.
+The public class: create, open and close it, add rows, draw and read them, change what
+is there. The work is done by others: `Writer` adds rows, `Reader` reads one generation
+of the files, and a resize switches to the next one.
 """
 
 from __future__ import annotations
@@ -15,10 +13,19 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from enum import Enum
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Literal,
+    NoReturn,
+    ParamSpec,
+    Self,
+    TypeVar,
+)
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,15 +33,14 @@ from numpy.typing import ArrayLike, NDArray
 from mmreplay import kernels, process
 from mmreplay.batch import OWN, Batch
 from mmreplay.buffer import copy_rows, opening, zarr_group
-from mmreplay.buffer import opening as lifecycle
 from mmreplay.buffer.append import Hold, Writer
 from mmreplay.buffer.copy_files import Snapshot, snapshot
-from mmreplay.buffer.draw import Reading, fold_of, listed
+from mmreplay.buffer.draw import batch_transform, listed
 from mmreplay.buffer.limiting import Limit, Limiter
+from mmreplay.buffer.open_files import OpenFiles, close_in_owner
 from mmreplay.buffer.opening import check_mode, check_sampler
-from mmreplay.buffer.reader import LiveView, ReplacedError, mapped
+from mmreplay.buffer.reader import Reader, ReplacedError
 from mmreplay.buffer.statistics import read_statistics, write_statistics
-from mmreplay.buffer.zarr_group import GroupFiles
 from mmreplay.episodes import EpisodeIndex
 from mmreplay.errors import (
     FailedError,
@@ -64,774 +70,33 @@ from mmreplay.storage.zarr.engine import ZarrStore
 if TYPE_CHECKING:
     from mmreplay.transforms.base import Transform
 
+Heads = NDArray[np.int64]
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Generations:
-    """What every call of an open buffer asks for its files; see `ReplayBuffer`.
+def _retry_replaced(
+    method: Callable[Concatenate[ReplayBuffer, P], T],
+) -> Callable[Concatenate[ReplayBuffer, P], T]:
+    """Call a method that reads again, from the start, when its generation is replaced.
 
-    Threads: a draw reads the generation that it began with to its end, whichever is
-    put in force meanwhile, and by whom.
-
-    Attributes:
-        path: The folder, or None for a buffer in RAM.
-        transforms: What draws make of stored steps, in order.
+    A thread may resize the buffer between the look at the current generation and the
+    draw from it; and a writer that began after a failed sync may have cut rows that
+    were just copied. The next attempt reads the generation that is current then.
     """
 
-    _finalizer: weakref.finalize[..., Generations]
-
-    def __init__(
-        self,
-        parts: opening.OpenFiles,
-        transforms: Sequence[Transform] = (),
-        commit_every: float | None = None,
-    ) -> None:
-        """Take over open parts.
-
-        Args:
-            parts: The generation in force.
-            transforms: What draws make of stored steps.
-            commit_every: Seconds between commits by a thread; None for none.
-        """
-        self.path = parts.path
-        self._commit_every = commit_every
-        # Whoever changes the buffer takes turns, whichever generation is in force.
-        self._turn = threading.RLock()
-        self._switching = threading.Lock()
-        try:
-            self.transforms = listed(transforms)
-            self._use(parts)
-        except BaseException:
-            # Transforms that do not fit leave nothing open.
-            parts.close()
-            raise
-
-    def _use(self, parts: opening.OpenFiles, former: Reading | None = None) -> None:
-        """Read from these parts on; of what does not fit nothing is taken over."""
-        fold = fold_of(self.transforms, parts.metadata)
-        reading = Reading(parts, fold, former)
-        with reading.view.lock:
-            if former is not None:
-                self._finalizer.detach()
-                former.view.replaced = True
-            self._parts, self._reading = parts, reading
-            # A buffer that was dropped or left open at exit is closed all the same.
-            self._finalizer = weakref.finalize(
-                self, _close_in_owner, parts, os.getpid()
-            )
-
-    def _give_back(self) -> None:
-        """Close everything, what samplers keep beside the data included."""
-        self._finalizer.detach()
-        try:
-            self._parts.close()
-            self._parts.store.unmap()
-        finally:
-            close_columns(self._reading.view.home)
-
-    def close(self, seal: bool = True) -> None:
-        """Commit and give everything back; a second call does nothing.
-
-        Args:
-            seal: Of the Zarr engine: put the shards that are not full yet into the
-                group too, so that it holds every row; False leaves their rows to
-                the next writer, where only this library reads them.
-
-        Raises:
-            FullError: All is committed and closed, but no space is left to put the
-                newest rows into the group.
-            RemovedError: All is closed, but the folder was deleted, or its path leads
-                to another one.
-            FailedError: Likewise, for want of memory, of threads or of files to
-                open; or the device failed.
-        """
-        with self._turn:
-            closed, store = self._parts.closed, self._parts.store
-            if self._parts.writer is not None and not closed:
-                self._parts.writer.owner.check()
-            self._parts.seals = seal
-            self._give_back()
-            if isinstance(store, ZarrStore) and not closed:
-                store.sealing.tell()
-
-    def __enter__(self) -> Self:
-        """Return the buffer."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close the buffer."""
-        self.close()
-
-    @property
-    def source(self) -> ZarrSource | None:
-        """What a Zarr group was opened by, for `open` again; None of buffers."""
-        return self._parts.source if isinstance(self._parts, GroupFiles) else None
-
-    @property
-    def mapping(self) -> GroupMapping | None:
-        """How a Zarr group was taken, with notes and doubts; None of buffers."""
-        return self._parts.mapping if isinstance(self._parts, GroupFiles) else None
-
-    @property
-    def _name(self) -> str:
-        return str(self.path or self.source or "this buffer")
-
-    def _read(self) -> Reading:
-        parts = self._parts
-        # Another thread may have put another generation in force just now.
-        if parts.closed and parts is self._parts:
-            raise FailedError(
-                f"{self._name} is closed, expected it open; use ReplayBuffer.open"
-            )
-        reading = self._reading
-        reading.view.refresh()
-        if parts.refuse_removed is not None and not parts.ledger.moved:
-            self._look_for(parts)
-        if self._parts.ledger.moved:
-            self._follow()
-            reading = self._reading
-        return reading
-
-    def _look_for(self, parts: opening.OpenFiles) -> None:
-        """See that a reader's folder is still where its path leads."""
-        ledger = parts.ledger
-        assert parts.refuse_removed is not None
-        if parts.refuse_removed() and isinstance(ledger, CommitReader):
-            ledger.moved = True
-
-    def _follow(self) -> None:
-        """Open what the writer put in place of this generation, once for all threads.
-
-        The same steps live in another folder then.
-        """
-        with self._switching:
-            parts = self._parts
-            if parts.ledger.moved and not parts.closed:
-                assert self.path is not None
-                fresh = opening.open_reader(self.path, parts.policy)
-                if fresh.metadata.uuid != parts.metadata.uuid:
-                    fresh.close()
-                    raise RemovedError(
-                        f"{self.path} leads to another buffer now, expected the one "
-                        "that was opened, which was resized elsewhere; close this "
-                        "buffer, and open that one by its new path",
-                        errno_=errno.ESTALE,
-                    )
-                try:
-                    self._use(fresh, self._reading)
-                except BaseException:
-                    # Transforms that do not fit: every later call says so as well.
-                    fresh.close()
-                    raise
-                parts.close()
-
-    def _in_force(self, call: Callable[[Reading], T]) -> T:
-        """Call with what reads the generation in force until the end of the call."""
+    @wraps(method)
+    def call(self: ReplayBuffer, /, *args: P.args, **kwargs: P.kwargs) -> T:
         while True:
             try:
-                return call(self._read())
+                return method(self, *args, **kwargs)
             except ReplacedError:
                 continue
 
-    def _writer(self) -> Writer:
-        parts = self._parts
-        writer = parts.writer
-        if writer is None or parts.closed:
-            return parts.writing(self._name)
-        return writer
+    return call
 
-    def _rebuild(
-        self, ring: Ring, schema: Schema, fill: dict[str, NDArray[np.generic]] | None
-    ) -> None:
-        parts, reading = self._parts, self._reading
-        metadata = parts.metadata.next_generation(ring, schema)
-        # Refused before the switch, which nothing takes back.
-        fold_of(self.transforms, metadata)
-        if parts.path is not None:
-            there = disk_space.ring_nbytes(parts.metadata, parts.ledger.heads)
-            disk_space.warn_where_short(parts.path, metadata, there, 3)
-        fresh = copy_rows.swap(parts, reading, ring, schema, fill, self._commit_every)
-        try:
-            self._use(fresh, reading)
-        except BaseException:
-            fresh.close()
-            raise
-        finally:
-            if parts.path is not None:
-                parts.retire()
 
-    def _commit(self) -> None:
-        parts = self._parts
-        try:
-            parts.writing(self._name).check()
-            if parts.committer is not None:
-                parts.committer.commit()
-        except FailedError:
-            with self._turn:
-                # A generation that replaced this one meanwhile is durable as a whole.
-                if parts is self._parts:
-                    raise
-
-
-def _close_in_owner(parts: opening.OpenFiles, pid: int) -> None:
-    if os.getpid() == pid:
-        # A buffer that is collected has no caller to raise to.
-        with suppress(RemovedError):
-            parts.close()
-
-
-class OpenBuffer(Generations):
-    """An open buffer as it is now; see `ReplayBuffer`.
-
-    Attributes:
-        limit: This process's side of a rate limiter, if it has one.
-    """
-
-    sampler: Sampler
-    limit: Limit | None = None
-
-    def _limit_by(self, limiter: Limiter | None) -> None:
-        """Apply a limiter; one that does not fit leaves nothing open."""
-        if limiter is None:
-            return
-        ring = self._parts.metadata.ring
-        try:
-            self.limit = limiter.bind(
-                self.path, ring.capacity * ring.num_envs, self._count
-            )
-        except BaseException:
-            self._give_back()
-            raise
-
-    def _count(self) -> tuple[int, int]:
-        """Rows ever written, and rows alive."""
-        if self._parts.writer is None or self._parts.closed:
-            span = self.span
-            return int(span.stop.sum()), int(span.lengths.sum())
-        ledger, capacity = self._parts.ledger, self._parts.metadata.ring.capacity
-        heads = ledger.heads
-        firsts = np.maximum(ledger.tails, heads - capacity)
-        return int(heads.sum()), int((heads - firsts).sum())
-
-    def _give_back(self) -> None:
-        """Close everything, its place in a limiter too."""
-        limit, self.limit = self.limit, None
-        try:
-            super()._give_back()
-        finally:
-            if limit is not None:
-                limit.close()
-
-    def __len__(self) -> int:
-        """Steps alive, of all environments; final rows are not counted."""
-        return self._read().index.num_steps
-
-    def __repr__(self) -> str:
-        """Say what the buffer is and holds."""
-        if self._parts.closed:
-            return f"<ReplayBuffer {self._name} (closed)>"
-        metadata = self.metadata
-        ring = metadata.ring
-        mode = "r" if self._parts.writer is None else "r+"
-        return (
-            f"<ReplayBuffer {self._name} {mode!r}: {len(self):,} steps of "
-            f"{ring.num_envs} x {ring.capacity:,}, {len(metadata.schema)} fields, "
-            f"{metadata.engine}, {ring.layout}>"
-        )
-
-    @property
-    def metadata(self) -> Metadata:
-        """What metadata.json says; of a closed buffer, what it said last."""
-        if self._parts.writer is None and not self._parts.closed:
-            # A reader looks whether its writer resized the buffer meanwhile.
-            self._read()
-        return self._parts.metadata
-
-    @property
-    def schema(self) -> Schema:
-        """The fields of one step."""
-        return self.metadata.schema
-
-    @property
-    def capacity(self) -> int:
-        """Rows kept per environment."""
-        return self.metadata.ring.capacity
-
-    @property
-    def slots(self) -> int:
-        """Rows per environment on disk: the capacity and the ring's slack."""
-        return self.metadata.ring.slots
-
-    @property
-    def layout(self) -> Layout:
-        """How rows follow each other in the files."""
-        return self.metadata.ring.layout
-
-    @property
-    def num_envs(self) -> int:
-        """Environments."""
-        return self._parts.metadata.ring.num_envs
-
-    @property
-    def autoreset(self) -> Autoreset:
-        """What the row after an episode's end is."""
-        return self._parts.metadata.autoreset
-
-    @property
-    def span(self) -> Span:
-        """What is alive now: positions ``[first, stop)``, int64 ``[E]`` each."""
-        return self._read().span
-
-    @property
-    def heads(self) -> NDArray[np.int64]:
-        """int64 ``[E]``, the next position to be written."""
-        return self._read().span.stop
-
-    @property
-    def tails(self) -> NDArray[np.int64]:
-        """int64 ``[E]``; rows below were cleared, dequeued, or lost to a power cut.
-
-        The oldest row alive is at ``span.first``, never below: what the ring itself
-        gives up, as heads go on, moves no tail.
-        """
-        self._read()
-        return self._parts.ledger.tails.copy()
-
-    def flags(self, env_ids: ArrayLike, positions: ArrayLike) -> NDArray[np.uint8]:
-        """What rows are to their episodes.
-
-        Args:
-            env_ids: int, any shape that broadcasts with positions.
-            positions: int, any shape; final rows are legal.
-
-        Returns:
-            uint8 ``[*broadcast]``, sums of the constants in `mmreplay.episodes`:
-            START 1 (an episode begins here), TERMINATED 2, TRUNCATED 4, FINAL 8 (no
-            step: it holds what followed the last one), BREAK 16 (START is a
-            resume's or a clear's, not the environment's), CUT 32 (the step before
-            is told as truncated).
-
-        Raises:
-            SchemaError: An environment is unknown.
-            StaleError: A position is not in the buffer.
-        """
-        return self._in_force(lambda r: r.flags(env_ids, positions))
-
-    @property
-    def sizes(self) -> NDArray[np.int64]:
-        """int64 ``[E]``, steps alive per environment."""
-        return self._read().index.sizes()
-
-    @property
-    def episodes(self) -> EpisodeIndex:
-        """The episodes alive now."""
-        return self._read().index
-
-    @property
-    def view(self) -> LiveView:
-        """What samplers are given: spans and boundaries, brought up to date."""
-        return self._read().view
-
-    @property
-    def reading(self) -> Reading:
-        """What reads the generation in force, brought up to date; for loaders."""
-        return self._read()
-
-    @property
-    def read_policy(self) -> ReadPolicy:
-        """How it was opened to read."""
-        return self._parts.policy
-
-    @property
-    def recovery(self) -> Recovery:
-        """What opening found."""
-        return self._parts.recovery
-
-    @property
-    def committed(self) -> NDArray[np.int64]:
-        """int64 ``[E]``, heads that a power cut would leave."""
-        if self._parts.committer is None:
-            return self._parts.recovery.committed
-        return self._parts.committer.committed
-
-    @property
-    def writable(self) -> bool:
-        """Whether it was opened for writing."""
-        return self._parts.writer is not None
-
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed."""
-        return self._parts.closed
-
-    @property
-    def nbytes(self) -> tuple[int, int]:
-        """Bytes of the data files: (apparent, allocated on disk)."""
-        self._read()
-        return self._parts.store.disk_nbytes()
-
-    @property
-    def zarr_path(self) -> Path | None:
-        """The Zarr group of an ``engine="zarr"`` buffer, for any Zarr reader; or None.
-
-        It holds every row alive once the buffer is closed; before, the sealed ones.
-        """
-        store = self._parts.store
-        return store.path if isinstance(store, ZarrStore) else None
-
-    @property
-    def compression(self) -> dict[str, tuple[int, int]]:
-        """Per path, (bytes of its shards, bytes of the rows in them); of zarr only."""
-        self._read()
-        store, heads = self._parts.store, self._parts.ledger.heads
-        return store.compression(heads) if isinstance(store, ZarrStore) else {}
-
-    def memory(self) -> Memory:
-        """What the buffer's files and this process have in memory; see `Memory`."""
-        return measure(self._read().paths)
-
-    def take(self, env_ids: ArrayLike, positions: ArrayLike, *, key: int = 0) -> Batch:
-        """Gather given steps as `sample` does, through the buffer's transforms.
-
-        Args:
-            env_ids: int ``[B]``, or what broadcasts with positions.
-            positions: int ``[B]``.
-            key: What transforms draw by, such as ``batch.key``.
-
-        Raises:
-            StaleError: A position is not in the buffer, or cannot be drawn.
-        """
-        return self._in_force(lambda r: r.take(env_ids, positions, key))
-
-    def gather(self, draw: Draw) -> Batch:
-        """Gather a draw that a sampler made of this buffer's `view`, here or elsewhere.
-
-        Args:
-            draw: Steps or windows, which are read through the buffer's transforms.
-
-        Raises:
-            StaleError: A step is not in the buffer any more, or cannot be drawn.
-        """
-        return self._in_force(lambda r: r.drawing.gather(draw))
-
-    def gather_all(self) -> Batch:
-        """Gather every row alive, oldest first, environment by environment.
-
-        Final rows are included, and told by ``batch.fields["final"]``, bool
-        ``[B]`` (which a field of that name of the schema's own takes the place of).
-        """
-        return self._in_force(lambda r: r.gather_all())
-
-    def get_field(
-        self, path: str, env_ids: ArrayLike, positions: ArrayLike
-    ) -> NDArray[np.generic]:
-        """Read one field of given rows.
-
-        Args:
-            path: Such as ``"observation/pixels"``.
-            env_ids: int, any shape that broadcasts with positions.
-            positions: int, any shape; final rows are legal.
-
-        Returns:
-            ``[*broadcast, *shape]``.
-
-        Raises:
-            StaleError: A position is not in the buffer.
-        """
-        return self._in_force(lambda r: r.get_field(path, env_ids, positions))
-
-    def get_fields(
-        self, paths: Sequence[str], env_ids: ArrayLike, positions: ArrayLike
-    ) -> dict[str, NDArray[np.generic]]:
-        """Read several fields of given rows at once.
-
-        Args:
-            paths: Such as ``["observation/pixels", "reward"]``.
-            env_ids: int, any shape that broadcasts with positions.
-            positions: int, any shape; final rows are legal.
-
-        Returns:
-            By path ``[*broadcast, *shape]``.
-
-        Raises:
-            StaleError: A position is not in the buffer.
-        """
-        return self._in_force(lambda r: r.get_fields(tuple(paths), env_ids, positions))
-
-    def mapped(self, path: str) -> list[NDArray[Any]] | None:
-        """Map one field of all rows alive: views of its file, oldest first.
-
-        Later rows overwrite them once the ring comes round; what is written into them
-        stays there. One ``[T, num_envs, *shape]``, or two that follow each other; None
-        where environments are not in step, the field is an end of episodes, or the
-        engine is not ``"memmap"``: use `gather_all`.
-        """
-        return mapped(self._parts.store, self._read().span, path)
-
-    def update_priorities(self, batch: Batch, values: ArrayLike) -> int:
-        """Give the steps, or windows, of a batch new priorities.
-
-        Args:
-            batch: What `sample` gave, as numpy or as tensors.
-            values: Numbers ``[B]``, at least 0, such as absolute TD errors; for
-                windows also ``[B, T]``, of which those under the mask count.
-
-        Returns:
-            How many were dropped, because they have been overwritten since.
-
-        Raises:
-            SchemaError: The sampler keeps no priorities, or values do not fit.
-            StaleError: A position was never written.
-        """
-        return self._in_force(
-            lambda r: r.update_priorities(self.sampler, batch, values)
-        )
-
-    def snapshot(
-        self,
-        path: opening.StrPath,
-        *,
-        pause: bool = False,
-        allow_network: bool = False,
-    ) -> Snapshot:
-        """Make a whole buffer elsewhere that holds what this one holds now.
-
-        Writing may go on, here and in other processes, and any process may ask for it
-        that has the buffer open. Where the file system shares blocks (btrfs, XFS) it
-        takes milliseconds and no space; elsewhere the rows alive are copied, oldest
-        first. Rows that the writer gives up before they are taken are cut, and
-        counted. The snapshot has the uuid, generation, positions and statistics of
-        the original, so that samplers' states and parts fit both.
-
-        Args:
-            path: A new or empty folder, which is a buffer only once it is whole.
-            pause: Have the writer wait, whatever process it is in, rather than give
-                up a row meanwhile; it goes on within its reserve.
-            allow_network: Write to a network file system all the same.
-
-        Raises:
-            FormatError: The path holds something already.
-            LockedError: Another snapshot pauses the writer, or fills the path.
-            RemovedError: The folder was deleted, or its path leads to another one.
-            FailedError: It is closed, in RAM, or rows were cut after a failed sync.
-            FullError: No space is left.
-        """
-        self._read()
-        if self.path is None:
-            raise FailedError(
-                f"{self.source or 'a buffer that is in RAM'}: got none of its own, "
-                "expected a folder; write it to a file by mmreplay.export first"
-            )
-        # It is read by its path.
-        self._parts.refuse_elsewhere()
-        where = opening.absolute(path)
-        return snapshot(self.path, where, pause=pause, allow_network=allow_network)
-
-    def hold_rows(self, hold: Hold | None) -> None:
-        """Have somebody asked before rows are given up, or nobody any more.
-
-        Args:
-            hold: Called with heads, tails, the heads that are needed and the limits
-                that rows are to be given up by, int64 ``[E]`` each, before any of them
-                is overwritten. Returns lower limits, not below the needed heads, or
-                waits, or raises what the add then raises with nothing visible.
-
-        Raises:
-            FailedError: The buffer is not open for writing, or is held by another.
-        """
-        writer = self._parts.writer
-        if writer is None or self._parts.closed:
-            raise FailedError(
-                f"{self._name} is not open for writing, expected its writer's rows to "
-                "be held; use ReplayBuffer.open(path, 'r+')"
-            )
-        if hold is not None and writer.hold is not None:
-            raise FailedError(
-                f"rows of {self._name} are held by another already, expected one; "
-                "close that first"
-            )
-        writer.hold = hold
-
-    @property
-    def statistics(self) -> dict[str, Any]:
-        """The free-form JSON stored with the data; ``{}`` where there is none."""
-        return read_statistics(self.path)
-
-    def set_statistics(self, statistics: dict[str, Any]) -> None:
-        """Store free-form JSON with the data, in one step.
-
-        Args:
-            statistics: A dict of JSON values, in place of those that are there.
-
-        Raises:
-            FormatError: A value is no JSON.
-        """
-        self._writer().owner.check()
-        write_statistics(self.path, statistics)
-
-
-Heads = NDArray[np.int64]
-
-
-class Adding(OpenBuffer):
-    """What adds to an open buffer; see `ReplayBuffer`."""
-
-    def add(
-        self,
-        data: Mapping[str, object] | None = None,
-        /,
-        *,
-        final_observation: object = None,
-        env_ids: ArrayLike | None = None,
-        **fields: object,
-    ) -> None:
-        """Add one step of each environment, all or nothing.
-
-        Args:
-            data: The step as one nested mapping, or else keywords; every field of
-                the schema ``[E, *shape]``, or ``[*shape]`` where num_envs is 1.
-            final_observation: The observation that each ended episode ended with;
-                read only where the step ends one. ``[E, *shape]``, nested as the
-                observation is, or Gymnasium's ``infos["final_obs"]``: an object array
-                or list ``[E]`` of observations (arrays, dicts or tuples), with None
-                where no episode ended. Not with ``autoreset="next_step"``.
-            env_ids: int ``[N]``, the environments that the step is of, each once;
-                all of them by default. Fields are then ``[N, *shape]``.
-            **fields: The step's fields, in place of data.
-
-        Values decide what a field takes, as arrays, tensors, lists or scalars: integers
-        and bools that it holds exactly, and floats in a field of floats. A narrower
-        float rounds them. The first time that an array or a tensor is rounded, a
-        `RuntimeWarning` names the field, but for rewards.
-
-        Warns:
-            AutoresetWarning: Once, before this step is added: rows after episode ends
-                look like resets that another ``autoreset`` would leave out.
-
-        Raises:
-            SchemaError: A field is unknown, missing, or of a wrong shape or dtype; or
-                a final observation is None where an episode ended.
-            FullError: No space is left; nothing of the step is visible.
-            FailedError: The buffer is read-only, closed, or its device failed.
-        """
-        if self.limit is not None:
-            self._await_insert()
-        with self._turn:
-            writer = self._writer()
-            plain = final_observation is None and env_ids is None
-            plain = plain and (data is None or not fields)
-            if plain and writer.add_plain(fields if data is None else data) is not None:
-                return
-            given = writer.intake.flat(data, fields)
-            ids = None if env_ids is None else writer.intake.env_ids(env_ids)
-            writer.add(given, final_observation, ids)
-
-    def add_as_is(
-        self, data: Mapping[str, object], published: Heads | None = None
-    ) -> Heads | None:
-        """Add one step of each environment, if no value is to be cast or shaped.
-
-        For who makes steps of other libraries' and knows a longer way for all others,
-        which tells what is wrong with a step.
-
-        Args:
-            data: By path, with no mapping in it: arrays, numbers, or DLPack capsules of
-                arrays' values; see `PackerKernel.step`.
-            published: What `published` is to be, if the step follows what is there.
-
-        Returns:
-            int64 ``[E]``, `published` from now on; None for a step that is not in.
-
-        Raises:
-            FullError: As in `add`.
-            FailedError: As in `add`.
-        """
-        if self.limit is not None:
-            self._await_insert()
-        with self._turn:
-            # As `_writer` does, whose call a step would notice.
-            parts = self._parts
-            writer = parts.writer
-            if writer is None or parts.closed:
-                writer = self._writer()
-            if published is not None and parts.ledger.heads is not published:
-                return None
-            return writer.add_plain(data)
-
-    def skip_autoreset_check(self) -> None:
-        """Do not check rows after episode ends for a wrong ``autoreset``.
-
-        For adapters: their library states what its environments do, and their users
-        cannot answer otherwise.
-        """
-        self._writer().checks_ends = False
-
-    @property
-    def published(self) -> Heads:
-        """int64 ``[E]``, the heads: another array each time that rows were added.
-
-        Nobody may change it. Of who reads beside a writer, as of the last look.
-
-        Raises:
-            FailedError: The buffer is closed.
-        """
-        parts = self._parts
-        if parts.closed:
-            self._read()
-        return parts.ledger.heads
-
-    def extend(
-        self,
-        data: Mapping[str, object] | None = None,
-        /,
-        *,
-        final_observation: object = None,
-        env_ids: ArrayLike | None = None,
-        **fields: object,
-    ) -> None:
-        """Add many steps of each environment.
-
-        The whole call is validated first and then published in blocks. Of more
-        steps than the capacity the last ones stay, and positions advance by all.
-
-        Args:
-            data: As in `add`, every field ``[T, E, *shape]``, or ``[T, *shape]``
-                where num_envs is 1; T may be 0, which adds nothing.
-            final_observation: As in `add`, with a leading axis of steps; None in
-                place of a step's array where no episode ended.
-            env_ids: As in `add`.
-            **fields: As in `add`.
-
-        Warns:
-            AutoresetWarning: As in `add`, after all steps are in.
-
-        Raises:
-            SchemaError: As in `add`.
-            FullError: No space is left; whole blocks are in, and the note on the
-                error says how many steps.
-            FailedError: As in `add`.
-        """
-        if self.limit is not None:
-            self._await_insert()
-        with self._turn:
-            writer = self._writer()
-            plain = final_observation is None and env_ids is None
-            plain = plain and (data is None or not fields)
-            if plain and writer.extend_plain(fields if data is None else data):
-                return
-            given = writer.intake.flat(data, fields)
-            ids = None if env_ids is None else writer.intake.env_ids(env_ids)
-            writer.extend(given, final_observation, ids)
-
-    def _await_insert(self) -> None:
-        # Who closes the buffer in another thread takes it away meanwhile.
-        limit = self.limit
-        self._writer()  # A reader is refused before it takes the writer's place.
-        if limit is not None:
-            limit.await_insert()
-
-
-class ReplayBuffer(Adding):
+class ReplayBuffer:
     """Experience of one or more environments, in files that are always reopenable.
 
     One writer and any number of readers, in any processes. Everything `add` and
@@ -864,15 +129,17 @@ class ReplayBuffer(Adding):
         (32, 3)
     """
 
+    _finalizer: weakref.finalize[..., ReplayBuffer]
+
     if not TYPE_CHECKING:
 
         def __new__(cls, *args: object, **_: object) -> ReplayBuffer:
-            """Refuse what is not the parts that `create` and `open` hand over.
+            """Refuse a direct call; `create` and `open` pass open files.
 
             Raises:
                 TypeError: It was called directly.
             """
-            if not args or not isinstance(args[0], lifecycle.OpenFiles):
+            if not args or not isinstance(args[0], OpenFiles):
                 raise TypeError(
                     f"{cls.__name__}: got a direct call, expected "
                     "ReplayBuffer.create(path, schema, capacity) for a new buffer, or "
@@ -882,55 +149,53 @@ class ReplayBuffer(Adding):
 
     def __init__(
         self,
-        parts: lifecycle.OpenFiles,
+        opened: OpenFiles,
         sampler: Sampler | None,
         commit_every: float | None,
         transforms: Sequence[Transform] = (),
         limiter: Limiter | None = None,
     ) -> None:
-        """Wrap open parts; use `create` or `open`."""
-        super().__init__(parts, transforms, commit_every)
+        """Take over open files; use `create` or `open`.
+
+        Args:
+            opened: The current generation.
+            sampler: What `sample` draws with; None for the default.
+            commit_every: Seconds between commits by a thread; None for none.
+            transforms: What draws make of stored steps.
+            limiter: How fast it is written and drawn from; None for no limit.
+        """
+        self.path = opened.path
+        self._commit_every = commit_every
+        # Calls that change the buffer take turns, in whichever generation.
+        self._turn = threading.RLock()
+        self._switching = threading.Lock()
+        try:
+            self.transforms = listed(transforms)
+            self._switch_to(opened)
+        except BaseException:
+            # Transforms that do not fit leave nothing open.
+            opened.close()
+            raise
         self.sampler = UniformSampler() if sampler is None else sampler
         self._default_sampler = self.sampler if sampler is None else None
         self._limiter = limiter
-        self._limit_by(limiter)
+        self.limit: Limit | None = None
+        if limiter is not None:
+            ring = opened.metadata.ring
+            try:
+                self.limit = limiter.bind(
+                    self.path, ring.capacity * ring.num_envs, self._count_rows
+                )
+            except BaseException:
+                # A limiter that does not fit leaves nothing open either.
+                self._close_files()
+                raise
         self._num_forks = process.num_forks
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """Pickle a buffer opened with mode ``"r"`` as its path and how it was opened.
-
-        Unpickling opens the path again, and finds the rows that are there by then. The
-        sampler goes along as it is now, and so do transforms, read mode, advice and
-        limiter.
-
-        Raises:
-            FailedError: The buffer is open for writing, in RAM, or closed.
-        """
-        where = self.source or self.path
-        name, way = self._name, "pass the path, and use ReplayBuffer.open(path) there"
-        if where is None:
-            state = "in the RAM of this process"
-            way = "create it with a path, or write it to a file by mmreplay.export"
-        elif self.closed:
-            state = "closed"
-        elif self.writable:
-            state = "open for writing, which one process does"
-        else:
-            own = None if self.sampler is self._default_sampler else self.sampler
-            policy = self.read_policy
-            return _opened_again, (
-                type(self), where, own, list(self.transforms), self._limiter,
-                policy.read_mode, policy.advise,
-            )  # fmt: skip
-        raise FailedError(
-            f"pickling or copying {name}: got a buffer that is {state}, expected one "
-            f"opened with mode='r'; {way}"
-        )
 
     @classmethod
     def create(
         cls,
-        path: lifecycle.StrPath | None,
+        path: opening.StrPath | None,
         schema: Schema,
         capacity: int,
         num_envs: int = 1,
@@ -1009,21 +274,21 @@ class ReplayBuffer(Adding):
                 stacklevel=2,
             )
         # Refused before there is a folder.
-        fold_of(transforms, metadata)
+        batch_transform(transforms, metadata)
         if limiter is not None:
             limiter.check(path, metadata.ring.capacity * metadata.ring.num_envs)
         if path is None:
-            parts = lifecycle.create_memory(metadata)
-            return cls(parts, sampler, None, transforms, limiter)
-        where = lifecycle.absolute(path)
+            opened = opening.create_memory(metadata)
+            return cls(opened, sampler, None, transforms, limiter)
+        where = opening.absolute(path)
         disk_space.warn_where_short(where, metadata, 0, 2)
-        parts = lifecycle.create(where, metadata, commit_every, allow_network)
-        return cls(parts, sampler, commit_every, transforms, limiter)
+        opened = opening.create(where, metadata, commit_every, allow_network)
+        return cls(opened, sampler, commit_every, transforms, limiter)
 
     @classmethod
     def open(
         cls,
-        path: lifecycle.StrPath,
+        path: opening.StrPath,
         mode: Literal["r", "r+"] = "r",
         *,
         sampler: Sampler | None = None,
@@ -1044,7 +309,7 @@ class ReplayBuffer(Adding):
             sampler: What `sample` draws with; `UniformSampler` by default.
             transforms: What `sample` and `take` make of stored steps, in order.
             limiter: How fast it is written and drawn from; `mmreplay.RateLimiter`.
-            on_resume: What the first row added by this writer is to the last one:
+            on_resume: What the first row added by this appender is to the last one:
                 ``"break"`` (an unrelated row follows), ``"truncate"`` (the same,
                 and the last step is reported as truncated) or ``"continue"``.
             commit_every: Seconds between commits by a thread; None for none.
@@ -1067,20 +332,122 @@ class ReplayBuffer(Adding):
         check_sampler(sampler)
         policy = ReadPolicy(read_mode, advise)
         if mode == "r":
-            parts = zarr_group.open_reader(path, policy)
-            return cls(parts, sampler, None, transforms, limiter)
-        where = zarr_group.folder_of(path)
-        parts = lifecycle.open_writer(
+            if opening.holds_buffer(path):
+                opened = opening.open_reader(opening.absolute(path), policy)
+            else:
+                opened = zarr_group.open_reader(path, policy)
+            return cls(opened, sampler, None, transforms, limiter)
+        if opening.holds_buffer(path):
+            where = opening.absolute(path)
+        else:
+            where = zarr_group.folder_of(path)
+        opened = opening.open_writer(
             where, on_resume, commit_every, allow_network, policy
         )
-        there = disk_space.ring_nbytes(parts.metadata, parts.ledger.heads)
+        ring_nbytes = disk_space.ring_nbytes(opened.metadata, opened.commit.heads)
         try:
-            disk_space.warn_where_short(where, parts.metadata, there, 2)
+            disk_space.warn_where_short(where, opened.metadata, ring_nbytes, 2)
         except FullWarning:
-            # An error, as its caller wants warnings to be.
-            parts.close()
+            # Warnings are errors for this caller.
+            opened.close()
             raise
-        return cls(parts, sampler, commit_every, transforms, limiter)
+        return cls(opened, sampler, commit_every, transforms, limiter)
+
+    def close(self, seal: bool = True) -> None:
+        """Commit and close all files; a second call does nothing.
+
+        Args:
+            seal: Of the Zarr engine: put the shards that are not full yet into the
+                group too, so that it holds every row; False leaves their rows to
+                the next writer, where only this library reads them.
+
+        Raises:
+            FullError: All is committed and closed, but no space is left to put the
+                newest rows into the group.
+            RemovedError: All is closed, but the folder was deleted, or its path leads
+                to another one.
+            FailedError: Likewise, for want of memory, of threads or of files to
+                open; or the device failed.
+        """
+        with self._turn:
+            opened = self._files
+            store, closed = opened.store, opened.closed
+            if opened.appender is not None and not closed:
+                opened.appender.owner.check()
+            opened.seal = seal
+            self._close_files()
+            if isinstance(store, ZarrStore) and not closed:
+                store.sealing.tell()
+
+    def _close_files(self) -> None:
+        """Close everything: files, columns of samplers, and the part in a limiter."""
+        limit, self.limit = self.limit, None
+        try:
+            self._finalizer.detach()
+            try:
+                self._files.close()
+                self._files.store.unmap()
+            finally:
+                close_columns(self._reader.home)
+        finally:
+            if limit is not None:
+                limit.close()
+
+    def __enter__(self) -> Self:
+        """Return the buffer."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the buffer."""
+        self.close()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle a buffer opened with mode ``"r"`` as its path and how it was opened.
+
+        Unpickling opens the path again, and finds the rows that are there by then. The
+        sampler goes along as it is now, and so do transforms, read mode, advice and
+        limiter.
+
+        Raises:
+            FailedError: The buffer is open for writing, in RAM, or closed.
+        """
+        where = self.source or self.path
+        name, way = self._name, "pass the path, and use ReplayBuffer.open(path) there"
+        if where is None:
+            state = "in the RAM of this process"
+            way = "create it with a path, or write it to a file by mmreplay.export"
+        elif self.closed:
+            state = "closed"
+        elif self.writable:
+            state = "open for writing, which one process does"
+        else:
+            own = None if self.sampler is self._default_sampler else self.sampler
+            policy = self.read_policy
+            return _opened_again, (
+                type(self), where, own, list(self.transforms), self._limiter,
+                policy.read_mode, policy.advise,
+            )  # fmt: skip
+        raise FailedError(
+            f"pickling or copying {name}: got a buffer that is {state}, expected one "
+            f"opened with mode='r'; {way}"
+        )
+
+    def __repr__(self) -> str:
+        """Say what the buffer is and holds."""
+        if self._files.closed:
+            return f"<ReplayBuffer {self._name} (closed)>"
+        metadata = self.metadata
+        ring = metadata.ring
+        mode = "r" if self._files.appender is None else "r+"
+        return (
+            f"<ReplayBuffer {self._name} {mode!r}: {len(self):,} steps of "
+            f"{ring.num_envs} x {ring.capacity:,}, {len(metadata.schema)} fields, "
+            f"{metadata.engine}, {ring.layout}>"
+        )
+
+    def __len__(self) -> int:
+        """Steps alive, of all environments; final rows are not counted."""
+        return self._current().index.num_steps
 
     def __getitem__(self, key: object) -> NoReturn:
         """Refuse to be indexed; calls such as `sample` and `take` choose steps.
@@ -1124,6 +491,373 @@ class ReplayBuffer(Adding):
             f"{key!r} in buffer.schema for a field, or buffer.span for positions"
         )
 
+    # What the buffer is and holds now.
+
+    @property
+    def metadata(self) -> Metadata:
+        """What metadata.json says; of a closed buffer, what it said last."""
+        if self._files.appender is None and not self._files.closed:
+            # A reader looks whether its writer resized the buffer meanwhile.
+            self._current()
+        return self._files.metadata
+
+    @property
+    def schema(self) -> Schema:
+        """The fields of one step."""
+        return self.metadata.schema
+
+    @property
+    def capacity(self) -> int:
+        """Rows kept per environment."""
+        return self.metadata.ring.capacity
+
+    @property
+    def slots(self) -> int:
+        """Rows per environment on disk: the capacity and the ring's slack."""
+        return self.metadata.ring.slots
+
+    @property
+    def layout(self) -> Layout:
+        """How rows follow each other in the files."""
+        return self.metadata.ring.layout
+
+    @property
+    def num_envs(self) -> int:
+        """Environments."""
+        return self._files.metadata.ring.num_envs
+
+    @property
+    def autoreset(self) -> Autoreset:
+        """What the row after an episode's end is."""
+        return self._files.metadata.autoreset
+
+    @property
+    def writable(self) -> bool:
+        """Whether it was opened for writing."""
+        return self._files.appender is not None
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._files.closed
+
+    @property
+    def recovery(self) -> Recovery:
+        """What opening found."""
+        return self._files.recovery
+
+    @property
+    def read_policy(self) -> ReadPolicy:
+        """How it was opened to read."""
+        return self._files.policy
+
+    @property
+    def source(self) -> ZarrSource | None:
+        """What a Zarr group was opened by, for `open` again; None of buffers."""
+        return self._files.source
+
+    @property
+    def mapping(self) -> GroupMapping | None:
+        """How a Zarr group was taken, with notes and doubts; None of buffers."""
+        return self._files.mapping
+
+    @property
+    def span(self) -> Span:
+        """What is alive now: positions ``[first, stop)``, int64 ``[E]`` each."""
+        return self._current().span
+
+    @property
+    def heads(self) -> NDArray[np.int64]:
+        """int64 ``[E]``, the next position to be written."""
+        return self._current().span.stop
+
+    @property
+    def tails(self) -> NDArray[np.int64]:
+        """int64 ``[E]``; rows below were cleared, dequeued, or lost to a power cut.
+
+        The oldest row alive is at ``span.first``, never below: what the ring itself
+        gives up, as heads go on, moves no tail.
+        """
+        self._current()
+        return self._files.commit.tails.copy()
+
+    @property
+    def published(self) -> Heads:
+        """int64 ``[E]``, the heads: another array each time that rows were added.
+
+        It must not be changed. A reader beside a writer sees it as of the last look.
+
+        Raises:
+            FailedError: The buffer is closed.
+        """
+        opened = self._files
+        if opened.closed:
+            self._current()
+        return opened.commit.heads
+
+    @property
+    def committed(self) -> NDArray[np.int64]:
+        """int64 ``[E]``, heads that a power cut would leave."""
+        if self._files.committer is None:
+            return self._files.recovery.committed
+        return self._files.committer.committed
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """int64 ``[E]``, steps alive per environment."""
+        return self._current().index.sizes()
+
+    @property
+    def episodes(self) -> EpisodeIndex:
+        """The episodes alive now."""
+        return self._current().index
+
+    @_retry_replaced
+    def flags(self, env_ids: ArrayLike, positions: ArrayLike) -> NDArray[np.uint8]:
+        """What rows are to their episodes.
+
+        Args:
+            env_ids: int, any shape that broadcasts with positions.
+            positions: int, any shape; final rows are legal.
+
+        Returns:
+            uint8 ``[*broadcast]``, sums of the constants in `mmreplay.episodes`:
+            START 1 (an episode begins here), TERMINATED 2, TRUNCATED 4, FINAL 8 (no
+            step: it holds what followed the last one), BREAK 16 (START is a
+            resume's or a clear's, not the environment's), CUT 32 (the step before
+            is told as truncated).
+
+        Raises:
+            SchemaError: An environment is unknown.
+            StaleError: A position is not in the buffer.
+        """
+        return self._current().get_flags(env_ids, positions)
+
+    @property
+    def view(self) -> Reader:
+        """What samplers draw from: spans and boundaries, brought up to date."""
+        return self._current()
+
+    @property
+    def reading(self) -> Reader:
+        """The reader of the current generation, brought up to date; for loaders."""
+        return self._current()
+
+    @property
+    def nbytes(self) -> tuple[int, int]:
+        """Bytes of the data files: (apparent, allocated on disk)."""
+        self._current()
+        return self._files.store.disk_nbytes()
+
+    @property
+    def zarr_path(self) -> Path | None:
+        """The Zarr group of an ``engine="zarr"`` buffer, for any Zarr reader; or None.
+
+        It holds every row alive once the buffer is closed; before, the sealed ones.
+        """
+        store = self._files.store
+        return store.path if isinstance(store, ZarrStore) else None
+
+    @property
+    def compression(self) -> dict[str, tuple[int, int]]:
+        """Per path, (bytes of its shards, bytes of the rows in them); of zarr only."""
+        self._current()
+        store, heads = self._files.store, self._files.commit.heads
+        return store.compression(heads) if isinstance(store, ZarrStore) else {}
+
+    def memory(self) -> Memory:
+        """What the buffer's files and this process have in memory; see `Memory`."""
+        return measure(self._current().data_paths)
+
+    @property
+    def statistics(self) -> dict[str, Any]:
+        """The free-form JSON stored with the data; ``{}`` where there is none."""
+        return read_statistics(self.path)
+
+    def set_statistics(self, statistics: dict[str, Any]) -> None:
+        """Store free-form JSON with the data, in one step.
+
+        Args:
+            statistics: A dict of JSON values, in place of those that are there.
+
+        Raises:
+            FormatError: A value is no JSON.
+        """
+        self._appender().owner.check()
+        write_statistics(self.path, statistics)
+
+    # Adding rows.
+
+    def add(
+        self,
+        data: Mapping[str, object] | None = None,
+        /,
+        *,
+        final_observation: object = None,
+        env_ids: ArrayLike | None = None,
+        **fields: object,
+    ) -> None:
+        """Add one step of each environment, all or nothing.
+
+        Args:
+            data: The step as one nested mapping, or else keywords; every field of
+                the schema ``[E, *shape]``, or ``[*shape]`` where num_envs is 1.
+            final_observation: The observation that each ended episode ended with;
+                read only where the step ends one. ``[E, *shape]``, nested as the
+                observation is, or Gymnasium's ``infos["final_obs"]``: an object array
+                or list ``[E]`` of observations (arrays, dicts or tuples), with None
+                where no episode ended. Not with ``autoreset="next_step"``.
+            env_ids: int ``[N]``, the environments that the step is of, each once;
+                all of them by default. Fields are then ``[N, *shape]``.
+            **fields: The step's fields, in place of data.
+
+        Values decide what a field takes, as arrays, tensors, lists or scalars: integers
+        and bools that it holds exactly, and floats in a field of floats. A narrower
+        float rounds them. The first time that an array or a tensor is rounded, a
+        `RuntimeWarning` names the field, but for rewards.
+
+        Warns:
+            AutoresetWarning: Once, before this step is added: rows after episode ends
+                look like resets that another ``autoreset`` would leave out.
+
+        Raises:
+            SchemaError: A field is unknown, missing, or of a wrong shape or dtype; or
+                a final observation is None where an episode ended.
+            FullError: No space is left; nothing of the step is visible.
+            FailedError: The buffer is read-only, closed, or its device failed.
+        """
+        if self.limit is not None:
+            self._await_insert()
+        with self._turn:
+            appender = self._appender()
+            plain = final_observation is None and env_ids is None
+            plain = plain and (data is None or not fields)
+            if (
+                plain
+                and appender.add_plain(fields if data is None else data) is not None
+            ):
+                return
+            given = appender.intake.flat(data, fields)
+            ids = None if env_ids is None else appender.intake.env_ids(env_ids)
+            appender.add(given, final_observation, ids)
+
+    def add_as_is(
+        self, data: Mapping[str, object], published: Heads | None = None
+    ) -> Heads | None:
+        """Add one step of each environment, if no value is to be cast or shaped.
+
+        For who makes steps of other libraries' and knows a longer way for all others,
+        which tells what is wrong with a step.
+
+        Args:
+            data: By path, with no mapping in it: arrays, numbers, or DLPack capsules of
+                arrays' values; see `PackerKernel.step`.
+            published: What `published` is to be, if the step follows what is there.
+
+        Returns:
+            int64 ``[E]``, `published` from now on; None for a step that is not in.
+
+        Raises:
+            FullError: As in `add`.
+            FailedError: As in `add`.
+        """
+        if self.limit is not None:
+            self._await_insert()
+        with self._turn:
+            # As `_appender` does, whose call a step would notice.
+            opened = self._files
+            appender = opened.appender
+            if appender is None or opened.closed:
+                appender = self._appender()
+            if published is not None and opened.commit.heads is not published:
+                return None
+            return appender.add_plain(data)
+
+    def extend(
+        self,
+        data: Mapping[str, object] | None = None,
+        /,
+        *,
+        final_observation: object = None,
+        env_ids: ArrayLike | None = None,
+        **fields: object,
+    ) -> None:
+        """Add many steps of each environment.
+
+        The whole call is validated first and then published in blocks. Of more
+        steps than the capacity the last ones stay, and positions advance by all.
+
+        Args:
+            data: As in `add`, every field ``[T, E, *shape]``, or ``[T, *shape]``
+                where num_envs is 1; T may be 0, which adds nothing.
+            final_observation: As in `add`, with a leading axis of steps; None in
+                place of a step's array where no episode ended.
+            env_ids: As in `add`.
+            **fields: As in `add`.
+
+        Warns:
+            AutoresetWarning: As in `add`, after all steps are in.
+
+        Raises:
+            SchemaError: As in `add`.
+            FullError: No space is left; whole blocks are in, and the note on the
+                error says how many steps.
+            FailedError: As in `add`.
+        """
+        if self.limit is not None:
+            self._await_insert()
+        with self._turn:
+            appender = self._appender()
+            plain = final_observation is None and env_ids is None
+            plain = plain and (data is None or not fields)
+            if plain and appender.extend_plain(fields if data is None else data):
+                return
+            given = appender.intake.flat(data, fields)
+            ids = None if env_ids is None else appender.intake.env_ids(env_ids)
+            appender.extend(given, final_observation, ids)
+
+    def _await_insert(self) -> None:
+        # Who closes the buffer in another thread takes it away meanwhile.
+        limit = self.limit
+        self._appender()  # A reader is refused before it takes the writer's place.
+        if limit is not None:
+            limit.await_insert()
+
+    def skip_autoreset_check(self) -> None:
+        """Do not check rows after episode ends for a wrong ``autoreset``.
+
+        For adapters: their library states what its environments do, and their users
+        cannot answer otherwise.
+        """
+        self._appender().checks_ends = False
+
+    def hold_rows(self, hold: Hold | None) -> None:
+        """Have somebody asked before rows are given up, or nobody any more.
+
+        Args:
+            hold: Called with heads, tails, the heads that are needed and the limits
+                that rows are to be given up by, int64 ``[E]`` each, before any of them
+                is overwritten. Returns lower limits, not below the needed heads, or
+                waits, or raises what the add then raises with nothing visible.
+
+        Raises:
+            FailedError: The buffer is not open for writing, or is held by another.
+        """
+        appender = self._files.appender
+        if appender is None or self._files.closed:
+            raise FailedError(
+                f"{self._name} is not open for writing, expected its writer's rows to "
+                "be held; use ReplayBuffer.open(path, 'r+')"
+            )
+        if hold is not None and appender.hold is not None:
+            raise FailedError(
+                f"rows of {self._name} are held by another already, expected one; "
+                "close that first"
+            )
+        appender.hold = hold
+
+    # Drawing and reading.
+
     def sample(self, batch_size: int, *, contiguous: bool = False) -> Batch:
         """Draw a batch with the buffer's sampler, through its transforms.
 
@@ -1156,12 +890,117 @@ class ReplayBuffer(Adding):
         limit = self.limit
         if limit is not None:
             limit.await_sample()
-        batch = self._in_force(
-            lambda r: r.drawing.sample(self.sampler, batch_size, contiguous)
-        )
+        batch = self._sample(batch_size, contiguous)
         if limit is not None:
             limit.count(len(batch.env_ids))
         return batch
+
+    @_retry_replaced
+    def _sample(self, batch_size: int, contiguous: bool) -> Batch:
+        return self._current().sample(self.sampler, batch_size, contiguous)
+
+    @_retry_replaced
+    def take(self, env_ids: ArrayLike, positions: ArrayLike, *, key: int = 0) -> Batch:
+        """Gather given steps as `sample` does, through the buffer's transforms.
+
+        Args:
+            env_ids: int ``[B]``, or what broadcasts with positions.
+            positions: int ``[B]``.
+            key: What transforms draw by, such as ``batch.key``.
+
+        Raises:
+            StaleError: A position is not in the buffer, or cannot be drawn.
+        """
+        return self._current().take(env_ids, positions, key)
+
+    @_retry_replaced
+    def gather(self, draw: Draw) -> Batch:
+        """Gather a draw that a sampler made of this buffer's `view`, here or elsewhere.
+
+        Args:
+            draw: Steps or windows, which are read through the buffer's transforms.
+
+        Raises:
+            StaleError: A step is not in the buffer any more, or cannot be drawn.
+        """
+        return self._current().gather_draw(draw)
+
+    @_retry_replaced
+    def gather_all(self) -> Batch:
+        """Gather every row alive, oldest first, environment by environment.
+
+        Final rows are included, and told by ``batch.fields["final"]``, bool
+        ``[B]`` (which a field of that name of the schema's own takes the place of).
+        """
+        return self._current().gather_all()
+
+    @_retry_replaced
+    def get_field(
+        self, path: str, env_ids: ArrayLike, positions: ArrayLike
+    ) -> NDArray[np.generic]:
+        """Read one field of given rows.
+
+        Args:
+            path: Such as ``"observation/pixels"``.
+            env_ids: int, any shape that broadcasts with positions.
+            positions: int, any shape; final rows are legal.
+
+        Returns:
+            ``[*broadcast, *shape]``.
+
+        Raises:
+            StaleError: A position is not in the buffer.
+        """
+        return self._current().get_fields((path,), env_ids, positions)[path]
+
+    @_retry_replaced
+    def get_fields(
+        self, paths: Sequence[str], env_ids: ArrayLike, positions: ArrayLike
+    ) -> dict[str, NDArray[np.generic]]:
+        """Read several fields of given rows at once.
+
+        Args:
+            paths: Such as ``["observation/pixels", "reward"]``.
+            env_ids: int, any shape that broadcasts with positions.
+            positions: int, any shape; final rows are legal.
+
+        Returns:
+            By path ``[*broadcast, *shape]``.
+
+        Raises:
+            StaleError: A position is not in the buffer.
+        """
+        return self._current().get_fields(tuple(paths), env_ids, positions)
+
+    def mapped(self, path: str) -> list[NDArray[Any]] | None:
+        """Map one field of all rows alive: views of its file, oldest first.
+
+        Later rows overwrite them once the ring comes round; what is written into them
+        stays there. One ``[T, num_envs, *shape]``, or two that follow each other; None
+        where environments are not in step, the field is an end of episodes, or the
+        engine is not ``"memmap"``: use `gather_all`.
+        """
+        return self._current().map_field(path)
+
+    @_retry_replaced
+    def update_priorities(self, batch: Batch, values: ArrayLike) -> int:
+        """Give the steps, or windows, of a batch new priorities.
+
+        Args:
+            batch: What `sample` gave, as numpy or as tensors.
+            values: Numbers ``[B]``, at least 0, such as absolute TD errors; for
+                windows also ``[B, T]``, of which those under the mask count.
+
+        Returns:
+            How many were dropped, because they have been overwritten since.
+
+        Raises:
+            SchemaError: The sampler keeps no priorities, or values do not fit.
+            StaleError: A position was never written.
+        """
+        return self._current().update_priorities(self.sampler, batch, values)
+
+    # Changing what is there.
 
     def set(
         self, path: str, env_ids: ArrayLike, positions: ArrayLike, values: object
@@ -1179,9 +1018,9 @@ class ReplayBuffer(Adding):
             StaleError: A position is not in the buffer.
         """
         with self._turn:
-            self._writer().check()
-            self._read().set(path, env_ids, positions, values)
-            self._parts.mark_changed()
+            self._appender().check()
+            self._current().write_field(path, env_ids, positions, values)
+            self._files.mark_changed()
 
     def dequeue(self, count: int, env_ids: ArrayLike | None = None) -> Batch:
         """Take the oldest rows of each environment out of the buffer.
@@ -1197,10 +1036,10 @@ class ReplayBuffer(Adding):
             EmptyError: An environment holds fewer rows; nothing is taken.
         """
         with self._turn:
-            writer = self._writer()
-            batch = self._read().oldest(count, writer.intake.env_ids(env_ids))
+            appender = self._appender()
+            batch = self._current().oldest(count, appender.intake.env_ids(env_ids))
             firsts = batch.positions.reshape(-1, count)[:, -1] + 1
-            writer.drop(batch.env_ids.reshape(-1, count)[:, 0], firsts)
+            appender.drop(batch.env_ids.reshape(-1, count)[:, 0], firsts)
             return batch
 
     def clear(self, env_ids: ArrayLike | None = None) -> None:
@@ -1218,8 +1057,8 @@ class ReplayBuffer(Adding):
             SchemaError: An environment is unknown, or named twice.
         """
         with self._turn:
-            writer = self._writer()
-            writer.clear(writer.intake.env_ids(env_ids))
+            appender = self._appender()
+            appender.clear(appender.intake.env_ids(env_ids))
             self.commit()
 
     def cut(self, env_ids: ArrayLike | None = None) -> None:
@@ -1232,8 +1071,8 @@ class ReplayBuffer(Adding):
             env_ids: As in `clear`.
         """
         with self._turn:
-            writer = self._writer()
-            writer.resume("truncate", writer.intake.env_ids(env_ids))
+            appender = self._appender()
+            appender.resume("truncate", appender.intake.env_ids(env_ids))
 
     def resize(self, capacity: int) -> None:
         """Keep the newest steps in a ring of another capacity; safe to kill.
@@ -1249,7 +1088,7 @@ class ReplayBuffer(Adding):
             FullError: No space is left; the buffer stays as it was.
         """
         with self._turn:
-            self._writer().check()
+            self._appender().check()
             ring = self.metadata.ring
             ring = copy_rows.resized(ring, capacity, self.schema.row_nbytes)
             self._rebuild(ring, self.schema, None)
@@ -1267,11 +1106,31 @@ class ReplayBuffer(Adding):
                 would change what old rows say of their ends and next observations.
         """
         with self._turn:
-            self._writer().check()
+            self._appender().check()
             schema = self.schema.with_field(path, field)
             column = copy_rows.filling(path, field, fill)
             copy_rows.refuse_role(self.schema, schema, column)
             self._rebuild(self.metadata.ring, schema, {path: column})
+
+    def _rebuild(
+        self, ring: Ring, schema: Schema, fill: dict[str, NDArray[np.generic]] | None
+    ) -> None:
+        former, reader = self._files, self._reader
+        metadata = former.metadata.next_generation(ring, schema)
+        # Refused before the switch, which nothing takes back.
+        batch_transform(self.transforms, metadata)
+        if former.path is not None:
+            nbytes = disk_space.ring_nbytes(former.metadata, former.commit.heads)
+            disk_space.warn_where_short(former.path, metadata, nbytes, 3)
+        fresh = copy_rows.swap(reader, ring, schema, fill, self._commit_every)
+        try:
+            self._switch_to(fresh, reader)
+        except BaseException:
+            fresh.close()
+            raise
+        finally:
+            if former.path is not None:
+                former.retire()
 
     def commit(self) -> None:
         """Make everything added so far survive a power cut.
@@ -1283,12 +1142,165 @@ class ReplayBuffer(Adding):
                 compressed buffer could not be made, told once all is committed.
             FullError: No space is left.
         """
-        self._commit()
+        opened = self._files
+        try:
+            opened.check_writable().check()
+            if opened.committer is not None:
+                opened.committer.commit()
+        except FailedError:
+            with self._turn:
+                # A generation that replaced this one meanwhile is durable as a whole.
+                if opened is self._files:
+                    raise
+
+    def snapshot(
+        self,
+        path: opening.StrPath,
+        *,
+        pause: bool = False,
+        allow_network: bool = False,
+    ) -> Snapshot:
+        """Make a whole buffer elsewhere that holds what this one holds now.
+
+        Writing may go on, here and in other processes, and any process may ask for it
+        that has the buffer open. Where the file system shares blocks (btrfs, XFS) it
+        takes milliseconds and no space; elsewhere the rows alive are copied, oldest
+        first. Rows that the writer gives up before they are taken are cut, and
+        counted. The snapshot has the uuid, generation, positions and statistics of
+        the original, so that samplers' states and parts fit both.
+
+        Args:
+            path: A new or empty folder, which is a buffer only once it is whole.
+            pause: Have the writer wait, whatever process it is in, rather than give
+                up a row meanwhile; it goes on within its reserve.
+            allow_network: Write to a network file system all the same.
+
+        Raises:
+            FormatError: The path holds something already.
+            LockedError: Another snapshot pauses the writer, or fills the path.
+            RemovedError: The folder was deleted, or its path leads to another one.
+            FailedError: It is closed, in RAM, or rows were cut after a failed sync.
+            FullError: No space is left.
+        """
+        self._current()
+        if self.path is None:
+            raise FailedError(
+                f"{self.source or 'a buffer that is in RAM'}: got none of its own, "
+                "expected a folder; write it to a file by mmreplay.export first"
+            )
+        # It is read by its path.
+        self._files.refuse_elsewhere()
+        where = opening.absolute(path)
+        return snapshot(self.path, where, pause=pause, allow_network=allow_network)
+
+    # The current generation.
+
+    @property
+    def _name(self) -> str:
+        return self._files.name
+
+    def _current(self) -> Reader:
+        """Return the reader of the current generation, after a look at the writer.
+
+        A draw reads the generation that it began with to its end, whichever thread
+        switches to another one meanwhile.
+
+        Raises:
+            FailedError: The buffer is closed.
+            RemovedError: The folder was deleted, or its path leads to another one.
+        """
+        opened = self._files
+        # Another thread may have switched to another generation just now.
+        if opened.closed and opened is self._files:
+            raise FailedError(
+                f"{opened.name} is closed, expected it open; use ReplayBuffer.open"
+            )
+        reader = self._reader
+        reader.refresh()
+        if opened.refuse_removed is not None and not opened.commit.moved:
+            # A reader's folder may be gone from its path, or replaced by a resize
+            # whose record it missed.
+            commit = opened.commit
+            if opened.refuse_removed() and isinstance(commit, CommitReader):
+                commit.moved = True
+        if self._files.commit.moved:
+            self._follow_resize()
+            reader = self._reader
+        return reader
+
+    def _follow_resize(self) -> None:
+        """Open the generation that the writer put in place of this one.
+
+        It holds the same steps in another folder. One thread opens it for all.
+        """
+        with self._switching:
+            former = self._files
+            if former.commit.moved and not former.closed:
+                assert self.path is not None
+                fresh = opening.open_reader(self.path, former.policy)
+                if fresh.metadata.uuid != former.metadata.uuid:
+                    fresh.close()
+                    raise RemovedError(
+                        f"{self.path} leads to another buffer now, expected the one "
+                        "that was opened, which was resized elsewhere; close this "
+                        "buffer, and open that one by its new path",
+                        errno_=errno.ESTALE,
+                    )
+                try:
+                    self._switch_to(fresh, self._reader)
+                except BaseException:
+                    # Transforms that do not fit: every later call says so as well.
+                    fresh.close()
+                    raise
+                former.close()
+
+    def _switch_to(self, opened: OpenFiles, former: Reader | None = None) -> None:
+        """Make a generation the current one; if this fails nothing has changed.
+
+        The switch is made under the readers' lock, which the former reader hands to
+        the new one: a draw, which holds it from the check of `replaced` to the end of
+        the sampler's call, is either of the one generation or of the other. All that
+        can fail comes before.
+        """
+        reader = Reader(opened, self.transforms, former)
+        with reader.lock:
+            if former is not None:
+                self._finalizer.detach()
+                former.replaced = True
+            self._files, self._reader = opened, reader
+            # A buffer that was dropped, or left open at exit, is closed all the same.
+            # The finaliser holds the files only: it must not keep the buffer alive.
+            self._finalizer = weakref.finalize(
+                self, close_in_owner, opened, os.getpid()
+            )
+
+    def _appender(self) -> Writer:
+        """Return what adds rows.
+
+        Raises:
+            FailedError: The buffer is closed, or not open for writing.
+        """
+        opened = self._files
+        appender = opened.appender
+        if appender is None or opened.closed:
+            return opened.check_writable()
+        return appender
+
+    def _count_rows(self) -> tuple[int, int]:
+        """Rows ever written, and rows alive."""
+        opened = self._files
+        if opened.appender is None or opened.closed:
+            span = self.span
+            return int(span.stop.sum()), int(span.lengths.sum())
+        commit, capacity = opened.commit, opened.metadata.ring.capacity
+        heads = commit.heads
+        firsts = np.maximum(commit.tails, heads - capacity)
+        return int(heads.sum()), int((heads - firsts).sum())
 
 
 def _opened_again(
     kind: type[ReplayBuffer],
-    where: lifecycle.StrPath,
+    where: opening.StrPath,
     sampler: Sampler | None,
     transforms: Sequence[Transform],
     limiter: Limiter | None,

@@ -5,17 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.buffer import opening
-from mmreplay.buffer.append import Writer
-from mmreplay.buffer.opening import OpenFiles, StrPath
-from mmreplay.errors import FailedError, FormatError
+from mmreplay.buffer.open_files import OpenFiles, refuse_writing
+from mmreplay.buffer.opening import StrPath
+from mmreplay.errors import FormatError
 from mmreplay.format import metadata as metadata_file
 from mmreplay.format.metadata import Metadata
 from mmreplay.ring import Ring
@@ -38,39 +37,6 @@ from mmreplay.storage.zarr import group as zarr_group
 Ids = NDArray[np.int64]
 
 
-@dataclass(slots=True)
-class GroupFiles(OpenFiles):
-    """What a group opened as a buffer is made of.
-
-    Attributes:
-        source: What it was opened by.
-        mapping: How it was taken.
-    """
-
-    source: ZarrSource | None = None
-    mapping: GroupMapping | None = None
-
-    def writing(self, name: str) -> Writer:
-        """Refuse: a group is only read.
-
-        Raises:
-            FailedError: Always.
-        """
-        refuse_writing(name)
-
-
-def refuse_writing(name: object) -> NoReturn:
-    """Refuse to write to a group.
-
-    Raises:
-        FailedError: Always.
-    """
-    raise FailedError(
-        f"{name} is a Zarr group, which is only read, expected a buffer's folder to "
-        "write to; make one with mmreplay convert, or mmreplay.load"
-    )
-
-
 def open_reader(path: StrPath, policy: ReadPolicy) -> OpenFiles:
     """Open what lies at a path for reading: a buffer's folder, or a Zarr group."""
     source = source_of(path)
@@ -91,7 +57,7 @@ def folder_of(path: StrPath) -> Path:
     return opening.absolute(path)
 
 
-def open_group(source: ZarrSource) -> GroupFiles:
+def open_group(source: ZarrSource) -> OpenFiles:
     """Open a group as it is.
 
     Raises:
@@ -141,7 +107,7 @@ def _inside(source: ZarrSource, blobs: Blobs) -> ZarrSource:
 
 def _ours(
     source: ZarrSource, blobs: Blobs, hierarchy: Hierarchy, about: dict[str, object]
-) -> GroupFiles:
+) -> OpenFiles:
     notes = Notes()
     group = sealed_group.read(hierarchy, about, notes)
     reader = ChunkedReader(blobs, whole=True)
@@ -154,10 +120,10 @@ def _ours(
         group.ring, group.schema, group.arrays, flags, blobs, reader, by_env=True
     )
     mapping = _mapping(source, hierarchy, group.arrays, notes, ours=True)
-    return _parts(source, metadata, store, mapping, group.first, group.stop)
+    return _opened(source, metadata, store, mapping, group.first, group.stop)
 
 
-def _theirs(source: ZarrSource, blobs: Blobs, hierarchy: Hierarchy) -> GroupFiles:
+def _theirs(source: ZarrSource, blobs: Blobs, hierarchy: Hierarchy) -> OpenFiles:
     reader = ChunkedReader(blobs)
     mapper = GroupMapper(hierarchy, source, reader)
     found = mapper.map()
@@ -172,7 +138,7 @@ def _theirs(source: ZarrSource, blobs: Blobs, hierarchy: Hierarchy) -> GroupFile
     )
     mapping = _mapping(source, hierarchy, found.arrays, mapper.notes, ours=False)
     zero = np.zeros(1, np.int64)
-    return _parts(source, metadata, store, mapping, zero, zero + rows)
+    return _opened(source, metadata, store, mapping, zero, zero + rows)
 
 
 def _uuid(schema: Schema, flags: NDArray[np.uint8]) -> bytes:
@@ -193,13 +159,13 @@ def _mapping(
     )  # fmt: skip
 
 
-def _parts(
+def _opened(
     source: ZarrSource, metadata: Metadata, store: GroupStore, mapping: GroupMapping,
     first: Ids, stop: Ids,
-) -> GroupFiles:  # fmt: skip
-    ledger = MemoryCommitState(metadata.ring.num_envs)
-    ledger.publish(stop, stop, first)
-    found = Recovery("clean", stop, stop)
-    return GroupFiles(
-        None, metadata, store, ledger, found, source=source, mapping=mapping
+) -> OpenFiles:  # fmt: skip
+    commit = MemoryCommitState(metadata.ring.num_envs)
+    commit.publish(stop, stop, first)
+    recovered = Recovery("clean", stop, stop)
+    return OpenFiles(
+        None, metadata, store, commit, recovered, source=source, mapping=mapping
     )

@@ -126,13 +126,13 @@ class BufferReader(Reader):
         self, env_id: int, first: int, stop: int, paths: tuple[str, ...]
     ) -> Block:
         view = self._buffer.view
-        moment = view.moment
+        moment = view.limits_before
         if view.home.cut_epoch != self._cut_epoch:
             raise StaleError(CUT_ROWS)
         positions = np.arange(first, stop)
         env_ids = np.full(len(positions), env_id)
         try:
-            view.check(env_ids, positions)
+            view.check_alive(env_ids, positions)
             columns = dict(view.read(paths, env_ids, positions)) if paths else {}
             if self._priorities is not None and paths:
                 columns[PRIORITY] = self._priorities.read(env_ids, positions)
@@ -140,7 +140,7 @@ class BufferReader(Reader):
             if stop == self._span.stop[env_id] < self._description.stop[env_id]:
                 flags[-1] |= self._truncated(env_id, stop)
             if view.stale(env_ids, positions, moment) is not None:
-                view.check(env_ids, positions)
+                view.check_alive(env_ids, positions)
         except StaleError as error:
             raise StaleError(
                 f"environment {env_id}: the writer gave up rows of [{first}, {stop}) "

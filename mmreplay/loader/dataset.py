@@ -20,7 +20,7 @@ from mmreplay import process
 from mmreplay.batch import Batch
 from mmreplay.buffer.draw import left_of
 from mmreplay.buffer.opening import StrPath
-from mmreplay.buffer.reader import LiveView
+from mmreplay.buffer.reader import Reader
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.concatenation import Concat
 from mmreplay.disk.lock import locked
@@ -343,7 +343,7 @@ class ReplayDataset(Dataset[Any]):
         )
 
 
-def _gone(view: LiveView, draw: Draw) -> NDArray[np.bool_]:
+def _gone(view: Reader, draw: Draw) -> NDArray[np.bool_]:
     """Which steps, or windows, cannot be drawn any more, bool ``[B]``."""
     oldest = draw.positions if draw.windows is None else draw.windows.positions[:, 0]
     # Clipped: that an environment is unknown is for `gather` to say. What transforms

@@ -28,8 +28,9 @@ from typing import Any, Protocol
 from numpy.typing import ArrayLike
 
 from mmreplay.batch import Batch
-from mmreplay.buffer.draw import Drawing, PendingDraw
+from mmreplay.buffer.draw import PendingDraw
 from mmreplay.buffer.limiting import Limit
+from mmreplay.buffer.reader import Reader
 from mmreplay.errors import FailedError
 from mmreplay.process import Worker, owned_by_thread
 from mmreplay.samplers.base import State
@@ -44,13 +45,13 @@ class Part:
     Attributes:
         number: Which buffer.
         fraction: Its share of all steps.
-        drawing: What it was drawn with.
+        reader: What it was drawn with.
         drawn: The draw.
     """
 
     number: int
     fraction: float
-    drawing: Drawing
+    reader: Reader
     drawn: PendingDraw
 
     def __len__(self) -> int:

@@ -74,7 +74,7 @@ class OneBuffer:
 
     def more(self, count: int) -> bool:
         """See `Source.more`."""
-        view = self._buffer.reading.view
+        view = self._buffer.reading
         with view.lock:
             return self._epoch is None or not self._over(view, count)
 
@@ -84,18 +84,17 @@ class OneBuffer:
         while True:
             # Before the lock: to follow a resize is to wait for who may wait for that.
             reading = self._buffer.reading
-            with reading.view.lock:
-                if self._epoch is not None and self._over(reading.view, count):
+            with reading.lock:
+                if self._epoch is not None and self._over(reading, count):
                     self.end()
                     return False
                 order.state = sampler.state_dict()
-                drawing = reading.drawing
                 try:
-                    drawn = drawing.ahead(sampler, count)
+                    drawn = reading.draw(sampler, count)
                 except ReplacedError:
                     # By a thread that resized it meanwhile.
                     continue
-                order.parts = (Part(0, 1.0, drawing, drawn),)
+                order.parts = (Part(0, 1.0, reading, drawn),)
                 return True
 
     def make(self, order: Order, count: int) -> Batch | None:
@@ -108,10 +107,10 @@ class OneBuffer:
                 return batch
         while True:
             reading = self._buffer.reading
-            with reading.view.lock:
+            with reading.lock:
                 order.state = self._sampler.state_dict()
             try:
-                return reading.drawing.sample(self._sampler, count, False)
+                return reading.sample(self._sampler, count)
             except FailedError:
                 # By a thread that followed a resize meanwhile; or it is so.
                 if self._buffer.reading is reading:
@@ -137,7 +136,7 @@ class OneBuffer:
 
     def part_nbytes(self, part: Part) -> int:
         """Bytes that a part is copied from."""
-        return self._buffer.reading.ahead.nbytes(part.drawn.draw)
+        return self._buffer.reading.nbytes(part.drawn.draw)
 
     def ask(self, order: Order) -> int:
         """See `Source.ask`."""
@@ -145,7 +144,7 @@ class OneBuffer:
 
     def ask_part(self, part: Part) -> int:
         """Ask the disk for the rows of a part."""
-        return self._buffer.reading.ahead.ask(part.drawn.draw)
+        return self._buffer.reading.prefetch(part.drawn.draw)
 
     def finish(self, order: Order) -> Batch | None:
         """See `Source.finish`."""
@@ -153,14 +152,14 @@ class OneBuffer:
 
     def finish_part(self, part: Part, skip: bool = False) -> Batch | None:
         """The data of a draw, also where the buffer is made anew meanwhile."""
-        drawing = part.drawing
+        reading = part.reader
         while True:
             try:
-                return drawing.finish(self._sampler, part.drawn, skip)
+                return reading.gather(part.drawn, skip=skip)
             except FailedError:
                 # Another thread followed a resize, and closed what this one read.
-                former, drawing = drawing, self._buffer.reading.drawing
-                if drawing is former:
+                former, reading = reading, self._buffer.reading
+                if reading is former:
                     raise
 
     def num_batches(self, count: int) -> int:

@@ -71,13 +71,20 @@ class Found(NamedTuple):
 class Plan(Protocol):
     """Where the rows that are asked for lie in a buffer; see `Rows.plan`."""
 
-    def find(self, env_ids: Ids, positions: Ids, heads: Ids) -> Found:
+    def find(
+        self,
+        env_ids: Ids,
+        positions: Ids,
+        heads: Ids,
+        read: Callable[[tuple[str, ...], Ids, Ids, Ids], Fields],
+    ) -> Found:
         """Look at the boundaries around legal starts, and read; see `Rows.find`.
 
         Args:
             env_ids: int64 ``[N]``.
             positions: int64 ``[N]``.
             heads: int64 ``[E]``; rows below are written.
+            read: Copies stored fields of rows, as `Rows.read` does, below heads.
         """
 
 

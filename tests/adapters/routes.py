@@ -1,6 +1,6 @@
 """The two routes of a step through an adapter, one after the other."""
 
-from mmreplay.buffer.replay_buffer import Adding
+from mmreplay.buffer.replay_buffer import ReplayBuffer
 
 
 def each_route(monkeypatch, taken):
@@ -8,7 +8,7 @@ def each_route(monkeypatch, taken):
 
     `taken` is filled with how many steps were handed on as they were under each.
     """
-    short = Adding.add_as_is
+    short = ReplayBuffer.add_as_is
     for way in ("short", "long"):
         taken[way] = 0
 
@@ -17,5 +17,5 @@ def each_route(monkeypatch, taken):
             taken[way] += found is not None
             return found
 
-        monkeypatch.setattr(Adding, "add_as_is", add_as_is)
+        monkeypatch.setattr(ReplayBuffer, "add_as_is", add_as_is)
         yield way

@@ -9,7 +9,7 @@ import torch
 
 from mmreplay.adapters import alf, pytorchrl, skrl, velora
 from mmreplay.adapters.alf.errors import RefusedError, UnfitError
-from mmreplay.buffer.replay_buffer import Adding
+from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.errors import SchemaError
 from mmreplay.kernels import rows as twin
 from mmreplay.storage import commit_state, fast_append, write_path
@@ -205,7 +205,7 @@ def test_the_routes_leave_the_same_files_and_words(tmp_path, monkeypatch, face, 
 @pytest.mark.parametrize("face", FACES)
 def test_tensors_go_in_as_capsules(tmp_path, monkeypatch, face):
     """Most steps do: those that end somewhere go in as arrays."""
-    taken, short = [], Adding.add_as_is
+    taken, short = [], ReplayBuffer.add_as_is
 
     def add_as_is(self, data, published=None):
         found = short(self, data, published)
@@ -213,7 +213,7 @@ def test_tensors_go_in_as_capsules(tmp_path, monkeypatch, face):
             taken.append("PyCapsule" in {type(each).__name__ for each in data.values()})
         return found
 
-    monkeypatch.setattr(Adding, "add_as_is", add_as_is)
+    monkeypatch.setattr(ReplayBuffer, "add_as_is", add_as_is)
     rng, envs = np.random.default_rng(3), 1 if face is Velora else 3
     memory = face(tmp_path / "ring", envs)
     for _ in range(STEPS):

@@ -113,7 +113,7 @@ def check(buffer, oracle, illegal=True):
 
 def ranked(buffer, count):
     """The legal starts that a sampler's view names by rank."""
-    view = buffer._reading.view
+    view = buffer._reader
     assert view.starts is not None  # a draw looks first
     ids, positions = view.start_at(np.arange(count))
     return list(zip(ids.tolist(), positions.tolist(), strict=True))

@@ -64,7 +64,7 @@ def test_both_ways_give_the_same_fields_in_the_same_order(
 ):
     buffer = filled(tmp_path, name, rng, cut=cut)
     taken = []
-    store = buffer._read()._store
+    store = buffer._current()._store
     take = type(store.records).take
 
     def watched(self, *args):
@@ -146,7 +146,7 @@ def test_long_records_are_asked_for_as_they_are_copied_not_read(
     rows = {name: rng.random((400, 500), np.float32) for name in "abc"}
     with mr.ReplayBuffer.create(tmp_path, schema, 400) as buffer:
         buffer.extend(observation=rows)
-        stride = buffer._parts.store.placement.stride
+        stride = buffer._files.store.placement.stride
     found = []
     monkeypatch.setattr(File, "will_need", lambda self, *range_: found.append(range_))
     monkeypatch.setattr(Pages, "holds", lambda self, offset: False)
@@ -166,7 +166,7 @@ def test_long_records_are_asked_for_as_they_are_copied_not_read(
 def test_rows_that_are_read_are_no_records_at_hand(tmp_path, rng):
     filled(tmp_path, "stored", rng).close()
     with mr.ReplayBuffer.open(tmp_path, read_mode="pread") as reader:
-        assert reader._read()._store.records is None
+        assert reader._current()._store.records is None
         assert reader.sample(5)["action"].shape == (5, 2)
 
 
@@ -177,4 +177,4 @@ def test_a_closed_buffers_records_say_so(tmp_path, rng):
     buffer.close()
     ids = np.zeros(2, np.int64)
     with pytest.raises(FailedError, match="it was closed meanwhile"):
-        view.gather(ids, ids + 60)
+        view.copy_steps(ids, ids + 60)

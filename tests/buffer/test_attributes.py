@@ -86,7 +86,7 @@ def test_what_was_set_is_committed_by_the_thread_though_no_row_came(tmp_path):
     ) as buffer:
         buffer.add(number=1, note=2)
         buffer.commit()
-        committer = buffer._parts.committer
+        committer = buffer._files.committer
         before = committer._ledger.committed.sequence
         committer._turn(0.0)
         assert committer._ledger.committed.sequence == before
@@ -108,7 +108,7 @@ def test_what_a_killed_writer_set_is_committed_by_the_next_ones_thread(tmp_path)
     with mr.ReplayBuffer.open(tmp_path / "ring", "r+", commit_every=None) as again:
         assert again.recovery.how == "killed"
         assert again.committed.tolist() == again.heads.tolist()
-        committer = again._parts.committer
+        committer = again._files.committer
         assert committer._dirty()
         again.commit()
         assert not committer._dirty()
@@ -122,7 +122,7 @@ def test_a_closed_buffer_maps_nothing_and_its_batches_stay(tmp_path):
     for buffer in (twin.buffer, reader):
         rows = buffer.gather_all()
         flags = buffer.flags(0, np.arange(4))
-        mappings = buffer._parts.store._mappings
+        mappings = buffer._files.store._mappings
         buffer.close()
         assert all(mapping.closed for mapping in mappings)
         with pytest.raises(FailedError, match="is closed"):
@@ -135,7 +135,7 @@ def test_rows_that_a_thread_is_copying_outlive_the_closing(tmp_path):
     twin = Twin(tmp_path / "ring", 9)
     twin.add([""])
     twin.add([""])
-    store = twin.buffer._parts.store
+    store = twin.buffer._files.store
     copying = store._records.array  # as a gather holds it
     twin.buffer.close()
     held = [mapping for mapping in store._mappings if not mapping.closed]

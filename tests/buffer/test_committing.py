@@ -78,7 +78,7 @@ def test_a_turn_that_failed_is_made_up_by_the_next_one(
     met.await_turns(2)
     met.end()
     met.await_turns(1)
-    assert made.buffer._parts.committer._worker.running
+    assert made.buffer._files.committer._worker.running
     made.buffer.close()
     assert mr.verify_buffer(made.path).ok
     with mr.ReplayBuffer.open(made.path) as buffer:
@@ -95,7 +95,7 @@ def test_while_no_commit_can_be_made_the_users_calls_raise_and_change_nothing(
         made = twin(tmp_path)
         # By the second turn the first one has been noted.
         met.await_turns(2)
-        made.buffer._parts.committer.stop()
+        made.buffer._files.committer.stop()
         data = {name: np.stack([value]) for name, value in step(9).items()}
         for call in (
             lambda: made.buffer.add(step(9)),

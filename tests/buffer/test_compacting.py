@@ -70,7 +70,7 @@ def test_there_and_back_is_the_same_buffer(source, tmp_path):
 def test_every_row_alive_is_in_a_shard(source, tmp_path):
     compact(source, tmp_path / "b", codec="zstd")
     with mr.ReplayBuffer.open(tmp_path / "b") as buffer:
-        store, ring = buffer._parts.store, buffer.metadata.ring
+        store, ring = buffer._files.store, buffer.metadata.ring
         for env_id in (0, 2):
             positions = np.arange(buffer.span.first[env_id], buffer.span.stop[env_id])
             rows = ring.rows(np.full(len(positions), env_id), positions)

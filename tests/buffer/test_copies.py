@@ -60,7 +60,7 @@ def taken(tmp_path, rng, count, capacity=40):
         copied(source, target, order, between)
         first = int(buffer.span.first[0])
         # Rows that the limit passed may have been overwritten already.
-        lost = int(buffer._parts.ledger.limits[0]) - buffer.slots
+        lost = int(buffer._files.commit.limits[0]) - buffer.slots
     return target, max(first, lost), committed
 
 

@@ -109,11 +109,11 @@ def shows(buffer, oracle):
 
 def abandon(buffer):
     """Lose the writer as a kill does."""
-    parts = buffer._parts
+    parts = buffer._files
     buffer._finalizer.detach()
     if not parts.closed:
         parts.committer.stop()
-        parts.ledger.close()
+        parts.commit.close()
         parts.store.close()
         parts.closed = True
     parts.lock.release()

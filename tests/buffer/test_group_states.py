@@ -49,7 +49,7 @@ def test_rows_replaced_by_a_writer_that_was_killed_are_not_served_as_the_old(tmp
     def lap():
         buffer = mr.ReplayBuffer.open(tmp_path / "b", "r+")
         fill(buffer, CAPACITY, 200)
-        buffer._parts.store.sealing._sealer.drain()
+        buffer._files.store.sealing._sealer.drain()
         os.kill(os.getpid(), signal.SIGKILL)
 
     child = multiprocessing.get_context("fork").Process(target=lap)
@@ -68,7 +68,7 @@ def test_a_writer_that_replaces_no_sealed_row_leaves_what_is_said(tmp_path):
     said = about(path)
     with mr.ReplayBuffer.open(tmp_path / "b", "r+") as buffer:
         fill(buffer, 20, 30)
-        buffer._parts.store.sealing._sealer.drain()
+        buffer._files.store.sealing._sealer.drain()
         stop = about(path).get("stop", said["stop"])
         assert stop == said["stop"]
     assert numbers(path) == list(range(50))
@@ -145,11 +145,11 @@ def test_a_want_of_files_or_memory_is_told_at_close_and_loses_nothing(
     with using(disk):
         buffer = mr.ReplayBuffer.open(tmp_path / "b", "r+")
         fill(buffer, CAPACITY, 200)
-        buffer._parts.store.sealing._sealer.drain()
+        buffer._files.store.sealing._sealer.drain()
         # What is short ends neither the sealing nor the writing.
         disk.wanting = True
         fill(buffer, CAPACITY + 200, 60)
-        buffer._parts.store.sealing._sealer.drain()
+        buffer._files.store.sealing._sealer.drain()
         buffer.commit()
         fill(buffer, CAPACITY + 260, 5)
         got = "no file to open.* close some files" if short == "files" else "no memory"
@@ -241,7 +241,7 @@ def test_a_device_that_fails_a_shard_keeps_no_row_from_a_commit(
         buffer.commit()
         disk.fails = True
         fill(buffer, 128, 64)
-        buffer._parts.store.sealing._sealer.drain()
+        buffer._files.store.sealing._sealer.drain()
         told = (
             rf"cannot seal .*zarr: cannot create .*{failing}: {os.strerror(number)}.*; "
             "every row added so far is committed, and sealing is tried again once"
@@ -359,6 +359,6 @@ def test_sealing_keeps_no_memory(tmp_path):
         tmp_path / "b", SCHEMA, CAPACITY, engine="zarr"
     ) as buffer:
         fill(buffer, 0, 200)
-        buffer._parts.store.sealing._sealer.drain()
-        assert len(buffer._parts.store.sealing.places.sealed()) > 1
-        assert buffer._parts.store._tail._recycler.nbytes == 0
+        buffer._files.store.sealing._sealer.drain()
+        assert len(buffer._files.store.sealing.places.sealed()) > 1
+        assert buffer._files.store._tail._recycler.nbytes == 0

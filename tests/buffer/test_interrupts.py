@@ -91,7 +91,7 @@ def test_a_look_that_is_interrupted_counts_no_row_twice(tmp_path, monkeypatch):
     twin = Twin(tmp_path / "ring", 9, 3)
     twin.extend([["", "t", "u"]] * 7)
     with mr.ReplayBuffer.open(twin.path) as reader:
-        store = reader._parts.store
+        store = reader._files.store
         read = store.flags_between
 
         def interrupt(env_id, first, stop):

@@ -155,7 +155,7 @@ def test_ctrl_c_in_a_step_loses_none_and_doubles_none(
     with make(tmp_path / "b", num_envs, layout) as buffer:
         for number in range(2 * SLOTS):
             buffer.add(step_of(number, num_envs))
-        lane = buffer._parts.writer._lane
+        lane = buffer._files.appender._lane
         add, rng = lane._add, np.random.default_rng(0)
 
         def struck(*given):
@@ -190,7 +190,7 @@ def test_a_buffer_that_is_closed_takes_no_step(tmp_path, taken):
     for number in range(2 * SLOTS):
         buffer.add(step_of(number))
     assert taken
-    writer = buffer._parts.writer
+    writer = buffer._files.appender
     buffer.close()
     held = (tmp_path / "b" / "data-000001" / "records.bin").read_bytes()
     with pytest.raises(FailedError, match="closed"):

@@ -333,18 +333,18 @@ def test_a_reader_outlives_a_rebuild_that_was_killed_at_the_switch(tmp_path):
     twin.extend([[""]] * 4)
     with mr.ReplayBuffer.open(twin.path) as reader:
         assert len(reader) == 4
-        ledger = twin.buffer._parts.ledger
+        ledger = twin.buffer._files.commit
         ledger.mark_moved = lambda: os._exit(9)
         child = os.fork()
         if child == 0:
             # The owner's pid is checked; here the child stands for the owner.
             try:
-                twin.buffer._parts.writer.owner = ProcessGuard("opened", "open it")
+                twin.buffer._files.appender.owner = ProcessGuard("opened", "open it")
                 twin.buffer.resize(9)
             finally:
                 os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
-        parts = twin.buffer._parts
+        parts = twin.buffer._files
         twin.buffer._finalizer.detach()
         parts.committer.stop()
         parts.lock.release()

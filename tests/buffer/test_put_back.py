@@ -329,7 +329,7 @@ class TestWithoutBirths:
         reader = mr.ReplayBuffer.open(tmp_path / "run")
         assert len(reader) == COMMITTED
         monkeypatch.setattr(
-            type(writer._parts.ledger), "mark_moved", lambda self: 1 / 0
+            type(writer._files.commit), "mark_moved", lambda self: 1 / 0
         )
         with pytest.raises(ZeroDivisionError):
             writer.resize(40)

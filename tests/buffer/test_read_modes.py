@@ -129,16 +129,16 @@ def test_ends_are_those_of_steps_drawn_before_their_ring_was_replaced(
     ):
         # The last steps terminate, and nothing follows.
         writer.extend(ending(0, 45, num_envs))
-        steps_of = reader.reading.drawing
-        drawn = [steps_of.ahead(sampler, 50) for _ in range(2)]
+        former = reader.reading
+        drawn = [former.draw(sampler, 50) for _ in range(2)]
         if change == "resize":
             writer.resize(60)
         else:
             writer.add_field("more", mr.Field((), "int8"), 0)
         assert reader.capacity == writer.capacity
-        assert reader.reading.drawing is not steps_of
+        assert reader.reading is not former
         for each in drawn:
-            batch = reader.reading.drawing.finish(sampler, each)
+            batch = reader.reading.gather(each)
             assert (batch.positions == each.draw.positions).all()
             ends_well(batch, num_envs)
 
@@ -172,12 +172,12 @@ def test_what_came_after_a_draw_is_no_final_row_of_the_lap_before(tmp_path, rng,
         for _ in range(10):
             add()
         for _ in range(300):
-            drawn = reader.reading.drawing.ahead(sampler, 8)
+            drawn = reader.reading.draw(sampler, 8)
             for _ in range(rng.integers(1, 3)):
                 add()
             # As another thread does that draws, or checks what it read.
             reader.view.refresh()
-            batch = reader.reading.drawing.finish(sampler, drawn)
+            batch = reader.reading.gather(drawn)
             positions = batch.positions.tolist()
             assert batch["terminated"].tolist() == [ends[at] for at in positions]
             assert batch["next_observation"].tolist() == [after(p) for p in positions]
@@ -196,7 +196,7 @@ def test_a_shard_that_a_file_server_lost_is_read_where_its_rows_are_now(
     with mr.ReplayBuffer.create(path, schema, 64, engine="zarr") as writer:
         writer.extend(x=numbers[:64])
     with mr.ReplayBuffer.open(path, read_mode="pread") as reader:
-        store = reader._parts.store
+        store = reader._files.store
         rows = np.arange(8)
         assert (store.gather(rows, ["x"])["x"] == numbers[:8]).all()
         for _, shard in store._reader._open.values():
@@ -229,7 +229,7 @@ def test_a_writer_may_read_without_mappings(tmp_path):
         ).all()
         buffer.resize(80)
         assert buffer.read_policy.read_mode == "pread"
-        assert not buffer._parts.store.maps
+        assert not buffer._files.store.maps
     assert mr.verify_buffer(tmp_path / "b").ok
 
 

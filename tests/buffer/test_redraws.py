@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.buffer.reader import LiveView
+from mmreplay.buffer.reader import Reader
 from mmreplay.errors import StarvedError
 from tests.buffer.support import Twin
 
@@ -19,7 +19,7 @@ def strike(monkeypatch):
 
     def strike(which):
         monkeypatch.setattr(
-            LiveView, "stale", lambda _, ids, positions, moment: which(positions)
+            Reader, "stale", lambda _, ids, positions, moment: which(positions)
         )
 
     return strike
@@ -91,8 +91,10 @@ def noted(keys, draw):
 def test_a_writer_that_is_always_faster_is_named(tmp_path, strike):
     buffer = prioritized(tmp_path / "b")
     strike(lambda positions: np.arange(len(positions)) < 3)
-    told = r"3 of 8 steps were overwritten .* 100 times over, .*the capacity \(40\)"
-    with pytest.raises(StarvedError, match=told):
+    message = (
+        r"100 attempts: .* overwrote 3 of the 8 drawn steps .*`capacity` \(now 40\)"
+    )
+    with pytest.raises(StarvedError, match=message):
         buffer.sample(8)
 
 

@@ -276,7 +276,7 @@ def test_a_reader_follows_no_resize_into_another_buffer(path, tmp_path):
             buffer.resize(200)
         with created(path) as other:
             add(other, 5)
-        reader._parts.ledger.moved = True  # as the record with MOVED has it read
+        reader._files.commit.moved = True  # as the record with MOVED has it read
         with pytest.raises(RemovedError, match="leads to another buffer now"):
             len(reader)
 
@@ -307,7 +307,7 @@ def test_a_reader_short_of_files_is_not_told_that_its_folder_is_gone(path, monke
     with created(path) as buffer:
         add(buffer, 3)
         with mr.ReplayBuffer.open(path) as reader:
-            place = recovery.Place(path, reader.metadata, reader._parts.ledger.file)
+            place = recovery.Place(path, reader.metadata, reader._files.commit.file)
             buffer.resize(200)
             shutil.rmtree(path / "data-000001")  # as the next opening does
             with monkeypatch.context() as patch:
@@ -323,7 +323,7 @@ def test_a_reader_short_of_files_is_not_told_that_its_folder_is_gone(path, monke
 
 def wait_for_thread(buffer):
     """Return once the thread has looked for the folder, and end it."""
-    committer = buffer._parts.committer
+    committer = buffer._files.committer
     met = threading.Event()
     genuine = committer.refuse_removed
 
@@ -466,7 +466,7 @@ def test_a_dropped_buffer_in_a_folder_that_is_gone_gives_everything_back(path):
 def test_a_buffer_that_another_thread_closed_meanwhile_is_not_judged(path):
     """Its descriptor is nobody's then, or another file's."""
     buffer, reader = created(path), mr.ReplayBuffer.open(path)
-    looks = [buffer._parts.committer.refuse_removed, reader._parts.refuse_removed]
+    looks = [buffer._files.committer.refuse_removed, reader._files.refuse_removed]
     buffer.close()
     reader.close()
     delete(path)

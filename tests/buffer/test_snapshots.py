@@ -237,7 +237,7 @@ def test_a_paused_writer_waits_at_its_reserve_and_goes_on_after(tmp_path):
     # It has no more room: whatever it does now, no row of ours is overwritten.
     for _ in range(40):
         assert (reader.heads == 100 + ring.reserve).all()
-        assert (reader._parts.ledger.limits - ring.slots <= first).all()
+        assert (reader._files.commit.limits - ring.slots <= first).all()
         time.sleep(0.002)
     assert os.waitpid(pid, os.WNOHANG) == (0, 0)
     held.release()

@@ -82,7 +82,7 @@ def test_a_snapshot_holds_what_the_buffer_holds(tmp_path, layout, disk, closed, 
     with buffer:
         if not closed:
             # What a thread seals meanwhile is there, however busy the machine.
-            buffer._parts.store.sealing.seal_now([])
+            buffer._files.store.sealing.seal_now([])
         before = buffer.gather_all()
         with using(disk()):
             made = buffer.snapshot(tmp_path / "b")

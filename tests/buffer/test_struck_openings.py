@@ -19,11 +19,12 @@ SCHEMA = mr.Schema(
     {"number": mr.Field((), "int64"), "large": mr.Field((512,), "int64")}
 )
 WITHIN = {
-    "buffer/opening.py", "storage/committer.py", "buffer/replay_buffer.py",
-    "buffer/copy_rows.py", "disk/lock.py", "storage/recovery.py",
+    "buffer/opening.py", "buffer/open_files.py", "storage/committer.py",
+    "buffer/replay_buffer.py", "buffer/copy_rows.py", "disk/lock.py",
+    "storage/recovery.py",
 }  # fmt: skip
 OPENING = WITHIN | {
-    "disk/files.py", "buffer/draw.py", "samplers/priority_file.py",
+    "disk/files.py", "buffer/reader.py", "samplers/priority_file.py",
     "samplers/priority_store.py", "storage/commit_state.py", "storage/memmap.py",
     "format/metadata.py",
 }  # fmt: skip
@@ -116,7 +117,7 @@ def test_a_commit_thread_whose_start_was_struck_begins_and_ends(tmp_path):
         buffer = mr.ReplayBuffer.create(
             tmp_path / str(moment), SCHEMA, 8, commit_every=None
         )
-        committer = buffer._parts.committer
+        committer = buffer._files.committer
         struck = Striker(moment, {"storage/committer.py"}).call(
             lambda committer=committer: committer.start(60.0)
         )

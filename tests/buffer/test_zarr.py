@@ -150,7 +150,7 @@ def test_every_codec_keeps_every_bit(tmp_path, codec, rng):
         before = buffer.gather_all()
     with mr.ReplayBuffer.open(path, read_mode="pread") as buffer:
         same(buffer.gather_all(), before)
-        assert buffer._parts.store._places.sealed().size
+        assert buffer._files.store._places.sealed().size
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -204,7 +204,7 @@ def test_shards_that_are_overwritten_go_whole_and_unopened(
     with mr.ReplayBuffer.create(
         path, schema, 100, 2, engine="zarr", layout=layout, autoreset="disabled"
     ) as buffer:
-        sealing = buffer._parts.store.sealing
+        sealing = buffer._files.store.sealing
         assert sealing.grain > 1
 
         def step():

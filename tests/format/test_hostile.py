@@ -261,8 +261,8 @@ def heads_found(folder, mode, limit):
 def abandon(buffer):
     """Leave a buffer as its writer's death does."""
     buffer._finalizer.detach()
-    buffer._parts.committer = None
-    buffer._parts.close()
+    buffer._files.committer = None
+    buffer._files.close()
 
 
 @pytest.mark.parametrize("mode", ["r", "r+"])

@@ -59,7 +59,7 @@ class Random:
     def do(self, action):
         """Let one thing happen, and what it has the sealing thread do."""
         getattr(self, action)()
-        sealing = getattr(self.buffer._parts.store, "sealing", None)
+        sealing = getattr(self.buffer._files.store, "sealing", None)
         if sealing is not None:
             sealing.seal_now([])
 

@@ -15,6 +15,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 import mmreplay as mr
+from mmreplay.buffer.reader import Reader
 from mmreplay.errors import EmptyError, FailedError, ForkedError
 from tests.loader.support import CtrlC, fill, same_as_take, steps
 
@@ -102,7 +103,7 @@ def test_what_the_disk_refuses_is_raised_with_its_type(buffer, monkeypatch):
     with mr.ReplayLoader(buffer, 8) as loader:
         next(loader)
         for name in ("gather", "prefetch"):
-            monkeypatch.setattr(type(buffer._parts.store), name, refuse)
+            monkeypatch.setattr(type(buffer._files.store), name, refuse)
             with pytest.raises(FailedError, match="the disk is gone"):
                 [next(loader) for _ in range(4)]
             monkeypatch.undo()
@@ -368,19 +369,19 @@ def test_workers_may_be_spawned_while_a_loader_runs(buffer, path):
 
 def test_what_is_read_ahead_is_bounded(path, monkeypatch):
     asked, gate = [], threading.Event()
-    finish = type(mr.ReplayBuffer.open(path).reading.drawing).finish
+    gather = Reader.gather
 
-    def slow(self, sampler, drawn, skip):
+    def slow(self, pending, *, skip):
         gate.wait(20)
-        return finish(self, sampler, drawn, skip)
+        return gather(self, pending, skip=skip)
 
     with mr.ReplayBuffer.open(path) as buffer:
         reading = buffer.reading
-        drawn = reading.drawing.ahead(mr.UniformSampler(0), 16)
-        nbytes = reading.ahead.nbytes(drawn.draw)
-        monkeypatch.setattr(type(reading.drawing), "finish", slow)
+        drawn = reading.draw(mr.UniformSampler(0), 16)
+        nbytes = reading.nbytes(drawn.draw)
+        monkeypatch.setattr(Reader, "gather", slow)
         monkeypatch.setattr(
-            type(reading.ahead), "ask", lambda self, draw: asked.append(len(draw)) or 1
+            Reader, "prefetch", lambda self, draw: asked.append(len(draw)) or 1
         )
         with mr.ReplayLoader(
             buffer, 16, prefetch=6, read_ahead_nbytes=3 * nbytes

@@ -108,11 +108,11 @@ class Driven:
 
     def drop(self):
         """Lose the writer as a kill does: nothing is committed, no slot is written."""
-        parts = self.buffer._parts
+        parts = self.buffer._files
         parts.committer.stop()
         parts.closed = True
         self.buffer._finalizer.detach()
-        parts.ledger.close()
+        parts.commit.close()
         parts.store.close()
         parts.lock.release()
 
@@ -171,7 +171,7 @@ class Driven:
         """
         shutil.rmtree(folder, ignore_errors=True)
         # A copy takes its time: what seals meanwhile would be half in it.
-        sealing = getattr(self.buffer._parts.store, "sealing", None)
+        sealing = getattr(self.buffer._files.store, "sealing", None)
         if sealing is not None:
             sealing.seal_now([])
         shutil.copytree(self.path, folder)

@@ -107,7 +107,7 @@ class RingMachine(RuleBasedStateMachine):
 
     def _revive(self):
         """Where a durable slot failed, nothing more is taken: open again."""
-        if self.driven.buffer._parts.committer.failure is not None:
+        if self.driven.buffer._files.committer.failure is not None:
             self.driven.drop()
             self.driven.reopen("break")
 

@@ -22,7 +22,7 @@ WAIT_S = 60
 def settle(buffer):
     """Have all sealed that is due: no shard comes and goes, and no fault meets one."""
     if buffer.metadata.engine == "zarr":
-        buffer._parts.store.sealing._sealer.drain()
+        buffer._files.store.sealing._sealer.drain()
 
 
 class TestReopening:

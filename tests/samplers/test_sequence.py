@@ -28,7 +28,7 @@ BOUNDARIES = ["episode", "any", "pad"]
 
 
 def view_of(buffer):
-    return buffer._reading.view
+    return buffer._reader
 
 
 def random_turn(twin, rng, turn):

@@ -81,7 +81,7 @@ def test_a_quarter_of_the_files_may_be_shards(monkeypatch, soft, most):
 def test_no_more_are_kept_and_none_is_let_go_before(path, monkeypatch):
     monkeypatch.setattr(shards, "_most_open", lambda: 10)
     with mr.ReplayBuffer.open(path) as buffer:
-        kept = buffer._parts.store._reader._open
+        kept = buffer._files.store._reader._open
         for env_id in range(20):
             known = set(kept)
             buffer.take([env_id], [100])

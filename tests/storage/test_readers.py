@@ -339,7 +339,7 @@ def test_records_of_a_page_and_more_are_read_where_pages_were_missing(
     columns = {path: rng.random((count, 900), np.float32) for path in fields}
     with mr.ReplayBuffer.create(tmp_path / "b", schema, count) as buffer:
         buffer.extend(columns)
-        store = buffer._parts.store
+        store = buffer._files.store
         assert store.placement.stride >= 4096
         asked = []
         found = ways(monkeypatch, asked)

@@ -91,7 +91,7 @@ def test_what_is_not_mapped_is_read_chunk_by_chunk_and_not_kept(made, monkeypatc
         buffer.get_field("pixels", 0, np.arange(ROWS))
         monkeypatch.setattr(File, "pread_into", pread_into)
         assert (buffer.get_field("pixels", 0, [3, 50]) == pixels[[3, 50]]).all()
-        shards_held = buffer._parts.store._reader._open.values()
+        shards_held = buffer._files.store._reader._open.values()
         assert all(not shard._data for _, shard in shards_held)
     # Both shards are open still, and their indices known.
     assert len(taken) == 2
@@ -165,7 +165,7 @@ def test_missing_chunks_are_asked_for_as_the_policy_says(made, advise, rng):
     drop(path)
     rows = rng.permutation(ROWS)
     with mr.ReplayBuffer.open(path, advise=advise) as buffer:
-        store = buffer._parts.store
+        store = buffer._files.store
         asked = store.prefetch(rows, ["pixels"])
         if advise == "auto" and asked == 0:
             pytest.skip("this file system keeps its pages")

@@ -365,7 +365,7 @@ def test_the_writer_goes_on_after_a_fault_at_any_call_or_says_why_it_cannot(
             told = error
         assert disk.struck == 1
         with using(Unsynced()):
-            if buffer._parts.committer.failure is not None:
+            if buffer._files.committer.failure is not None:
                 # Each call says what failed, and not that the buffer is closed.
                 assert ENDING.search(str(told)), told
                 again = f"an earlier sync failed .*{re.escape(str(told))}"

@@ -154,9 +154,9 @@ def test_a_draw_of_rows_that_were_cut_meanwhile_is_made_anew(tmp_path, kind, lat
         with ReplayBuffer.open(
             folder / "a", sampler=sampler, transforms=transforms
         ) as reader:
-            drawn = reader.reading.drawing.ahead(sampler, 64)
+            drawn = reader.reading.draw(sampler, 64)
             assert drawn.draw.positions.max() > 12
-            done, store = [], reader._parts.store
+            done, store = [], reader._files.store
 
             def read(rows, paths):
                 found = type(store).gather(store, rows, paths)
@@ -166,7 +166,7 @@ def test_a_draw_of_rows_that_were_cut_meanwhile_is_made_anew(tmp_path, kind, lat
 
             if late:
                 done.append(lost(folder, disk, buffer, 4))
-                batch = reader.reading.drawing.finish(sampler, drawn)
+                batch = reader.reading.gather(drawn)
             else:
                 with mock.patch.object(store, "gather", read):
                     batch = reader.sample(64)

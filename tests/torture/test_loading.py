@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mmreplay.buffer.draw import Drawing
+from mmreplay.buffer.reader import Reader
 from tools.torture import loading
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -23,14 +23,14 @@ def test_more_tries_find_nothing():
 
 
 def test_a_step_out_of_its_place_is_found(monkeypatch):
-    fields = Drawing.fields
+    copy = Reader.copy_draw
 
     def moved(self, draw, *options):
-        found = fields(self, draw, *options)
+        found = copy(self, draw, *options)
         found["reward"] = np.roll(found["reward"], 1, 0)
         return found
 
     monkeypatch.setattr(loading, "TRIES", (loading.live,))
-    monkeypatch.setattr(Drawing, "fields", moved)
+    monkeypatch.setattr(Reader, "copy_draw", moved)
     report = loading.attack(1, 3)
     assert any("rewards" in told for told in report.examples.values())

@@ -209,7 +209,7 @@ def test_rollouts_are_those_of_ppos_loop():
         delta = reward[t] + gamma * following - value[t]
         after = delta + gamma * lam * np.where(ends[t], 0, after)
         expected[t] = after
-    view = buffer._reading.view
+    view = buffer._reader
     ids, places = np.meshgrid(range(envs), range(steps), indexing="ij")
     ids, places = ids.ravel(), places.ravel()
     within = places < view.starts.stop[ids]
@@ -232,7 +232,7 @@ def test_long_episodes_are_read_in_blocks_none_twice(block, monkeypatch):
     world = World(64, 1, "disabled", False, [mr.GAE(0.75, 0.5, "action")])
     for number in range(40):
         world.add(["t" if number == 39 else ""])
-    view, read = world.buffer._reading.view, []
+    view, read = world.buffer._reader, []
     plain = view.read
 
     def counting(self, paths, env_ids, positions):

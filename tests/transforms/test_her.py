@@ -119,7 +119,7 @@ def test_goals_lost_while_they_were_read_are_drawn_from_the_future(monkeypatch):
     world = World(32, 1, "disabled", False, [mr.HER("episode", 1.0, distance)])
     for _ in range(20):
         world.add([""])
-    view = world.buffer._reading.view
+    view = world.buffer._reader
     monkeypatch.setattr(
         type(view), "intact", lambda self, env_ids, positions: positions >= 10
     )

@@ -80,7 +80,7 @@ def test_long_episodes_are_read_in_blocks_none_twice(block, monkeypatch):
     world = World(64, 1, "disabled", False, [mr.DiscountedReturn(0.75)])
     for number in range(40):
         world.add(["t" if number == 39 else ""])
-    view, read = world.buffer._reading.view, []
+    view, read = world.buffer._reader, []
     plain = view.read
 
     def counting(self, paths, env_ids, positions):

@@ -34,7 +34,7 @@ def filled(sampler, transforms, path=None):
 
 def sample(world, sampler, batch_size):
     """Draw through the buffer with another sampler than the scripted one."""
-    view = world.buffer._reading.view
+    view = world.buffer._reader
     with view.lock:
         draw = sampler.draw(view, batch_size)
     return draw, world.buffer.gather(draw)

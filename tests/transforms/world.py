@@ -150,7 +150,7 @@ class World:
 
     def legal(self):
         """The rows that the buffer calls legal starts."""
-        view = self.buffer._reading.view
+        view = self.buffer._reader
         starts, rows = view.starts, list(self.rows())
         within = [
             row for row in rows if starts.first[row[0]] <= row[1] < starts.stop[row[0]]

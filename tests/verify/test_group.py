@@ -41,7 +41,7 @@ def where_is(path, env_id, position):
     """File's name and byte of a row of one byte, in chunks that are not packed."""
     with mr.ReplayBuffer.open(path) as buffer:
         ring, size = buffer.metadata.ring, buffer.metadata.sharding.shard_rows
-        array = buffer._parts.store._arrays["%flags"]
+        array = buffer._files.store._arrays["%flags"]
     step, within = divmod(position % ring.slots, size)
     if ring.layout == "env_major":
         return f"c.{env_id}.{step}", within

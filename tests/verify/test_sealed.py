@@ -26,7 +26,7 @@ def buffer(tmp_path, rng, request):
         buffer.extend(steps(rng, COMMITTED, 2))
         buffer.commit()
         buffer.extend(steps(rng, PUBLISHED - COMMITTED, 2))
-        buffer._parts.store.sealing.seal_now([])
+        buffer._files.store.sealing.seal_now([])
         yield buffer
 
 

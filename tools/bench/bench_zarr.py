@@ -129,7 +129,7 @@ def reading(
     times = race(sides, sizes.turns)
     files = {
         OURS: sorted((sharded.zarr_path / "pixels").glob("c.*")),
-        RAW: [file.path for file in raw.reading.files],
+        RAW: [file.path for file in raw.reading.data_files],
     }
     missing = cold_race({name: sides[name] for name in files}, files, sizes.turns)
     packed, whole = sharded.compression["pixels"]
@@ -199,7 +199,7 @@ def sealing(
     ) as buffer:
         for block in stream(pixels, rows, 250):
             buffer.extend(pixels=block)
-        store = buffer._parts.store
+        store = buffer._files.store
         assert isinstance(store, ZarrStore)
         store.sealing.seal_now([])
         ours = rows / (perf_counter() - began)

@@ -66,7 +66,7 @@ class Pair:
         """Open what the loader draws from, and make it."""
         self.drawn = self.world.opened()
         for buffer in each(self.drawn):
-            _make_fail(buffer.reading.drawing, self.armed)
+            _make_fail(buffer.reading, self.armed)
         self.loader = mr.ReplayLoader(
             self.drawn, self.world.batch_size, **self.world.loading
         )
@@ -123,17 +123,17 @@ def twin(rng: Random, folder: Path) -> str:
     return f"twin, {pair.world.sampler}"
 
 
-def _make_fail(drawing: Any, armed: list[int]) -> None:
-    """Have a drawing fail to copy when it is armed."""
-    fields = drawing.fields
+def _make_fail(reader: Any, armed: list[int]) -> None:
+    """Have a reader fail to copy when it is armed."""
+    copy = reader.copy_draw
 
     def failing(draw: Any, *options: Any) -> Any:
         if armed[0]:
             armed[0] = 0
             raise DeviceError("a device")
-        return fields(draw, *options)
+        return copy(draw, *options)
 
-    drawing.fields = failing
+    reader.copy_draw = failing
 
 
 def end(rng: Random, loader: Any) -> None:

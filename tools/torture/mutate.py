@@ -130,7 +130,7 @@ class Try:
         """Rows under a checksum that are not what was written must be told of."""
         if self.verified is None or not self.verified.ok:
             return
-        ring, ledger = buffer.metadata.ring, buffer._parts.ledger
+        ring, ledger = buffer.metadata.ring, buffer._files.commit
         for env_id, position in wrong:
             first = position // ring.block_rows * ring.block_rows
             whole = first + ring.block_rows <= buffer.committed[env_id]

@@ -80,10 +80,10 @@ class Report:
 
 def abandon(buffer: ReplayBuffer) -> None:
     """Let go of a buffer as a dead process does: nothing is committed."""
-    parts = buffer._parts
+    parts = buffer._files
     buffer._finalizer.detach()
     parts.closed = True
-    parts.ledger.close()
+    parts.commit.close()
     parts.store.close()
     if parts.lock is not None:
         parts.lock.release()
@@ -264,7 +264,7 @@ class Trial:
             return
         if threading.get_ident() != threading.main_thread().ident:
             return
-        committer = scribe.buffer._parts.committer
+        committer = scribe.buffer._files.committer
         assert committer is not None
         if self.rng.random() < 0.5:
             return

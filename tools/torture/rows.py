@@ -242,7 +242,7 @@ def flags_of(
     buffer: ReplayBuffer, env_ids: Array, positions: Array
 ) -> NDArray[np.uint8]:
     """Flags of rows: uint8 ``[N]``."""
-    return buffer._reading.view.flags(env_ids, positions)
+    return buffer._reader.flags(env_ids, positions)
 
 
 def mixtures(

@@ -206,7 +206,7 @@ class Scribe:
 
     def look_ahead(self) -> None:
         """Raise the durable limits as the commit thread does."""
-        committer = self.buffer._parts.committer
+        committer = self.buffer._files.committer
         assert committer is not None
         committer._turn(math.inf)
 
@@ -291,7 +291,7 @@ def broken_promises(
         gone: int64 ``[E]``, positions below which nothing may be.
     """
     span, ring = buffer.span, buffer.metadata.ring
-    lift = highest_lift(notes, ring, buffer._parts.store.grain)
+    lift = highest_lift(notes, ring, buffer._files.store.grain)
     found = []
     if (span.stop < low).any():
         found.append(f"lost: heads {span.stop} of at least {low}")
@@ -326,7 +326,7 @@ def broken_closing(told: Told | None, span: Span, seal: bool) -> list[str]:
 
 def broken_sums(buffer: ReplayBuffer, rng: np.random.Generator) -> list[str]:
     """Which whole committed blocks of some environments disagree with their sums."""
-    store, ring, span = buffer._parts.store, buffer.metadata.ring, buffer.span
+    store, ring, span = buffer._files.store, buffer.metadata.ring, buffer.span
     assert isinstance(store, MemmapStore | ZarrStore)
     size = ring.block_rows
     committed = buffer.committed

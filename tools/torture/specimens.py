@@ -176,7 +176,7 @@ def _specimen(
 
 def _sealed(buffer: mr.ReplayBuffer) -> None:
     """Wait for what is being sealed: equal seeds make equal files."""
-    store = buffer._parts.store
+    store = buffer._files.store
     if isinstance(store, ZarrStore):
         store.sealing.seal_now([])
 

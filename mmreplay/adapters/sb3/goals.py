@@ -91,7 +91,7 @@ class EndedView:
 
     @property
     def law(self) -> Judge | None:
-        """See `LiveView.law`."""
+        """See `Reader.law`."""
         return getattr(self._view, "law", None)
 
     def flags(self, env_ids: Ids, positions: Ids) -> NDArray[np.uint8]:
@@ -159,8 +159,8 @@ class Hindsight:
             view = ring.view
             try:
                 with view.lock:
-                    view.check_in_force()
-                    moment, ended = view.moment, self._ended
+                    view.check_current()
+                    moment, ended = view.limits_before, self._ended
                     if (
                         ended is None
                         or ended.closed is not closed
@@ -201,14 +201,14 @@ class Hindsight:
                     nbytes = sum(field.nbytes for field in ring.schema.fields.values())
                     self._wide = nbytes > WIDE
                 if self._wide:
-                    found = view.gather(env_ids, positions, contiguous=True)
+                    found = view.copy_steps(env_ids, positions, contiguous=True)
                     path, shift = f"next_observation/{self._achieved}", 0
                     if view.next_paths:
                         path, shift = f"observation/{self._achieved}", 1
                     given = view.read((path,), ids, goals + shift)[path]
                 else:
                     # Steps that give goals behind those drawn: one call costs less.
-                    found = view.gather(every, rows, contiguous=True)
+                    found = view.copy_steps(every, rows, contiguous=True)
                     given = found[f"next_observation/{self._achieved}"][batch_size:]
                 if view.stale(every, rows, moment) is not None:
                     continue

@@ -1,0 +1,190 @@
+"""The open files of one generation of a buffer, and the order in which they close."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+from mmreplay.buffer.append import Writer
+from mmreplay.disk.lock import WriterLock
+from mmreplay.errors import FailedError, RemovedError, ReplayError
+from mmreplay.format import commit as records
+from mmreplay.format.metadata import Metadata
+from mmreplay.storage.commit_state import CommitReader, CommitWriter, MemoryCommitState
+from mmreplay.storage.committer import Committer
+from mmreplay.storage.foreign_zarr.mapping import GroupMapping
+from mmreplay.storage.foreign_zarr.source import ZarrSource
+from mmreplay.storage.memmap import POLICY
+from mmreplay.storage.recovery import Recovery
+from mmreplay.storage.store import ReadPolicy, Store
+from mmreplay.storage.zarr.engine import ZarrStore
+
+
+@dataclass(slots=True)
+class OpenFiles:
+    """One generation of a buffer, open: in a folder, in RAM, or a foreign Zarr group.
+
+    They hold nothing of the buffer or of its readers: the buffer's finaliser holds
+    them, and a buffer that nobody refers to any more must be collected.
+
+    Attributes:
+        path: The buffer's folder, or None in RAM and of a Zarr group.
+        metadata: Of this generation.
+        store: The rows.
+        commit: Heads, limits and tails: which rows are alive.
+        recovery: What opening found.
+        appender: Adds rows; None where they are only read.
+        committer: Makes them durable; None in RAM and where they are only read.
+        lock: The writer's; a resize hands it to the next generation.
+        policy: How rows are read.
+        closed: They were closed.
+        pid: The process that opened them.
+        seal: Closing puts shards that are not full into the Zarr group.
+        refuse_removed: Of a reader; see `recovery.Place.look`.
+        refuse_elsewhere: See `recovery.Place.refuse_elsewhere`.
+        source: What a foreign Zarr group was opened by; None of buffers.
+        mapping: How a Zarr group was read as a buffer; None of buffers.
+    """
+
+    path: Path | None
+    metadata: Metadata
+    store: Store
+    commit: CommitReader | CommitWriter | MemoryCommitState
+    recovery: Recovery
+    appender: Writer | None = None
+    committer: Committer | None = None
+    lock: WriterLock | None = None
+    policy: ReadPolicy = POLICY
+    closed: bool = False
+    pid: int = field(default_factory=os.getpid)
+    seal: bool = True
+    refuse_removed: Callable[[], bool] | None = None
+    refuse_elsewhere: Callable[[], None] = lambda: None
+    source: ZarrSource | None = None
+    mapping: GroupMapping | None = None
+
+    @property
+    def name(self) -> str:
+        """What messages call the buffer."""
+        return str(self.path or self.source or "this buffer")
+
+    def check_writable(self) -> Writer:
+        """Return the appender.
+
+        Raises:
+            FailedError: The buffer is closed, or not open for writing.
+        """
+        if self.source is not None:
+            refuse_writing(self.source)
+        if self.appender is None or self.closed:
+            state = "closed" if self.closed else "open with mode='r'"
+            raise FailedError(
+                f"{self.name} is {state}, expected it open for writing; use "
+                "ReplayBuffer.open(path, 'r+')"
+            )
+        return self.appender
+
+    def mark_changed(self) -> None:
+        """Have the next commit due although no row came or went."""
+        if self.committer is not None:
+            self.committer.touched = True
+
+    def close(self) -> None:
+        """Commit what is open for writing, and close all files.
+
+        The lock goes last: before, another writer would find files that still change.
+        """
+        if self.closed:
+            return
+        self.closed = True
+        try:
+            self._commit_last()
+        finally:
+            try:
+                self.commit.close()
+            finally:
+                try:
+                    self.store.close()
+                finally:
+                    if self.lock is not None:
+                        self.lock.release()
+
+    def retire(self) -> None:
+        """Close the files of a generation that was replaced.
+
+        The next generation has taken over the lock.
+        """
+        self.closed = True
+        self.commit.close()
+        self.store.close()
+
+    def discard(self) -> None:
+        """Close the files of a generation that did not come into force."""
+        self.closed = True
+        try:
+            if self.committer is not None:
+                self.committer.stop()
+        finally:
+            self.commit.close()
+            self.store.close()
+            self.store.unmap()
+
+    def _commit_last(self) -> None:
+        """Commit, with no thread left that writes, whatever Ctrl-C cuts short."""
+        if self.committer is None:
+            return
+        try:
+            self.committer.stop()
+            if isinstance(self.store, ZarrStore):
+                heads, tails = self.commit.heads, self.commit.tails
+                self.store.settle_last(tails, heads, seal=self.seal)
+            self.committer.commit(records.CLEAN)
+        except ReplayError:
+            self.committer.refuse_removed()
+            raise
+        finally:
+            # A thread that outlived the files would write into whichever are opened
+            # next under their numbers.
+            self.committer.stop()
+
+    def __del__(
+        self,
+        getpid: Callable[[], int] = os.getpid,
+        ending: Callable[[], bool] = sys.is_finalizing,
+    ) -> None:
+        """Close what an interrupted call opened and gave to nobody."""
+        # Bound above, as globals may be gone when the interpreter ends. A close needs
+        # them too: then the system closes the files, and the next opening finds every
+        # published row.
+        closed, pid = getattr(self, "closed", True), getattr(self, "pid", None)
+        if not closed and pid == getpid() and not ending():
+            with suppress(RemovedError):
+                self.close()
+
+
+def refuse_writing(name: object) -> NoReturn:
+    """Refuse to write to a Zarr group.
+
+    Raises:
+        FailedError: Always.
+    """
+    raise FailedError(
+        f"{name} is a Zarr group, which is only read, expected a buffer's folder to "
+        "write to; make one with mmreplay convert, or mmreplay.load"
+    )
+
+
+def close_in_owner(opened: OpenFiles, pid: int) -> None:
+    """Close files in the process that opened them; a finaliser's call.
+
+    A forked child has the same numbers of files, which are its parent's to close.
+    """
+    if os.getpid() == pid:
+        # A buffer that is collected has no caller to raise to.
+        with suppress(RemovedError):
+            opened.close()
