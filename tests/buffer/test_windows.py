@@ -78,9 +78,9 @@ def test_windows_are_drawn_again_where_one_was_overwritten_meanwhile(
     slots = twin.buffer.metadata.ring.slots
     plain, calls = Reader.copy_steps, []
 
-    def slow(view, env_ids, positions, **options):
+    def slow(view, env_ids, positions, *options):
         calls.append(positions.tolist())
-        found = plain(view, env_ids, positions, **options)
+        found = plain(view, env_ids, positions, *options)
         if len(calls) == 1:
             twin.extend([[""]] * (slots - 60 + 4))  # position 3 is overwritten
         return found

@@ -124,16 +124,19 @@ def twin(rng: Random, folder: Path) -> str:
 
 
 def _make_fail(reader: Any, armed: list[int]) -> None:
-    """Have a reader fail to copy when it is armed."""
-    copy = reader.copy_draw
+    """Have one reader fail to copy when it is armed."""
+    kind = type(reader)
 
-    def failing(draw: Any, *options: Any) -> Any:
-        if armed[0]:
-            armed[0] = 0
-            raise DeviceError("a device")
-        return copy(draw, *options)
+    class Failing(kind):  # type: ignore[misc, valid-type]  # the kind at run time
+        __slots__ = ()
 
-    reader.copy_draw = failing
+        def copy_draw(self, draw: Any, *options: Any) -> Any:
+            if armed[0]:
+                armed[0] = 0
+                raise DeviceError("a device")
+            return super().copy_draw(draw, *options)
+
+    reader.__class__ = Failing
 
 
 def end(rng: Random, loader: Any) -> None:
