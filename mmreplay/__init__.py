@@ -15,7 +15,7 @@ from mmreplay import moved
 if TYPE_CHECKING:
     from mmreplay.batch import Batch as Batch
     from mmreplay.buffer.copy_files import Snapshot as Snapshot
-    from mmreplay.buffer.copy_rows import Compacted as Compacted
+    from mmreplay.buffer.copy_rows import CompactReport as CompactReport
     from mmreplay.buffer.copy_rows import compact as compact
     from mmreplay.buffer.replay_buffer import ReplayBuffer as ReplayBuffer
     from mmreplay.concatenation import Concat as Concat
@@ -50,10 +50,10 @@ if TYPE_CHECKING:
     from mmreplay.loader import collate as collate
     from mmreplay.plan import Plan as Plan
     from mmreplay.plan import plan_buffer as plan_buffer
-    from mmreplay.recording import Recorded as Recorded
+    from mmreplay.recording import RecordReport as RecordReport
     from mmreplay.recording import record as record
-    from mmreplay.repairing import Cut as Cut
-    from mmreplay.repairing import Repaired as Repaired
+    from mmreplay.repairing import DroppedRows as DroppedRows
+    from mmreplay.repairing import RepairReport as RepairReport
     from mmreplay.repairing import repair as repair
     from mmreplay.ring import Span as Span
     from mmreplay.samplers.base import Draw as Draw
@@ -85,7 +85,7 @@ if TYPE_CHECKING:
     from mmreplay.stats import field_moments as field_moments
     from mmreplay.stats import histogram as histogram
     from mmreplay.storage.foreign_zarr.source import ZarrSource as ZarrSource
-    from mmreplay.storage.memory_usage import Memory as Memory
+    from mmreplay.storage.memory_usage import MemoryUsage as MemoryUsage
     from mmreplay.transforms.advantages import GAE as GAE
     from mmreplay.transforms.advantages import LambdaReturn as LambdaReturn
     from mmreplay.transforms.apply import Apply as Apply
@@ -111,16 +111,17 @@ _HOMES = {
     "AutoresetWarning": "mmreplay.errors",
     "Batch": "mmreplay.batch",
     "Cast": "mmreplay.transforms.elementwise",
-    "Compacted": "mmreplay.buffer.copy_rows",
+    "CompactReport": "mmreplay.buffer.copy_rows",
     "Concat": "mmreplay.concatenation",
     "ConcatDataset": "mmreplay.loader",
     "ConcatStream": "mmreplay.loader",
     "CorruptError": "mmreplay.errors",
-    "Cut": "mmreplay.repairing",
     "Delta": "mmreplay.transforms.delta",
     "DiscountedReturn": "mmreplay.transforms.returns",
     "DistinctSampler": "mmreplay.samplers.distinct",
     "Draw": "mmreplay.samplers.base",
+    "DroppedRows": "mmreplay.repairing",
+    "DurabilityWarning": "mmreplay.errors",
     "EmptyError": "mmreplay.errors",
     "EpisodeSampler": "mmreplay.samplers.episode",
     "EpisodeTable": "mmreplay.stats",
@@ -131,14 +132,13 @@ _HOMES = {
     "FormatError": "mmreplay.errors",
     "FrameStack": "mmreplay.transforms.stack",
     "FullError": "mmreplay.errors",
-    "DurabilityWarning": "mmreplay.errors",
     "FullWarning": "mmreplay.errors",
     "GAE": "mmreplay.transforms.advantages",
     "HER": "mmreplay.transforms.her",
     "LambdaReturn": "mmreplay.transforms.advantages",
     "LinearSchedule": "mmreplay.samplers.schedules",
     "LockedError": "mmreplay.errors",
-    "Memory": "mmreplay.storage.memory_usage",
+    "MemoryUsage": "mmreplay.storage.memory_usage",
     "MixtureSampler": "mmreplay.samplers.combine",
     "Moments": "mmreplay.stats",
     "NStep": "mmreplay.transforms.nstep",
@@ -150,11 +150,11 @@ _HOMES = {
     "RankPrioritizedSampler": "mmreplay.samplers.prioritized",
     "RateLimiter": "mmreplay.limiter",
     "RecentSampler": "mmreplay.samplers.recent",
-    "Recorded": "mmreplay.recording",
-    "Repaired": "mmreplay.repairing",
+    "RecordReport": "mmreplay.recording",
+    "RemovedError": "mmreplay.errors",
+    "RepairReport": "mmreplay.repairing",
     "ReplayBuffer": "mmreplay.buffer.replay_buffer",
     "ReplayDataset": "mmreplay.loader",
-    "RemovedError": "mmreplay.errors",
     "ReplayError": "mmreplay.errors",
     "ReplayLoader": "mmreplay.loader",
     "ReplayStream": "mmreplay.loader",
@@ -193,6 +193,15 @@ _HOMES = {
     "verify_buffer": "mmreplay.verify",
 }
 
+_RENAMED = {
+    "Compacted": "CompactReport",
+    "Cut": "DroppedRows",
+    "Memory": "MemoryUsage",
+    "Recorded": "RecordReport",
+    "Repaired": "RepairReport",
+}
+"""Old names that the first version still serves, with a DeprecationWarning."""
+
 __all__ = sorted(_HOMES)  # one list, not two
 
 moved.install()
@@ -201,6 +210,10 @@ moved.install()
 def __getattr__(name: str) -> object:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
+    if name in _RENAMED:
+        new = _RENAMED[name]
+        moved.warn_renamed(f"mmreplay.{name}", new)
+        return getattr(import_module(_HOMES[new]), new)
     if name == "errors":
         return import_module("mmreplay.errors")
     from difflib import get_close_matches

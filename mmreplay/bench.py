@@ -35,7 +35,12 @@ from mmreplay.disk.filesystem import NETWORK, file_system
 from mmreplay.errors import FailedError, SchemaError, system_failure
 from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.storage.foreign_zarr.source import source_of
-from mmreplay.storage.memory_usage import Memory, cached_nbytes, opened, whole_nbytes
+from mmreplay.storage.memory_usage import (
+    MemoryUsage,
+    cached_nbytes,
+    opened,
+    whole_nbytes,
+)
 from mmreplay.storage.read_ahead import Pages
 from mmreplay.storage.store import Advise
 
@@ -86,7 +91,7 @@ class SpeedReport:
     unasked: Rate | None
     not_cold: str
     disk_mb_per_s: float | None
-    memory: Memory
+    memory: MemoryUsage
     nbytes: int
     machine_nbytes: int
     file_system: str

@@ -92,6 +92,22 @@ def install() -> None:
         sys.modules[old] = _old_module(old)
 
 
+def warn_renamed(old: str, new: str, stacklevel: int = 3) -> None:
+    """Warn that an old name is used.
+
+    Args:
+        old: The old name, as users write it.
+        new: The name to use instead.
+        stacklevel: Calls from the user's own to this one.
+    """
+    warnings.warn(
+        f"{old} is now {new}. Use the new name; the old one goes with the next "
+        "version.",
+        DeprecationWarning,
+        stacklevel=stacklevel,
+    )
+
+
 def renamed(module: str, names: Mapping[str, str]) -> Callable[[str], object]:
     """Return a module's ``__getattr__`` that serves old names, with a warning.
 
@@ -104,12 +120,7 @@ def renamed(module: str, names: Mapping[str, str]) -> Callable[[str], object]:
         if name not in names:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         new = names[name]
-        warnings.warn(
-            f"{module}.{name} is now {new}. Use the new name; the old one goes with "
-            "the next version.",
-            DeprecationWarning,
-            stacklevel=2,
-        )
+        warn_renamed(f"{module}.{name}", new)
         return getattr(sys.modules[module], new)
 
     return look_up

@@ -173,7 +173,7 @@ def test_a_peer_that_is_killed_ends_the_wait(tmp_path, side):
 
 
 def test_then_go_on_returns(tmp_path):
-    with create(tmp_path / "b", law(patience=0, then="go_on")) as buffer:
+    with create(tmp_path / "b", law(patience=0, on_timeout="proceed")) as buffer:
         add(buffer, 30)
         assert len(buffer) == 30
 

@@ -112,7 +112,7 @@ def test_only_the_block_with_a_flipped_byte_is_cut(damaged, tmp_path):
     put(damage, row(damaged, 1, 70) * 4800 + 9, b"\xff")
     before[damage] = damage.read_bytes()
     made = mr.repair(damaged, tmp_path / "c")
-    assert made.cuts == (mr.Cut(1, 70, 72, "checksum"),)
+    assert made.cuts == (mr.DroppedRows(1, 70, 72, "checksum"),)
     with mr.ReplayBuffer.open(tmp_path / "c") as buffer:
         # The newest rows stay at their positions, the older ones move up.
         assert buffer.get_field("number", 1, [96, 72, 71]).tolist() == [96, 72, 69]
@@ -149,7 +149,7 @@ def test_rows_of_a_lost_checksum_are_cut_unless_asked_for(damaged, tmp_path):
     entry = 8 * (40 % ring.num_blocks)
     put(damaged / DATA / "sums.bin", entry, b"\0" * 8)
     made = mr.repair(damaged, tmp_path / "c")
-    assert made.cuts == (mr.Cut(0, 80, 82, "unproven"),)
+    assert made.cuts == (mr.DroppedRows(0, 80, 82, "unproven"),)
     assert_repaired(damaged, made, without([80, 81], []))
     made = mr.repair(damaged, tmp_path / "e", keep_unproven=True)
     assert_repaired(damaged, made, without([], []))

@@ -227,7 +227,7 @@ def test_a_sum_that_was_written_is_believed_whatever_is_kept(tmp_path):
     with (path / DATA / "f000.bin").open("r+b") as file:
         file.write(b"\xff")
     made = mr.repair(path, keep_unproven=True)
-    assert made.cuts == (mr.Cut(0, 0, ring.block_rows, "checksum"),)
+    assert made.cuts == (mr.DroppedRows(0, 0, ring.block_rows, "checksum"),)
 
 
 def test_zeros_that_are_the_checksum_of_their_block_prove_it(tmp_path, monkeypatch):

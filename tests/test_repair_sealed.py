@@ -101,7 +101,7 @@ def test_only_the_block_with_a_flipped_byte_is_cut(damaged):
     before[shard] = shard.read_bytes()
     made = mr.repair(damaged)
     block = block_of(damaged, 90)
-    assert made.cuts == (mr.Cut(1, block.start, block.stop, "checksum"),)
+    assert made.cuts == (mr.DroppedRows(1, block.start, block.stop, "checksum"),)
     assert_repaired(damaged, made, without([], block))
     assert before == {p: p.read_bytes() for p in damaged.rglob("*") if p.is_file()}
 
@@ -125,7 +125,7 @@ def test_a_chunk_that_cannot_be_unpacked_costs_its_block_and_no_other(tmp_path, 
     put(shard, first, bytes(4))
     made = mr.repair(path)
     block = block_of(path, 90)
-    assert made.cuts == (mr.Cut(1, block.start, block.stop, "missing"),)
+    assert made.cuts == (mr.DroppedRows(1, block.start, block.stop, "missing"),)
     assert_repaired(path, made, without([], block))
 
 

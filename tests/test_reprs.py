@@ -41,7 +41,7 @@ CALLS = [
     "SegmentTree(8, 'min')",
     "SegmentTree(8, 'max', identity=0.0)",
     "RateLimiter(samples_per_insert=4.0, min_size=10, error_buffer=8.0, timeout=None, "
-    "patience=10.0, then='raise')",
+    "patience=10.0, on_timeout='raise')",
 ]
 
 

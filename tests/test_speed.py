@@ -15,7 +15,7 @@ from mmreplay.bench import Rate, SpeedReport, advice, measure_speed
 from mmreplay.disk.files import File
 from mmreplay.disk.filesystem import file_system
 from mmreplay.errors import EmptyError, FailedError, SchemaError
-from mmreplay.storage.memory_usage import Memory, cached_nbytes, measure
+from mmreplay.storage.memory_usage import MemoryUsage, cached_nbytes, measure
 
 GIB = 1 << 30
 IN_MEMORY = ("tmpfs", "ramfs", "overlay")
@@ -64,7 +64,7 @@ def test_there_has_to_be_something_to_draw(tmp_path, path):
 def report(**changes):
     """Figures of which nothing follows, but for some."""
     same = Rate(1000.0, 10.0)
-    memory = Memory(10 * GIB, GIB, GIB, 10 * GIB)
+    memory = MemoryUsage(10 * GIB, GIB, GIB, 10 * GIB)
     plain = SpeedReport(
         256, same, same, same, same, "", 500.0, memory, 10 * GIB, 8 * GIB, "ext4", ()
     )
@@ -88,7 +88,7 @@ def test_of_even_figures_no_advice_follows():
             {
                 "warm": Rate(5000.0, 50.0),
                 "larger": Rate(5000.0, 50.0),
-                "memory": Memory(10 * GIB, GIB, GIB, 2 * GIB),
+                "memory": MemoryUsage(10 * GIB, GIB, GIB, 2 * GIB),
             },
             r"come 5.0 times as fast, and 20% of the files were there: more RAM",
         ),
@@ -96,7 +96,7 @@ def test_of_even_figures_no_advice_follows():
             {
                 "warm": Rate(5000.0, 50.0),
                 "larger": Rate(5000.0, 50.0),
-                "memory": Memory(10 * GIB, GIB, GIB, 2 * GIB),
+                "memory": MemoryUsage(10 * GIB, GIB, GIB, 2 * GIB),
                 "machine_nbytes": 16 * GIB,
             },
             r"20% of the files were there: all of them fit this machine's 16.00 GiB",
@@ -111,7 +111,7 @@ def test_advice_follows_from_the_figures(changes, told):
 @pytest.mark.parametrize("cached", [None, 10 * GIB])
 def test_of_memory_nothing_is_said_where_all_is_there_or_who_knows(cached):
     fast = Rate(5000.0, 50.0)
-    memory = Memory(10 * GIB, GIB, GIB, cached)
+    memory = MemoryUsage(10 * GIB, GIB, GIB, cached)
     assert list(advice(report(warm=fast, larger=fast, memory=memory))) == []
 
 

@@ -108,7 +108,7 @@ def env_major(folder: Path) -> mr.ReplayBuffer:
     )
     buffer = mr.ReplayBuffer.create(
         folder, schema, 48, 2, autoreset="same_step", commit_every=None,
-        user={"made by": "tools/make_golden.py", "list": [1, None, "é"]},
+        user_metadata={"made by": "tools/make_golden.py", "list": [1, None, "é"]},
     )  # fmt: skip
     final = {
         path.partition("/")[2]: np.stack(
@@ -128,7 +128,7 @@ def env_major(folder: Path) -> mr.ReplayBuffer:
         if number in (30, 70, 87):
             buffer.commit()
     some = np.arange(3) + buffer.span.first[1]
-    buffer.set("advantage", 1, some, np.full((3, 2), 7.5))
+    buffer.write_field("advantage", 1, some, np.full((3, 2), 7.5))
     return buffer
 
 

@@ -274,7 +274,7 @@ def sum_blocks(
 
 
 @dataclass(frozen=True, slots=True)
-class Compacted:
+class CompactReport:
     """What `compact` made.
 
     Attributes:
@@ -306,7 +306,7 @@ def compact(
     chunk_crc32c: bool = False,
     allow_network: bool = False,
     progress: Progress | None = None,
-) -> Compacted:
+) -> CompactReport:
     """Copy a buffer into a new one of another engine or codec, row for row.
 
     Positions, boundaries, mutable fields, statistics and the user's own JSON come
@@ -354,7 +354,7 @@ def compact(
     fresh = opening.open_reader(place)
     try:
         nbytes, left = fresh.store.disk_nbytes()[1], left_behind(where)
-        return Compacted(place, rows, before, nbytes, tuple(left))
+        return CompactReport(place, rows, before, nbytes, tuple(left))
     finally:
         fresh.close()
 

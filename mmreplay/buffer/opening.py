@@ -151,11 +151,11 @@ def describe(
         )
     if user is not None and not isinstance(user, dict):
         raise SchemaError(
-            f"user: got {type(user).__name__}, expected a dict of JSON values; put it "
-            "into one"
+            f"user_metadata must be a dict of JSON values, got {shown(user)}. Put the "
+            "value into a dict."
         )
     # Also in RAM, where nothing is written: an export keeps it.
-    strict_json.dump(user or {}, "user")
+    strict_json.dump(user or {}, "user_metadata")
     if not isinstance(schema, Schema):
         raise SchemaError(
             f"schema: got {type(schema).__name__}, expected a Schema; wrap the fields "

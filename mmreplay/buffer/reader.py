@@ -1102,7 +1102,7 @@ class Reader:
     def write_field(
         self, path: str, env_ids: ArrayLike, positions: ArrayLike, values: object
     ) -> None:
-        """Overwrite values; see `ReplayBuffer.set`."""
+        """Overwrite values of a mutable field."""
         field = self._schema[path]
         if not field.mutable:
             raise SchemaError(

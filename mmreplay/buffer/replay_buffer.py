@@ -30,7 +30,7 @@ from typing import (
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mmreplay import kernels, process
+from mmreplay import kernels, moved, process
 from mmreplay.batch import OWN, Batch
 from mmreplay.buffer import copy_rows, opening, zarr_group
 from mmreplay.buffer.append import Hold, Writer
@@ -62,7 +62,7 @@ from mmreplay.storage import disk_space
 from mmreplay.storage.commit_state import CommitReader
 from mmreplay.storage.foreign_zarr.mapping import GroupMapping
 from mmreplay.storage.foreign_zarr.source import ZarrSource
-from mmreplay.storage.memory_usage import Memory, measure
+from mmreplay.storage.memory_usage import MemoryUsage, measure
 from mmreplay.storage.recovery import Recovery
 from mmreplay.storage.store import Advise, ReadMode, ReadPolicy
 from mmreplay.storage.zarr.engine import ZarrStore
@@ -211,6 +211,7 @@ class ReplayBuffer:
         limiter: Limiter | None = None,
         commit_every: float | None = 10.0,
         allow_network: bool = False,
+        user_metadata: dict[str, Any] | None = None,
         user: dict[str, Any] | None = None,
     ) -> ReplayBuffer:
         """Create a buffer and open it for writing.
@@ -245,7 +246,8 @@ class ReplayBuffer:
             limiter: How fast it is written and drawn from; `mmreplay.RateLimiter`.
             commit_every: Seconds between commits by a thread; None for none.
             allow_network: Write to a network file system all the same.
-            user: JSON kept in the metadata.
+            user_metadata: JSON kept in the metadata.
+            user: Old name of `user_metadata`; it goes with the next version.
 
         Raises:
             SchemaError: An argument is not legal, transforms do not fit the schema or
@@ -255,14 +257,17 @@ class ReplayBuffer:
             FullError: No space is left.
         """
         kernels.warn_of_missing(2)
+        if user is not None:
+            moved.warn_renamed("create(user=)", "create(user_metadata=)")
+            user_metadata = user if user_metadata is None else user_metadata
         if (path is None) != (engine == "memory"):
             raise SchemaError(
                 f"path: got {path!r} with engine={engine!r}, expected a folder for "
                 "all but 'memory', and None for that; give a path, or engine='memory'"
             )
         metadata = opening.describe(
-            schema, capacity, num_envs, engine, layout, autoreset, user, codec,
-            level, chunk_crc32c,
+            schema, capacity, num_envs, engine, layout, autoreset, user_metadata,
+            codec, level, chunk_crc32c,
         )  # fmt: skip
         check_sampler(sampler)
         if shared := sorted(OWN & {path.partition("/")[0] for path in schema.fields}):
@@ -665,8 +670,8 @@ class ReplayBuffer:
         store, heads = self._files.store, self._files.commit.heads
         return store.compression(heads) if isinstance(store, ZarrStore) else {}
 
-    def memory(self) -> Memory:
-        """What the buffer's files and this process have in memory; see `Memory`."""
+    def memory(self) -> MemoryUsage:
+        """Measure what the buffer's files and this process have in memory."""
         return measure(self._current().data_paths)
 
     @property
@@ -1002,10 +1007,10 @@ class ReplayBuffer:
 
     # Changing what is there.
 
-    def set(
+    def write_field(
         self, path: str, env_ids: ArrayLike, positions: ArrayLike, values: object
     ) -> None:
-        """Overwrite a mutable field's values.
+        """Overwrite values of a mutable field.
 
         Args:
             path: A field declared ``mutable=True``.
@@ -1021,6 +1026,13 @@ class ReplayBuffer:
             self._appender().check()
             self._current().write_field(path, env_ids, positions, values)
             self._files.mark_changed()
+
+    def set(
+        self, path: str, env_ids: ArrayLike, positions: ArrayLike, values: object
+    ) -> None:
+        """Overwrite values of a mutable field; see `write_field`, the new name."""
+        moved.warn_renamed("ReplayBuffer.set", "write_field")
+        self.write_field(path, env_ids, positions, values)
 
     def dequeue(self, count: int, env_ids: ArrayLike | None = None) -> Batch:
         """Take the oldest rows of each environment out of the buffer.
@@ -1061,11 +1073,11 @@ class ReplayBuffer:
             appender.clear(appender.intake.env_ids(env_ids))
             self.commit()
 
-    def cut(self, env_ids: ArrayLike | None = None) -> None:
-        """Let the next rows start anew, and tell running episodes as truncated.
+    def end_episodes(self, env_ids: ArrayLike | None = None) -> None:
+        """Truncate unfinished episodes; the next row of each environment starts one.
 
-        The next row of an environment carries it: until then nothing on disk does, and
-        what is closed or killed goes on as ``on_resume`` says when it is opened again.
+        The next row of an environment stores the truncation. Until then nothing on
+        disk does: after a close or a kill, ``on_resume`` of the next open decides.
 
         Args:
             env_ids: As in `clear`.
@@ -1073,6 +1085,11 @@ class ReplayBuffer:
         with self._turn:
             appender = self._appender()
             appender.resume("truncate", appender.intake.env_ids(env_ids))
+
+    def cut(self, env_ids: ArrayLike | None = None) -> None:
+        """Truncate unfinished episodes; see `end_episodes`, the new name."""
+        moved.warn_renamed("ReplayBuffer.cut", "end_episodes")
+        self.end_episodes(env_ids)
 
     def resize(self, capacity: int) -> None:
         """Keep the newest steps in a ring of another capacity; safe to kill.

@@ -14,7 +14,7 @@ from mmreplay.cli.exits import FAILED, copying_to
 from mmreplay.cli.options import BufferPath, Json, parse_path
 
 if TYPE_CHECKING:
-    from mmreplay.repairing import Repaired
+    from mmreplay.repairing import RepairReport
 
 LISTED = 50
 
@@ -73,7 +73,7 @@ def repair(
         raise typer.Exit(FAILED)
 
 
-def _print(made: Repaired, in_place: bool) -> None:
+def _print(made: RepairReport, in_place: bool) -> None:
     for fact in made.restored:
         show.print_line(f"note {fact}")
     for cut in made.cuts[:LISTED]:

@@ -142,7 +142,7 @@ def encode(metadata: Metadata) -> bytes:
     if len(data) > MAX_NBYTES:
         raise SchemaError(
             f"metadata takes {len(data)} bytes, expected at most {MAX_NBYTES}; keep "
-            "large values out of user=, in a field or a file of their own"
+            "large values out of user_metadata=, in a field or a file of their own"
         )
     return data
 

@@ -239,7 +239,7 @@ class BoundLimit:
             self._enter(side)
         else:
             return
-        if limiter.then == "raise":
+        if limiter.on_timeout == "raise":
             raise self._starved(side, now, alone)
 
     def _starved(
@@ -252,7 +252,7 @@ class BoundLimit:
             f"{self._folder.parent}: waited for {what}, but {why}: got {now[0]} rows "
             f"written, {now[2]} of them alive, and {now[1]} items drawn, expected at "
             f"least {least} alive and {ratio:g} items a row within {error:g}; start "
-            "the other side, or give another timeout, patience or then='go_on'"
+            "the other side, or give another timeout, patience or on_timeout='proceed'"
         )
 
     def _helped(self, side: Side) -> bool:

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Literal, SupportsFloat, cast
+from typing import Any, Literal, SupportsFloat, cast, get_args
 
+from mmreplay.arguments import one_of
 from mmreplay.buffer.limiting import Count
 from mmreplay.errors import SchemaError, shown
 from mmreplay.limiter.bound import FOLDER, BoundLimit
+from mmreplay.moved import warn_renamed
+
+OnTimeout = Literal["raise", "proceed"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class RateLimiter:
-    """Samples per insert, a least size and an error buffer, as in Reverb.
+    """Samples per insert, a minimum size and an error buffer, as in Reverb.
 
     Give equal ones to the writer's and the learners' `ReplayBuffer.create` or `open`.
-    A call of `add` or `sample` goes through when one more row or item may; it may then
-    pass the bounds by what it has more of than one. Rows are those of all
-    environments, final rows included; items are steps, or windows, of batches.
+    A call proceeds as soon as one more row or item is allowed, so a call of n items
+    can exceed the bound by n - 1. Rows are counted over all environments, final rows
+    included; items are the steps, or windows, of batches.
 
     Attributes:
         samples_per_insert: Items drawn per row written, in the long run.
@@ -32,7 +36,7 @@ class RateLimiter:
         timeout: Seconds that a call waits at most; None for as long as another process
             or thread lives that could end the wait.
         patience: Seconds that a call waits where none lives, and nothing is counted.
-        then: ``"raise"`` StarvedError when the wait is over, or ``"go_on"``.
+        on_timeout: ``"raise"`` StarvedError after the wait, or ``"proceed"``.
 
     Example:
         >>> limiter = mr.RateLimiter(
@@ -46,10 +50,60 @@ class RateLimiter:
     error_buffer: float
     timeout: float | None = None
     patience: float = 10.0
-    then: Literal["raise", "go_on"] = "raise"
+    on_timeout: OnTimeout = "raise"
 
-    def __post_init__(self) -> None:
-        """Refuse what is no law, or would block both sides."""
+    def __init__(
+        self,
+        samples_per_insert: float,
+        min_size: int,
+        error_buffer: float,
+        timeout: float | None = None,
+        patience: float = 10.0,
+        on_timeout: OnTimeout = "raise",
+        then: str | None = None,
+    ) -> None:
+        """Make one.
+
+        Args:
+            samples_per_insert: See the attributes, as for all others.
+            min_size: Rows alive before the first draw.
+            error_buffer: How far both sides may be apart.
+            timeout: Seconds that a call waits.
+            patience: Seconds that a call waits alone.
+            on_timeout: What happens after the wait.
+            then: Old name of `on_timeout`, and ``"go_on"`` of ``"proceed"``; they go
+                with the next version.
+
+        Raises:
+            SchemaError: A value is not legal, or could block both sides.
+        """
+        if then is not None:
+            warn_renamed("RateLimiter(then=)", "RateLimiter(on_timeout=)")
+        chosen = on_timeout if then is None else then
+        if chosen == "go_on":
+            if then is None:
+                warn_renamed("on_timeout='go_on'", "on_timeout='proceed'")
+            chosen = "proceed"
+        values = (
+            samples_per_insert, min_size, error_buffer, timeout, patience, chosen,
+        )  # fmt: skip
+        for each, value in zip(fields(self), values, strict=True):
+            object.__setattr__(self, each.name, value)
+        self._check()
+
+    @property
+    def then(self) -> str:
+        """Old name of `on_timeout`, with the old values."""
+        warn_renamed("RateLimiter.then", "on_timeout")
+        return "go_on" if self.on_timeout == "proceed" else self.on_timeout
+
+    def __setstate__(self, state: list[Any]) -> None:
+        """Read a pickle; those of earlier versions have ``"go_on"``."""
+        for each, value in zip(fields(self), state, strict=True):
+            new = "proceed" if value == "go_on" else value
+            object.__setattr__(self, each.name, new)
+
+    def _check(self) -> None:
         ratio = _number(self.samples_per_insert)
         if not 0 < ratio < math.inf:
             raise SchemaError(
@@ -82,11 +136,8 @@ class RateLimiter:
                 "0; "
                 "give how long a call may wait alone, or leave it out"
             )
-        if self.then not in ("raise", "go_on"):
-            raise SchemaError(
-                f"then: got {shown(self.then)}, expected 'raise' or 'go_on'; name what "
-                "happens when a wait is over"
-            )
+        way_out = "Say what happens after the wait."
+        one_of("on_timeout", self.on_timeout, get_args(OnTimeout), way_out)
 
     @property
     def law(self) -> tuple[float, int, float]:

@@ -5,5 +5,5 @@ that followed an episode's last step goes into the buffer as its final row; what
 environment returns for a reset is never stored as a transition.
 """
 
-from mmreplay.recording.recorder import Recorded as Recorded
+from mmreplay.recording.recorder import RecordReport as RecordReport
 from mmreplay.recording.recorder import record as record

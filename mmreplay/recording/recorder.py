@@ -124,7 +124,7 @@ Resume = Literal["break", "truncate", "continue"]
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordReport:
     """What one recording added to a buffer.
 
     Attributes:
@@ -167,7 +167,7 @@ def record(
     engine: Engine | None = None,
     codec: Codec | None = None,
     level: int | None = None,
-) -> Recorded:
+) -> RecordReport:
     """Play an environment into a new buffer, or go on with an existing one.
 
     Exactly `steps` steps are added, as ``len`` counts them; where they are no
@@ -264,7 +264,7 @@ def record(
     finally:
         if made:
             played.close()
-    return Recorded(path, steps, seconds, meter.nbytes, episodes, held)
+    return RecordReport(path, steps, seconds, meter.nbytes, episodes, held)
 
 
 def _remove(path: Path, data: str, keep_lock: bool) -> None:

@@ -1,5 +1,5 @@
 """The newest consistent state of a damaged buffer, in a new folder."""
 
-from mmreplay.repairing.restore import Cut, Repaired, repair
+from mmreplay.repairing.restore import DroppedRows, RepairReport, repair
 
-__all__ = ["Cut", "Repaired", "repair"]
+__all__ = ["DroppedRows", "RepairReport", "repair"]

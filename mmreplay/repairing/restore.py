@@ -309,7 +309,7 @@ CHUNK_NBYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class DroppedRows:
     """Rows that were alive and are not in the repaired buffer.
 
     Attributes:
@@ -333,7 +333,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Repaired:
+class RepairReport:
     """What `repair` made.
 
     Attributes:
@@ -353,7 +353,7 @@ class Repaired:
     path: Path
     target: Path
     rows: int
-    cuts: tuple[Cut, ...]
+    cuts: tuple[DroppedRows, ...]
     restored: tuple[str, ...]
 
     @property
@@ -370,7 +370,7 @@ def repair(
     like: str | os.PathLike[str] | None = None,
     in_place: bool = False,
     progress: Progress | None = None,
-) -> Repaired:
+) -> RepairReport:
     """Restore the newest consistent state of a damaged buffer into a new folder.
 
     Rows are kept if the checksum of their block fits, or if they never had one (those
@@ -430,7 +430,7 @@ def repair(
         if in_place:
             files.exchange(source, where)
             source, where = where, source
-    return Repaired(source, where, rows, tuple(cuts), tuple(evidence.restored))
+    return RepairReport(source, where, rows, tuple(cuts), tuple(evidence.restored))
 
 
 @contextmanager
@@ -446,7 +446,7 @@ def _without_advice() -> Iterator[None]:
 
 def _choose(
     evidence: Evidence, keep_unproven: bool
-) -> tuple[list[SurvivingRows], list[Cut]]:
+) -> tuple[list[SurvivingRows], list[DroppedRows]]:
     """What stays of each environment, and what does not."""
     ring = evidence.metadata.ring
     bad: dict[int, list[tuple[int, int, str]]] = defaultdict(list)
@@ -465,7 +465,7 @@ def _choose(
         found = sorter.sort(good, _reader(evidence, env_id))
         gone += _flagged(good, found)
         kept.append(found)
-        cuts += [Cut(env_id, a, b, why) for a, b, why in _joined(sorted(gone))]
+        cuts += [DroppedRows(env_id, a, b, why) for a, b, why in _joined(sorted(gone))]
     torn = sum(each.torn for each in kept)
     if torn:
         evidence.restored.append(

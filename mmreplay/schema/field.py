@@ -31,7 +31,7 @@ class Field:
         dtype: One of `DTYPES`. Given as a numpy dtype, class or string of any
             byte order, it is kept by that name; little-endian on disk.
         exact: Whether casts that could lose anything are refused.
-        mutable: Whether `ReplayBuffer.set` may rewrite its values.
+        mutable: Whether `ReplayBuffer.write_field` may rewrite its values.
         numpy: The numpy dtype it is stored in (uint16 for bfloat16).
         nbytes: Bytes per step.
 
@@ -64,7 +64,7 @@ class Field:
                 are empty, as those of a zero-size Box, and take no space.
             dtype: bool, (u)int8 to 64, float16 to 64, or ``"bfloat16"``.
             exact: Refuse casts that could lose anything.
-            mutable: Let `ReplayBuffer.set` rewrite values.
+            mutable: Let `ReplayBuffer.write_field` rewrite values.
 
         Raises:
             SchemaError: An axis, the dtype or the size is not storable.

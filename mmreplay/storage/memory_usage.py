@@ -74,7 +74,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MemoryUsage:
     """Memory that a buffer and its process take, in bytes.
 
     Attributes:
@@ -107,7 +107,7 @@ class Memory:
         )
 
 
-def measure(paths: Sequence[Path]) -> Memory:
+def measure(paths: Sequence[Path]) -> MemoryUsage:
     """Look up what files, and this process, have in memory.
 
     Costs a look at every mapping of the process, an opening of every file and, before
@@ -120,7 +120,7 @@ def measure(paths: Sequence[Path]) -> Memory:
     cached = [cached_nbytes(file, 0, file.nbytes) for file in opened(paths)]
     known = [nbytes for nbytes in cached if nbytes is not None]
     total = sum(known) if len(known) == len(cached) else None
-    return Memory(mapped, shared, _private(), total)
+    return MemoryUsage(mapped, shared, _private(), total)
 
 
 def opened(paths: Iterable[Path]) -> Iterator[File]:

@@ -105,7 +105,7 @@ def test_a_load_that_is_cut_short_leaves_no_sample(tmp_path, monkeypatch):
 def test_what_another_library_made_is_left_as_it_is(tmp_path):
     schema = mr.Schema({"observations": mr.Field((3,), "float32")})
     for name, user in (("alf", {"adapter": "alf"}), ("own", {"by": "me"})):
-        mr.ReplayBuffer.create(tmp_path / name, schema, 5, user=user).close()
+        mr.ReplayBuffer.create(tmp_path / name, schema, 5, user_metadata=user).close()
     before = (tmp_path / "alf" / "metadata.json").read_bytes()
     with pytest.raises(SchemaError, match="a buffer of the adapter 'alf', expected"):
         skrl.Memory(5, path=tmp_path / "alf", resume=True)

@@ -60,7 +60,7 @@ class Episodes:
         heads = self.ring.heads
         self.closed = self.closed.copy()
         running = [env for env in range(self.envs) if self.episodes[env][-1]]
-        self.ring.cut(np.array(running, np.int64))
+        self.ring.end_episodes(np.array(running, np.int64))
         for env in running:
             self.closed[env] = heads[env]
             if self.once:

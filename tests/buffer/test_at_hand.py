@@ -52,7 +52,7 @@ def filled(path, name, rng, num_envs=2, cut=False):
     follow = unflatten(follow).get("observation")
     buffer.extend(unflatten(data), final_observation=follow if final else None)
     if cut:
-        buffer.cut()
+        buffer.end_episodes()
         buffer.extend(unflatten({path: a[:9] for path, a in data.items()}))
     return buffer
 

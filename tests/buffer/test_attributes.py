@@ -90,7 +90,7 @@ def test_what_was_set_is_committed_by_the_thread_though_no_row_came(tmp_path):
         before = committer._ledger.committed.sequence
         committer._turn(0.0)
         assert committer._ledger.committed.sequence == before
-        buffer.set("note", 0, 0, 7)
+        buffer.write_field("note", 0, 0, 7)
         committer._turn(0.0)
         assert committer._ledger.committed.sequence > before
         assert not committer._dirty()
@@ -103,7 +103,7 @@ def test_what_a_killed_writer_set_is_committed_by_the_next_ones_thread(tmp_path)
     buffer = mr.ReplayBuffer.open(tmp_path / "ring", "r+", commit_every=None)
     buffer.add(x=2.0)
     buffer.commit()
-    buffer.set("x", [0], [0], np.array([3.0], np.float32))
+    buffer.write_field("x", [0], [0], np.array([3.0], np.float32))
     abandon(buffer)
     with mr.ReplayBuffer.open(tmp_path / "ring", "r+", commit_every=None) as again:
         assert again.recovery.how == "killed"

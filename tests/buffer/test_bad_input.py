@@ -285,7 +285,7 @@ CALLS = {
         ("rewards", "expected"),
     ),
     "set of a fixed field": (
-        lambda b: b.set("reward", 0, 0, 1.0),
+        lambda b: b.write_field("reward", 0, 0, 1.0),
         SchemaError,
         ("field 'reward' is not mutable", "expected one declared with", "mutable=True"),
     ),

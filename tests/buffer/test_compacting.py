@@ -26,7 +26,7 @@ def source(request, tmp_path, rng):
         40,
         3,
         layout=request.param,
-        user={"by": "us"},
+        user_metadata={"by": "us"},
         autoreset="disabled",
     ) as buffer:
         buffer.extend(nested(steps(rng, 90, 3)))

@@ -30,10 +30,10 @@ def test_what_follows_a_cut_starts_an_episode_and_the_last_step_is_truncated(tmp
         tmp_path / "ring", SCHEMA, 10, 2, autoreset="disabled"
     ) as buffer:
         add(buffer, 0, [False, False])
-        buffer.cut([1])
+        buffer.end_episodes([1])
         add(buffer, 1, [False, True])
-        buffer.cut()
-        buffer.cut()  # once more changes nothing
+        buffer.end_episodes()
+        buffer.end_episodes()  # once more changes nothing
         add(buffer, 2, [False, False])
         new = START | BREAK
         flags = [
@@ -53,7 +53,7 @@ def test_no_step_is_drawn_across_a_cut():
     for number in range(6):
         add(buffer, number, [False])
         if number == 2:
-            buffer.cut()
+            buffer.end_episodes()
     # 0 is folded with 1 and followed by 2, 3 with 4; others reach over an edge.
     drawn = np.unique(buffer.sample(100)["observation"])
     assert drawn.tolist() == [0, 3]
@@ -61,7 +61,7 @@ def test_no_step_is_drawn_across_a_cut():
 
 def test_a_cut_of_an_empty_buffer_changes_nothing():
     buffer = ReplayBuffer.create(None, SCHEMA, 10, engine="memory")
-    buffer.cut()
+    buffer.end_episodes()
     add(buffer, 0, [False])
     assert buffer.flags(0, [0]).tolist() == [START]
 
@@ -79,7 +79,7 @@ def test_what_follows_a_cut_starts_an_episode_where_all_before_it_is_gone(
         buffer.clear()
     else:
         buffer.dequeue(2)
-    buffer.cut()
+    buffer.end_episodes()
     add(buffer, 2, [False])
     add(buffer, 3, [False])
     assert buffer.flags(0, [2, 3]).tolist() == [START | BREAK, 0]
@@ -88,7 +88,7 @@ def test_what_follows_a_cut_starts_an_episode_where_all_before_it_is_gone(
 def test_a_cut_goes_where_rows_are_moved_to(tmp_path):
     with ReplayBuffer.create(tmp_path / "ring", SCHEMA, 10) as buffer:
         add(buffer, 0, [False])
-        buffer.cut()
+        buffer.end_episodes()
         buffer.resize(20)
         add(buffer, 1, [False])
         assert buffer.flags(0, [1]).tolist() == [START | BREAK | CUT]
@@ -100,4 +100,4 @@ def test_only_a_writer_cuts(tmp_path):
         ReplayBuffer.open(tmp_path / "ring") as reader,
         pytest.raises(FailedError, match="open with mode='r', expected it open for w"),
     ):
-        reader.cut()
+        reader.end_episodes()

@@ -103,7 +103,7 @@ def test_the_lane_leaves_what_other_ways_leave(
                 step = step_of(number, num_envs, ends.tolist())
                 chance = rng.random()
                 if chance < 0.02:
-                    buffer.cut()
+                    buffer.end_episodes()
                 elif chance < 0.03:
                     buffer.clear()
                 elif chance < 0.05:

@@ -83,8 +83,8 @@ def test_a_buffer_is_not_made_smaller_than_its_windows():
 @pytest.mark.parametrize("value", [{1, 2}, float("nan"), b"bytes"])
 def test_a_users_own_that_is_no_json_is_refused(tmp_path, place, value):
     path = None if place is None else tmp_path / place
-    with pytest.raises(FormatError, match=r"user cannot be stored: .*expected JSON"):
-        made(path, user={"key": value})
+    with pytest.raises(FormatError, match=r"user_metadata cannot .*expected JSON"):
+        made(path, user_metadata={"key": value})
     assert not (tmp_path / "b").exists()
 
 
@@ -94,7 +94,7 @@ def test_a_folder_below_a_file_is_refused(tmp_path):
         made(tmp_path / "file" / "b")
 
 
-@pytest.mark.parametrize("call", ["clear", "cut", "dequeue"])
+@pytest.mark.parametrize("call", ["clear", "end_episodes", "dequeue"])
 def test_an_environment_named_twice_is_to_be_left_out(call):
     with made() as buffer:
         add(buffer, 3)

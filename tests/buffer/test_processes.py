@@ -232,7 +232,7 @@ def use_in_child(buffer, pipe):
     calls = {
         "add": lambda: buffer.add(given),
         "extend": lambda: buffer.extend({k: [v] for k, v in given.items()}),
-        "set": lambda: buffer.set("note", 0, 0, 1.0),
+        "set": lambda: buffer.write_field("note", 0, 0, 1.0),
         "dequeue": lambda: buffer.dequeue(1),
         "clear": lambda: buffer.clear(),
         "commit": lambda: buffer.commit(),

@@ -103,7 +103,7 @@ def test_nothing_is_made_of_bad_arguments(tmp_path, name):
 @pytest.mark.parametrize("user", [{"a": object()}, {"a": float("nan")}, {1: 2}, [1]])
 def test_metadata_that_is_no_json_is_refused(tmp_path, user):
     with pytest.raises((FormatError, SchemaError), match=r"user|metadata"):
-        mr.ReplayBuffer.create(tmp_path / "ring", schema(), 5, user=user)
+        mr.ReplayBuffer.create(tmp_path / "ring", schema(), 5, user_metadata=user)
     assert not (tmp_path / "ring").exists()
 
 
@@ -120,7 +120,7 @@ def test_a_closed_buffer_says_so(tmp_path):
         lambda: buffer.clear(),
         lambda: buffer.resize(9),
         lambda: buffer.dequeue(1),
-        lambda: buffer.set("reward", 0, 0, 0),
+        lambda: buffer.write_field("reward", 0, 0, 0),
         lambda: buffer.set_statistics({}),
     ):
         with pytest.raises(FailedError, match=r"is closed, expected it open for writ"):
@@ -153,7 +153,7 @@ def test_a_reader_cannot_write(tmp_path):
             lambda: reader.resize(9),
             lambda: reader.add_field("x", mr.Field((), "int8"), 0),
             lambda: reader.dequeue(1),
-            lambda: reader.set("reward", 0, 0, 0),
+            lambda: reader.write_field("reward", 0, 0, 0),
             lambda: reader.set_statistics({}),
         ):
             with pytest.raises(FailedError, match=r"open with mode='r'.*'r\+'"):

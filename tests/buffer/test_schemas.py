@@ -104,7 +104,7 @@ def test_a_new_field_reads_as_its_fill_and_is_then_written(make, shape):
     expected = np.stack([fill] * 5 + [fill + 1])
     np.testing.assert_array_equal(found["more/new"], expected)
     assert buffer.take(0, 4)["next_observation"].tolist() == [4]
-    buffer.set("more/new", 0, 4, fill + 2)
+    buffer.write_field("more/new", 0, 4, fill + 2)
     assert (buffer.get_field("more/new", 0, 4) == fill + 2).all()
 
 
@@ -132,16 +132,16 @@ def test_set_takes_scalars_and_whatever_broadcasts(make):
     buffer = make({"value": NUMBER, "note": mr.Field((2,), "int8", mutable=True)})
     for number in range(4):
         buffer.add(value=number, note=[0, 0])
-    buffer.set("note", 0, 1, [1, 2])
-    buffer.set("note", 0, [[2], [3]], np.full((2, 1, 2), 9, np.int8))
+    buffer.write_field("note", 0, 1, [1, 2])
+    buffer.write_field("note", 0, [[2], [3]], np.full((2, 1, 2), 9, np.int8))
     assert buffer.gather_all()["note"].tolist() == [[0, 0], [1, 2], [9, 9], [9, 9]]
-    buffer.set("note", [], [], np.empty((0, 2), np.int8))
+    buffer.write_field("note", [], [], np.empty((0, 2), np.int8))
     with pytest.raises(
         SchemaError, match=r"field 'note': got .*, expected int8\[2, 2\]"
     ):
-        buffer.set("note", 0, [0, 1], [1, 2])
+        buffer.write_field("note", 0, [0, 1], [1, 2])
     with pytest.raises(StaleError, match="position 9 of environment 0"):
-        buffer.set("note", 0, [0, 9], np.ones((2, 2), np.int8))
+        buffer.write_field("note", 0, [0, 9], np.ones((2, 2), np.int8))
     assert buffer.get_field("note", 0, 0).tolist() == [0, 0]
 
 

@@ -96,7 +96,7 @@ def test_adds_and_values_beside_resizes_are_all_there(tmp_path):
 
             def rewrite(buffer=buffer):
                 for number in range(1, 200):
-                    buffer.set("value", 0, 0, float(number))
+                    buffer.write_field("value", 0, 0, float(number))
                     assert buffer.get_field("value", 0, 0) == number
 
             together(add, resize, rewrite)

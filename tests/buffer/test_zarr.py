@@ -96,7 +96,7 @@ def test_what_is_read_is_what_was_added_over_several_laps(twins):
         same(sharded.gather_all(), twin.gather_all())
         same(reader.gather_all(), twin.gather_all())
     assert (reader.sizes == 70).all()
-    sharded.set("value", [0, 1], reader.span.first, [7.0, 8.0])
+    sharded.write_field("value", [0, 1], reader.span.first, [7.0, 8.0])
     assert reader.get_field("value", [0, 1], reader.span.first).tolist() == [7, 8]
     sharded.close()
     assert mr.verify_buffer(sharded.path).ok

@@ -95,7 +95,8 @@ def play(path, past):
     rng = np.random.default_rng(past["seed"])
     buffer = mr.ReplayBuffer.create(
         path, schema, past["capacity"], num_envs, layout=past["layout"],
-        autoreset=past["autoreset"], commit_every=None, user={"seed": past["seed"]},
+        autoreset=past["autoreset"], commit_every=None,
+        user_metadata={"seed": past["seed"]},
     )  # fmt: skip
     finals = schema.role("observation") and not schema.role("next_observation")
     finals = finals and past["autoreset"] != "next_step"

@@ -299,7 +299,7 @@ def test_a_cut_behind_a_named_end_truncates_nothing(tmp_path, name, count):
         for at in range(count):
             record(buffer, [at], **{name: [at == 2]})
             if at in (2, 5):
-                buffer.cut()
+                buffer.end_episodes()
     mr.export(tmp_path / "b", tmp_path / "a.hdf5")
     with h5py.File(tmp_path / "a.hdf5") as file:
         assert np.flatnonzero(file["terminals"][()]).tolist() == [2]

@@ -30,7 +30,6 @@ PATIENCE = "expected seconds of at least 0; give how long a call .* leave it out
         ("error_buffer", [3.9, -math.inf, NAN, "a", None, True, 10**400], ERROR),
         ("timeout", [-1.0, NAN, "x", False, [1.0]], TIMEOUT),
         ("patience", [-5, NAN, "x", None, True], PATIENCE),
-        ("then", ["wait", None], "expected 'raise' or 'go_on'; name what happens"),
     ],
 )
 def test_what_is_no_law_is_refused(name, values, told):

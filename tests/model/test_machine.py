@@ -136,7 +136,7 @@ class RingMachine(RuleBasedStateMachine):
             some = data.draw(st.lists(st.sampled_from(alive), min_size=1, max_size=5))
             env_ids, positions = np.array(some).T
             values = np.full(len(some), value, np.float32)
-            self.driven.buffer.set("note", env_ids, positions, values)
+            self.driven.buffer.write_field("note", env_ids, positions, values)
             for env_id, position in some:
                 row = self.driven.oracle.envs[env_id].rows[position]
                 row.values["note"] = np.float32(value)

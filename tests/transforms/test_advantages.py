@@ -309,7 +309,7 @@ def test_values_may_be_written_later_and_have_several_elements():
             observation=number, reward=[number, 2 * number], value=[math.nan] * 2,
             terminated=number == 2,
         )  # fmt: skip
-    buffer.set("value", [0] * 3, range(3), np.float32([[1, 2], [3, 4], [5, 6]]))
+    buffer.write_field("value", [0] * 3, range(3), np.float32([[1, 2], [3, 4], [5, 6]]))
     batch = buffer.take(0, [0, 1, 2])
     assert batch["advantage"].dtype == np.float64
     # delta = r + V' / 2 - V, and A = delta + A' / 4.

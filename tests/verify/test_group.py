@@ -123,7 +123,9 @@ def test_what_a_user_says_may_nest_as_deep_as_metadata_takes(tmp_path):
     for _ in range(strict_json.MAX_DEPTH - 2):
         inner = [inner]
     path = tmp_path / "d"
-    mr.ReplayBuffer.create(path, schema(), 64, 2, user={"a": inner}, **ENGINE).close()
+    mr.ReplayBuffer.create(
+        path, schema(), 64, 2, user_metadata={"a": inner}, **ENGINE
+    ).close()
     assert verify_buffer(path).findings == ()
 
 

@@ -74,7 +74,7 @@ def test_repair_cuts_what_verify_tells_of(buffer, tmp_path):
     with damaged(buffer, copy, 0, COMMITTED - 1):
         assert [f.kind for f in verify_buffer(copy).findings] == ["file"]
         made = mr.repair(copy)
-    assert made.cuts == (mr.Cut(0, 120, COMMITTED, "missing"),)
+    assert made.cuts == (mr.DroppedRows(0, 120, COMMITTED, "missing"),)
     assert verify_buffer(made.target).findings == ()
 
 

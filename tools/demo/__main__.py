@@ -58,7 +58,7 @@ def say(what: str) -> None:
     print(f"\n{what}", flush=True)
 
 
-def tell_recorded(path: Path, done: mr.Recorded) -> None:
+def tell_recorded(path: Path, done: mr.RecordReport) -> None:
     """What the recorder left."""
     with mr.ReplayBuffer.open(path) as buffer:
         heads, alive = buffer.heads, len(buffer)
@@ -97,7 +97,7 @@ def tell_learned(learned: Learned) -> None:
 
 def table(
     path: Path,
-    done: mr.Recorded,
+    done: mr.RecordReport,
     told: Told,
     learned: Learned,
     recorder: dict[str, int],

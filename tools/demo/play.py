@@ -48,7 +48,7 @@ def make_pongs() -> SyncVectorEnv[Any, Any]:
     return SyncVectorEnv([make_pong] * NUM_ENVS)
 
 
-def record(path: Path) -> tuple[mr.Recorded, dict[str, int]]:
+def record(path: Path) -> tuple[mr.RecordReport, dict[str, int]]:
     """Play into a new buffer, and return what was written and the memory taken."""
     env = make_pongs()
     done = mr.record(

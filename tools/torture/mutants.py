@@ -233,7 +233,7 @@ MUTANTS = (
     ),
     Mutant(
         "NoMutableSync",
-        "sync what `set` wrote before a commit returns",
+        "sync what `write_field` wrote before a commit returns",
         ((MemmapStore, "sync", _sync_immutable),),
     ),
     Mutant(

@@ -81,7 +81,7 @@ class Scribe:
         lineage: Of this session.
         notes: Kept up to date around every call.
         rng: Decides everything.
-        values: What `set` gave rows; None where nobody takes note.
+        values: What `write_field` gave rows; None where nobody takes note.
         busy: A call is under way.
     """
 
@@ -156,7 +156,7 @@ class Scribe:
         own = content(self.geometry, env_ids, steps, lineages)[MUTABLE]
         if self.values is not None:
             self.values.begin(env_id, positions, version)
-        self.buffer.set(MUTABLE, env_ids, positions, own + np.uint8(version))
+        self.buffer.write_field(MUTABLE, env_ids, positions, own + np.uint8(version))
         if self.values is not None:
             self.values.end()
 

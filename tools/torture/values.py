@@ -1,4 +1,4 @@
-"""What `set` gave the rows of a buffer, and what a crash may leave of it.
+"""What `write_field` gave the rows of a buffer, and what a crash may leave of it.
 
 Until a commit has returned, a power cut leaves each row any of the values that it had
 since the one before; a kill leaves the last one, or one that was being written.

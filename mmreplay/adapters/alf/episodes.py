@@ -180,7 +180,7 @@ class Log:
                     field = buffer.schema[path]
                     alone = buffer.num_envs == 1 and column.ndim == len(field.shape)
                     field.convert(column, path, () if alone else (len(env_ids),))
-                buffer.cut(torn)
+                buffer.end_episodes(torn)
 
     def break_off(self, buffer: ReplayBuffer) -> None:
         """Turn the newest row of every environment into a LAST one.
@@ -190,11 +190,11 @@ class Log:
         if self.names.step_type is not None:
             env_ids = np.flatnonzero(buffer.span.lengths)
             positions = buffer.heads[env_ids] - 1
-            buffer.set(
+            buffer.write_field(
                 self.names.step_type, env_ids, positions,
                 np.full(len(env_ids), LAST, buffer.schema[self.names.step_type].numpy),
             )  # fmt: skip
-        buffer.cut()
+        buffer.end_episodes()
         self.forget(np.arange(len(self._fresh)))
         self._heads = buffer.heads.copy()
 
@@ -340,7 +340,7 @@ class Log:
             rows = np.arange(first, stop)
             rewards = buffer.get_field(names.reward, env_id, rows + 1)
             discounts = buffer.get_field(names.discount, env_id, rows)
-            buffer.set(RETURN, env_id, rows, rule.returns(rewards, discounts))
+            buffer.write_field(RETURN, env_id, rows, rule.returns(rewards, discounts))
 
 
 def last_rows(buffer: ReplayBuffer, env_ids: Ids, positions: Ids) -> Ids:

@@ -210,7 +210,7 @@ class BufferLocation:
                     self.path, schema, capacity, num_envs,
                     layout=layout, autoreset=autoreset,
                     sampler=sampler, transforms=transforms,
-                    user={"adapter": self._maker, **(user_metadata or {})},
+                    user_metadata={"adapter": self._maker, **(user_metadata or {})},
                 )  # fmt: skip
                 self._keep(buffer)
         assert self.buffer is not None

@@ -214,7 +214,7 @@ class SequencePriorities(SequenceStorage):
         env_ids, positions = places[there].T
         kept = mixed[there].astype(np.float32)
         kept[kept == 0] = TOLD_ZERO
-        self._ring.set(PRIORITY, env_ids, positions, kept)
+        self._ring.write_field(PRIORITY, env_ids, positions, kept)
 
 
 def priorities_of(

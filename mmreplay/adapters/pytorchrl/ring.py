@@ -218,7 +218,7 @@ class RingStorage(RowStorage):
     def _interrupt(self) -> None:
         """Let what comes next not follow what is there."""
         if self._ring is not None:
-            self._ring.cut()
+            self._ring.end_episodes()
             self._cut_at = int(self._ring.heads[0])
 
     def _append(self, columns: Columns) -> None:
@@ -303,13 +303,13 @@ class RingStorage(RowStorage):
         be overwritten, as both go on at one pace.
         """
         assert self._ring is not None
-        self._ring.cut()
+        self._ring.end_episodes()
         for begin, end, apart in stretches(self._ring, first, stop):
             columns = self._columns(self.read(begin, end)) | self._kept(begin, end)
             if apart:
-                self._ring.cut()
+                self._ring.end_episodes()
             self._ring.extend(self._known(self._narrowed(columns)))
-        self._ring.cut()
+        self._ring.end_episodes()
         kept = stop - first
         gone = int(self._ring.span.lengths[0]) - kept
         if gone:

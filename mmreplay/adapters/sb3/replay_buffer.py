@@ -233,7 +233,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
 
     def _cut(self, env_ids: NDArray[np.int64]) -> None:
         """Let the next steps of some environments begin episodes."""
-        self._ready().cut(env_ids)
+        self._ready().end_episodes(env_ids)
 
     def add(
         self,
@@ -287,7 +287,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         moved = NONE if follows else np.flatnonzero(heads != self._heads)
         for apart in (moved, steps.apart(now)):
             if len(apart):
-                ring.cut(apart)
+                ring.end_episodes(apart)
         if final is None:
             ring.add(step)
         else:

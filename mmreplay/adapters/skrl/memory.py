@@ -543,7 +543,7 @@ class Memory(PickledByPath):
         whole = torch.as_tensor(tensor).detach().cpu().broadcast_to(shape)
         values = whole.reshape(-1, *known.shape)[torch.from_numpy(cells)]
         places = self._places(self.ring, cells)
-        self.ring.set(known.path, *places, known.stored(values))
+        self.ring.write_field(known.path, *places, known.stored(values))
 
     def _cells(self, ring: ReplayBuffer) -> Ids:
         """Cells that hold a sample, in order."""

@@ -63,7 +63,7 @@ def test_returns_are_summed_where_a_run_died_before_it_could(tmp_path, monkeypat
     buffer = episodic(tmp_path / "b")
     story(buffer, "F1/0 M1/1")
     with monkeypatch.context() as patch:
-        patch.setattr(mr.ReplayBuffer, "set", interrupts)
+        patch.setattr(mr.ReplayBuffer, "write_field", interrupts)
         with pytest.raises(KeyboardInterrupt):
             story(buffer, "L0/2")
     buffer.close()
