@@ -12,20 +12,18 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.disk.files import NO_BIRTH
+from mmreplay.format.slots import decode_slot, encode_slot
+from mmreplay.format.slots import slot_nbytes as nbytes_of_slot
 
 MAGIC = b"MMRCMT01"
 HEADER = struct.Struct("<8sIIQQ16s16sQQQqQQ16s")
-HEADER_NBYTES = 128
+NUM_COLUMNS = 4
 SEQUENCE = struct.Struct("<Q")
 SEQUENCE_OFFSET = 16
-CHECKSUM = struct.Struct("<I")
-PER_ENV_NBYTES = 32
-PAGE_NBYTES = 4096
 NUM_SLOTS = 4
 DURABLE_SLOTS = (0, 1)
 LIVE_SLOTS = (2, 3)
@@ -43,9 +41,8 @@ MOVED = 4
 
 
 def slot_nbytes(num_envs: int) -> int:
-    """Bytes of one slot: the pages that hold the record and its checksum."""
-    needed = HEADER_NBYTES + PER_ENV_NBYTES * num_envs + CHECKSUM.size
-    return -(-needed // PAGE_NBYTES) * PAGE_NBYTES
+    """Bytes of one slot."""
+    return nbytes_of_slot(num_envs, NUM_COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,43 +94,24 @@ class Record:
 
     def encode(self) -> bytes:
         """Return the slot's bytes."""
-        data = bytearray(slot_nbytes(self.num_envs))
-        HEADER.pack_into(
-            data, 0, MAGIC, self.flags, self.num_envs, self.sequence, self.epoch,
+        header = HEADER.pack(
+            MAGIC, self.flags, self.num_envs, self.sequence, self.epoch,
             self.boot_id, self.uuid, self.generation, self.device, self.inode,
-            self.time_ns, self.cut_epoch, self.cut_rows,
-            self.birth,
+            self.time_ns, self.cut_epoch, self.cut_rows, self.birth,
         )  # fmt: skip
         columns = np.stack([self.heads, self.limits, self.tails, self.cuts])
-        body = columns.astype("<i8").tobytes()
-        data[HEADER_NBYTES : HEADER_NBYTES + len(body)] = body
-        seal(data)
-        return bytes(data)
-
-
-def seal(data: bytearray) -> None:
-    """Put the checksum of a slot's bytes at their end."""
-    end = len(data) - CHECKSUM.size
-    CHECKSUM.pack_into(data, end, google_crc32c.value(bytes(data[:end])))
+        return encode_slot(header, columns)
 
 
 def decode(data: bytes, uuid: bytes, num_envs: int) -> Record | None:
-    """Return a slot's record, or None where it holds no whole record of this buffer.
-
-    A torn, blank or foreign slot is an ordinary thing here, not an error: that is
-    why there are four.
-    """
-    end = len(data) - CHECKSUM.size
-    if len(data) != slot_nbytes(num_envs) or data[:8] != MAGIC:
+    """Return a slot's record, or None where it holds no whole record of this buffer."""
+    slot = decode_slot(data, MAGIC, HEADER, num_envs, NUM_COLUMNS)
+    if slot is None:
         return None
-    if CHECKSUM.unpack_from(data, end)[0] != google_crc32c.value(data[:end]):
+    (flags, sequence, epoch, boot, own_uuid, generation, device, inode, time_ns,
+     cut_epoch, cut_rows, birth), (heads, limits, tails, cuts) = slot  # fmt: skip
+    if own_uuid != uuid:
         return None
-    (_, flags, envs, sequence, epoch, boot, own_uuid, generation, device, inode,
-     time_ns, cut_epoch, cut_rows, birth) = HEADER.unpack_from(data)  # fmt: skip
-    if own_uuid != uuid or envs != num_envs:
-        return None
-    body = np.frombuffer(data, "<i8", 4 * num_envs, HEADER_NBYTES)
-    heads, limits, tails, cuts = body.reshape(4, num_envs).astype(np.int64)
     if (tails > heads).any() or (heads > limits).any() or (tails < 0).any():
         return None
     if cut_epoch > epoch or (cuts < 0).any():

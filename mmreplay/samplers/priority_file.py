@@ -26,7 +26,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
@@ -45,6 +44,8 @@ from mmreplay.errors import (
 )
 from mmreplay.format import commit
 from mmreplay.format.commit import UNTOLD, not_held, same_birth
+from mmreplay.format.slots import decode_slot, encode_slot
+from mmreplay.format.slots import slot_nbytes as nbytes_of_slot
 from mmreplay.process import ProcessGuard
 from mmreplay.ring import Ring, runs
 from mmreplay.samplers.base import BufferIdentity
@@ -83,9 +84,6 @@ def durable_heads(home: BufferIdentity) -> NDArray[np.int64]:
 
 MAGIC = b"MMRSMP01"
 HEADER = struct.Struct("<8sIIQQ16s16sQQQ16s")
-HEADER_NBYTES = 128
-CHECKSUM = struct.Struct("<I")
-PAGE_NBYTES = 4096
 NUM_SLOTS = 2
 MAX_COUNT = 1 << 62
 
@@ -95,9 +93,8 @@ rows that it speaks of were durable."""
 
 
 def slot_nbytes(num_envs: int) -> int:
-    """Bytes of one slot: the pages that hold the record and its checksum."""
-    needed = HEADER_NBYTES + 8 * num_envs + CHECKSUM.size
-    return -(-needed // PAGE_NBYTES) * PAGE_NBYTES
+    """Bytes of one slot."""
+    return nbytes_of_slot(num_envs, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,31 +127,23 @@ class Record:
 
     def encode(self) -> bytes:
         """Return the slot's bytes."""
-        data = bytearray(slot_nbytes(len(self.seen)))
-        HEADER.pack_into(
-            data, 0, MAGIC, self.flags, len(self.seen), self.sequence,
-            self.generation, self.boot_id, self.uuid, self.device, self.inode,
-            self.cut_epoch, self.birth,
+        header = HEADER.pack(
+            MAGIC, self.flags, len(self.seen), self.sequence, self.generation,
+            self.boot_id, self.uuid, self.device, self.inode, self.cut_epoch,
+            self.birth,
         )  # fmt: skip
-        body = self.seen.astype("<i8").tobytes()
-        data[HEADER_NBYTES : HEADER_NBYTES + len(body)] = body
-        end = len(data) - CHECKSUM.size
-        CHECKSUM.pack_into(data, end, google_crc32c.value(bytes(data[:end])))
-        return bytes(data)
+        return encode_slot(header, self.seen[None])
 
 
 def decode(data: bytes, uuid: bytes, num_envs: int) -> Record | None:
     """Return a slot's record, or None where it holds no whole record of this buffer."""
-    end = len(data) - CHECKSUM.size
-    if len(data) != slot_nbytes(num_envs) or data[:8] != MAGIC:
+    slot = decode_slot(data, MAGIC, HEADER, num_envs, 1)
+    if slot is None:
         return None
-    if CHECKSUM.unpack_from(data, end)[0] != google_crc32c.value(data[:end]):
+    (flags, sequence, generation, boot, own_uuid, device, inode, cut_epoch,
+     birth), (seen,) = slot  # fmt: skip
+    if own_uuid != uuid or sequence >= MAX_COUNT:
         return None
-    (_, flags, envs, sequence, generation, boot, own_uuid, device, inode,
-     cut_epoch, birth) = HEADER.unpack_from(data)  # fmt: skip
-    if own_uuid != uuid or envs != num_envs or sequence >= MAX_COUNT:
-        return None
-    seen = np.frombuffer(data, "<i8", num_envs, HEADER_NBYTES).astype(np.int64)
     if (seen < 0).any() or (seen >= MAX_COUNT).any():
         return None
     return Record(

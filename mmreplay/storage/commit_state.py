@@ -32,6 +32,7 @@ from mmreplay.errors import (
 )
 from mmreplay.format import commit
 from mmreplay.format.commit import Identity, Record
+from mmreplay.format.slots import HEADER_NBYTES
 
 if TYPE_CHECKING:
     from mmreplay.kernels.lane import LaneKernel
@@ -143,7 +144,7 @@ class CommitWriter:
         self.next_live = commit.LIVE_SLOTS[0]
         self.size = commit.slot_nbytes(live.num_envs)
         self.slot = rows.Slot(
-            live.encode(), commit.SEQUENCE_OFFSET, commit.HEADER_NBYTES, live.num_envs
+            live.encode(), commit.SEQUENCE_OFFSET, HEADER_NBYTES, live.num_envs
         )
         self._show(live.heads, live.limits, live.tails)
         self.cuts, self.cut_epoch = live.cuts, live.cut_epoch

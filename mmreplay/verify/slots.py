@@ -16,6 +16,7 @@ from mmreplay.errors import OR_REPAIR
 from mmreplay.format import commit
 from mmreplay.format.commit import Identity, Record, Slots
 from mmreplay.format.metadata import Metadata
+from mmreplay.format.slots import CHECKSUM
 from mmreplay.verify.report import Notebook
 
 NAMES = ("D0", "D1", "L0", "L1")
@@ -117,8 +118,8 @@ class CommitFile:
             if slot in commit.DURABLE_SLOTS:
                 self._note(notes, slot, "got zeros, expected a durable record")
             return
-        stored = commit.CHECKSUM.unpack_from(data, len(data) - commit.CHECKSUM.size)[0]
-        computed = google_crc32c.value(data[: -commit.CHECKSUM.size])
+        stored = CHECKSUM.unpack_from(data, len(data) - CHECKSUM.size)[0]
+        computed = google_crc32c.value(data[: -CHECKSUM.size])
         if stored == computed:
             self._note(
                 notes, slot,

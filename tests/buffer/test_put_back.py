@@ -17,6 +17,7 @@ import pytest
 import mmreplay as mr
 from mmreplay.disk.files import Disk, File
 from mmreplay.format import commit
+from mmreplay.format.slots import seal
 from mmreplay.storage.commit_state import open_commit
 from tests.buffer.test_copies import SCHEMA, add, copied, right
 from tests.inodes import number_of, numbered
@@ -196,7 +197,7 @@ def as_before(folder):
         part = data[slot * size : (slot + 1) * size]
         assert any(part[112:128])
         part[112:128] = bytes(16)
-        commit.seal(part)
+        seal(part)
         data[slot * size : (slot + 1) * size] = part
     with open(path, "r+b") as file:
         file.write(data)

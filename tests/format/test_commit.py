@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from mmreplay.disk import files
 from mmreplay.format import commit
+from mmreplay.format.slots import seal
 from tests.format.making import BIRTH, UUID, identity_of, record_of
 
 LITERAL = bytes.fromhex(
@@ -93,7 +94,7 @@ def test_a_slot_torn_between_two_records_is_void_wherever_it_is_torn():
 def resealed(change):
     data = bytearray(whole().encode())
     change(data)
-    commit.seal(data)
+    seal(data)
     return data
 
 

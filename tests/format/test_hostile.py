@@ -21,7 +21,7 @@ from mmreplay.errors import (
     FormatError,
     LockedError,
 )
-from mmreplay.format import commit
+from mmreplay.format.slots import seal
 from mmreplay.ring import Span
 from tests.format.making import BOOT, fill, schema_of
 
@@ -136,7 +136,7 @@ def test_records_of_any_counts_with_a_right_checksum_open_or_are_void(folder, rn
             at = int(rng.choice([8, 16, 24, 64, 88, *range(128, 192, 8)]))
             number = int.from_bytes(rng.bytes(8), "little") >> int(rng.integers(64))
             part[at : at + 8] = number.to_bytes(8, "little")
-            commit.seal(part)
+            seal(part)
             made[4096 * slot : 4096 * (slot + 1)] = part
         path.write_bytes(made)
         for mode in ("r", "r+"):

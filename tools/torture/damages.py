@@ -17,6 +17,7 @@ import google_crc32c
 import numpy as np
 
 from mmreplay.format import commit, metadata
+from mmreplay.format.slots import seal
 from mmreplay.samplers import priority_file
 from tools.torture import forged
 from tools.torture.forged import Rng
@@ -140,7 +141,7 @@ def _sealed_commit(damage: Damage, name: str, specimen: Specimen, rng: Rng) -> N
         part = bytearray(data[size * slot : size * (slot + 1)])
         if len(part) > 2 * SECTOR:
             _number(part, rng, [8, 16, 24, 64, 88, *range(128, 256, 8)])
-            commit.seal(part)
+            seal(part)
             data[size * slot : size * (slot + 1)] = part
     damage.files[name] = bytes(data)
     damage.lawful = False
@@ -155,7 +156,7 @@ def _sealed_state(damage: Damage, name: str, specimen: Specimen, rng: Rng) -> No
         part = bytearray(data[size * slot : size * (slot + 1)])
         if len(part) > 2 * SECTOR:
             _number(part, rng, [8, 16, 24, 64, *range(128, 256, 8)])
-            commit.seal(part)
+            seal(part)
             data[size * slot : size * (slot + 1)] = part
     damage.files[name] = bytes(data)
 
