@@ -65,10 +65,10 @@ if TYPE_CHECKING:
     from mmreplay.samplers.prioritized import (
         RankPrioritizedSampler as RankPrioritizedSampler,
     )
+    from mmreplay.samplers.priority_distribution import LinearSchedule as LinearSchedule
     from mmreplay.samplers.recent import RecentSampler as RecentSampler
     from mmreplay.samplers.recent import ShrinkingSampler as ShrinkingSampler
     from mmreplay.samplers.recent import ignore_earliest as ignore_earliest
-    from mmreplay.samplers.schedules import LinearSchedule as LinearSchedule
     from mmreplay.samplers.sequence import SequenceSampler as SequenceSampler
     from mmreplay.samplers.shuffled import ShuffledSampler as ShuffledSampler
     from mmreplay.samplers.stratified import StratifiedSampler as StratifiedSampler
@@ -136,7 +136,7 @@ _HOMES = {
     "GAE": "mmreplay.transforms.advantages",
     "HER": "mmreplay.transforms.her",
     "LambdaReturn": "mmreplay.transforms.advantages",
-    "LinearSchedule": "mmreplay.samplers.schedules",
+    "LinearSchedule": "mmreplay.samplers.priority_distribution",
     "LockedError": "mmreplay.errors",
     "MemoryUsage": "mmreplay.storage.memory_usage",
     "MixtureSampler": "mmreplay.samplers.combine",

@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 
 from mmreplay.arguments import is_number
 from mmreplay.buffer.replay_buffer import ReplayBuffer, check_buffer
+from mmreplay.episodes.starts import StartView, SubsetStarts
 from mmreplay.errors import EmptyError, FormatError, SchemaError, shown
-from mmreplay.ring import Span
-from mmreplay.samplers.base import Sampler, State, View
+from mmreplay.samplers.base import Sampler, State
 from mmreplay.samplers.combine import RestrictedSampler
 from mmreplay.samplers.random import StepGenerator
-from mmreplay.samplers.starts import StretchView, legal_before
 from mmreplay.samplers.states import check_kind, integers
 from mmreplay.samplers.uniform import UniformSampler
 
@@ -72,7 +71,7 @@ class Part:
         """
         return RestrictedSampler(self, sampler or UniformSampler())
 
-    def of(self, view: View) -> View:
+    def of(self, view: StartView) -> StartView:
         """Return a view of which only this part is left.
 
         Costs O(stretches), once for every moment of the buffer.
@@ -88,7 +87,7 @@ class Part:
                 f"part: got a view of buffer {view.home.uuid.hex()}, expected "
                 f"{self.buffer}, which was split; split each buffer by itself"
             )
-        return _PartView(view, self)
+        return SubsetStarts(view, self)
 
     def state_dict(self) -> State:
         """What the part is, to be drawn from in another run: JSON and arrays."""
@@ -253,72 +252,3 @@ def _ordered(env_ids: Ids, begins: Ids, ends: Ids) -> bool:
         (env_ids[1:] == env_ids[:-1]) & (begins[1:] >= ends[:-1])
     )
     return bool((begins < ends).all() and later.all())
-
-
-class _PartView(StretchView):
-    """A view of which only some stretches are left."""
-
-    def __init__(self, view: View, part: Part) -> None:
-        self._view = view
-        self._part = part
-        starts = view.starts
-        self._full = starts
-        lengths = starts.lengths
-        self._edges = np.cumsum(lengths) - lengths
-        self._begins = self._rows(part.env_ids, part.begins)
-        self._stops = self._rows(part.env_ids, part.ends)
-        self._low = legal_before(view, part.env_ids, part.begins)
-        self._high = legal_before(view, part.env_ids, part.ends)
-        self._ends: Ids = np.cumsum(self._high - self._low)
-        self.starts = self._clipped(part)
-        total = int(self._ends[-1]) if len(self._ends) else 0
-        self.num_illegal = int(self.starts.lengths.sum()) - total
-
-    def _rows(self, env_ids: Ids, positions: Ids) -> Ids:
-        """How many rows of the view's starts, laid end to end, lie before positions."""
-        first = self._full.first[env_ids]
-        inside = np.clip(positions, first, self._full.stop[env_ids])
-        return self._edges[env_ids] + inside - first
-
-    def _clipped(self, part: Part) -> Span:
-        """The stretch of each environment that holds all of the part that is left."""
-        some = self._high > self._low
-        env_ids = part.env_ids[some]
-        first, stop = self._full.stop.copy(), self._full.first.copy()
-        np.minimum.at(first, env_ids, part.begins[some])
-        np.maximum.at(stop, env_ids, part.ends[some])
-        first = np.maximum(first, self._full.first)
-        return Span(first, np.maximum(first, np.minimum(stop, self._full.stop)))
-
-    def legal(self, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
-        rows = self._rows(env_ids, positions)
-        which = np.searchsorted(self._begins, rows, side="right") - 1
-        member = (which >= 0) & (rows < self._stops[np.maximum(which, 0)])
-        return member & self._view.legal(env_ids, positions)
-
-    def check_windows(self) -> None:
-        """Refuse windows over steps that are in no part, or in another one."""
-        part = self._part
-        inside = part.begins > self._full.first[part.env_ids]
-        inside &= part.begins < self._full.stop[part.env_ids]
-        env_ids, begins = part.env_ids[inside], part.begins[inside]
-        torn = self._view.index.locate(env_ids, begins)[0] != begins
-        if torn.any():
-            which = int(np.argmax(torn))
-            raise SchemaError(
-                f"part: got windows to draw from one that begins at position "
-                f"{begins[which]} of environment {env_ids[which]}, amid an episode, "
-                "expected whole episodes, since windows would hold steps of other "
-                "parts; split by='episode', or restrict the sampler inside of the "
-                "windows' to draw their starts from the part"
-            )
-
-    def legal_before(self, env_ids: Ids, positions: Ids) -> Ids:
-        """See `samplers.ranks.legal_before`."""
-        rows = self._rows(env_ids, positions)
-        which = np.searchsorted(self._begins, rows, side="left") - 1
-        inside = np.maximum(which, 0)
-        ranks = legal_before(self._view, env_ids, positions)
-        ranks = np.clip(ranks, self._low[inside], self._high[inside])
-        before = self._ends[inside] - (self._high[inside] - ranks)
-        return np.where(which < 0, 0, before)

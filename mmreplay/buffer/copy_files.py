@@ -61,8 +61,8 @@ from mmreplay.errors import (
 )
 from mmreplay.format import metadata as metadata_file
 from mmreplay.format.metadata import Metadata
-from mmreplay.samplers import priority_file as states
-from mmreplay.samplers.priority_file import COLUMN, NAME, STATE, Record
+from mmreplay.samplers import priority_file
+from mmreplay.samplers.priority_file import COLUMN, NAME, STATE, StateRecord
 from mmreplay.storage import recovery
 from mmreplay.storage.commit_state import refuse_cut
 from mmreplay.storage.engines import create_store
@@ -305,14 +305,14 @@ class Columns:
     def _add(self, place: Path) -> None:
         metadata = self._metadata
         uuid, num_envs = metadata.uuid, metadata.ring.num_envs
-        nbytes = states.NUM_SLOTS * states.slot_nbytes(num_envs)
+        nbytes = priority_file.NUM_SLOTS * priority_file.slot_nbytes(num_envs)
         with suppress(CorruptError, FormatError):
             state = File.open(place / STATE, nbytes)
             try:
                 data, known = state.pread(nbytes, 0), state.identity()
             finally:
                 state.close()
-            record = states.trusted(
+            record = priority_file.trusted(
                 data, uuid, num_envs, process.boot_id(), known, lambda: locked(place)
             )
             if record is None:
@@ -338,15 +338,15 @@ class Columns:
             heads: int64 ``[E]``, those of the copied buffer.
         """
         metadata = self._metadata
-        size = states.slot_nbytes(metadata.ring.num_envs)
+        size = priority_file.slot_nbytes(metadata.ring.num_envs)
         for (_, copy), seen in zip(self.pairs, self._seen, strict=True):
             copy.sync()
             folder = copy.path.parent
-            state = File.create(folder / STATE, states.NUM_SLOTS * size)
+            state = File.create(folder / STATE, priority_file.NUM_SLOTS * size)
             try:
                 device, inode, birth = state.identity()
-                record = Record(
-                    1, metadata.generation, states.CLEAN, process.boot_id(),
+                record = StateRecord(
+                    1, metadata.generation, priority_file.CLEAN, process.boot_id(),
                     metadata.uuid, device, inode, np.minimum(seen, heads), birth=birth,
                 )  # fmt: skip
                 state.pwrite(record.encode(), 0)

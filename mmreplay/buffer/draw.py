@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mmreplay.episodes.starts import BufferIdentity
 from mmreplay.errors import SchemaError, shown
 from mmreplay.format.metadata import Metadata
-from mmreplay.samplers.base import BufferIdentity, Draw, Sampler
+from mmreplay.samplers.base import Draw, Sampler
 from mmreplay.schema.convert import array_of
 from mmreplay.transforms.base import Fields, Ids, Rows, Touched
 

@@ -48,6 +48,7 @@ from mmreplay.episodes import (
     folded,
     judged,
 )
+from mmreplay.episodes.starts import BufferIdentity, StartView
 from mmreplay.errors import (
     EmptyError,
     FailedError,
@@ -55,9 +56,9 @@ from mmreplay.errors import (
     StaleError,
     StarvedError,
 )
-from mmreplay.kernels.steps import Judge
+from mmreplay.kernels.steps import StartTable
 from mmreplay.ring import Span
-from mmreplay.samplers.base import BufferIdentity, Draw, Sampler, draws_once
+from mmreplay.samplers.base import Draw, Sampler, draws_once
 from mmreplay.schema import Schema
 from mmreplay.schema.convert import array_of, on_host
 from mmreplay.storage.commit_state import CUT_ROWS, CommitReader
@@ -81,7 +82,7 @@ class ReplacedError(FailedError):
     """Another generation replaced this one: draw from that one."""
 
 
-class Reader:
+class Reader(StartView):
     """Reads one generation of an open buffer, and is the view that samplers draw from.
 
     A draw looks at `starts` first and keeps to that index until it ends. Threads: hold
@@ -332,7 +333,7 @@ class Reader:
 
     @property
     def starts(self) -> Span:
-        """Where legal starts lie; see `samplers.base.View`."""
+        """Where legal starts lie; see `StartView.starts`."""
         known, commit = self._span is self._indexed, self._commit
         if known and self._of[0] is commit.heads and self._of[1] is commit.tails:
             # Nothing came or went since the last look, as between most draws.
@@ -354,19 +355,19 @@ class Reader:
         return known, index
 
     def legal(self, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
-        """Bool ``[B]``, which positions are legal starts; see `samplers.base.View`.
+        """Bool ``[B]``, which positions are legal starts; see `StartView.legal`.
 
         By their flags and those after, which is cheaper than a bisection.
         """
         legal = np.empty(len(positions), np.bool_)
         env_ids = np.ascontiguousarray(env_ids)
         positions = np.ascontiguousarray(positions)
-        _kernel.legal(*self.law, env_ids, positions, legal)
+        _kernel.legal(*self.table, env_ids, positions, legal)
         return legal
 
     @property
-    def law(self) -> Judge:
-        """What decides which steps are legal, as kernels take it."""
+    def table(self) -> StartTable:
+        """What kernels look legal starts up in."""
         heads = self._indexed_rows()[0].stop
         return (
             self._store.all_flags, *self._ring.shape, self._legal_table, heads,
@@ -374,11 +375,11 @@ class Reader:
         )  # fmt: skip
 
     def start_at(self, ranks: Ids) -> tuple[Ids, Ids]:
-        """Legal starts by rank; see `samplers.base.View`."""
+        """Legal starts by rank; see `StartView.start_at`."""
         return self._index.start_at(ranks)
 
     def legal_before(self, env_ids: Ids, positions: Ids) -> Ids:
-        """Ranks of positions; see `samplers.ranks.legal_before`."""
+        """Ranks of positions; see `StartView.legal_before`."""
         return self._index.legal_before(env_ids, positions)
 
     def flags(self, env_ids: Ids, positions: Ids) -> NDArray[np.uint8]:

@@ -17,10 +17,10 @@ from mmreplay.buffer.statistics import stored_priorities
 from mmreplay.convert.base import Notes
 from mmreplay.disk.files import File
 from mmreplay.disk.lock import locked
+from mmreplay.episodes.starts import BufferIdentity
 from mmreplay.errors import FailedError, SchemaError
 from mmreplay.format.metadata import Metadata
-from mmreplay.samplers import priority_file as states
-from mmreplay.samplers.base import BufferIdentity
+from mmreplay.samplers import priority_file
 from mmreplay.samplers.priority_file import COLUMN, STATE, check_name, open_column
 
 Ids = NDArray[np.int64]
@@ -58,11 +58,11 @@ class StoredPriorities:
 
     def _read_seen(self, place: Path, metadata: Metadata, notes: Notes) -> Ids:
         num_envs = metadata.ring.num_envs
-        most = states.NUM_SLOTS * states.slot_nbytes(num_envs)
+        most = priority_file.NUM_SLOTS * priority_file.slot_nbytes(num_envs)
         file = File.open(place / STATE, None)
         try:
             data = file.pread(min(file.nbytes, most), 0)
-            found = states.trusted(
+            found = priority_file.trusted(
                 data, metadata.uuid, num_envs, process.boot_id(), file.identity(),
                 lambda: locked(place),
             )  # fmt: skip

@@ -1,7 +1,7 @@
-"""Queues of growing positions, one an environment, all in one array.
+"""Queues of growing positions, one for each environment, all in one array.
 
-One array, so that a bisection of a batch over thousands of environments is a few
-operations on whole columns and not one for each environment.
+With one array, the bisection of a batch over thousands of environments is a few
+operations on whole columns rather than one for each environment.
 """
 
 from __future__ import annotations
@@ -10,33 +10,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 NEVER = (1 << 63) - 1
-ROOM = 8
+MIN_CAPACITY = 8
 MAX_TURNS = 16
 
 Ids = NDArray[np.int64]
 
 
 class EnvironmentQueues:
-    """Appended at one end, dropped at the other; each entry is a few numbers.
+    """Entries are appended at one end of a queue and dropped at the other.
 
-    The first number of an entry is its position. Memory is at most some four times
-    what is in the queues. Not thread-safe.
+    An entry is a few numbers, its columns, of which the first is a position. Memory is
+    at most some four times what the entries take. Not thread-safe.
     """
 
-    __slots__ = ("_data", "_end", "_first", "_room", "_stop")
+    __slots__ = ("_capacity_stop", "_data", "_end", "_first", "_stop")
 
     def __init__(self, num_envs: int, width: int = 1) -> None:
         """Make empty queues.
 
         Args:
             num_envs: How many.
-            width: Numbers an entry.
+            width: Numbers in an entry.
         """
-        self._data = np.zeros((width, num_envs * ROOM + 1), np.int64)
-        self._first = np.arange(num_envs, dtype=np.int64) * ROOM
+        self._data = np.zeros((width, num_envs * MIN_CAPACITY + 1), np.int64)
+        # A queue is [first, stop) of the array and may grow up to capacity_stop.
+        self._first = np.arange(num_envs, dtype=np.int64) * MIN_CAPACITY
         self._stop = self._first.copy()
-        self._room = self._first + ROOM
-        self._end = num_envs * ROOM
+        self._capacity_stop = self._first + MIN_CAPACITY
+        self._end = num_envs * MIN_CAPACITY
 
     def values(self, env_id: int, column: int = 0) -> Ids:
         """A column of one queue, int64 ``[N]``, oldest first."""
@@ -46,19 +47,24 @@ class EnvironmentQueues:
     def columns(self) -> tuple[Ids, Ids, Ids]:
         """Entries of all queues, int64 ``[width, W]``, and where each begins and ends.
 
-        Not to be written into, and of this moment.
+        Not to be written into; the next change of a queue may replace them.
         """
         return self._data, self._first, self._stop
+
+    @property
+    def firsts(self) -> Ids:
+        """int64 ``[E]``, index of the oldest entry of each queue, for `at`."""
+        return self._first
 
     @property
     def lengths(self) -> Ids:
         """int64 ``[E]``, entries in each queue."""
         return self._stop - self._first
 
-    def oldest(self, env_id: int) -> int:
-        """Position of the oldest entry, or NEVER."""
+    def oldest(self, env_id: int, column: int = 0) -> int:
+        """Position, or another column, of the oldest entry; NEVER if there is none."""
         first = self._first[env_id]
-        return int(self._data[0, first]) if first < self._stop[env_id] else NEVER
+        return int(self._data[column, first]) if first < self._stop[env_id] else NEVER
 
     def oldest_of_each(self) -> Ids:
         """int64 ``[E]``, position of the oldest entry, or NEVER."""
@@ -71,7 +77,7 @@ class EnvironmentQueues:
         count = len(columns[0])
         if count == 0:
             return 0
-        if self._stop[env_id] + count > self._room[env_id]:
+        if self._stop[env_id] + count > self._capacity_stop[env_id]:
             self._move(env_id, count)
         stop = int(self._stop[env_id])
         for column, values in zip(self._data, columns, strict=True):
@@ -80,80 +86,85 @@ class EnvironmentQueues:
         return count
 
     def _move(self, env_id: int, count: int) -> None:
-        """Give a queue another place, with room for twice what it will hold."""
+        """Move a queue to the end, with capacity for twice what it will hold."""
         first, stop = int(self._first[env_id]), int(self._stop[env_id])
-        room = 2 * (stop - first + count)
-        if self._end + room >= self._data.shape[1]:
-            self._compact(room)
+        capacity = 2 * (stop - first + count)
+        if self._end + capacity >= self._data.shape[1]:
+            self._compact(capacity)
             first, stop = int(self._first[env_id]), int(self._stop[env_id])
-        place = self._end
-        self._data[:, place : place + stop - first] = self._data[:, first:stop]
-        self._first[env_id], self._stop[env_id] = place, place + stop - first
-        self._room[env_id] = self._end = place + room
+        moved, length = self._end, stop - first
+        self._data[:, moved : moved + length] = self._data[:, first:stop]
+        self._first[env_id], self._stop[env_id] = moved, moved + length
+        self._capacity_stop[env_id] = self._end = moved + capacity
 
-    def _compact(self, room: int) -> None:
-        """Put all queues side by side in a new array, and leave room behind them."""
+    def _compact(self, capacity: int) -> None:
+        """Lay all queues end to end in a new array, with free capacity behind them."""
         lengths = self.lengths
         stops = np.cumsum(lengths)
         total = int(stops[-1])
-        data = np.zeros((len(self._data), 2 * (total + room) + 1), np.int64)
-        places = np.arange(total) + np.repeat(self._stop - stops, lengths)
-        data[:, :total] = self._data[:, places]
+        data = np.zeros((len(self._data), 2 * (total + capacity) + 1), np.int64)
+        indices = np.arange(total) + np.repeat(self._stop - stops, lengths)
+        data[:, :total] = self._data[:, indices]
         self._data, self._end = data, total
         self._first, self._stop = stops - lengths, stops
-        self._room = stops.copy()
+        self._capacity_stop = stops.copy()
 
-    def drop_below(self, env_id: int, position: int) -> int:
-        """Take away the entries below a position; return how many."""
-        count = int(np.searchsorted(self.values(env_id), position))
+    def drop_below(self, env_id: int, limit: int, column: int = 0) -> int:
+        """Drop the oldest entries whose column is below a limit; return how many."""
+        count = int(np.searchsorted(self.values(env_id, column), limit))
         self._first[env_id] += count
         return count
 
-    def find(self, env_ids: Ids, positions: Ids, side: str = "left") -> Ids:
-        """Places where positions belong among the entries of their queues.
+    def find(
+        self, env_ids: Ids, positions: Ids, side: str = "left", column: int = 0
+    ) -> Ids:
+        """Indices where positions belong among the entries of their queues.
 
         Costs O(B log entries).
 
         Args:
             env_ids: int64 ``[B]``.
-            positions: int64 ``[B]``.
+            positions: int64 ``[B]``, or values of another column.
             side: ``"left"``: before an equal entry; ``"right"``: behind it.
+            column: The column to compare with; it never falls along a queue.
 
         Returns:
             int64 ``[B]``, for `at`.
         """
         num_envs = len(self._first)
         if num_envs == 1:
-            return self._search(0, positions, side)
+            return self._search(0, positions, side, column)
         if num_envs > MAX_TURNS:
             if side == "left":
                 positions = positions - 1
-            return self.bisect(env_ids, positions, 0)
-        found = np.empty(len(positions), np.int64)
+            return self.bisect(env_ids, positions, 0, column)
+        indices = np.empty(len(positions), np.int64)
         for env_id in range(num_envs):
             here = np.flatnonzero(env_ids == env_id)
             if len(here):
-                found[here] = self._search(env_id, positions[here], side)
-        return found
+                indices[here] = self._search(env_id, positions[here], side, column)
+        return indices
 
-    def _search(self, env_id: int, positions: Ids, side: str) -> Ids:
-        found = self.values(env_id).searchsorted(positions, side)  # type: ignore[call-overload]  # a str for its two literals
-        found += self._first[env_id]
-        return found  # type: ignore[no-any-return]  # intp is int64 here
+    def _search(self, env_id: int, positions: Ids, side: str, column: int) -> Ids:
+        values = self.values(env_id, column)
+        indices = values.searchsorted(positions, side)  # type: ignore[call-overload]  # a str for its two literals
+        indices += self._first[env_id]
+        return indices  # type: ignore[no-any-return]  # intp is int64 here
 
-    def bisect(self, env_ids: Ids, limits: Ids, slope: int) -> Ids:
-        """Places of the first entries beyond limits.
+    def bisect(self, env_ids: Ids, limits: Ids, slope: int, column: int = 0) -> Ids:
+        """Indices of the first entries beyond limits.
 
         Args:
             env_ids: int64 ``[B]``.
             limits: int64 ``[B]``.
-            slope: What is compared is the position less slope times the entry's
-                number in its queue; it must grow, or stay, along the queue.
+            slope: What is compared is the column less slope times the entry's number
+                in its queue; it must grow, or stay, along the queue.
+            column: See `find`.
 
         Returns:
             int64 ``[B]``, for `at`.
         """
-        values = self._data[0]
+        values = self._data[column]
         first = self._first[env_ids]
         low, high = first, self._stop[env_ids]
         longest = int((high - low).max(initial=0))
@@ -165,11 +176,11 @@ class EnvironmentQueues:
             high = np.where(passed, high, np.minimum(middle, high))
         return low
 
-    def at(self, places: Ids, column: int = 0) -> Ids:
-        """Entries at places, int64 ``[B]``; any number where there is none."""
-        entries: Ids = self._data[column].take(places, mode="clip")
+    def at(self, indices: Ids, column: int = 0) -> Ids:
+        """Entries at indices, int64 ``[B]``; any number where there is none."""
+        entries: Ids = self._data[column].take(indices, mode="clip")
         return entries
 
-    def number(self, env_ids: Ids, places: Ids) -> Ids:
-        """How many entries of their queues lie before places, int64 ``[B]``."""
-        return places - self._first[env_ids]
+    def number(self, env_ids: Ids, indices: Ids) -> Ids:
+        """How many entries of their queues lie before indices, int64 ``[B]``."""
+        return indices - self._first[env_ids]

@@ -14,9 +14,10 @@ START, TERMINATED, TRUNCATED, FINAL, CUT, ALL_FLAGS = 1, 2, 4, 8, 32, 63
 Ids = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 Bools = NDArray[np.bool_]
-Judge = tuple[Bytes, int, int, bool, Bools, Ids, int]
-"""Flags of every row, slots, environments, time_major, the law, heads, and how many
-rows after a step it goes on for: see `legal`."""
+StartTable = tuple[Bytes, int, int, bool, Bools, Ids, int]
+"""What legal starts are looked up in: flags of every row, slots, environments,
+time_major, the verdict by flags, heads, and how many rows after a step count: see
+`legal`."""
 
 
 def shares(seed: int, step: int, out: NDArray[np.float64], /) -> None:
@@ -111,7 +112,7 @@ def legal(
     flags: Bytes, slots: int, num_envs: int, time_major: bool, law: Bools, heads: Ids,
     after: int, env_ids: Ids, positions: Ids, out: Bools, /,
 ) -> None:  # fmt: skip
-    """Judge steps by their own flags and those of the rows after.
+    """Tell legal starts by their own flags and those of the rows after.
 
     A step is legal if it is no final row, and the law says so of it and of each row
     after it, up to where an episode begins, or nothing is written yet.

@@ -14,20 +14,22 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.episodes import EpisodeIndex
+from mmreplay.episodes.starts import BufferIdentity as BufferIdentity
+from mmreplay.episodes.starts import StartView
 from mmreplay.errors import SchemaError, shown
 from mmreplay.moved import renamed
-from mmreplay.ring import Ring, Span
 
 State = dict[str, Any]
 """JSON values and arrays."""
+
+View = StartView
+"""A buffer as a sampler sees it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,95 +146,6 @@ class Draw:
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class BufferIdentity:
-    """What a view is of, for samplers that keep something beside it.
-
-    Attributes:
-        ring: Where rows lie; its slots, layout and num_envs.
-        folder: The buffer's, or None for one in RAM.
-        uuid: 16 bytes, the buffer's.
-        generation: The data folder's number; another one has other slots.
-        cut_epoch: Tells the last opening that cut rows from others; 0 if none did.
-        cuts: int64 ``[E]``, rows at and above were published after it; None for 0.
-    """
-
-    ring: Ring
-    folder: Path | None
-    uuid: bytes
-    generation: int
-    cut_epoch: int = 0
-    cuts: NDArray[np.int64] | None = field(default=None, compare=False)
-
-    def known(
-        self, seen: NDArray[np.int64], generation: int, cut_epoch: int
-    ) -> NDArray[np.int64]:
-        """What is still known of rows below positions that were seen.
-
-        Args:
-            seen: int64 ``[E]``.
-            generation: Of the buffer, when they were seen.
-            cut_epoch: Likewise.
-        """
-        if self.cuts is None or (generation, cut_epoch) >= self._age:
-            return seen
-        return np.minimum(seen, self.cuts)
-
-    @property
-    def _age(self) -> tuple[int, int]:
-        return self.generation, self.cut_epoch
-
-
-class View(Protocol):
-    """A buffer as a sampler sees it: spans and boundaries of one moment, no data.
-
-    Legal starts are what the buffer's transforms can be folded from: all that they
-    read around a start is alive and, where they stop at ends, of its episode.
-    """
-
-    @property
-    def home(self) -> BufferIdentity:
-        """What this is a view of; never changes."""
-
-    @property
-    def index(self) -> EpisodeIndex:
-        """The episodes alive."""
-
-    def flags(
-        self, env_ids: NDArray[np.int64], positions: NDArray[np.int64]
-    ) -> NDArray[np.uint8]:
-        """Flags of alive rows, uint8 ``[B]``; see `episodes`."""
-
-    @property
-    def span(self) -> Span:
-        """What is alive."""
-
-    @property
-    def starts(self) -> Span:
-        """Where legal starts lie: the span less newest rows that cannot be drawn."""
-
-    @property
-    def num_illegal(self) -> int:
-        """Rows within `starts` that are no legal start."""
-
-    def legal(
-        self, env_ids: NDArray[np.int64], positions: NDArray[np.int64]
-    ) -> NDArray[np.bool_]:
-        """Bool ``[B]``: the positions, within `starts`, that are legal starts."""
-
-    def start_at(
-        self, ranks: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Legal starts by rank: environment by environment, oldest first.
-
-        Args:
-            ranks: int64 ``[B]``, in ``[0, number of legal starts)``.
-
-        Returns:
-            env_ids and positions, int64 ``[B]`` each.
-        """
-
-
 class Sampler(Protocol):
     """Chooses steps.
 
@@ -293,10 +206,6 @@ class PrioritySampler(Sampler, Protocol):
         """
 
 
-MOST = float(np.finfo(np.float32).max)
-"""The greatest priority that can be stored."""
-
-
 def call_repr(thing: object, **arguments: object) -> str:
     """Text of the call that makes a sampler again: its `repr`.
 
@@ -330,29 +239,6 @@ def checked(sampler: object) -> Sampler:
             "and load_state_dict; make one, such as mmreplay.UniformSampler(seed=0)"
         )
     return cast(Sampler, sampler)
-
-
-def storable(values: NDArray[Any]) -> NDArray[np.float32]:
-    """Priorities as they are stored, ``[B]``.
-
-    Raises:
-        SchemaError: One is negative, NaN, or infinite as float32.
-    """
-    if len(values) == 0:
-        return np.zeros(0, np.float32)
-    if values.dtype == np.float16:
-        # MOST would be cast to it, and no infinity is above that one.
-        values = values.astype(np.float32)
-    # NaN is in no order: it fails both.
-    low, high = np.minimum.reduce(values), np.maximum.reduce(values)
-    if not (low >= 0 and high <= MOST):
-        which = int(np.argmin((values >= 0) & (values <= MOST)))
-        raise SchemaError(
-            f"priorities: got {values[which]} at {which}, expected finite float32 "
-            "numbers of at least 0; take the absolute value of TD errors, and find "
-            "out where NaN comes from"
-        )
-    return values.astype(np.float32)
 
 
 @runtime_checkable

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from mmreplay.episodes.starts import nothing_to_draw
 from mmreplay.samplers import states
 from mmreplay.samplers.base import Draw, State, View, call_repr
 from mmreplay.samplers.random import StepGenerator
-from mmreplay.samplers.starts import nothing_to_draw
 
 
 class DistinctSampler:

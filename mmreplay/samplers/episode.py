@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from mmreplay.arguments import integer, one_of
 from mmreplay.episodes import START, EpisodeIndex
+from mmreplay.episodes.starts import WindowShape
 from mmreplay.errors import SchemaError, called, shown
 from mmreplay.samplers.base import (
     PADDED,
@@ -38,7 +39,6 @@ from mmreplay.samplers.base import (
 )
 from mmreplay.samplers.combine import keeps_priorities
 from mmreplay.samplers.sequence import StepSource, WindowDrawing
-from mmreplay.samplers.starts import WindowShape
 
 LAYOUTS = ("padded", "ragged")
 WEIGHTINGS = ("episode", "length")
@@ -138,15 +138,15 @@ class Filter:
     """Which episodes may be drawn.
 
     Attributes:
-        headless: Those whose first steps have left the ring may.
-        running: Those that have not ended yet may.
+        missing_start: Whether episodes whose first steps have left the ring may.
+        unfinished: Whether episodes that have not ended may.
         min_length: In steps.
         max_length: In steps.
         where: Asked of the others; None for all.
     """
 
-    headless: bool
-    running: bool
+    missing_start: bool
+    unfinished: bool
     min_length: int
     max_length: int
     where: Where | None
@@ -156,16 +156,18 @@ class Filter:
         index: EpisodeIndex,
         env_ids: Ids,
         begins: Ids,
-        running: NDArray[np.bool_],
+        unfinished: NDArray[np.bool_],
     ) -> NDArray[np.bool_]:
-        """Tell which episodes may be drawn; see `windows.Choice`."""
+        """Choose among episodes; see `EpisodeFilter.keep`."""
         _, ends = index.locate(env_ids, begins)
-        rows = EpisodeRows(env_ids, begins, ends, running)
+        rows = EpisodeRows(env_ids, begins, ends, unfinished)
         good: NDArray[np.bool_] = rows.lengths >= self.min_length
         good &= rows.lengths <= self.max_length
         if self.where is not None and good.any():
             some = np.flatnonzero(good)
-            asked = EpisodeRows(env_ids[some], begins[some], ends[some], running[some])
+            asked = EpisodeRows(
+                env_ids[some], begins[some], ends[some], unfinished[some]
+            )
             good[some] = _told(
                 called("EpisodeSampler where", self.where, asked), len(some)
             )
@@ -276,7 +278,9 @@ class EpisodeSampler(WindowDrawing):
         drawn = self._inner.draw(
             view, batch_size, "episodes", "let shorter, longer or running ones in"
         )
-        begin, stop = self._inner.of(view).stretches(drawn.env_ids, drawn.positions)
+        begin, stop = self._inner.of(view).episode_bounds(
+            drawn.env_ids, drawn.positions
+        )
         if self._arguments["layout"] == "ragged":
             return _ragged(drawn, begin, stop)
         return _padded(view, drawn, begin, stop)
@@ -331,18 +335,18 @@ def _told(answer: object, count: int) -> NDArray[np.bool_]:
 def _check_pairs(sampler: Sampler | None, by: str, layout: str, chosen: Filter) -> None:
     """Refuse arguments that do not go together."""
     fickle = chosen.max_length < FIRST_ONLY or chosen.where is not None
-    if chosen.headless and by == "episode":
+    if chosen.missing_start and by == "episode":
         raise SchemaError(
             "headless: got True with by='episode', which draws episodes by their "
             "first steps, expected by='length'; the first step of a headless one "
             "has left the ring"
         )
-    if chosen.headless and (fickle or chosen.min_length > 1):
+    if chosen.missing_start and (fickle or chosen.min_length > 1):
         raise SchemaError(
             "headless: got True with min_length, max_length or where, expected one "
             "of the two; what is left of an episode is shorter every step"
         )
-    if chosen.running and fickle and sampler is not None and epochs_of(sampler):
+    if chosen.unfinished and fickle and sampler is not None and epochs_of(sampler):
         raise SchemaError(
             "running: got True with max_length or where and a sampler that goes by "
             "epochs, expected False; an episode that was in the epoch would leave "

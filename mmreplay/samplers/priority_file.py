@@ -1,18 +1,20 @@
-"""Up to which position a buffer's rows outlive a power cut.
+"""The priority of every row of a ring, in RAM or in a file beside the data.
 
-The STATE file of a sampler's column as values: two slots, each a record or void.
+A `PriorityColumn` is a float32 for each row. A `PriorityFile` is one that survives the
+process: it is kept in ``samplers/<name>/`` of the buffer's folder and belongs to the
+process that draws, also where that process only reads the buffer. The folder holds
 
-Slots are stored in turn, without any sync, so a record speaks of the page cache: it
-is trusted within the boot that wrote it. What a close syncs holds beyond that, and
-speaks only of rows that outlive a power cut. docs/format.md has the byte offsets.
+- ``priorities.bin``, mapped: a store into it survives the death of the process at any
+  instant, because the page cache does;
+- ``STATE``, the positions below which rows have a priority of their own. It has two
+  slots, stored in turn and without a sync, so a record speaks of the page cache and is
+  trusted within the boot that wrote it. Closing syncs the column and then writes a
+  CLEAN record, which holds beyond the boot and speaks only of rows that no power cut
+  takes back. docs/format.md has the byte offsets;
+- ``LOCK``, held by the process that draws.
 
-A float32 for every row of a ring, kept by a sampler beside the data.
-
-The column belongs to whoever draws, also where the buffer is open read-only. On
-disk it is ``samplers/<name>/``: priorities.bin, mapped and stored through; STATE,
-which says up to which position the numbers are its own; LOCK. Both survive the
-death of the process at any instant, because the page cache does. Without the right
-to write, or the lock, it lives in RAM, and `Column.where` says why.
+Without the right to write, or the lock, priorities stay in RAM, and
+`PriorityColumn.where` says why.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from mmreplay import process
 from mmreplay.disk import files
 from mmreplay.disk.files import File, Identity, rename
 from mmreplay.disk.filesystem import COPY_ON_WRITE, NETWORK, file_system, refuse_link
+from mmreplay.episodes.starts import BufferIdentity
 from mmreplay.errors import (
     CorruptError,
     FailedError,
@@ -48,39 +51,12 @@ from mmreplay.format.slots import decode_slot, encode_slot
 from mmreplay.format.slots import slot_nbytes as nbytes_of_slot
 from mmreplay.process import ProcessGuard
 from mmreplay.ring import Ring, runs
-from mmreplay.samplers.base import BufferIdentity
 
-
-def durable_heads(home: BufferIdentity) -> NDArray[np.int64]:
-    """Heads that no power cut takes back, int64 ``[E]``; 0 where they are not known.
-
-    They never fall, so that whoever keeps something of the rows below may count on
-    it in every copy of the buffer.
-
-    Args:
-        home: The buffer; its COMMIT is read anew, whoever writes it.
-    """
-    num_envs = home.ring.num_envs
-    unknown = np.zeros(num_envs, np.int64)
-    if home.folder is None:
-        return unknown
-    path = home.folder / f"data-{home.generation:06d}" / "COMMIT"
-    nbytes = commit.NUM_SLOTS * commit.slot_nbytes(num_envs)
-    try:
-        file = File.open(path, nbytes)
-        try:
-            data = file.pread(nbytes, 0)
-            # A record that was just written counts once it is on the device.
-            file.sync()
-        finally:
-            file.close()
-    except ReplayError:
-        # Gone with its generation, or not readable: nothing is lost by knowing less.
-        return unknown
-    slots = commit.split(data, home.uuid, home.generation, num_envs)
-    record = commit.newest_durable(slots)
-    return unknown if record is None else record.heads
-
+COLUMN = "priorities.bin"
+STATE = "STATE"
+LOCK_FILE = "LOCK"
+CHUNK_ROWS = 1 << 20
+NAME = re.compile("[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
 MAGIC = b"MMRSMP01"
 HEADER = struct.Struct("<8sIIQQ16s16sQQQ16s")
@@ -90,140 +66,6 @@ MAX_COUNT = 1 << 62
 CLEAN = 1
 """The column was synced before this record was, nothing was stored since, and the
 rows that it speaks of were durable."""
-
-
-def slot_nbytes(num_envs: int) -> int:
-    """Bytes of one slot."""
-    return nbytes_of_slot(num_envs, 1)
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """One slot's content.
-
-    Attributes:
-        sequence: Numbers the records; never falls.
-        generation: The data folder whose rows the column was last kept by; informs.
-        flags: CLEAN or 0.
-        boot_id: 16 bytes, the boot that wrote it.
-        uuid: 16 bytes, the buffer.
-        device: st_dev of the STATE file.
-        inode: st_ino of the STATE file: a copied folder has another.
-        seen: int64 ``[E]``, positions below have priorities of their own.
-        cut_epoch: The buffer's, when they were seen; see `base.Home`.
-        birth: 16 bytes, when the STATE file was created; see `commit.Record`.
-    """
-
-    sequence: int
-    generation: int
-    flags: int
-    boot_id: bytes
-    uuid: bytes
-    device: int
-    inode: int
-    seen: NDArray[np.int64]
-    cut_epoch: int = 0
-    birth: bytes = UNTOLD
-
-    def encode(self) -> bytes:
-        """Return the slot's bytes."""
-        header = HEADER.pack(
-            MAGIC, self.flags, len(self.seen), self.sequence, self.generation,
-            self.boot_id, self.uuid, self.device, self.inode, self.cut_epoch,
-            self.birth,
-        )  # fmt: skip
-        return encode_slot(header, self.seen[None])
-
-
-def decode(data: bytes, uuid: bytes, num_envs: int) -> Record | None:
-    """Return a slot's record, or None where it holds no whole record of this buffer."""
-    slot = decode_slot(data, MAGIC, HEADER, num_envs, 1)
-    if slot is None:
-        return None
-    (flags, sequence, generation, boot, own_uuid, device, inode, cut_epoch,
-     birth), (seen,) = slot  # fmt: skip
-    if own_uuid != uuid or sequence >= MAX_COUNT:
-        return None
-    if (seen < 0).any() or (seen >= MAX_COUNT).any():
-        return None
-    return Record(
-        sequence, generation, flags, boot, own_uuid, device, inode, seen, cut_epoch,
-        birth,
-    )  # fmt: skip
-
-
-def newest(data: bytes, uuid: bytes, num_envs: int) -> tuple[int, Record] | None:
-    """The slot and record of the highest sequence, or None where both are void."""
-    slots = _records(data, uuid, num_envs)
-    found = [(slot, record) for slot, record in enumerate(slots) if record is not None]
-    return max(found, key=lambda item: item[1].sequence, default=None)
-
-
-def trusted(
-    data: bytes, uuid: bytes, num_envs: int, boot_id: bytes, identity: Identity,
-    held: Callable[[], bool] = not_held,
-) -> Record | None:  # fmt: skip
-    """The record that says what is there, or None where nothing is known.
-
-    A CLEAN one speaks of durable rows alone. Where it is the newest, the one before
-    it says more, as long as the rows above are sure to be the same: within the boot.
-
-    Args:
-        data: The STATE file's.
-        uuid: 16 bytes, the buffer's.
-        num_envs: Environments.
-        boot_id: 16 bytes, the running boot's.
-        identity: Of the open STATE file.
-        held: Tells whether another process draws with the column now; see
-            `commit.same_birth`.
-    """
-    found = [record for record in _records(data, uuid, num_envs) if record is not None]
-    found.sort(key=lambda record: record.sequence)
-    last = found.pop() if found else None
-    clean = last is not None and bool(last.flags & CLEAN)
-    before = found.pop() if found and clean else None
-    for record in (before, last):
-        if record is not None and _is_here(record, boot_id, identity, held):
-            return record
-    return last if clean else None
-
-
-def known(record: Record | None, home: BufferIdentity) -> NDArray[np.int64]:
-    """What a record's column still knows of a buffer: int64 ``[E]``, positions below.
-
-    Args:
-        record: The trusted one, if there is one.
-        home: The buffer, which may have been cut since.
-    """
-    if record is None:
-        return np.zeros(home.ring.num_envs, np.int64)
-    return home.known(record.seen, record.generation, record.cut_epoch)
-
-
-def _is_here(
-    record: Record, boot_id: bytes, identity: Identity, held: Callable[[], bool]
-) -> bool:
-    here = any(boot_id) and record.boot_id == boot_id
-    device, inode, birth = identity
-    here = here and (record.device, record.inode) == (device, inode)
-    return here and same_birth(record.birth, birth, held)
-
-
-def _records(data: bytes, uuid: bytes, num_envs: int) -> list[Record | None]:
-    size = slot_nbytes(num_envs)
-    if len(data) != NUM_SLOTS * size:
-        return []
-    return [
-        decode(data[slot * size : (slot + 1) * size], uuid, num_envs)
-        for slot in range(NUM_SLOTS)
-    ]
-
-
-COLUMN = "priorities.bin"
-STATE = "STATE"
-LOCK_FILE = "LOCK"
-CHUNK_ROWS = 1 << 20
-NAME = re.compile("[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
 Ids = NDArray[np.int64]
 Numbers = NDArray[np.float32]
@@ -244,19 +86,23 @@ def check_name(name: str | None) -> str | None:
     )
 
 
-class PriorityFile:
-    """Numbers by row in RAM; `DiskColumn` is one that outlives the process.
+class PriorityColumn:
+    """A priority for each row, in RAM.
 
     Attributes:
         ring: Where rows lie.
-        values: float32 ``[num_rows]``; change it by `store` alone.
-        seen: int64 ``[E]``, positions below have numbers of their own; others may
-            hold anything.
-        where: ``"disk"``, or why it is in RAM.
-        direct: What is set in ``values`` is stored.
+        values: float32 ``[num_rows]``; changed by `store`, or directly if `direct`.
+        seen: int64 ``[E]``, positions below have a priority of their own; other rows
+            may hold anything.
+        where: ``"disk"``, or ``"RAM"`` and why.
+        direct: Whether what is set in ``values`` is stored.
+        closed: Whether it was closed, by itself or with its buffer.
+        pid: The process that may use it, or None for any.
     """
 
     direct = True
+    closed = False
+    pid: int | None = None
 
     def __init__(self, ring: Ring, values: Numbers, seen: Ids, where: str) -> None:
         self.ring = ring
@@ -264,74 +110,131 @@ class PriorityFile:
         self.seen = seen
         self.where = where
 
-    @classmethod
-    def blank(cls, ring: Ring, where: str) -> PriorityFile:
-        """Make one in RAM that has seen nothing."""
+    @staticmethod
+    def blank(ring: Ring, where: str) -> PriorityColumn:
+        """Make one that has seen nothing."""
         values = np.zeros(ring.num_rows, np.float32)
-        return cls(ring, values, np.zeros(ring.num_envs, np.int64), where)
+        return PriorityColumn(ring, values, np.zeros(ring.num_envs, np.int64), where)
 
     def store(self, rows: Ids, numbers: Numbers | np.float32) -> None:
-        """Set the numbers of rows ``[N]``; of equal rows the last wins."""
+        """Set the priorities of rows ``[N]``; of equal rows the last wins."""
         self.values[rows] = numbers
 
     def see(self, seen: Ids, generation: int) -> None:
-        """Say that positions below have numbers of their own, which they have."""
+        """Record that positions below have priorities of their own, as they do."""
         self.seen = seen
 
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed, by itself or with its buffer."""
-        return False
-
     def check_owner(self) -> None:
-        """Refuse to be used in a forked child; one in RAM is the child's own."""
+        """Refuse use in a forked child; a column in RAM is the child's own."""
 
     def close(self) -> None:
-        """Make what is on disk durable and give it back; a second call does nothing."""
+        """Make a file durable and release it; a second call does nothing."""
 
 
-class DiskColumn(PriorityFile):
-    """Numbers in a mapped file; use `open_column`."""
+class PriorityFile(PriorityColumn):
+    """A priority for each row, in a mapped file; use `open_column`."""
 
-    def __init__(self, ring: Ring, values: Numbers, seen: Ids, held: _Held) -> None:
+    def __init__(
+        self, ring: Ring, values: Numbers, seen: Ids, column_files: ColumnFiles
+    ) -> None:
         super().__init__(ring, values, seen, "disk")
-        self._held = held
-        self.direct = held.mapped
-        # One that was dropped, or left open at exit, is closed all the same.
-        self._finalizer = weakref.finalize(self, held.close_in_owner)
-        _open.add(held)
+        self.files = column_files
+        self.pid = column_files.owner.pid
+        self.direct = column_files.mapped
+        # A column that was dropped, or left open at exit, is closed all the same. The
+        # finaliser holds the files only, or it would keep the column alive.
+        self._finalizer = weakref.finalize(self, column_files.close_in_owner)
+        _open_columns.add(self)
 
     def store(self, rows: Ids, numbers: Numbers | np.float32) -> None:
-        """Set the numbers of rows; see `Column.store`."""
+        """Set the priorities of rows; see `PriorityColumn.store`."""
         self.values[rows] = numbers
-        if not self._held.mapped:
-            self._held.write(np.unique(rows), self.values)
+        if not self.files.mapped:
+            self.files.write(np.unique(rows), self.values)
 
     def see(self, seen: Ids, generation: int) -> None:
-        """Say what has numbers of its own; see `Column.see`."""
-        self._held.say(seen, generation, 0)
+        """Record what has priorities of its own; see `PriorityColumn.see`."""
+        self.files.write_record(seen, generation, 0)
         self.seen = seen
 
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed; see `Column.closed`."""
-        return not self._held.files
-
     def check_owner(self) -> None:
-        """Refuse to be used in a forked child."""
-        self._held.owner.check()
+        """Refuse use in a forked child."""
+        self.files.owner.check()
+
+    def release(self) -> None:
+        """Close the files; the mapped numbers can still be read."""
+        self.closed = True
+        self.files.close_in_owner()
 
     def close(self) -> None:
-        """Make it durable and give it back; see `Column.close`."""
+        """Make it durable and release it; see `PriorityColumn.close`."""
+        self.closed = True
         self.values = self.values[:0].copy()
         self._finalizer()
 
 
-class _Held:
-    """Files and lock of one column on disk."""
+_open_columns: weakref.WeakSet[PriorityFile] = weakref.WeakSet()
+
+
+def close_columns(home: BufferIdentity) -> None:
+    """Close the columns of a buffer that is closed; samplers open them again.
+
+    Args:
+        home: The open buffer's own object, which differs from another opening's.
+    """
+    for column in list(_open_columns):
+        if column.files.home is home:
+            column.release()
+
+
+def _release_in_child() -> None:
+    # Never unlocked, only closed: the lock is the parent's, and must not live on in
+    # a worker after the parent was killed.
+    for column in list(_open_columns):
+        column.files.release()
+
+
+os.register_at_fork(after_in_child=_release_in_child)
+
+
+def open_column(home: BufferIdentity, name: str | None) -> PriorityColumn:
+    """Open a buffer's column of that name, or make it; in RAM where that must be.
+
+    Args:
+        home: The buffer.
+        name: As `check_name` returns it.
+
+    Raises:
+        FormatError: Something other than a regular file has the name of one.
+    """
+    if name is None or home.folder is None:
+        why = "RAM, as name=None asks" if name is None else "RAM, as the data"
+        return PriorityColumn.blank(home.ring, why)
+    folder = home.folder / "samplers" / name
+    try:
+        _make_folders(folder)
+        kind = file_system(folder)
+        if kind in NETWORK:
+            why = f"RAM: {folder} is on a network file system ({kind})"
+            return PriorityColumn.blank(home.ring, why)
+        return ColumnFiles(folder, home, _lock(folder)).open()
+    except (FailedError, FullError, LockedError) as error:
+        return PriorityColumn.blank(home.ring, f"RAM: {error}")
+
+
+class ColumnFiles:
+    """Files and lock of one column on disk.
+
+    Attributes:
+        folder: Theirs.
+        home: The buffer, as it was opened.
+        owner: The process that opened them.
+        mapped: Whether the numbers are stored through a mapping.
+    """
 
     def __init__(self, folder: Path, home: BufferIdentity, lock: File) -> None:
         self.folder = folder
+        self.home = home
         self.owner = ProcessGuard(
             f"the priorities in {folder} were opened",
             "draw in the main process and let workers gather, or make the sampler in "
@@ -339,48 +242,47 @@ class _Held:
         )
         self.mapped = file_system(folder) not in COPY_ON_WRITE
         self._boot_id = process.boot_id()
-        self.home = home
-        self.files = [lock]
+        self._open_files = [lock]
         self._sequence = self._slot = 0
-        self._said: tuple[Ids, int] | None = None
+        self._last_seen: tuple[Ids, int] | None = None
 
-    def open(self) -> DiskColumn:
+    def open(self) -> PriorityFile:
         """Open the files, or make them; numbers of another ring are carried over."""
         try:
             ring = self.home.ring
             self._state, record = self._open_state()
-            self._file = _open_numbers(self.folder, ring, record)
-            self.files += [self._file]
-            # Somebody who was killed may have made or renamed them, and synced nothing.
+            self._numbers = _open_numbers(self.folder, ring, record)
+            self._open_files += [self._numbers]
+            # A process that was killed may have made or renamed them without a sync.
             files.sync_folder(self.folder)
             values = self._map()
             seen = known(record, self.home)
-            # What follows is stored without a sync: a close is so no more.
-            self.say(seen, self.home.generation, 0)
+            # What follows is stored without a sync: the last record is CLEAN no more.
+            self.write_record(seen, self.home.generation, 0)
         except BaseException:
-            self.give_back()
+            self.release()
             raise
-        return DiskColumn(ring, values, seen, self)
+        return PriorityFile(ring, values, seen, self)
 
-    def _open_state(self) -> tuple[File, Record | None]:
+    def _open_state(self) -> tuple[File, StateRecord | None]:
         path, home = self.folder / STATE, self.home
         nbytes = NUM_SLOTS * slot_nbytes(home.ring.num_envs)
-        found = None
+        last = None
         try:
             state = File.open(path, nbytes, writable=True)
         except CorruptError:
-            # Missing, or cut: nothing is known of the numbers, which is no loss but
-            # of what they had learned.
+            # Missing, or too short: nothing is known of the numbers. Only what had
+            # been learned is lost.
             files.remove_tree(path)
             state = File.create(path, nbytes)
         else:
             data = state.pread(nbytes, 0)
-            found = newest(data, home.uuid, home.ring.num_envs)
-        self.files += [state]
+            last = newest(data, home.uuid, home.ring.num_envs)
+        self._open_files += [state]
         self._identity = state.identity()
-        if found is None:
+        if last is None:
             return state, None
-        slot, record = found
+        slot, record = last
         self._slot, self._sequence = 1 - slot, record.sequence
         # This process holds the lock, so that no other one draws.
         here = self._boot_id, self._identity
@@ -390,25 +292,25 @@ class _Held:
         if not self.mapped:
             # Where no space can be reserved, a store on a full disk is a SIGBUS:
             # there numbers are kept in RAM as well, and written.
-            data = bytearray(self._file.nbytes)
-            self._file.pread_into(memoryview(data), 0)
+            data = bytearray(self._numbers.nbytes)
+            self._numbers.pread_into(memoryview(data), 0)
             return np.frombuffer(data, "<f4")
         self._state.map_writable()
-        self._file.map_writable()
-        assert self._file.mapping is not None
-        return np.frombuffer(self._file.mapping, "<f4")
+        self._numbers.map_writable()
+        assert self._numbers.mapping is not None
+        return np.frombuffer(self._numbers.mapping, "<f4")
 
     def write(self, rows: Ids, values: Numbers) -> None:
-        """Write the numbers of rows, growing, where they are not stored."""
+        """Write the numbers of growing rows, where they are not mapped."""
         for row, first, stop in runs(rows) if len(rows) else []:
             data = values[row : row + stop - first]
-            self._file.pwrite(data.view(np.uint8).data, 4 * row)
+            self._numbers.pwrite(data.view(np.uint8).data, 4 * row)
 
-    def say(self, seen: Ids, generation: int, flags: int) -> None:
+    def write_record(self, seen: Ids, generation: int, flags: int) -> None:
         """Write a record to the slot whose turn it is."""
         device, inode, birth = self._identity
         self._sequence += 1
-        record = Record(
+        record = StateRecord(
             self._sequence, generation, flags, self._boot_id, self.home.uuid,
             device, inode, seen, self.home.cut_epoch, birth,
         )  # fmt: skip
@@ -416,87 +318,37 @@ class _Held:
         self._state.store(record.encode(), size * self._slot)
         # Strictly in turn: one slot is whole while the other is being stored.
         self._slot = 1 - self._slot
-        self._said = (seen, generation)
+        self._last_seen = (seen, generation)
 
     def close_in_owner(self) -> None:
-        """Sync and give everything back, but in the process that opened it alone."""
-        if self.owner.forked or not self.files:
+        """Sync and release everything, but only in the process that opened it."""
+        if self.owner.forked or not self._open_files:
             return
         try:
-            if self._said is not None:
-                seen, generation = self._said
-                self._file.sync()
-                # Rows above are cut after a power cut, and others written in their
+            if self._last_seen is not None:
+                seen, generation = self._last_seen
+                self._numbers.sync()
+                # A power cut drops the rows above, and others are written in their
                 # place; the record before this one says what is seen until then.
-                kept = np.minimum(seen, durable_heads(self.home))
-                self.say(kept, generation, CLEAN)
+                durable = np.minimum(seen, durable_heads(self.home))
+                self.write_record(durable, generation, CLEAN)
                 self._state.sync()
-                # What follows may be cut short, and then called for again.
-                self._said = None
+                # What follows may be interrupted, and then called again.
+                self._last_seen = None
         finally:
-            self.give_back()
+            self.release()
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Close the files; the lock, which is the first, last."""
-        while self.files:
-            self.files.pop().close()
-
-
-_open: weakref.WeakSet[_Held] = weakref.WeakSet()
-
-
-def close_columns(home: BufferIdentity) -> None:
-    """Close the columns of a buffer that is closed; samplers open them again.
-
-    Args:
-        home: The open buffer's own, which is told from another opening's.
-    """
-    for held in list(_open):
-        if held.home is home:
-            held.close_in_owner()
-
-
-def _forget_in_child() -> None:
-    # Never unlocked, only closed: the lock is the parent's, and must not live on in
-    # a worker after the parent was killed.
-    for held in list(_open):
-        held.give_back()
-
-
-os.register_at_fork(after_in_child=_forget_in_child)
-
-
-def open_column(home: BufferIdentity, name: str | None) -> PriorityFile:
-    """Open a buffer's column of that name, or make it; in RAM where that must be.
-
-    Args:
-        home: The buffer.
-        name: As `check_name` returns it.
-
-    Raises:
-        FormatError: Something that is no regular file stands in the place of one.
-    """
-    if name is None or home.folder is None:
-        return PriorityFile.blank(
-            home.ring, "RAM, as name=None asks" if name is None else "RAM, as the data"
-        )
-    folder = home.folder / "samplers" / name
-    try:
-        _make_folders(folder)
-        kind = file_system(folder)
-        if kind in NETWORK:
-            why = f"RAM: {folder} is on a network file system ({kind})"
-            return PriorityFile.blank(home.ring, why)
-        return _Held(folder, home, _lock(folder)).open()
-    except (FailedError, FullError, LockedError) as error:
-        return PriorityFile.blank(home.ring, f"RAM: {error}")
+        while self._open_files:
+            self._open_files.pop().close()
 
 
 def _make_folders(folder: Path) -> None:
-    for each in (folder.parent, folder):
-        refuse_link(each)
+    for path in (folder.parent, folder):
+        refuse_link(path)
         try:
-            files.make_folder(each, exist_ok=True)
+            files.make_folder(path, exist_ok=True)
         except FailedError as error:
             # Another process made it at the same moment.
             if error.errno != errno.EEXIST:
@@ -528,8 +380,8 @@ def _lock(folder: Path) -> File:
     return file
 
 
-def _open_numbers(folder: Path, ring: Ring, record: Record | None) -> File:
-    """Open priorities.bin as this ring's; its size tells whose it is now."""
+def _open_numbers(folder: Path, ring: Ring, record: StateRecord | None) -> File:
+    """Open priorities.bin as this ring's; its size shows which ring it is of."""
     path, nbytes = folder / COLUMN, 4 * ring.num_rows
     file = _existing(path)
     if file is not None and file.nbytes == nbytes:
@@ -540,7 +392,7 @@ def _open_numbers(folder: Path, ring: Ring, record: Record | None) -> File:
             _carry(file, ring, record.seen, fresh)
         fresh.sync()
         # The rename is the one switch: a kill on either side of it leaves a column
-        # whose size tells which ring's it is, and `seen` is right for both.
+        # whose size shows which ring it is of, and `seen` is right for both.
         rename(fresh.path, path)
     finally:
         fresh.close()
@@ -573,12 +425,172 @@ def _carry(old: File, ring: Ring, seen: Ids, fresh: File) -> None:
 
 
 def carried(values: Numbers, former: Ring, ring: Ring, seen: Ids) -> Numbers:
-    """Numbers of one ring's rows, put where another ring has the same positions."""
-    found = np.zeros(ring.num_rows, np.float32)
+    """Numbers of one ring's rows, moved to where another ring has those positions."""
+    moved = np.zeros(ring.num_rows, np.float32)
     slots = min(former.slots, ring.slots)
     for env_id, stop in enumerate(seen.tolist()):
         for first in range(max(0, stop - slots), stop, CHUNK_ROWS):
             positions = np.arange(first, min(first + CHUNK_ROWS, stop))
             ids = np.full(len(positions), env_id)
-            found[ring.rows(ids, positions)] = values[former.rows(ids, positions)]
-    return found
+            moved[ring.rows(ids, positions)] = values[former.rows(ids, positions)]
+    return moved
+
+
+def slot_nbytes(num_envs: int) -> int:
+    """Bytes of one slot."""
+    return nbytes_of_slot(num_envs, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class StateRecord:
+    """One slot's content.
+
+    Attributes:
+        sequence: Numbers the records; never falls.
+        generation: The data folder whose rows the column was last kept by; informs.
+        flags: CLEAN or 0.
+        boot_id: 16 bytes, the boot that wrote it.
+        uuid: 16 bytes, the buffer.
+        device: st_dev of the STATE file.
+        inode: st_ino of the STATE file: a copied folder has another.
+        seen: int64 ``[E]``, positions below have priorities of their own.
+        cut_epoch: The buffer's, when they were seen; see `BufferIdentity`.
+        birth: 16 bytes, when the STATE file was created; see `commit.Record`.
+    """
+
+    sequence: int
+    generation: int
+    flags: int
+    boot_id: bytes
+    uuid: bytes
+    device: int
+    inode: int
+    seen: NDArray[np.int64]
+    cut_epoch: int = 0
+    birth: bytes = UNTOLD
+
+    def encode(self) -> bytes:
+        """Return the slot's bytes."""
+        header = HEADER.pack(
+            MAGIC, self.flags, len(self.seen), self.sequence, self.generation,
+            self.boot_id, self.uuid, self.device, self.inode, self.cut_epoch,
+            self.birth,
+        )  # fmt: skip
+        return encode_slot(header, self.seen[None])
+
+
+def decode(data: bytes, uuid: bytes, num_envs: int) -> StateRecord | None:
+    """Return a slot's record, or None where it holds no whole record of this buffer."""
+    slot = decode_slot(data, MAGIC, HEADER, num_envs, 1)
+    if slot is None:
+        return None
+    (flags, sequence, generation, boot, own_uuid, device, inode, cut_epoch,
+     birth), (seen,) = slot  # fmt: skip
+    if own_uuid != uuid or sequence >= MAX_COUNT:
+        return None
+    if (seen < 0).any() or (seen >= MAX_COUNT).any():
+        return None
+    return StateRecord(
+        sequence, generation, flags, boot, own_uuid, device, inode, seen, cut_epoch,
+        birth,
+    )  # fmt: skip
+
+
+def newest(data: bytes, uuid: bytes, num_envs: int) -> tuple[int, StateRecord] | None:
+    """The slot and record of the highest sequence, or None where both are void."""
+    slots = _records(data, uuid, num_envs)
+    whole = [(slot, record) for slot, record in enumerate(slots) if record is not None]
+    return max(whole, key=lambda item: item[1].sequence, default=None)
+
+
+def trusted(
+    data: bytes, uuid: bytes, num_envs: int, boot_id: bytes, identity: Identity,
+    held: Callable[[], bool] = not_held,
+) -> StateRecord | None:  # fmt: skip
+    """The record that says what is there, or None where nothing is known.
+
+    A CLEAN one speaks of durable rows alone. Where it is the newest, the one before
+    it says more, as long as the rows above are sure to be the same: within the boot.
+
+    Args:
+        data: The STATE file's.
+        uuid: 16 bytes, the buffer's.
+        num_envs: Environments.
+        boot_id: 16 bytes, the running boot's.
+        identity: Of the open STATE file.
+        held: Returns whether another process draws with the column now; see
+            `commit.same_birth`.
+    """
+    whole = [record for record in _records(data, uuid, num_envs) if record is not None]
+    whole.sort(key=lambda record: record.sequence)
+    last = whole.pop() if whole else None
+    clean = last is not None and bool(last.flags & CLEAN)
+    before = whole.pop() if whole and clean else None
+    for record in (before, last):
+        if record is not None and _is_here(record, boot_id, identity, held):
+            return record
+    return last if clean else None
+
+
+def known(record: StateRecord | None, home: BufferIdentity) -> NDArray[np.int64]:
+    """Positions below which a column's numbers are still of the buffer's rows.
+
+    Args:
+        record: The trusted one, if there is one.
+        home: The buffer, which may have lost rows since.
+
+    Returns:
+        int64 ``[E]``.
+    """
+    if record is None:
+        return np.zeros(home.ring.num_envs, np.int64)
+    return home.known(record.seen, record.generation, record.cut_epoch)
+
+
+def _is_here(
+    record: StateRecord, boot_id: bytes, identity: Identity, held: Callable[[], bool]
+) -> bool:
+    here = any(boot_id) and record.boot_id == boot_id
+    device, inode, birth = identity
+    here = here and (record.device, record.inode) == (device, inode)
+    return here and same_birth(record.birth, birth, held)
+
+
+def _records(data: bytes, uuid: bytes, num_envs: int) -> list[StateRecord | None]:
+    size = slot_nbytes(num_envs)
+    if len(data) != NUM_SLOTS * size:
+        return []
+    return [
+        decode(data[slot * size : (slot + 1) * size], uuid, num_envs)
+        for slot in range(NUM_SLOTS)
+    ]
+
+
+def durable_heads(home: BufferIdentity) -> NDArray[np.int64]:
+    """Heads that no power cut takes back, int64 ``[E]``; 0 where they are not known.
+
+    They never fall: what is kept of the rows below holds in every copy of the buffer.
+
+    Args:
+        home: The buffer; its COMMIT is read anew.
+    """
+    num_envs = home.ring.num_envs
+    unknown = np.zeros(num_envs, np.int64)
+    if home.folder is None:
+        return unknown
+    path = home.folder / f"data-{home.generation:06d}" / "COMMIT"
+    nbytes = commit.NUM_SLOTS * commit.slot_nbytes(num_envs)
+    try:
+        file = File.open(path, nbytes)
+        try:
+            data = file.pread(nbytes, 0)
+            # A record that was just written counts once it is on the device.
+            file.sync()
+        finally:
+            file.close()
+    except ReplayError:
+        # Gone with its generation, or not readable: nothing is lost by knowing less.
+        return unknown
+    slots = commit.split(data, home.uuid, home.generation, num_envs)
+    record = commit.newest_durable(slots)
+    return unknown if record is None else record.heads

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mmreplay import kernels
 from mmreplay.errors import SchemaError, shown
-from mmreplay.kernels.steps import Judge
+from mmreplay.kernels.steps import StartTable
 
 INT64 = np.dtype(np.int64)
 """Given as what it is, it need not be looked up."""
@@ -87,7 +87,13 @@ class StepGenerator:
         return env_ids, positions
 
     def pick_legal(
-        self, step: int, ends: Ids, stops: Ids, law: Judge, tries: int, count: int
+        self,
+        step: int,
+        ends: Ids,
+        stops: Ids,
+        table: StartTable,
+        tries: int,
+        count: int,
     ) -> tuple[Ids, Ids]:
         """Keep those that are legal of so many rows that `pick` draws.
 
@@ -95,7 +101,7 @@ class StepGenerator:
             step: See `pick`, as the next two.
             ends: See `pick`.
             stops: See `pick`.
-            law: What decides.
+            table: What legal starts are looked up in.
             tries: Rows to draw.
             count: Legal ones to return at most.
 
@@ -104,7 +110,7 @@ class StepGenerator:
         """
         env_ids, positions = np.empty(count, INT64), np.empty(count, INT64)
         found = _steps.pick_legal(
-            self.seed, step, ends, stops, *law, tries, env_ids, positions
+            self.seed, step, ends, stops, *table, tries, env_ids, positions
         )
         if found < count:
             return env_ids[:found], positions[:found]

@@ -15,18 +15,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.arguments import integer, number
-from mmreplay.ring import Span
-from mmreplay.samplers.base import Draw, Sampler, State, View, call_repr, single
-from mmreplay.samplers.combine import RestrictedSampler, Wrapping, draw_joined, state_of
-from mmreplay.samplers.random import StepGenerator
-from mmreplay.samplers.starts import (
-    NarrowedView,
-    legal_before,
+from mmreplay.episodes.starts import (
+    LaterStarts,
     newest,
     nothing_to_draw,
     num_legal,
     rank_edges,
 )
+from mmreplay.samplers.base import (
+    Draw,
+    Sampler,
+    State,
+    View,
+    call_repr,
+    single,
+)
+from mmreplay.samplers.combine import RestrictedSampler, Wrapping, draw_joined, state_of
+from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.states import check_kind, fraction, parts, same, stored_integer
 from mmreplay.samplers.stratified import StratifiedSampler
 from mmreplay.samplers.uniform import UniformSampler
@@ -320,7 +325,7 @@ class _Earliest:
 
     def of(self, view: View) -> View:
         if self._last is None or self._last[0] is not view:
-            self._last = view, _LaterView(view, self._count)
+            self._last = view, LaterStarts(view, self._count)
         return self._last[1]
 
     def state_dict(self) -> State:
@@ -329,27 +334,3 @@ class _Earliest:
     def check(self, state: State) -> None:
         check_kind(state, "ignore_earliest")
         same(state, "count", self._count)
-
-
-class _LaterView(NarrowedView):
-    """All but the oldest rows, of the moment of the last look at `starts`.
-
-    One for all moments of a buffer, so that samplers of windows need not take in
-    every episode again whenever a step was added.
-    """
-
-    def __init__(self, view: View, count: int) -> None:
-        self._view = view
-        self._count = count
-        self._base: Span | None = None
-
-    @property
-    def starts(self) -> Span:
-        base = self._view.starts
-        if base is not self._base:
-            edges = rank_edges(self._view)
-            every = np.arange(len(edges) - 1)
-            low = legal_before(self._view, every, self._view.span.first + self._count)
-            self._narrow(low, edges)
-            self._base = base
-        return self._starts

@@ -29,7 +29,7 @@ What a window may reach over is its *boundary*:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 
 from mmreplay.arguments import integer
 from mmreplay.episodes import START
+from mmreplay.episodes.starts import EpisodeFilter, WindowShape, WindowStarts
 from mmreplay.errors import EmptyError, SchemaError, shown
 from mmreplay.samplers.base import (
     Draw,
@@ -50,7 +51,6 @@ from mmreplay.samplers.base import (
     single,
 )
 from mmreplay.samplers.combine import check_each, close_each, keeps_priorities, state_of
-from mmreplay.samplers.starts import EpisodeFilter, WindowShape, WindowView
 from mmreplay.samplers.states import check_kind, parts, same
 from mmreplay.samplers.uniform import UniformSampler
 
@@ -80,20 +80,17 @@ class StepSource:
         self.sampler: Sampler = UniformSampler() if sampler is None else sampler
         self._shape, self._choice = shape, choice
         self._view: View | None = None
-        self._windows: WindowView | None = None
+        self._windows: WindowStarts | None = None
 
-    def of(self, view: View) -> WindowView:
+    def of(self, view: View) -> WindowStarts:
         """The starts of windows of a buffer.
 
         Raises:
-            SchemaError: The view is of single steps out of the middle of episodes,
-                as it says itself as ``view.check_windows``.
+            SchemaError: The view is of single steps out of the middle of episodes.
         """
         if self._windows is None or view is not self._view:
-            check: Callable[[], None] | None = getattr(view, "check_windows", None)
-            if check is not None:
-                check()
-            self._windows = WindowView(view, self._shape, self._choice)
+            view.check_windows()
+            self._windows = WindowStarts(view, self._shape, self._choice)
             self._view = view
         return self._windows
 
@@ -427,7 +424,7 @@ class SequenceSampler(WindowDrawing):
             )
         return values, mask
 
-    def _around(self, view: WindowView, drawn: Draw) -> Windows:
+    def _around(self, view: WindowStarts, drawn: Draw) -> Windows:
         """Lay windows around the steps drawn."""
         env_ids, starts = drawn.env_ids, drawn.positions
         if self._boundary == "any":
@@ -438,7 +435,7 @@ class SequenceSampler(WindowDrawing):
             mask, first = np.ones(steps.shape, bool), np.zeros(steps.shape, bool)
             first[:, 0] = view.flags(env_ids, steps[:, 0]) & START
             return Windows(steps, mask, first, self._first_only)
-        begin, stop = view.stretches(env_ids, starts)
+        begin, stop = view.episode_bounds(env_ids, starts)
         inside = np.minimum(steps, stop[:, None] - 1)
         if self.burn_in:
             inside = np.maximum(inside, begin[:, None])

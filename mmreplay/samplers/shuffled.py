@@ -17,17 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.arguments import flag, integer, one_of
+from mmreplay.episodes.starts import (
+    nothing_to_draw,
+    num_legal,
+    rank_edges,
+)
 from mmreplay.errors import EmptyError, FormatError, SchemaError
 from mmreplay.ring import LAYOUTS, Layout, Span
 from mmreplay.samplers.base import Draw, State, View, call_repr
 from mmreplay.samplers.permutation import Permutation
 from mmreplay.samplers.random import StepGenerator
-from mmreplay.samplers.starts import (
-    legal_before,
-    nothing_to_draw,
-    num_legal,
-    rank_edges,
-)
 from mmreplay.samplers.states import LIMIT, check_kind, integers, same, stored_integer
 from mmreplay.samplers.uniform import BlockPermutation, checked_block, order_of
 
@@ -101,8 +100,8 @@ class EpochSnapshot:
             was given up since.
         """
         every = np.arange(len(self.counts))
-        first = legal_before(view, every, view.starts.first)
-        stop = legal_before(view, every, self.stops)
+        first = view.legal_before(every, view.starts.first)
+        stop = view.legal_before(every, self.stops)
         ends = np.cumsum(self.counts)
         env_ids = np.searchsorted(ends, ranks, side="right")
         now = stop[env_ids] - (ends[env_ids] - ranks)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from mmreplay.episodes.starts import nothing_to_draw, rank_edges
 from mmreplay.samplers.base import Draw, State, View, call_repr
 from mmreplay.samplers.random import StepGenerator
-from mmreplay.samplers.starts import nothing_to_draw, rank_edges
 from mmreplay.samplers.states import check_kind, stored_integer
 
 

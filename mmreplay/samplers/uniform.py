@@ -14,13 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.arguments import integer
+from mmreplay.episodes.starts import nothing_to_draw
 from mmreplay.errors import FormatError, SchemaError
-from mmreplay.kernels.steps import Judge
 from mmreplay.ring import Span
 from mmreplay.samplers.base import Draw, State, View, call_repr
 from mmreplay.samplers.permutation import Permutation
 from mmreplay.samplers.random import StepGenerator
-from mmreplay.samplers.starts import nothing_to_draw
 from mmreplay.samplers.states import same
 
 Ids = NDArray[np.int64]
@@ -198,10 +197,10 @@ class UniformSampler:
         illegal = count * (starts.total / num_legal - 1.0)
         spare = int(illegal + SPARE_SIGMAS * illegal**0.5) + 1
         ends, stops = starts.ends, starts.span.stop
-        law: Judge | None = getattr(view, "law", None)
-        if law is not None:
+        table = view.table
+        if table is not None:
             env_ids, positions = self._random.pick_legal(
-                self._step, ends, stops, law, count + spare, count
+                self._step, ends, stops, table, count + spare, count
             )
         else:
             env_ids, positions = self._random.pick(

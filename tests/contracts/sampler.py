@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 
+from mmreplay.episodes.starts import BufferIdentity, StartView
 from mmreplay.errors import EmptyError, FormatError
 from mmreplay.ring import Ring, Span
-from mmreplay.samplers.base import BufferIdentity
 
 
-class ListedView:
+class ListedView(StartView):
     """A view whose legal starts are written down.
 
     Args:
@@ -19,6 +19,8 @@ class ListedView:
             that waits for the one after it.
         firsts: Position of the first row of each environment.
     """
+
+    span = starts = None
 
     def __init__(self, legal, firsts=None):
         self.rows = legal

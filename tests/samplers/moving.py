@@ -2,11 +2,11 @@
 
 import numpy as np
 
+from mmreplay.episodes.starts import BufferIdentity, StartView
 from mmreplay.ring import Ring, Span
-from mmreplay.samplers.base import BufferIdentity
 
 
-class MovingView:
+class MovingView(StartView):
     """Rows of several environments, each ``"s"``, a legal start, or ``"x"``, none.
 
     The newest row is only a legal start when another one follows it. Rows below

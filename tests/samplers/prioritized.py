@@ -54,4 +54,4 @@ def masses_of(buffer, count=2000):
 
 
 def column_of(buffer):
-    return buffer.sampler._work._priorities.column.values
+    return buffer.sampler.priorities.column.values

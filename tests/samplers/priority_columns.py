@@ -21,7 +21,7 @@ def make(**options):
 
 def own(buffer, sampler, env_id=0):
     """Priorities of one environment by position."""
-    rows = sampler._work._priorities
+    rows = sampler.priorities
     rows.follow(buffer.view)
     first, stop = rows.span.first[env_id], rows.span.stop[env_id]
     return {

@@ -48,7 +48,7 @@ class PriorityModel:
 
 def known_to(sampler):
     """Every priority that the sampler's column holds, by place."""
-    rows = sampler._work._priorities
+    rows = sampler.priorities
     ring, span = rows.column.ring, rows.span
     found = {}
     for env_id in range(ring.num_envs):
@@ -61,14 +61,16 @@ def known_to(sampler):
 def check(sampler, view, model, alpha, eps):
     """The sampler knows what the model knows, and draws by the model's law."""
     law = model.law(alpha, eps)
-    sampler._work._priorities.follow(view)
+    sampler.priorities.follow(view)
     assert known_to(sampler) == model.known
-    rows = sampler._work._priorities
-    leaves = rows.law._tree.leaves
+    rows = sampler.priorities
+    leaves = rows.distribution._tree.leaves
     ring = rows.column.ring
     open_ = np.flatnonzero(leaves)
-    places = zip(*(a.tolist() for a in rows.places(open_)), strict=True)
-    found = dict(zip(places, (leaves[open_] / rows.law.total).tolist(), strict=True))
+    places = zip(*(a.tolist() for a in rows.steps_of(open_)), strict=True)
+    found = dict(
+        zip(places, (leaves[open_] / rows.distribution.total).tolist(), strict=True)
+    )
     assert set(found) == {p for p, probability in law.items() if probability}
     for place, probability in found.items():
         # Sums of some hundred numbers in another order.
@@ -81,4 +83,4 @@ def check(sampler, view, model, alpha, eps):
     assert rows.highest() == max(model.known.values(), default=0)
     if law:
         least = min((m for m in leaves.tolist() if m), default=np.inf)
-        assert rows.law.lowest() == least
+        assert rows.distribution.lowest() == least

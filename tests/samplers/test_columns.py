@@ -308,7 +308,7 @@ class TestPlaces:
         process.start()
         try:
             assert ours.poll(WAIT_S)
-            assert "expected the owner alone to draw" in ours.recv()
+            assert "draw in the main process and let workers gather" in ours.recv()
             # The child lives on, and the lock does not live on in it.
             sampler.close()
             again = make()

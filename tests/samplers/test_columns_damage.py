@@ -98,8 +98,8 @@ class TestDamage:
         if closed:
             sampler.close()
         else:
-            sampler._work._priorities.column._finalizer.detach()
-            sampler._work._priorities.column._held.give_back()
+            sampler.priorities.column._finalizer.detach()
+            sampler.priorities.column.files.release()
         monkeypatch.setattr(process, "boot_id", lambda: b"another boot id!")
         found = self.opened(ring)
         expected = {p: 1.0 + p for p in range(22, 70)}
@@ -111,7 +111,7 @@ class TestDamage:
         uuid, size = ring.metadata.uuid, seen.slot_nbytes(2)
         here = os.stat(path)
         records = [
-            seen.Record(
+            seen.StateRecord(
                 8 + flags, 1, flags, b"another boot id!", uuid, here.st_dev,
                 here.st_ino, np.array([70, 60]),
             ) for flags in (0, seen.CLEAN)
@@ -139,7 +139,7 @@ class TestDamage:
     def test_a_head_below_what_was_seen_gives_up_what_is_above(self, ring, tmp_path):
         sampler = make()
         mark(ring, sampler, range(22, 70))
-        rows = sampler._work._priorities
+        rows = sampler.priorities
         rows.column.see(np.array([99, 99]), 1)
         sampler.close()
         more(ring, 3)
@@ -266,6 +266,6 @@ class TestPutBack:
 
 def kill(sampler):
     """Let go of a column as a dead process does."""
-    column = sampler._work._priorities.column
+    column = sampler.priorities.column
     column._finalizer.detach()
-    column._held.give_back()
+    column.files.release()

@@ -70,8 +70,8 @@ def test_a_kill_at_any_line_loses_no_priority_and_makes_none_up(ring, resized):
         assert done or process.exitcode == -signal.SIGKILL
         again = make()
         found = own(ring, again)
-        again._work._priorities.column._finalizer.detach()
-        again._work._priorities.column._held.give_back()
+        again.priorities.column._finalizer.detach()
+        again.priorities.column.files.release()
         first = 90 - ring.capacity
         # Old rows are what they were; new ones entered at the highest alive, 70, or
         # hold what the learner gave them. An earlier lap's would be another number.
@@ -105,7 +105,7 @@ def test_a_power_cut_after_a_kill_loses_no_number_that_a_close_made_durable(
             disk.calls_left = at
             column = open_column(reader.view.home, "learned")
             column._finalizer.detach()
-            column._held.give_back()
+            column.files.release()
         disk.revive()
         with using(disk), mr.ReplayBuffer.open(twin.path) as reader:
             filled(reader)
@@ -160,15 +160,15 @@ def test_a_reader_learns_while_another_process_writes(tmp_path, make_one):
             while laps < 5:
                 draw = sampler.draw(reader.view, 64)
                 # Everything that was drawn is of the span that was looked at.
-                span = sampler._work._priorities.span
+                span = sampler.priorities.span
                 assert (draw.positions < span.stop[draw.env_ids]).all()
                 assert (draw.positions >= span.first[draw.env_ids]).all()
                 batch = reader.sample(64)
                 values = 1.0 + batch.positions % 97
                 dropped += reader.update_priorities(batch, values)
                 laps = int(span.stop.min()) // 600
-                rows = sampler._work._priorities
-                assert rows.law.num_open == rows.num_legal
+                rows = sampler.priorities
+                assert rows.distribution.num_open == rows.num_legal
             found = own(reader, sampler)
             assert all(v <= 97.0 for v in found.values())
     finally:

@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.errors import EmptyError, FormatError, SchemaError
-from mmreplay.samplers.starts import (
-    WindowView,
-    legal_before,
+from mmreplay.episodes.starts import (
+    WindowStarts,
     newest,
     num_legal,
     rank_edges,
 )
+from mmreplay.errors import EmptyError, FormatError, SchemaError
 from tests.buffer.support import Twin
 from tests.contracts.sampler import VIEWS, ListedView, places
 from tests.samplers.law import assert_law
@@ -70,7 +69,7 @@ def test_ranks_of_starts_are_found_back(view):
         sum(place < (env_id, p) for place in view.places())
         for (env_id, _), p in zip(where, inside.tolist(), strict=True)
     ]
-    assert legal_before(view, env_ids, positions).tolist() == expected
+    assert view.legal_before(env_ids, positions).tolist() == expected
     edges = rank_edges(view)
     assert edges[-1] == num_legal(view) == len(view.places())
     for counts in (1, 2, 99):
@@ -96,7 +95,7 @@ def test_live_rings_are_followed(tmp_path, rng):
         legal, view = list(twin.oracle.legal()), twin.buffer.view
         stops = view.starts.stop
         rows = [(e, p) for e in range(2) for p in range(first[e], stops[e] + 1)]
-        ranks = legal_before(view, *np.array(rows).T).tolist()
+        ranks = view.legal_before(*np.array(rows).T).tolist()
         assert ranks == [sum(start < row for start in legal) for row in rows]
         expected = [p for p in twin.oracle.legal() if p[1] >= first[p[0]] + 4]
         if not expected:
@@ -126,9 +125,9 @@ def test_windows_of_a_live_ring_are_what_one_that_was_just_opened_shows(
     tmp_path, kind, rng, monkeypatch
 ):
     taken = []
-    plain = WindowView._forget
+    plain = WindowStarts._forget
     monkeypatch.setattr(
-        WindowView, "_forget", lambda *args: taken.append(1) or plain(*args)
+        WindowStarts, "_forget", lambda *args: taken.append(1) or plain(*args)
     )
     sampler = mr.ignore_earliest(5, WINDOWED[kind](mr.UniformSampler(0)))
     twin, compared = Twin(tmp_path / "b", 24, 2), 0

@@ -157,7 +157,7 @@ def test_the_buffers_greatest_weight_follows_its_least_priority():
     for position, value, least in ((0, 16.0, 4.0), (1, 0.5, 0.5), (1, 9.0, 8.0)):
         sampler.update_priorities(view, ids, np.array([position]), np.array([value]))
         draw = sampler.draw(view, 50)
-        values = draw.probabilities * sampler._work._priorities.law.total
+        values = draw.probabilities * sampler.priorities.distribution.total
         np.testing.assert_allclose(draw.weights, least / values, rtol=1e-6)
 
 

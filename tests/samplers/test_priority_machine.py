@@ -177,7 +177,7 @@ class PriorityMachine(RuleBasedStateMachine):
     @invariant()
     def no_more_memory_than_promised(self):
         if self.twin is not None and self.sampler.where is not None:
-            rows = self.sampler._work._priorities
+            rows = self.sampler.priorities
             assert len(rows.column.values) == rows.column.ring.num_rows
 
     def teardown(self):
@@ -192,10 +192,10 @@ class PriorityMachine(RuleBasedStateMachine):
 
 def drop(sampler):
     """Leave a column as the death of the process does."""
-    column = sampler._work._priorities.column
+    column = sampler.priorities.column
     column._finalizer.detach()
     column.values = column.values[:0].copy()
-    column._held.give_back()
+    column.files.release()
 
 
 @pytest.mark.model

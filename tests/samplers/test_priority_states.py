@@ -126,9 +126,9 @@ def test_it_takes_at_most_10_bytes_a_row_beside_the_column():
     draw = sampler.draw(view, 64)
     sampler.update_priorities(view, draw.env_ids, draw.positions, np.arange(64.0))
     sampler.draw(view, 64)
-    rows = sampler._work._priorities
+    rows = sampler.priorities
     rows.highest()
-    held = rows.law._tree.nbytes
-    for found in (rows.law._low, rows._highest):
+    held = rows.distribution._tree.nbytes
+    for found in (rows.distribution._low, rows._highest):
         held += found._blocks.nbytes + found._above._blocks.nbytes
     assert held <= 10 * len(rows.column.values)

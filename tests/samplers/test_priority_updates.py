@@ -40,7 +40,7 @@ class TestUpdates:
         ids = np.zeros(4, np.int64)
         where = np.array([1, 2, 1, 1])
         sampler.update_priorities(view, ids, where, np.array([9.0, 4.0, 7.0, 2.5]))
-        column = sampler._work._priorities.column.values
+        column = sampler.priorities.column.values
         assert column[:3].tolist() == [1.0, 2.5, 4.0]
 
     def test_nothing_may_be_updated(self, make):
@@ -257,12 +257,12 @@ def test_priorities_stay_when_windows_become_longer(make):
     twin.extend([[""]] * 12)
     batch = twin.buffer.sample(40)
     twin.buffer.update_priorities(batch, 1.0 + batch.positions)
-    before = inner._work._priorities.column.values.copy()
+    before = inner.priorities.column.values.copy()
     twin.buffer.sampler = mr.SequenceSampler(5, inner)
     assert set(places(twin.buffer.sample(400))) == {(0, p) for p in range(8)}
     twin.buffer.sampler = mr.SequenceSampler(2, inner)
     assert set(places(twin.buffer.sample(400))) == {(0, p) for p in range(11)}
-    assert (inner._work._priorities.column.values == before).all()
+    assert (inner.priorities.column.values == before).all()
 
 
 @pytest.mark.parametrize("make", KINDS)
@@ -288,8 +288,8 @@ def test_what_an_interrupted_update_stored_is_drawn_by(make, at, monkeypatch):
     twin.extend([[""]] * 4)
     buffer = twin.buffer
     buffer.sample(2)
-    known = buffer.sampler._work._priorities
-    whole = {"note": known._highest, "renew": known.law}[at]
+    known = buffer.sampler.priorities
+    whole = {"note": known._highest, "renew": known.distribution}[at]
 
     def interrupted(*_):
         raise KeyboardInterrupt

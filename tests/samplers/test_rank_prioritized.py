@@ -5,8 +5,7 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.errors import FormatError
-from mmreplay.samplers.priority_distribution import Ranks, _descending
-from mmreplay.samplers.schedules import Scheduled
+from mmreplay.samplers.priority_distribution import RankBased, Scheduled, _descending
 from tests.buffer.support import Twin
 from tests.contracts.sampler import ListedView, places
 from tests.samplers.prioritized import assert_law, masses_of, update
@@ -120,7 +119,7 @@ def test_a_ring_that_runs_on_without_a_sort_being_due_never_runs_out_of_places()
         alive = set(twin.oracle.alive())
         draw = sampler.draw(twin.buffer.view, 600)
         assert set(places(draw)) <= alive
-        assert sampler._work._priorities.law.num_open == len(alive)
+        assert sampler.priorities.distribution.num_open == len(alive)
 
 
 def test_alpha_zero_is_uniform_and_a_change_of_alpha_sorts():
@@ -156,12 +155,12 @@ def test_sorting_is_descending_and_stable(rng):
 
 
 def test_it_takes_at_most_18_bytes_a_row():
-    law = Ranks(200_000, Scheduled("alpha", 0.7, 4), None)
+    law = RankBased(200_000, Scheduled("alpha", 0.7, 4), None)
     values = np.ones(200_000, np.float32)
     law.put(np.arange(200_000), values)
     law.ready(0, values)
     law.lowest()
-    held = law._order.nbytes + law._place.nbytes + law._tree.nbytes
+    held = law._order.nbytes + law._index_of.nbytes + law._tree.nbytes
     assert held + law._low._blocks.nbytes + law._low._above._blocks.nbytes <= (
         18 * 200_000
     )
@@ -183,7 +182,7 @@ def test_a_damaged_order_is_refused(damage):
 
 @pytest.mark.parametrize(("rows", "changes"), [(8192, 2048), (400, 1024)])
 def test_by_default_a_quarter_of_the_rows_is_changed_before_a_sort(rows, changes):
-    law = Ranks(rows, Scheduled("alpha", ALPHA, 4.0), None)
+    law = RankBased(rows, Scheduled("alpha", ALPHA, 4.0), None)
     values, every = np.arange(1.0, rows + 1).astype(np.float32), np.arange(rows)
     law.put(every, values)
     law.ready(0, values)

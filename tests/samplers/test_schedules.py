@@ -5,7 +5,7 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.errors import SchemaError
-from mmreplay.samplers.schedules import Scheduled
+from mmreplay.samplers.priority_distribution import Scheduled
 
 
 @pytest.mark.parametrize(

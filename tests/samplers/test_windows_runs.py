@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mmreplay.samplers.starts import StartRuns, num_starts
+from mmreplay.episodes.starts import StartRuns, num_starts
 
 
 def starts_of(begin, stop, stride):
@@ -24,12 +24,12 @@ def test_ranks_and_positions_find_what_lists_hold(num_envs, stride, rng):
         gaps = rng.integers(0, 3, len(lengths))
         stop = ends[env_id] + np.cumsum(lengths + gaps)
         begin = stop - lengths
-        runs.push(env_id, begin, stop, num_starts(begin, stop, stride))
+        runs.append(env_id, begin, stop, num_starts(begin, stop, stride))
         for low, high in zip(begin.tolist(), stop.tolist(), strict=True):
             every[env_id] += starts_of(low, high, stride)
         ends[env_id] = stop[-1]
         newest = rng.integers(0, 7, num_envs)
-        runs.reopen(ends, ends + newest)
+        runs.set_newest(ends, ends + newest)
         if rng.random() < 0.4:
             kept[env_id] = rng.integers(kept[env_id], ends[env_id] + 1)
             runs.drop(env_id, int(kept[env_id]))
@@ -49,7 +49,7 @@ def test_memory_is_bounded_by_the_runs_that_are_there(rng):
     runs = StartRuns(3, 1)
     for turn in range(3000):
         begin = 10 * np.arange(turn * 4, turn * 4 + 4)
-        runs.push(turn % 3, begin, begin + 5, np.full(4, 5))
+        runs.append(turn % 3, begin, begin + 5, np.full(4, 5))
         runs.drop(turn % 3, 10 * 4 * (turn - 60))
     assert len(runs) < 300
-    assert runs._columns.size < 3 * 8 * 300
+    assert runs._finished.columns[0].size < 3 * 8 * 300

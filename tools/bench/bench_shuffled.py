@@ -19,9 +19,9 @@ from torch import Generator
 from torch.utils.data import RandomSampler
 
 from mmreplay.episodes import START, TRUNCATED, EpisodeIndex
-from mmreplay.ring import Ring, Span
-from mmreplay.samplers.base import BufferIdentity
+from mmreplay.ring import Span
 from mmreplay.samplers.shuffled import ShuffledSampler
+from tools.bench.simulated import FixedView
 from tools.bench.turns import OURS, arguments, race, report, rounded, speedups
 
 Ids = NDArray[np.int64]
@@ -51,7 +51,7 @@ FULL = Sizes()
 QUICK = Sizes((10**4, 10**5), 10**4, 50, 2)
 
 
-class IndexedView:
+class IndexedView(FixedView):
     """A view of an index and no data; see `View`."""
 
     def __init__(self, rows: int) -> None:
@@ -61,20 +61,25 @@ class IndexedView:
             rows: How many are alive, of all environments.
         """
         each = rows // ENVS
-        self.home = BufferIdentity(Ring.sized(each, ENVS), None, bytes(16), 1)
-        self.span = Span(np.zeros(ENVS, np.int64), np.full(ENVS, each))
-        self.index = EpisodeIndex(ENVS, derived=True, final_follows=False)
-        self.index.update(self.span, self._between)
-        self.starts = self.index.starts
-        self.num_illegal = self.index.num_illegal
-        self.start_at = self.index.start_at
-        self.legal_before = self.index.legal_before
+        span = Span(np.zeros(ENVS, np.int64), np.full(ENVS, each))
+        index = EpisodeIndex(ENVS, derived=True, final_follows=False)
+        index.update(span, self._between)
+        super().__init__(span, index, index.starts)
+        self.num_illegal = index.num_illegal
 
     def _between(self, env_id: int, first: int, stop: int) -> NDArray[np.uint8]:
         flags = np.zeros(stop - first, np.uint8)
         flags[-first % EPISODE :: EPISODE] = START
         flags[(EPISODE - 1 - first) % EPISODE :: EPISODE] = TRUNCATED
         return flags
+
+    def start_at(self, ranks: Ids) -> tuple[Ids, Ids]:
+        """Legal starts by rank."""
+        return self.index.start_at(ranks)
+
+    def legal_before(self, env_ids: Ids, positions: Ids) -> Ids:
+        """Legal starts before positions."""
+        return self.index.legal_before(env_ids, positions)
 
     def legal(self, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
         """The last step of each episode is none; see `View.legal`."""

@@ -6,13 +6,46 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.episodes import START, TERMINATED, EpisodeIndex
+from mmreplay.episodes.starts import BufferIdentity, StartView
 from mmreplay.ring import Ring, Span
-from mmreplay.samplers.base import BufferIdentity
 
 Ids = NDArray[np.int64]
 
 
-class SimulatedView:
+class FixedView(StartView):
+    """A view that never changes, of an index and no data."""
+
+    def __init__(self, span: Span, index: EpisodeIndex, starts: Span) -> None:
+        """Make one.
+
+        Args:
+            span: What is alive.
+            index: The episodes.
+            starts: Where legal starts lie.
+        """
+        num_envs = len(span.first)
+        ring = Ring.sized(int(span.lengths.max()), num_envs)
+        self.home = BufferIdentity(ring, None, bytes(16), 1)
+        self.num_illegal = 0
+        self._span, self._index, self._starts = span, index, starts
+
+    @property
+    def span(self) -> Span:
+        """What is alive."""
+        return self._span
+
+    @property
+    def index(self) -> EpisodeIndex:
+        """The episodes."""
+        return self._index
+
+    @property
+    def starts(self) -> Span:
+        """Where legal starts lie."""
+        return self._starts
+
+
+class SimulatedView(FixedView):
     """One environment whose episodes all have the same length; see `View`."""
 
     def __init__(self, rows: int, episode: int) -> None:
@@ -23,12 +56,10 @@ class SimulatedView:
             episode: Steps in each episode.
         """
         self._episode = episode
-        self.home = BufferIdentity(Ring.sized(rows, 1), None, bytes(16), 1)
-        self.span = Span(np.zeros(1, np.int64), np.array([rows]))
-        self.index = EpisodeIndex(1, derived=False, final_follows=False)
-        self.index.update(self.span, self._between)
-        self.starts = self.span
-        self.num_illegal = 0
+        span = Span(np.zeros(1, np.int64), np.array([rows]))
+        index = EpisodeIndex(1, derived=False, final_follows=False)
+        index.update(span, self._between)
+        super().__init__(span, index, span)
 
     def _between(self, env_id: int, first: int, stop: int) -> NDArray[np.uint8]:
         return self._flags(np.arange(first, stop))

@@ -140,7 +140,7 @@ class _OverOpen(Wrapping):
         """See `Sampler.draw`."""
         draw = self._sampler.draw(view, batch_size)
         known = self._sampler.priorities
-        share = known.law.num_open / known.num_legal
+        share = known.distribution.num_open / known.num_legal
         return replace(draw, weights=(draw.weights / share).astype(np.float32))
 
     def state_dict(self, priorities: bool = False) -> State:

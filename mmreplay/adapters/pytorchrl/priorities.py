@@ -12,21 +12,22 @@ from numpy.typing import NDArray
 
 from mmreplay.adapters.pytorchrl.data import ENDED, PRIORITY, TOLD_ZERO, Columns
 from mmreplay.adapters.pytorchrl.sequences import Ids, SequenceStorage
+from mmreplay.episodes.starts import newest, num_legal, rank_edges
 from mmreplay.errors import EmptyError, SchemaError
-from mmreplay.samplers.base import MOST, Draw, State, View
+from mmreplay.samplers.base import Draw, State, View
 from mmreplay.samplers.combine import Wrapping, state_of
 from mmreplay.samplers.prioritized import PrioritizedSampler
 from mmreplay.samplers.priority_distribution import MAX_ALPHA
+from mmreplay.samplers.priority_store import MAX_PRIORITY
 from mmreplay.samplers.recent import newest_counts
-from mmreplay.samplers.starts import newest, num_legal, rank_edges
 from mmreplay.samplers.states import check_kind, parts
 from mmreplay.samplers.uniform import UniformSampler
 
 LIMITS = {
     "alpha": (0.0, MAX_ALPHA),
     "beta": (0.0, 1.0),
-    "epsilon": (0.0, MOST),
-    "default_error": (1e-30, MOST),
+    "epsilon": (0.0, MAX_PRIORITY),
+    "default_error": (1e-30, MAX_PRIORITY),
 }
 """The least and the greatest value of what priorities are made with."""
 HIGHEST = 0.9

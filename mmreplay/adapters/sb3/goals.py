@@ -19,12 +19,12 @@ from mmreplay import kernels
 from mmreplay.batch import Batch
 from mmreplay.buffer.reader import ReplacedError
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.episodes import FINAL, EpisodeIndex
+from mmreplay.episodes import FINAL
+from mmreplay.episodes.starts import NarrowedStarts, StartView
 from mmreplay.errors import CorruptError, EmptyError, SchemaError
-from mmreplay.kernels.steps import Judge
+from mmreplay.kernels.steps import StartTable
 from mmreplay.ring import Span
-from mmreplay.samplers.base import BufferIdentity, Sampler, View
-from mmreplay.samplers.starts import legal_before
+from mmreplay.samplers.base import Sampler
 
 STRATEGIES = ("future", "final", "episode")
 GOALS = 1
@@ -40,18 +40,16 @@ Ids = NDArray[np.int64]
 _steps = kernels.load("steps")
 
 
-class EndedView:
+class EndedView(NarrowedStarts):
     """A view whose legal starts are limited to whole episodes that have ended.
 
     Attributes:
-        starts: See `View.starts`.
-        num_illegal: See `View.num_illegal`.
         whole: `starts` of the whole view at the same moment.
         closed: See `EndedView.__init__`.
         num_legal: How many of `starts` are legal.
     """
 
-    def __init__(self, view: View, closed: Ids) -> None:
+    def __init__(self, view: StartView, closed: Ids) -> None:
         """Narrow a view as it is now.
 
         Args:
@@ -59,54 +57,40 @@ class EndedView:
             closed: int64 ``[E]``. Where it is the environment's head, the newest
                 episode counts as ended.
         """
-        self._view, self.closed = view, closed
+        super().__init__(view)
+        self.closed = closed
         self.whole = starts = view.starts
         heads, ended = view.span.stop, view.index.ended
         first = np.maximum(ended.first, starts.first)
         stop = np.where(closed == heads, heads, ended.stop)
-        self.starts = Span(first, np.maximum(np.minimum(stop, starts.stop), first))
-        self.num_illegal = 0
+        self._starts = Span(first, np.maximum(np.minimum(stop, starts.stop), first))
         if view.num_illegal:
             every = np.arange(len(first))
-            low = legal_before(view, every, self.starts.first)
-            self._high: Ids = legal_before(view, every, self.starts.stop)
+            low = view.legal_before(every, self._starts.first)
+            self._high: Ids = view.legal_before(every, self._starts.stop)
             self._ends: Ids = np.cumsum(self._high - low)
-            self.num_illegal = int(self.starts.lengths.sum() - self._ends[-1])
-        self.num_legal = int(self.starts.lengths.sum()) - self.num_illegal
+            self.num_illegal = int(self._starts.lengths.sum() - self._ends[-1])
+        self.num_legal = int(self._starts.lengths.sum()) - self.num_illegal
 
     @property
-    def home(self) -> BufferIdentity:
-        """See `View.home`."""
-        return self._view.home
+    def starts(self) -> Span:
+        """Where the legal starts lie."""
+        return self._starts
 
     @property
-    def index(self) -> EpisodeIndex:
-        """See `View.index`."""
-        return self._view.index
-
-    @property
-    def span(self) -> Span:
-        """See `View.span`."""
-        return self._view.span
-
-    @property
-    def law(self) -> Judge | None:
-        """See `Reader.law`."""
-        return getattr(self._view, "law", None)
-
-    def flags(self, env_ids: Ids, positions: Ids) -> NDArray[np.uint8]:
-        """See `View.flags`."""
-        return self._view.flags(env_ids, positions)
+    def table(self) -> StartTable | None:
+        """What the kernel looks legal starts up in."""
+        return self.base.table
 
     def legal(self, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
-        """See `View.legal`."""
-        return self._view.legal(env_ids, positions)
+        """Bool ``[B]``: the positions, within `starts`, that are legal starts."""
+        return self.base.legal(env_ids, positions)
 
     def start_at(self, ranks: Ids) -> tuple[Ids, Ids]:
-        """See `View.start_at`; asked only where some rows are illegal."""
+        """Legal starts by rank; asked only where some rows are illegal."""
         which = np.searchsorted(self._ends, ranks, side="right")
         within: Ids = self._high[which] - (self._ends[which] - ranks)
-        return self._view.start_at(within)
+        return self.base.start_at(within)
 
 
 class Hindsight:
