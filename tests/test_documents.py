@@ -129,6 +129,36 @@ def test_the_commands_of_the_cli_page_end_as_it_shows(tmp_path, monkeypatch, cap
     assert done > 6
 
 
+def converting_commands():
+    """Commands of the table of conversions whose source the tests have."""
+    lines = re.findall(
+        r"\| `(mmreplay convert [^`]+)` \|", (DOCS / "convert.md").read_text()
+    )
+    there = re.compile(
+        r"mmreplay convert (runs/(pong|cart|mine)|pong\.\w+|theirs\.npz) "
+    )
+    return [line for line in lines if there.match(line)]
+
+
+def test_the_table_of_conversions_converts(at_hand, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("h5py")
+    shutil.copytree(at_hand, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(tmp_path / "runs" / "cart", tmp_path / "runs" / "mine")
+    monkeypatch.chdir(tmp_path)
+    lines = converting_commands()
+    assert len(lines) >= 12
+    for line in lines:
+        command = [*typed(line), "--overwrite"]
+        assert run(command) == 0, f"{line}: {capsys.readouterr().err}"
+        if line.endswith("runs/again"):
+            with (
+                mr.ReplayBuffer.open("runs/pong") as source,
+                mr.ReplayBuffer.open("runs/again") as again,
+            ):
+                for path, rows in source.gather_all().items():
+                    np.testing.assert_array_equal(rows, again.gather_all()[path])
+
+
 class Enough(Exception):
     """Ends a training loop that has no end of its own."""
 
