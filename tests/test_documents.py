@@ -336,6 +336,8 @@ def test_what_a_page_names_is_there(page):
         assert importlib.util.find_spec(name), name
     for name in set(re.findall(r"`((?:tests|tools|docs)/[\w/]+(?:\.\w+)?)`", text)):
         assert (ROOT / name).exists(), name
+    for name in set(re.findall(r"`(\w+/[\w/]+\.(?:py|c|h))`", text)):
+        assert (ROOT / name).exists() or (ROOT / "mmreplay" / name).exists(), name
     for link in set(re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", text)):
         assert (page.parent / link).exists(), link
     for file, names in re.findall(
