@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.cli.exits import run
+from mmreplay.cli.run import run
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

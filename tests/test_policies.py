@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.cli.exits import run
+from mmreplay.cli.run import run
 from mmreplay.errors import LockedError, SchemaError
 from tests.test_collect import Told, vector
 

@@ -18,7 +18,7 @@ from mmreplay.errors import SchemaError, shown
 from mmreplay.format.metadata import Metadata
 from mmreplay.samplers.base import Draw, Sampler
 from mmreplay.schema.convert import array_of
-from mmreplay.transforms.base import Fields, Ids, Rows, Touched
+from mmreplay.transforms.base import BufferRows, Fields, Ids, RowReads
 
 if TYPE_CHECKING:
     from mmreplay.transforms.base import Transform
@@ -67,13 +67,23 @@ class BatchTransform(Protocol):
     def reach(self) -> dict[str, tuple[int, ...]]:
         """Rows around a step that its batch is read from, by stored field."""
 
-    def touched(
-        self, rows: Rows, env_ids: Ids, positions: Ids, key: int, length: int | None
-    ) -> Iterable[Touched]:
+    def rows_read(
+        self,
+        rows: BufferRows,
+        env_ids: Ids,
+        positions: Ids,
+        key: int,
+        length: int | None,
+    ) -> Iterable[RowReads]:
         """Say which rows `gather` will read, some of them twice; see there."""
 
     def gather(
-        self, rows: Rows, env_ids: Ids, positions: Ids, key: int, length: int | None
+        self,
+        rows: BufferRows,
+        env_ids: Ids,
+        positions: Ids,
+        key: int,
+        length: int | None,
     ) -> Fields:
         """Make the fields of legal starts, ``[N, *shape]`` per name.
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mmreplay import kernels
 from mmreplay.storage.gather import Layout, Records
 from mmreplay.storage.store import Store
-from mmreplay.transforms.base import Asked, Direct, Found, Sums
+from mmreplay.transforms.base import Asked, Direct, FoundRows, Sums
 from mmreplay.transforms.base_steps import Where
 
 Fields = dict[str, NDArray[np.generic]]
@@ -46,7 +46,7 @@ class ReadPlan:
         asked: Asked,
         sums: Sums | None,
     ) -> None:
-        """Lay out what each draw reads; see `transforms.base.Rows.plan`.
+        """Lay out what each draw reads; see `transforms.base.BufferRows.plan`.
 
         Args:
             store: The rows.
@@ -150,8 +150,8 @@ class ReadPlan:
         positions: Ids,
         heads: Ids,
         read: Read,
-    ) -> Found:
-        """Find the boundaries around steps, and read; see `transforms.base.Rows.find`.
+    ) -> FoundRows:
+        """Find the boundaries around steps, and read.
 
         Args:
             env_ids: int64 ``[N]``.
@@ -214,7 +214,7 @@ class ReadPlan:
                 fields[name] = array
         if self._sums is not None and (self._added or self._discount is not None):
             self._sum(positions, places[1], ends[0], found, fields)
-        return Found(places, ends[0], fields, found)
+        return FoundRows(places, ends[0], fields, found)
 
     def _sum(
         self, positions: Ids, last: Ids, terminated: NDArray[np.bool_],

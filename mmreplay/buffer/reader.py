@@ -67,7 +67,7 @@ from mmreplay.storage.layout import RECORDS, record_layout, served_ends
 from mmreplay.storage.memmap import MemmapStore
 from mmreplay.storage.zarr.engine import ZarrStore
 from mmreplay.storage.zarr.group import shards_in
-from mmreplay.transforms.base import Asked, Direct, Found, Plan, Sums, Touched
+from mmreplay.transforms.base import Asked, Direct, FoundRows, RowPlan, RowReads, Sums
 
 if TYPE_CHECKING:
     from mmreplay.transforms.base import Transform
@@ -655,7 +655,7 @@ class Reader(StartView):
                 raise ReplacedError(CUT_ROWS)
 
     def intact(self, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
-        """Whether rows read until now were whole; see `transforms.base.Rows`."""
+        """Whether rows read until now were whole; see `transforms.base.BufferRows`."""
         self.check_uncut()
         intact: NDArray[np.bool_] = (
             positions >= self._commit.limits[env_ids] - self._ring.slots
@@ -854,19 +854,19 @@ class Reader(StartView):
         found: NDArray[np.bool_] = followed & ((flags & CUT) != 0)
         return found
 
-    # The buffer as transforms read it; see `transforms.base.Rows`.
+    # The buffer as transforms read it; see `transforms.base.BufferRows`.
 
     def plan(
         self, before: int, steps: int, direct: Direct, asked: Asked, sums: Sums | None
     ) -> ReadPlan:
-        """Find out where what transforms ask for lies; see `transforms.base.Rows`."""
+        """Lay out what transforms read of each draw."""
         return ReadPlan(
             self._store, self._served, self._agent_ends.get("truncated"), before, steps,
             direct, asked, sums,
         )  # fmt: skip
 
-    def find(self, plan: Plan, env_ids: Ids, positions: Ids) -> Found:
-        """Look around legal starts, and read; see `transforms.base.Rows`."""
+    def find(self, plan: RowPlan, env_ids: Ids, positions: Ids) -> FoundRows:
+        """Look around legal starts, and read; see `transforms.base.BufferRows`."""
         known = self._indexed
         if known is None:
             known = self._indexed_rows()[0]
@@ -909,13 +909,13 @@ class Reader(StartView):
         return {path: found[path] for path in paths}
 
     def locate(self, env_ids: Ids, positions: Ids) -> tuple[Ids, Ids]:
-        """Begin and end of episodes; see `transforms.base.Rows`."""
+        """Begin and end of episodes; see `transforms.base.BufferRows`."""
         with self.lock:
             self._update_index()
             return self._index.locate(env_ids, positions)
 
     def known(self, env_ids: Ids, ends: Ids) -> Ids:
-        """Where what is known of episodes ends; see `transforms.base.Rows`."""
+        """Where what is known of episodes ends; see `transforms.base.BufferRows`."""
         if not self.derived:
             return ends
         found = ends.copy()
@@ -941,12 +941,14 @@ class Reader(StartView):
         """
         span, packed = self.span, self._store.packed
         env_ids, positions = steps_of(draw)
-        reads: Sequence[Touched] | Any
+        reads: Sequence[RowReads] | Any
         if self._transform is None:
             reads = [(paths, env_ids, positions + k) for paths, k in self._plain_reads]
         else:
             length = None if draw.windows is None else draw.windows.positions.shape[1]
-            reads = self._transform.touched(self, env_ids, positions, draw.key, length)
+            reads = self._transform.rows_read(
+                self, env_ids, positions, draw.key, length
+            )
         together: dict[str, list[Ids]] = {}
         asked = 0
         for paths, ids, places in reads:

@@ -8,14 +8,14 @@ from typing import NoReturn
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and exit: 0 well, 1 failed, 2 usage, 3 refused input."""
+    """Run the command line and exit: 0 success, 1 failure, 2 usage, 3 refused input."""
     try:
-        from mmreplay.cli.exits import run
+        from mmreplay.cli.run import run
 
         code = run(args)
     except KeyboardInterrupt:
-        # It struck while what a command needs was loaded: `run` tells of the others.
-        told = "interrupted; what was written before is kept"
-        print(f"mmreplay: {told}", file=sys.stderr)
+        # During the import of a command's modules; `run` reports later ones.
+        message = "interrupted; what was written before is kept"
+        print(f"mmreplay: {message}", file=sys.stderr)
         code = 130
     sys.exit(code)

@@ -69,6 +69,6 @@ def _print(name: str, report: SpeedReport) -> None:
         [
             ("disk", f"{read}, {report.file_system}"),
             ("memory", str(report.memory)),
-            *(("advice", told) for told in report.advice),
+            *(("advice", advice) for advice in report.advice),
         ],
     )

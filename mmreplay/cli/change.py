@@ -28,24 +28,24 @@ def clear(
     from mmreplay.buffer.replay_buffer import ReplayBuffer
     from mmreplay.buffer.zarr_group import folder_of
 
-    # What is only read is refused before anybody is asked.
+    # A read-only source is refused before the question.
     folder_of(path)
     ids = sorted(set(env)) if env else None
     with ReplayBuffer.open(path) as buffer:
-        for each in ids or []:
-            check_env(each, buffer.num_envs)
+        for env_id in ids or []:
+            check_env(env_id, buffer.num_envs)
         rows = int(buffer.span.lengths[ids or slice(None)].sum())
-    told = "all environments" if ids is None else f"environments {ids}"
-    confirm(f"Give up {show.plural(rows, 'row')} of {told} in {path}?", yes)
+    environments = "all environments" if ids is None else f"environments {ids}"
+    confirm(f"Give up {show.plural(rows, 'row')} of {environments} in {path}?", yes)
     with ReplayBuffer.open(path, "r+") as buffer:
-        given_up = int(buffer.span.lengths[ids or slice(None)].sum())
+        num_rows = int(buffer.span.lengths[ids or slice(None)].sum())
         buffer.clear(ids)
         left = len(buffer)
     if json:
-        show.print_json({"path": str(path), "rows_given_up": given_up, "steps": left})
+        show.print_json({"path": str(path), "rows_given_up": num_rows, "steps": left})
     else:
         show.print_line(
-            f"gave up {show.plural(given_up, 'row')}, {show.plural(left, 'step')} left"
+            f"gave up {show.plural(num_rows, 'row')}, {show.plural(left, 'step')} left"
         )
 
 

@@ -64,8 +64,8 @@ def compact(
     if json:
         show.print_json({**asdict(made), "path": str(path), "target": str(target)})
         return
-    for told in made.notes:
-        show.print_line(f"note {told}")
+    for note in made.notes:
+        show.print_line(f"note {note}")
     show.print_line(
         f"{target}: {show.plural(made.rows, 'row')}, "
         f"{show.format_size(made.nbytes_before)} -> {show.format_size(made.nbytes)}"

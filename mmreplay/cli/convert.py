@@ -115,7 +115,7 @@ Capacity = Annotated[
         help="Rows kept per environment of a new buffer; the source's by default.",
     ),
 ]  # fmt: skip
-Given = Annotated[
+FormatOptions = Annotated[
     list[str] | None,
     typer.Option(
         "--option", "-o", metavar="NAME=VALUE", show_default=False,
@@ -138,7 +138,7 @@ def convert(
     engine: EngineName = None,
     codec: CodecName = None,
     compression: Compression = None,
-    option: Given = None,
+    option: FormatOptions = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace DST if it exists.")
     ] = False,
@@ -171,20 +171,20 @@ def convert(
         "allow_pickle": allow_pickle or None,
     }  # fmt: skip
     options = read_options(option or [])
-    options |= {name: each for name, each in named.items() if each is not None}
+    options |= {name: value for name, value in named.items() if value is not None}
     reads = registry.source_format(source, from_)
     transfer.refuse_inside(target, source if reads.name == registry.BUFFER else None)
     writes = registry.target_format(target, to)
     reading, writing = transfer.share(reads, writes, options)
-    names = None if fields is None else [part.strip() for part in fields.split(",")]
+    names = None if fields is None else [name.strip() for name in fields.split(",")]
     choice = Selection(
         names, env, read_slice("--episodes", episodes), read_slice("--rows", rows)
     )
     # Opening may take long, too: a table is read once to find what its columns are.
-    telling = _saying_what_is_kept(target, typed)
-    with telling, told_of(source), transfer.told_both(options, reading, writing):
+    reporting = _report_interrupts(target, typed)
+    with reporting, told_of(source), transfer.told_both(options, reading, writing):
         opened = transfer.open_source(source, reads, reading, choice)
-    with _saying_what_is_kept(target, typed), told_of(source), opened as reader:
+    with _report_interrupts(target, typed), told_of(source), opened as reader:
         if dry_run:
             about = reader.describe()
             refuse_doubts(reader, strict)
@@ -207,7 +207,7 @@ def convert(
 
 
 @contextmanager
-def _saying_what_is_kept(target: Path, typed: Path) -> Iterator[None]:
+def _report_interrupts(target: Path, typed: Path) -> Iterator[None]:
     """Turn Ctrl-C into a line that says what is there and how to start again."""
     from mmreplay.convert import staging
 
@@ -220,13 +220,13 @@ def _saying_what_is_kept(target: Path, typed: Path) -> Iterator[None]:
             raise InterruptedRun(
                 f"interrupted; {typed} is whole: it was finished already"
             ) from None
-        kept = "was not made" if after is None else "is as it was"
+        outcome = "was not made" if after is None else "is as it was"
         # A second Ctrl-C ends the taking away.
         left = staging.leftover(target)
         other = "nothing else is kept" if left is None else f"{left.name} is left"
         raise InterruptedRun(
-            f"interrupted; {typed} {kept}, the source was only read, and {other}; "
-            "start the same command again, it begins anew"
+            f"interrupted; {typed} {outcome}, the source was only read, and {other}; "
+            "run the same command again, it starts from the beginning"
         ) from None
 
 
@@ -239,19 +239,19 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def read_slice(option: str, text: str | None) -> slice | None:
-    """Read ``A:B``, ``A:``, ``:B`` or ``A``, of which one is meant.
+    """Read ``A:B``, ``A:``, ``:B`` or ``A``, which selects one.
 
     Raises:
         UsageError: It is none of these.
     """
     if text is None:
         return None
-    found = re.fullmatch(r"\s*(-?\d*)\s*(?:(:)\s*(-?\d*)\s*)?", text)
+    match = re.fullmatch(r"\s*(-?\d*)\s*(?:(:)\s*(-?\d*)\s*)?", text)
     try:
-        assert found is not None
-        first = int(found[1]) if found[1] else None
-        if found[2]:
-            return slice(first, int(found[3]) if found[3] else None)
+        assert match is not None
+        first = int(match[1]) if match[1] else None
+        if match[2]:
+            return slice(first, int(match[3]) if match[3] else None)
         assert first is not None
     except (AssertionError, ValueError):
         raise usage_error(
@@ -260,7 +260,7 @@ def read_slice(option: str, text: str | None) -> slice | None:
     return slice(first, first + 1 or None)
 
 
-def read_options(given: list[str]) -> dict[str, object]:
+def read_options(texts: list[str]) -> dict[str, object]:
     """Options as a format takes them: JSON values where they are some, else text.
 
     ``True``, ``False`` and ``None`` are what they are in Python.
@@ -268,17 +268,17 @@ def read_options(given: list[str]) -> dict[str, object]:
     Raises:
         UsageError: One is not NAME=VALUE.
     """
-    found: dict[str, object] = {}
-    for each in given:
-        name, equals, text = each.partition("=")
+    options: dict[str, object] = {}
+    for assignment in texts:
+        name, equals, text = assignment.partition("=")
         if not name or not equals:
-            raise usage_error(f"--option: got {each!r}, expected NAME=VALUE")
+            raise usage_error(f"--option: got {assignment!r}, expected NAME=VALUE")
         try:
             value = PYTHON[text] if text in PYTHON else json_text.loads(text)
         except (ValueError, RecursionError):
             value = text
-        found[name.replace("-", "_")] = value
-    return found
+        options[name.replace("-", "_")] = value
+    return options
 
 
 def _print_plan(
@@ -318,7 +318,7 @@ def _print_plan(
         facts.append(("target", verb))
     show.print_facts("Plan; nothing is written", facts)
     fields = description.schema.fields
-    rows = [[path, each.dtype, str(list(each.shape))] for path, each in fields.items()]
+    rows = [[path, f.dtype, str(list(f.shape))] for path, f in fields.items()]
     show.print_table(["field", "dtype", "shape"], rows, left=3)
     _print_notes(reader.report.notes, reader.report.doubts)
 

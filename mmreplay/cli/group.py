@@ -1,4 +1,4 @@
-"""``mmreplay info`` of a Zarr group: how its arrays were taken as a buffer."""
+"""``mmreplay info`` of a Zarr group: how its arrays are read as a buffer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from mmreplay.buffer.replay_buffer import ReplayBuffer
 
 
-def tell(buffer: ReplayBuffer, json: bool) -> None:
+def print_group(buffer: ReplayBuffer, json: bool) -> None:
     """Print what a group opened as a buffer holds, and how that was found."""
     facts = gather(buffer)
     if json:

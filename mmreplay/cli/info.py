@@ -45,19 +45,19 @@ def info(
     if path is not None and build:
         raise usage_error("PATH and --build: got both, expected one; ask one by one")
     if path is not None:
-        _tell(path, json)
+        _print_buffer(path, json)
     elif build:
-        installation.tell(json)
+        installation.print_installation(json)
     else:
         raise usage_error("Missing argument 'PATH': expected a buffer, or --build")
 
 
-def _tell(path: Path, json: bool) -> None:
+def _print_buffer(path: Path, json: bool) -> None:
     from mmreplay.buffer.replay_buffer import ReplayBuffer
 
     with ReplayBuffer.open(path) as buffer:
         if buffer.mapping is not None:
-            group.tell(buffer, json)
+            group.print_group(buffer, json)
             return
         facts = gather(buffer)
     if json:
@@ -107,14 +107,14 @@ def _contents(buffer: ReplayBuffer) -> dict[str, Any]:
     """Rows, steps and episodes; of one moment, unless a writer is very fast."""
     for _ in range(SETTLING_TRIES):
         span = buffer.span
-        held = _held(buffer.episodes, span)
+        counts = _count_rows(buffer.episodes, span)
         if buffer.span is span:
             break
-    return {**held, **_newest(buffer)}
+    return {**counts, **_newest(buffer)}
 
 
-def _held(index: EpisodeIndex, span: Span) -> dict[str, Any]:
-    found = [index.episodes(env_id) for env_id in range(len(span.stop))]
+def _count_rows(index: EpisodeIndex, span: Span) -> dict[str, Any]:
+    tables = [index.episodes(env_id) for env_id in range(len(span.stop))]
     rows, steps = int(span.lengths.sum()), index.num_steps
     return {
         "rows": rows,
@@ -125,9 +125,9 @@ def _held(index: EpisodeIndex, span: Span) -> dict[str, Any]:
         "heads": span.stop.tolist(),
         "sizes": index.sizes().tolist(),
         "episodes": {
-            "count": sum(len(e.begin) for e in found),
-            "running": sum(int(e.running.sum()) for e in found),
-            "headless": sum(int(e.headless.sum()) for e in found),
+            "count": sum(len(e.begin) for e in tables),
+            "running": sum(int(e.running.sum()) for e in tables),
+            "headless": sum(int(e.headless.sum()) for e in tables),
         },
     }
 
@@ -245,7 +245,7 @@ def _print(name: str, facts: dict[str, Any]) -> None:
             *_compressed(facts),
             ("last commit", _committed(facts)),
             *_exposed(facts["commit"]),
-            ("opening", _opened(facts["recovery"])),
+            ("opening", _last_opening(facts["recovery"])),
             ("writer", _holder(facts["writer"])),
             *_slow(facts),
         ],
@@ -256,12 +256,12 @@ def _print(name: str, facts: dict[str, Any]) -> None:
 
 def _compressed(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """How much smaller each field's shards are than its rows."""
-    told = [
+    ratios = [
         f"{path} {show.number(raw / packed)}x"
         for path, (packed, raw) in facts["compression"].items()
         if packed
     ]
-    return [("compressed", f"{facts['codec']}: {', '.join(told)}")] if told else []
+    return [("compressed", f"{facts['codec']}: {', '.join(ratios)}")] if ratios else []
 
 
 def _slow(facts: dict[str, Any]) -> list[tuple[str, str]]:
@@ -272,23 +272,23 @@ def _slow(facts: dict[str, Any]) -> list[tuple[str, str]]:
     return [("kernels", f"numpy, slower: C was not built ({absent})")]
 
 
-def _summary(found: dict[str, float] | None) -> str:
-    if found is None:
+def _summary(values: dict[str, float] | None) -> str:
+    if values is None:
         return "none: no whole episode, no reward, or rewards that are NaN"
-    told = ", ".join(f"{n} {show.number(found[n])}" for n in ("mean", "min", "max"))
-    return f"{told} (newest {show.plural(int(found['count']), 'whole episode')})"
+    numbers = ", ".join(f"{n} {show.number(values[n])}" for n in ("mean", "min", "max"))
+    return f"{numbers} (newest {show.plural(int(values['count']), 'whole episode')})"
 
 
 def _committed(facts: dict[str, Any]) -> str:
     record = facts["commit"]
     behind = sum(facts["heads"]) - sum(record["heads"])
-    told = show.moment(record["time_ns"])
+    when = show.format_time(record["time_ns"])
     if behind > 0 and not any(record["heads"]):
-        told = "none yet"
+        when = "none yet"
     elif record["time_ns"] > 0:
         ago = max(0, time.time() - record["time_ns"] / 1e9)
-        told += f" ({count_s(ago)} ago)" + ("" if record["exact"] else " or before")
-    return f"{told}, {show.plural(max(0, behind), 'row')} published since"
+        when += f" ({count_s(ago)} ago)" + ("" if record["exact"] else " or before")
+    return f"{when}, {show.plural(max(0, behind), 'row')} published since"
 
 
 def _exposed(record: dict[str, Any]) -> list[tuple[str, str]]:
@@ -312,15 +312,18 @@ def count_s(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def _opened(found: dict[str, Any]) -> str:
-    how, cut, given_up = (found[name] for name in ("how", "cut_rows", "given_up_rows"))
-    told: str = HOW.get(how, how)
+def _last_opening(opening: dict[str, Any]) -> str:
+    how = opening["how"]
+    text: str = HOW.get(how, how)
     if how in ("failed", "power_cut"):
-        told += f": {show.count(cut)} known of, and {show.count(given_up)} given up"
-    elif found["last_cut_rows"]:
-        last = show.plural(found["last_cut_rows"], "row")
-        told += f"; an earlier opening had to cut {last}"
-    return told
+        text += (
+            f": {show.count(opening['cut_rows'])} known of, and "
+            f"{show.count(opening['given_up_rows'])} given up"
+        )
+    elif opening["last_cut_rows"]:
+        last = show.plural(opening["last_cut_rows"], "row")
+        text += f"; an earlier opening had to cut {last}"
+    return text
 
 
 def _holder(writer: dict[str, Any] | None) -> str:

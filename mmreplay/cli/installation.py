@@ -1,4 +1,4 @@
-"""What mmreplay itself runs on: kernels, Python and libraries."""
+"""``mmreplay info --build``: kernels, Python and libraries."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ LIBRARIES = (
 )  # fmt: skip
 
 
-def tell(json: bool) -> None:
+def print_installation(json: bool) -> None:
     """Print what `facts` finds."""
-    found = facts()
+    built = facts()
     if json:
-        show.print_json(found)
+        show.print_json(built)
     else:
-        _print(found)
+        _print(built)
 
 
 def facts() -> dict[str, Any]:
@@ -49,15 +49,15 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _print(found: dict[str, Any]) -> None:
+def _print(built: dict[str, Any]) -> None:
     runs = [
         (f"kernel {name}", f"{kernel['runs']} ({kernel['why']})")
-        for name, kernel in found["kernels"].items()
+        for name, kernel in built["kernels"].items()
     ]
-    python = f"{found['python']} ({found['implementation']}, {found['system']})"
+    python = f"{built['python']} ({built['implementation']}, {built['system']})"
     libraries = [
         (name, version or "not installed")
-        for name, version in found["libraries"].items()
+        for name, version in built["libraries"].items()
     ]
-    title = f"mmreplay {found['version']}"
+    title = f"mmreplay {built['version']}"
     show.print_facts(title, [*runs, ("python", python), *libraries])

@@ -18,10 +18,10 @@ from mmreplay.format.metadata import MAX_NUM_ENVS
 MAX_COUNT = (1 << 63) - 1
 
 
-def parse_count(given: object) -> int:
+def parse_count(argument: object) -> int:
     """Read a whole number of at least 1, such as ``1e6`` or ``1_000_000``."""
     # A default comes as the number that it is.
-    text = str(given)
+    text = str(argument)
     try:
         value = float(text.replace(",", ""))
     except ValueError:
@@ -38,23 +38,23 @@ def parse_count(given: object) -> int:
     return number
 
 
-def parse_num_envs(given: object) -> int:
+def parse_num_envs(argument: object) -> int:
     """Read a number of environments that a buffer can have."""
-    number = parse_count(given)
+    number = parse_count(argument)
     if number > MAX_NUM_ENVS:
-        raise typer.BadParameter(f"got {given}, expected at most {MAX_NUM_ENVS:,}")
+        raise typer.BadParameter(f"got {argument}, expected at most {MAX_NUM_ENVS:,}")
     return number
 
 
-def parse_integer(given: object) -> int:
+def parse_integer(argument: object) -> int:
     """Read a whole number of either sign."""
     try:
-        return int(str(given).replace(",", ""))
+        return int(str(argument).replace(",", ""))
     except ValueError:
-        raise typer.BadParameter(f"got {given!r}, expected an integer") from None
+        raise typer.BadParameter(f"got {argument!r}, expected an integer") from None
 
 
-def parse_path(given: object) -> Path:
+def parse_path(argument: object) -> Path:
     """Read a path; ``~`` is the home directory, also in ``--output=~/x``.
 
     Shells expand only a ``~`` that begins a word.
@@ -62,13 +62,13 @@ def parse_path(given: object) -> Path:
     Raises:
         BadParameter: It is empty, as an unset variable of a shell is.
     """
-    if not str(given):
+    if not str(argument):
         raise typer.BadParameter("got an empty path; name a file or folder, '.' too")
-    return Path(os.path.expanduser(str(given)))
+    return Path(os.path.expanduser(str(argument)))
 
 
 def completing(*words: str) -> Callable[[str], list[str]]:
-    """What completes an option that takes one of some words."""
+    """Return the completion of an option that takes one of some words."""
 
     def complete(incomplete: str) -> list[str]:
         return [word for word in words if word.startswith(incomplete)]
@@ -77,7 +77,7 @@ def completing(*words: str) -> Callable[[str], list[str]]:
 
 
 def usage_error(message: str) -> Exception:
-    """What typer raises for a wrong command line, told without a prefix."""
+    """Return typer's error of a wrong command line, without a prefix in its text."""
     # typer carries its own copy of click in some versions, so that the class is
     # not click's own.
     kind = typer.BadParameter.__mro__[1]
@@ -132,17 +132,17 @@ Level = Annotated[
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Ask before rows are given up.
+    """Ask before rows are removed.
 
     Raises:
         typer.Abort: The answer is no.
-        UsageError: Nobody is there to ask.
+        UsageError: Standard input is no terminal.
     """
     if yes:
         return
     if not sys.stdin.isatty():
         raise usage_error(
-            f"{question} got nobody to ask, expected yes or no; add --yes"
+            f"{question} There is no terminal to ask on. Add --yes to confirm."
         )
     if not typer.confirm(printable(question), err=True):
         raise typer.Abort

@@ -65,34 +65,36 @@ def plan(
     rows = capacity or known_capacity
     if rows is None:
         raise usage_error(
-            "--capacity: got none, expected the rows per environment of a buffer that "
-            "is not there yet, such as 1e6"
+            "--capacity is missing. Give the rows per environment of the new buffer, "
+            "such as 1e6"
         )
     layout = known_layout if envs == known_envs else None
-    found = plan_buffer(schema, rows, envs, layout)
+    planned = plan_buffer(schema, rows, envs, layout)
     free = free_nbytes(at)
     packed = _packed(source, rows, envs)
     if json:
-        batch = {"batch_256_nbytes": found.batch_nbytes(BATCH_SIZE)}
-        facts = {**asdict(found), **batch, "free_nbytes": free}
-        told = {each.codec: asdict(each) for each in packed}
-        show.print_json({**facts, "fits": found.nbytes <= free, "compressed": told})
+        batch = {"batch_256_nbytes": planned.batch_nbytes(BATCH_SIZE)}
+        facts = {**asdict(planned), **batch, "free_nbytes": free}
+        compressed = {estimated.codec: asdict(estimated) for estimated in packed}
+        show.print_json(
+            {**facts, "fits": planned.nbytes <= free, "compressed": compressed}
+        )
     else:
-        _print(found, free, packed)
+        _print(planned, free, packed)
 
 
 def _packed(source: str | None, rows: int, num_envs: int) -> list[Estimate]:
-    """What a buffer that is there would take in shards, by codec."""
+    """Estimate the size of an existing buffer in compressed shards, by codec."""
     from mmreplay.plan import estimate
 
     if source is None or not _stored(source):
         return []
-    found = [estimate(source, rows, num_envs, codec) for codec in ESTIMATED]
-    return [each for each in found if each is not None]
+    estimates = [estimate(source, rows, num_envs, codec) for codec in ESTIMATED]
+    return [estimated for estimated in estimates if estimated is not None]
 
 
 def _stored(source: str) -> bool:
-    """Whether a buffer or a group is meant, and no environment's id."""
+    """Return whether the source is a buffer or a group, not an environment's id."""
     from mmreplay.storage.foreign_zarr.source import source_of
 
     return Path(source).exists() or source_of(source) is not None
@@ -101,7 +103,7 @@ def _stored(source: str) -> bool:
 def _known(
     source: str | None, fields: list[str] | None
 ) -> tuple[Schema, int, int | None, Layout | None]:
-    """The fields asked for, and the environments, capacity and layout with them."""
+    """Return the schema, and the source's environments, capacity and layout."""
     from mmreplay.schema import Schema
 
     if (source is None) == (not fields):
@@ -123,7 +125,7 @@ def _known(
 
 
 def _metadata(source: str) -> Metadata:
-    """What a buffer, or a group opened as one, is."""
+    """Return the metadata of a buffer or of a group opened as one."""
     from mmreplay.buffer.replay_buffer import ReplayBuffer
     from mmreplay.format import metadata
     from mmreplay.storage.foreign_zarr.source import source_of
@@ -184,7 +186,7 @@ def _print(plan_: Plan, free: int, packed: list[Estimate]) -> None:
     ]
     show.print_table(["field", "type", "file", "bytes/row", "on disk"], rows, left=3)
     lack = plan_.nbytes - free
-    room = f"lacks {size(lack)}" if lack > 0 else "it fits"
+    comparison = f"lacks {size(lack)}" if lack > 0 else "it fits"
     slack = ring.slots - ring.capacity
     show.print_facts(
         f"{count(ring.capacity)} rows x {show.plural(ring.num_envs, 'environment')}, "
@@ -195,8 +197,8 @@ def _print(plan_: Plan, free: int, packed: list[Estimate]) -> None:
             ("slack", f"{size(plan_.slack_nbytes)} of it: {count(slack)} rows an "
                       f"environment (reserve {count(ring.reserve)}, a block of "
                       f"{count(ring.block_rows)}, rounding)"),
-            ("free disk", f"{size(free)}: {room}"),
-            *[(f"as {each.codec}", _told(each)) for each in packed],
+            ("free disk", f"{size(free)}: {comparison}"),
+            *[(f"as {each.codec}", _estimate_text(each)) for each in packed],
             ("RAM, warm", f"{size(plan_.pages_nbytes)} of page cache for draws that "
                           "never wait for the disk; with less they go at its speed"),
             ("RAM, least", f"{size(plan_.flags_working_nbytes)} of flags, and "
@@ -206,8 +208,8 @@ def _print(plan_: Plan, free: int, packed: list[Estimate]) -> None:
     )  # fmt: skip
 
 
-def _told(packed: Estimate) -> str:
-    """An estimate in words."""
+def _estimate_text(packed: Estimate) -> str:
+    """Return an estimate as text."""
     fields = [f"{path} {show.number(r)}x" for path, r in packed.ratios.items()]
     return (
         f"about {show.format_size(packed.nbytes)} in shards ({', '.join(fields)}), "

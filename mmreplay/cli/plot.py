@@ -85,21 +85,23 @@ def plot(
             moments, table = summarize(buffer, paths, progress)
         with show.waiting("counting") as progress:
             counted = histograms(buffer, moments, BINS, progress)
-        found = [
+        panels_counts = [
             Counts.of(buffer.schema[role[0]], role[0], *counted[role[0]])
             if role
             else None
             for role in roles
         ]
-        figure = draw(figure_of, buffer, table, found)
+        figure = draw(figure_of, buffer, table, panels_counts)
     figure.savefig(target)
     if json:
         show.print_json({"file": str(target), "episodes": len(table)})
     else:
         count = int(table.whole.sum())
         left = len(table) - count
-        told = f"; {show.count(left)} cut or running left out" if left else ""
-        show.print_line(f"{target}: {show.plural(count, 'whole episode')} drawn{told}")
+        left_out = f"; {show.count(left)} cut or running left out" if left else ""
+        show.print_line(
+            f"{target}: {show.plural(count, 'whole episode')} drawn{left_out}"
+        )
 
 
 def _check(target: Path) -> None:
@@ -213,22 +215,22 @@ def _apart(x: NDArray[np.int64], y: NDArray[np.float64]) -> NDArray[np.int64]:
     return np.unique(places, return_index=True)[1]
 
 
-def bars(axes: Axes, found: Counts | None, title: str, color: str) -> None:
+def bars(axes: Axes, values: Counts | None, title: str, color: str) -> None:
     """Draw a histogram; on a logarithmic scale where one value dwarfs the rest."""
     import numpy as np
 
     _tidy(axes, title)
-    if found is None or found.counts.sum() == 0:
-        _nothing(axes, "no such field" if found is None else "no finite value")
+    if values is None or values.counts.sum() == 0:
+        _nothing(axes, "no such field" if values is None else "no finite value")
         return
-    filled = found.counts > 0
-    log = bool(found.counts.max() > 100 * found.counts[filled].min())
-    centres = (found.edges[:-1] + found.edges[1:]) / 2
-    width = found.edges[1] - found.edges[0]
-    low, high = found.edges[0], found.edges[-1]
+    filled = values.counts > 0
+    log = bool(values.counts.max() > 100 * values.counts[filled].min())
+    centres = (values.edges[:-1] + values.edges[1:]) / 2
+    width = values.edges[1] - values.edges[0]
+    low, high = values.edges[0], values.edges[-1]
     if filled.sum() <= LABELLED:
         # A few values: bars that can be seen and counted.
-        centres, counts = centres[filled], found.counts[filled]
+        centres, counts = centres[filled], values.counts[filled]
         width = max(width, (high - low) / 30) * 0.8
         drawn = axes.bar(centres, counts, width=width, color=color, zorder=2)
         # For half a number; and a lone bar should not look like a wall.
@@ -242,16 +244,16 @@ def bars(axes: Axes, found: Counts | None, title: str, color: str) -> None:
                 break
         axes.margins(y=0.12)  # for the numbers
     else:
-        axes.bar(centres, found.counts, width=width, color=color, zorder=2)
+        axes.bar(centres, values.counts, width=width, color=color, zorder=2)
     axes.set_xlim(low, high)
     if filled.sum() == 1:
         axes.set_xticks([centres[0] if len(centres) == 1 else centres[filled][0]])
     else:
-        _tick_x(axes, low, high, whole=found.whole)
+        _tick_x(axes, low, high, whole=values.whole)
     if log:
         axes.set_yscale("log")
-    axes.set_xlabel(f"value of {show.printable(found.path)}", parse_math=False)
-    axes.set_ylabel(found.unit + (" (log scale)" if log else ""))
+    axes.set_xlabel(f"value of {show.printable(values.path)}", parse_math=False)
+    axes.set_ylabel(values.unit + (" (log scale)" if log else ""))
 
 
 def _tick_x(axes: Axes, low: float, high: float, whole: bool) -> None:

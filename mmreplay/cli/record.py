@@ -123,40 +123,40 @@ def record(
     function = None if policy is None else load_policy(policy)
     from mmreplay.recording import record as play
 
-    _tell_of_fewer(path, steps)
-    found = play(
+    _warn_of_small_ring(path, steps)
+    report = play(
         env, path, function, steps=steps, num_envs=num_envs, capacity=capacity,
         seed=seed, on_resume=on_resume,  # type: ignore[arg-type]  # checked above
         engine=engine, codec=codec,  # type: ignore[arg-type]  # likewise
         level=level,
     )  # fmt: skip
     if json:
-        show.print_json({**asdict(found), "path": str(path)})
+        show.print_json({**asdict(report), "path": str(path)})
         return
-    rate = found.steps / found.seconds if found.seconds else 0.0
+    rate = report.steps / report.seconds if report.seconds else 0.0
     show.print_line(
-        f"{path}: {show.plural(found.steps, 'step')} and "
-        f"{show.plural(found.episodes, 'episode end')} in {found.seconds:.1f} s, "
-        f"{show.count(rate)} steps/s, {show.format_size(found.nbytes)}"
+        f"{path}: {show.plural(report.steps, 'step')} and "
+        f"{show.plural(report.episodes, 'episode end')} in {report.seconds:.1f} s, "
+        f"{show.count(rate)} steps/s, {show.format_size(report.nbytes)}"
     )
-    if found.held < found.steps:
+    if report.held < report.steps:
         show.print_line(
-            f"the ring came round and holds the newest {show.count(found.held)} of "
+            f"the ring came round and holds the newest {show.count(report.held)} of "
             "them; mmreplay resize makes room for more to come"
         )
 
 
-def _tell_of_fewer(path: Path, steps: int) -> None:
-    """Say before hours of it that a ring which is there keeps fewer steps."""
+def _warn_of_small_ring(path: Path, steps: int) -> None:
+    """Warn, before hours of recording, that the existing ring holds fewer steps."""
     from mmreplay.cli.exits import say
     from mmreplay.format import metadata
 
     if not (path / metadata.FILE_NAME).exists():
         return
     ring = metadata.load(path).ring
-    if steps > (held := ring.capacity * ring.num_envs):
+    if steps > (num_rows := ring.capacity * ring.num_envs):
         say(
-            f"{path} holds {show.plural(held, 'row')}: the newest of these "
+            f"{path} holds {show.plural(num_rows, 'row')}: the newest of these "
             f"{show.plural(steps, 'step')} will stay; mmreplay resize makes room"
         )
 

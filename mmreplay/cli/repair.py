@@ -63,9 +63,9 @@ def repair(
         )  # fmt: skip
     if json:
         facts = {"path": str(made.path), "target": str(made.target)}
-        cuts = [asdict(cut) for cut in made.cuts]
+        dropped = [asdict(rows) for rows in made.cuts]
         counts = {"rows": made.rows, "cut_rows": made.cut_rows}
-        show.print_json({**facts, **counts, "cuts": cuts, "restored": made.restored})
+        show.print_json({**facts, **counts, "cuts": dropped, "restored": made.restored})
     else:
         _print(made, in_place)
     # What a script believes repaired holds something, or there was nothing to lose.
@@ -76,9 +76,9 @@ def repair(
 def _print(made: RepairReport, in_place: bool) -> None:
     for fact in made.restored:
         show.print_line(f"note {fact}")
-    for cut in made.cuts[:LISTED]:
-        span = f"[{show.count(cut.first)}, {show.count(cut.stop)})"
-        show.print_line(f"cut {cut.why}: environment {cut.env_id}, positions {span}")
+    for rows in made.cuts[:LISTED]:
+        span = f"[{show.count(rows.first)}, {show.count(rows.stop)})"
+        show.print_line(f"cut {rows.why}: environment {rows.env_id}, positions {span}")
     if len(made.cuts) > LISTED:
         show.print_line(f"... and {show.count(len(made.cuts) - LISTED)} more")
     show.print_line(

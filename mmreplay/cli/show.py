@@ -41,7 +41,7 @@ def number(value: float | None) -> str:
     return f"{value:,.4g}" if 1e-4 <= abs(value) < 1e6 else f"{value:.4g}"
 
 
-def moment(time_ns: int) -> str:
+def format_time(time_ns: int) -> str:
     """A time in UTC, or ``"never"``."""
     if time_ns <= 0:
         return "never"
@@ -64,8 +64,7 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(
-        each if each.isprintable() else each.encode("unicode_escape").decode()
-        for each in text
+        c if c.isprintable() else c.encode("unicode_escape").decode() for c in text
     )
 
 
@@ -112,7 +111,7 @@ def _text(cell: str) -> Text:
 
 
 def fits(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
-    """Tell whether a table is no wider than where it would be printed."""
+    """Return whether a table fits the width of the output."""
     width = PIPED_WIDTH
     if sys.stdout.isatty():
         width = shutil.get_terminal_size().columns

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def stats(path: BufferPath, json: Json = False) -> None:
-    """Tell each field's range, mean and spread, and all episodes' returns."""
+    """Print each field's range, mean and spread, and the returns of all episodes."""
     from mmreplay.buffer.replay_buffer import ReplayBuffer
     from mmreplay.stats import summarize
 
@@ -59,19 +59,20 @@ def _print(
     whole = episodes.pick(episodes.whole)
     rows = []
     for what, values in (("return", whole.returns), ("length", whole.lengths)):
-        found = summary(values) or {}
-        told = [number(found.get(n)) for n in ("min", "max", "mean", "std")]
-        rows.append([what, *told, show.count(found.get("count", 0))])
+        numbers = summary(values) or {}
+        cells = [number(numbers.get(n)) for n in ("min", "max", "mean", "std")]
+        rows.append([what, *cells, show.count(numbers.get("count", 0))])
     show.print_table(["", "min", "max", "mean", "std", "whole episodes"], rows)
-    running, headless = int(episodes.running.sum()), int(episodes.headless.sum())
+    unfinished, lacking = int(episodes.running.sum()), int(episodes.headless.sum())
     broken = int(episodes.broken.sum())
-    cut_short = f", {show.count(broken)} broken off" if broken else ""
+    broken_text = f", {show.count(broken)} broken off" if broken else ""
     show.print_facts(
         name,
         [
             ("steps", show.count(steps)),
-            ("episodes", f"{show.count(len(episodes))}, of them {show.count(running)} "
-                         f"running{cut_short} and {show.count(headless)} without "
-                         "their first steps, which the table above leaves out"),
+            ("episodes", f"{show.count(len(episodes))}, of them "
+                         f"{show.count(unfinished)} running{broken_text} and "
+                         f"{show.count(lacking)} without their first steps, which the "
+                         "table above leaves out"),
         ],
     )  # fmt: skip

@@ -57,9 +57,9 @@ def verify(
 
 
 def _print_refusal(path: Path, deep: bool, error: Exception) -> None:
-    """Tell whoever reads JSON what is told in a line as well."""
-    told = {"ok": False, "findings": [], "deep": deep, "error": message_of(error)}
-    show.print_json({"path": os.path.abspath(path), **told})
+    """Print the error as JSON too; the line on stderr follows."""
+    facts = {"ok": False, "findings": [], "deep": deep, "error": message_of(error)}
+    show.print_json({"path": os.path.abspath(path), **facts})
 
 
 def _print(name: str, report: VerifyReport, seconds: float) -> None:

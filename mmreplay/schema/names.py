@@ -25,10 +25,10 @@ def check_path(path: str) -> None:
             f"field path {path[:60]!r}: got {len(path)} characters, expected at "
             f"most {MAX_PATH_LENGTH} that UTF-8 can hold; rename the field"
         )
-    found = CONTROLS.search(path)
-    if found is not None:
+    match = CONTROLS.search(path)
+    if match is not None:
         raise SchemaError(
-            f"field path {path[:60]!r}: got the control character {found[0]!r}, "
+            f"field path {path[:60]!r}: got the control character {match[0]!r}, "
             "expected none, as terminals obey them; rename the field"
         )
 

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from mmreplay.arguments import integer, number
 from mmreplay.episodes import FINAL, TERMINATED
 from mmreplay.errors import SchemaError, called, shown
-from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over, Touched
+from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over, RowReads
 from mmreplay.transforms.base_steps import BaseSteps, Where
 from mmreplay.transforms.checks import label, numbers, real
-from mmreplay.transforms.outline import Outline, Place
+from mmreplay.transforms.outline import Outline, ReadAt
 
 BLOCK_STEPS = 128
 """Steps after each row that are read at a time."""
@@ -239,7 +239,7 @@ def _bound(
                     f"{list(outline.fields[path].shape)}, expected "
                     f"{list(shape)} as of {reward!r}; store a value for each reward"
                 )
-        elif path is not None and not outline.nexts:
+        elif path is not None and not outline.next_obs:
             raise SchemaError(
                 f"{who} {option}: got a function in a schema in which nothing plays "
                 "the observation, expected one; name it in the schema's roles, or "
@@ -247,29 +247,29 @@ def _bound(
             )
     above = outline
     for name in made:
-        above = above.with_field(name, real(outline.fields[reward]), Place.HERE, who)
+        above = above.with_field(name, real(outline.fields[reward]), ReadAt.HERE, who)
     sources = (spec.value, spec.bootstrap)
     paths = {path: 0 for path in (reward, *sources) if isinstance(path, str)}
-    observed = {path: 0 for path in outline.nexts if path in outline.schema.fields}
+    observed = {path: 0 for path in outline.next_obs if path in outline.schema.fields}
     if callable(spec.value):
         paths |= observed
 
-    def over(below: Layer, anchors: BaseSteps) -> Layer:
-        return _Estimated(below, anchors, spec, outline, made)
+    def over(below: Layer, base_steps: BaseSteps) -> Layer:
+        return _Estimated(below, base_steps, spec, outline, made)
 
-    def elsewhere(anchors: BaseSteps) -> Iterator[Touched]:
-        first = anchors.positions[:, None]
-        _, end = anchors.rows.locate(anchors.env_ids, anchors.positions)
-        last, span = np.maximum(anchors.positions, end)[:, None], BLOCK_STEPS
+    def elsewhere(base_steps: BaseSteps) -> Iterator[RowReads]:
+        first = base_steps.positions[:, None]
+        _, end = base_steps.rows.locate(base_steps.env_ids, base_steps.positions)
+        last, span = np.maximum(base_steps.positions, end)[:, None], BLOCK_STEPS
         if spec.horizon is not None:
             last, span = np.minimum(last, first + spec.horizon), spec.horizon
         rows = np.minimum(first + np.arange(0, span, SAME_PAGE), last)
         rows = np.concatenate([rows, np.maximum(last - 1, first), last], axis=1)
-        env_ids = np.repeat(anchors.env_ids, rows.shape[1])
+        env_ids = np.repeat(base_steps.env_ids, rows.shape[1])
         yield tuple(paths), env_ids, rows.reshape(-1)
         if callable(spec.bootstrap):
             rows = np.maximum(end[:, None] - (not outline.derived), first)
-            yield tuple(observed), anchors.env_ids, rows.reshape(-1)
+            yield tuple(observed), base_steps.env_ids, rows.reshape(-1)
 
     return Bound(above, over, elsewhere)
 
@@ -288,10 +288,10 @@ class _Estimated(Over):
     """Rows with their lambda returns or advantages."""
 
     def __init__(
-        self, below: Layer, anchors: BaseSteps, spec: LambdaReturn | GAE,
+        self, below: Layer, base_steps: BaseSteps, spec: LambdaReturn | GAE,
         outline: Outline, made: Mapping[str, bool],
     ) -> None:  # fmt: skip
-        super().__init__(below, anchors)
+        super().__init__(below, base_steps)
         self._spec = spec
         self._outline = outline
         self._made = made
@@ -304,7 +304,7 @@ class _Estimated(Over):
         rest = tuple(name for name in paths if name not in self._made)
         found = dict(self.below.read(rest, rows))
         columns: dict[str, list[Floats]] = {name: [] for name in mine}
-        for starts in np.moveaxis(self.anchors.at(rows), 1, 0) if mine else ():
+        for starts in np.moveaxis(self.base_steps.at(rows), 1, 0) if mine else ():
             returns, known = self._returns(starts)
             values = np.zeros_like(returns)
             if any(self._made[name] for name in mine):
@@ -327,8 +327,8 @@ class _Estimated(Over):
         Returns:
             Float64 ``[N, *shape]``, and where they are known, bool ``[N]``.
         """
-        spec, env_ids = self._spec, self.anchors.env_ids
-        _, ends = self.anchors.rows.locate(env_ids, starts)
+        spec, env_ids = self._spec, self.base_steps.env_ids
+        _, ends = self.base_steps.rows.locate(env_ids, starts)
         tails, terminated, bootstrapped = self._tails(env_ids, ends)
         # One past the last step whose next value is known.
         stops = ends - ~(terminated | bootstrapped)
@@ -376,7 +376,7 @@ class _Estimated(Over):
         Returns:
             Float64 ``[N, *shape]`` and ``[N]``.
         """
-        spec, env_ids, rows = self._spec, self.anchors.env_ids, self.anchors.rows
+        spec, env_ids, rows = self._spec, self.base_steps.env_ids, self.base_steps.rows
         field = self._outline.fields[self._reward]
         sums, weights = np.zeros((len(starts), *self._shape)), np.ones(len(starts))
         block = BLOCK_STEPS
@@ -404,15 +404,15 @@ class _Estimated(Over):
             here = np.where(within, here * weights[active, None], 0.0)
             # A value is read only where it counts: it may not be there elsewhere.
             counts = (mixed != 0) & (here != 0)
-            nexts = np.zeros((*steps.shape, *self._shape))
+            next_obs = np.zeros((*steps.shape, *self._shape))
             wanted = np.zeros((len(starts), count), bool)
             wanted[active] = counts & ~at_end
-            places = np.repeat(self.anchors.positions[:, None], count, axis=1)
+            places = np.repeat(self.base_steps.positions[:, None], count, axis=1)
             places[wanted] = (steps + 1)[wanted[active]]
-            nexts[wanted[active]] = self._values(places, wanted)
+            next_obs[wanted[active]] = self._values(places, wanted)
             tail = counts & at_end
-            nexts[tail] = tails[active][tail.nonzero()[0]]
-            terms += np.einsum("mk,mk...->mk...", mixed, nexts)
+            next_obs[tail] = tails[active][tail.nonzero()[0]]
+            terms += np.einsum("mk,mk...->mk...", mixed, next_obs)
             terms[here == 0] = 0
             sums[active] += np.einsum("mk,mk...->m...", here, terms)
             weights[active] *= products[:, -1]
@@ -432,7 +432,7 @@ class _Estimated(Over):
             Float64 ``[N, *shape]``, 0 where there is none; where the step terminated;
             and where the value is known, bool ``[N]`` each.
         """
-        outline, rows, spec = self._outline, self.anchors.rows, self._spec
+        outline, rows, spec = self._outline, self.base_steps.rows, self._spec
         tails = np.zeros((len(ends), *self._shape))
         heads = rows.heads[env_ids]
         terminated = (rows.flags(env_ids, ends - 1) & TERMINATED) != 0
@@ -453,10 +453,10 @@ class _Estimated(Over):
             places = np.where(
                 some,
                 (ends - (not outline.derived))[:, None],
-                self.anchors.positions[:, None],
+                self.base_steps.positions[:, None],
             )
             tails[some[:, 0]] = self._asked(
-                source, places, some, nexts=not outline.derived
+                source, places, some, next_obs=not outline.derived
             )
         return tails, terminated, known
 
@@ -471,15 +471,15 @@ class _Estimated(Over):
         if not wanted.any():
             return np.zeros((0, *self._shape))
         if callable(source):
-            return self._asked(source, rows, wanted, nexts=False)
-        env_ids = np.broadcast_to(self.anchors.env_ids[:, None], rows.shape)[wanted]
-        found = self.anchors.rows.read((source,), env_ids, rows[wanted])[source]
+            return self._asked(source, rows, wanted, next_obs=False)
+        env_ids = np.broadcast_to(self.base_steps.env_ids[:, None], rows.shape)[wanted]
+        found = self.base_steps.rows.read((source,), env_ids, rows[wanted])[source]
         field = self._outline.fields[source]
         return numbers(found, field).astype(np.float64)
 
     def _asked(
         self, function: ValueFunction, rows: Ids, wanted: NDArray[np.bool_],
-        *, nexts: bool,
+        *, next_obs: bool,
     ) -> Floats:  # fmt: skip
         """What a function gives for observations of rows, float64 ``[M, *shape]``.
 
@@ -487,13 +487,15 @@ class _Estimated(Over):
             function: The function.
             rows: int64 ``[N, K]``, all of them alive.
             wanted: bool ``[N, K]``, which ones.
-            nexts: Read the next observations that are stored with the rows.
+            next_obs: Read the next observations that are stored with the rows.
 
         Raises:
             SchemaError: It gives no value for each.
         """
         outline = self._outline
-        names = {(n if nexts else path): path for path, n in outline.nexts.items()}
+        names = {
+            (n if next_obs else path): path for path, n in outline.next_obs.items()
+        }
         found = self.below.read(tuple(names), rows)
         given = {
             path: numbers(found[name][wanted], outline.fields[name])

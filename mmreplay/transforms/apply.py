@@ -53,8 +53,8 @@ class Apply:
         """Fit it; see `Transform.bind`."""
         stream = len(outline.names)
 
-        def over(below: Layer, anchors: BaseSteps) -> Layer:
-            return _Applied(below, anchors, self, stream)
+        def over(below: Layer, base_steps: BaseSteps) -> Layer:
+            return _Applied(below, base_steps, self, stream)
 
         return Bound(outline, over)
 
@@ -63,21 +63,21 @@ class _Applied(Over):
     """A finished batch with a function applied to it."""
 
     def __init__(
-        self, below: Layer, anchors: BaseSteps, apply: Apply, stream: int
+        self, below: Layer, base_steps: BaseSteps, apply: Apply, stream: int
     ) -> None:
-        super().__init__(below, anchors)
+        super().__init__(below, base_steps)
         self._apply = apply
         self._stream = stream
 
     def finish(self, fields: Fields) -> Fields:
         """Apply it after those below; see `Layer.finish`."""
-        lead: tuple[int, ...] = (len(self.anchors.positions),)
-        if self.anchors.length is not None:
-            lead = (lead[0] // self.anchors.length, self.anchors.length)
+        lead: tuple[int, ...] = (len(self.base_steps.positions),)
+        if self.base_steps.length is not None:
+            lead = (lead[0] // self.base_steps.length, self.base_steps.length)
         below = self.below.finish(fields)
         given = {p: a.reshape(*lead, *a.shape[1:]) for p, a in below.items()}
         apply = self._apply
-        chance = (self.anchors.random(self._stream),) if apply.random else ()
+        chance = (self.base_steps.random(self._stream),) if apply.random else ()
         found = called("Apply's function", apply.function, given, *chance)
         if not isinstance(found, Mapping):
             raise SchemaError(

@@ -22,7 +22,7 @@ Fields = dict[str, NDArray[np.generic]]
 Ids = NDArray[np.int64]
 
 
-Touched = tuple[tuple[str, ...], Ids, Ids]
+RowReads = tuple[tuple[str, ...], Ids, Ids]
 """Stored fields, and where they are read: environments ``[M]`` and positions ``[M]``,
 which may name rows twice, and rows that are not there."""
 
@@ -51,25 +51,26 @@ class Sums(NamedTuple):
     discount: str | None
 
 
-class Found(NamedTuple):
-    """What was found around some steps, in one pass; see `Rows.find`.
+class FoundRows(NamedTuple):
+    """What was found around some steps, in one pass; see `BufferRows.find`.
 
     Attributes:
-        anchors: int64 ``[3 + ..., N]``: first, last and following, as of `Anchors`.
-        terminated: bool ``[N]``, as of `Anchors`.
+        base_steps: int64 ``[3 + ..., N]``: first, last and following, as in
+            `BaseSteps`.
+        terminated: bool ``[N]``, as of `BaseSteps`.
         fields: What batches hold as it is, ``[N, *shape]`` by name, or
             ``[N, K, *shape]`` of K rows; sums by path, and the discount by name.
         columns: What was asked for, ``[N, K, *shape]`` each; not to be written into.
     """
 
-    anchors: Ids
+    base_steps: Ids
     terminated: NDArray[np.bool_]
     fields: Fields
     columns: Mapping[Where, Fields]
 
 
-class Plan(Protocol):
-    """Where the rows that are asked for lie in a buffer; see `Rows.plan`."""
+class RowPlan(Protocol):
+    """Where the rows that are asked for lie in a buffer; see `BufferRows.plan`."""
 
     def find(
         self,
@@ -77,18 +78,18 @@ class Plan(Protocol):
         positions: Ids,
         heads: Ids,
         read: Callable[[tuple[str, ...], Ids, Ids, Ids], Fields],
-    ) -> Found:
-        """Look at the boundaries around legal starts, and read; see `Rows.find`.
+    ) -> FoundRows:
+        """Look at the boundaries around legal starts, and read; see `BufferRows.find`.
 
         Args:
             env_ids: int64 ``[N]``.
             positions: int64 ``[N]``.
             heads: int64 ``[E]``; rows below are written.
-            read: Copies stored fields of rows, as `Rows.read` does, below heads.
+            read: Copies stored fields of rows, as `BufferRows.read` does, below heads.
         """
 
 
-class Rows(Protocol):
+class BufferRows(Protocol):
     """A buffer as transforms read it: stored rows by position, and boundaries.
 
     What is read lies within the declared window of a legal start, or in its episode's
@@ -105,7 +106,7 @@ class Rows(Protocol):
 
     def plan(
         self, before: int, steps: int, direct: Direct, asked: Asked, sums: Sums | None
-    ) -> Plan:
+    ) -> RowPlan:
         """Find out once what every draw needs to know.
 
         Args:
@@ -116,7 +117,7 @@ class Rows(Protocol):
             sums: What is summed for it; None for nothing.
         """
 
-    def find(self, plan: Plan, env_ids: Ids, positions: Ids) -> Found:
+    def find(self, plan: RowPlan, env_ids: Ids, positions: Ids) -> FoundRows:
         """Look at the boundaries around legal starts, and read what was asked for.
 
         Args:
@@ -156,7 +157,7 @@ class Layer(Protocol):
         Args:
             paths: Fields that rows have (`Outline.of_rows`).
             rows: K rows in the episode of each step drawn, or their positions, int64
-                ``[N, K]``; `Anchors.at` gives these of either. Rows by name are read
+                ``[N, K]``; `BaseSteps.at` gives these of either. Rows by name are read
                 all at once, those by position one call after the other.
 
         Returns:
@@ -174,15 +175,15 @@ class Layer(Protocol):
 class Over:
     """A layer that shows what is below it; those that change something build on it."""
 
-    def __init__(self, below: Layer, anchors: BaseSteps) -> None:
+    def __init__(self, below: Layer, base_steps: BaseSteps) -> None:
         """Show a layer.
 
         Args:
             below: The one that it lies over.
-            anchors: The steps drawn.
+            base_steps: The steps drawn.
         """
         self.below = below
-        self.anchors = anchors
+        self.base_steps = base_steps
 
     def read(self, paths: tuple[str, ...], rows: Where | Ids) -> Fields:
         """Fields of rows; see `Layer.read`."""
@@ -215,7 +216,7 @@ class Bound:
 
     outline: Outline
     over: Callable[[Layer, BaseSteps], Layer]
-    elsewhere: Callable[[BaseSteps], Iterable[Touched]] | None = None
+    elsewhere: Callable[[BaseSteps], Iterable[RowReads]] | None = None
     finishes: bool = True
     stacks: Mapping[str, int] = field(default_factory=dict)
     sums: Sums | None = None

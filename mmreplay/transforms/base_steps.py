@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from mmreplay.transforms.base import Rows
+    from mmreplay.transforms.base import BufferRows
 
 Ids = NDArray[np.int64]
 
@@ -18,7 +18,7 @@ class Where:
 
     Row k of a step is at the position ``max(min(position + ahead[k], cap) - back[k],
     first)``, where cap is the last step folded, or with `beyond` the row that holds the
-    next observation; see `Anchors`. Instances compare by identity: columns
+    next observation; see `BaseSteps`. Instances compare by identity: columns
     that were read for one are looked up by it, so keep it and those derived from it.
 
     Attributes:
@@ -90,49 +90,56 @@ class BaseSteps:
         terminated: bool ``[N]``, the episode terminates at the last step.
         key: All randomness follows from it.
         length: Steps a window, one window after another; None without windows.
-        places: The rows that transforms ask for by name; see `Places`.
+        batch_rows: The rows that transforms ask for by name; see `BatchRows`.
     """
 
     __slots__ = (
-        "_found", "env_ids", "key", "length", "places", "positions", "rows",
+        "_found",
+        "batch_rows",
+        "env_ids",
+        "key",
+        "length",
+        "positions",
+        "rows",
         "terminated",
     )  # fmt: skip
 
     def __init__(
-        self, rows: Rows, env_ids: Ids, positions: Ids, key: int, length: int | None,
-        places: Places, found: Ids, terminated: NDArray[np.bool_],
+        self, rows: BufferRows, env_ids: Ids, positions: Ids, key: int,
+        length: int | None,
+        batch_rows: BatchRows, found: Ids, terminated: NDArray[np.bool_],
     ) -> None:  # fmt: skip
         """Hold them.
 
         Args:
-            rows: See `Anchors`, as the next five.
-            env_ids: See `Anchors`.
-            positions: See `Anchors`.
-            key: See `Anchors`.
-            length: See `Anchors`.
-            places: See `Anchors`.
+            rows: See `BaseSteps`, as the next five.
+            env_ids: See `BaseSteps`.
+            positions: See `BaseSteps`.
+            key: See `BaseSteps`.
+            length: See `BaseSteps`.
+            batch_rows: See `BaseSteps`.
             found: int64 ``[3, N]`` or longer: first, last and following.
-            terminated: See `Anchors`.
+            terminated: See `BaseSteps`.
         """
         self.rows, self.env_ids, self.positions = rows, env_ids, positions
-        self.key, self.length, self.places = key, length, places
+        self.key, self.length, self.batch_rows = key, length, batch_rows
         self._found, self.terminated = found, terminated
 
     @property
     def first(self) -> Ids:
-        """See `Anchors`."""
+        """See `BaseSteps`."""
         found: Ids = self._found[0]
         return found
 
     @property
     def last(self) -> Ids:
-        """See `Anchors`."""
+        """See `BaseSteps`."""
         found: Ids = self._found[1]
         return found
 
     @property
     def following(self) -> Ids:
-        """See `Anchors`."""
+        """See `BaseSteps`."""
         found: Ids = self._found[2]
         return found
 
@@ -154,7 +161,7 @@ class BaseSteps:
         return np.random.Generator(np.random.Philox(key=self.key + (stream << 64)))
 
 
-class Places:
+class BatchRows:
     """The rows that batches are made of.
 
     Attributes:
@@ -170,11 +177,11 @@ class Places:
         self.following = Where((steps,), (0,), True)
 
 
-def around(anchors: BaseSteps, begin: Ids, end: Ids, back: int) -> tuple[Ids, Ids]:
+def around(base_steps: BaseSteps, begin: Ids, end: Ids, back: int) -> tuple[Ids, Ids]:
     """Rows of the episodes of steps, from so many before one row to another.
 
     Args:
-        anchors: N steps.
+        base_steps: N steps.
         begin: int64 ``[N]``, not after end.
         end: int64 ``[N]``.
         back: Rows before begin.
@@ -184,5 +191,5 @@ def around(anchors: BaseSteps, begin: Ids, end: Ids, back: int) -> tuple[Ids, Id
     """
     count = int((end - begin).max(initial=0)) + 1 + back
     rows = end[:, None] - np.arange(count)
-    rows = np.maximum(rows, np.maximum(begin - back, anchors.first)[:, None])
-    return np.repeat(anchors.env_ids, count), rows.reshape(-1)
+    rows = np.maximum(rows, np.maximum(begin - back, base_steps.first)[:, None])
+    return np.repeat(base_steps.env_ids, count), rows.reshape(-1)

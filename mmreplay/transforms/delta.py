@@ -11,7 +11,7 @@ from mmreplay.schema import Field
 from mmreplay.transforms.base import Bound, Fields, Layer, Over
 from mmreplay.transforms.base_steps import BaseSteps
 from mmreplay.transforms.checks import label, numbers
-from mmreplay.transforms.outline import Outline, Place
+from mmreplay.transforms.outline import Outline, ReadAt
 
 _SIGNED = {
     "uint8": "int16",
@@ -60,7 +60,7 @@ class Delta:
         above, names = outline, dict[str, str]()
         for path in outline.pick(self.paths, "Delta"):
             field = outline.fields[path]
-            if path not in outline.nexts or field.dtype == "bool":
+            if path not in outline.next_obs or field.dtype == "bool":
                 raise SchemaError(
                     f"Delta: got {path!r} of {field.dtype}, expected numbers of an "
                     "observation, which have a next; name those in paths="
@@ -68,10 +68,10 @@ class Delta:
             rest = path.removeprefix(top) if under([path], top) else "/" + path
             names[path] = self.name + rest
             made = Field(field.shape, _SIGNED.get(field.dtype, field.dtype))
-            above = above.with_field(names[path], made, Place.MADE, "Delta")
+            above = above.with_field(names[path], made, ReadAt.MADE, "Delta")
 
-        def over(below: Layer, anchors: BaseSteps) -> Layer:
-            return _Deltas(below, anchors, names, outline)
+        def over(below: Layer, base_steps: BaseSteps) -> Layer:
+            return _Deltas(below, base_steps, names, outline)
 
         return Bound(above, over)
 
@@ -82,36 +82,38 @@ class _Deltas(Over):
     def __init__(
         self,
         below: Layer,
-        anchors: BaseSteps,
+        base_steps: BaseSteps,
         names: Mapping[str, str],
         outline: Outline,
     ) -> None:
-        super().__init__(below, anchors)
+        super().__init__(below, base_steps)
         self._names = names
         self._outline = outline
 
     def made(self, names: tuple[str, ...]) -> Fields:
         """Differences; see `Layer.made`."""
         mine = {path: name for path, name in self._names.items() if name in names}
-        found = self.below.made(tuple(n for n in names if n not in mine.values()))
+        fields = self.below.made(tuple(n for n in names if n not in mine.values()))
         if not mine:
-            return found
-        here = self.below.read(tuple(mine), self.anchors.places.here)
-        nexts = self._nexts(tuple(mine))
+            return fields
+        here = self.below.read(tuple(mine), self.base_steps.batch_rows.here)
+        next_obs = self._next_obs(tuple(mine))
         for path, name in mine.items():
             field = self._outline.fields[path]
             dtype = Field((), _SIGNED.get(field.dtype, field.dtype)).numpy
-            then = numbers(nexts[path][:, 0], field).astype(dtype)
-            found[name] = then - numbers(here[path][:, 0], field).astype(dtype)
-        return found
+            then = numbers(next_obs[path][:, 0], field).astype(dtype)
+            fields[name] = then - numbers(here[path][:, 0], field).astype(dtype)
+        return fields
 
-    def _nexts(self, paths: tuple[str, ...]) -> Fields:
-        outline, anchors = self._outline, self.anchors
+    def _next_obs(self, paths: tuple[str, ...]) -> Fields:
+        outline, base_steps = self._outline, self.base_steps
         derived = tuple(
-            p for p in paths if outline.places[outline.nexts[p]] is Place.NEXT
+            p for p in paths if outline.read_at[outline.next_obs[p]] is ReadAt.NEXT
         )
-        stored = {outline.nexts[p]: p for p in paths if p not in derived}
-        found = dict(self.below.read(derived, anchors.places.following))
-        for name, values in self.below.read(tuple(stored), anchors.places.last).items():
+        stored = {outline.next_obs[p]: p for p in paths if p not in derived}
+        found = dict(self.below.read(derived, base_steps.batch_rows.following))
+        for name, values in self.below.read(
+            tuple(stored), base_steps.batch_rows.last
+        ).items():
             found[stored[name]] = values
         return found

@@ -21,7 +21,7 @@ Change = Callable[[str, NDArray[np.generic]], NDArray[np.generic]]
 """Changes values of a path, whatever their leading axes."""
 
 
-def each(
+def elementwise(
     outline: Outline, paths: Iterable[str], who: str,
     field_of: Callable[[str, Field], Field], change: Change,
 ) -> Bound:  # fmt: skip
@@ -39,23 +39,23 @@ def each(
         above = above.changed((path,), partial(field_of, path), who)
     sources = outline.sources(paths)
 
-    def over(below: Layer, anchors: BaseSteps) -> Layer:
-        return _Each(below, anchors, sources, change)
+    def over(below: Layer, base_steps: BaseSteps) -> Layer:
+        return _ElementwiseLayer(below, base_steps, sources, change)
 
     return Bound(above, over)
 
 
-class _Each(Over):
+class _ElementwiseLayer(Over):
     """Some fields with their values changed."""
 
     def __init__(
         self,
         below: Layer,
-        anchors: BaseSteps,
+        base_steps: BaseSteps,
         sources: Mapping[str, str],
         change: Change,
     ) -> None:
-        super().__init__(below, anchors)
+        super().__init__(below, base_steps)
         self._sources = sources
         self._change = change
 
@@ -143,7 +143,7 @@ class Cast:
         def field_of(path: str, field: Field) -> Field:
             return Field(field.shape, target.dtype)
 
-        return each(outline, paths, "Cast", field_of, change)
+        return elementwise(outline, paths, "Cast", field_of, change)
 
     def _cast(
         self, path: str, values: NDArray[np.generic], target: Field
@@ -218,7 +218,7 @@ class OneHot:
         def field_of(path: str, field: Field) -> Field:
             return Field((*field.shape, self.num_classes), target.dtype)
 
-        return each(outline, paths, "OneHot", field_of, self._vectors)
+        return elementwise(outline, paths, "OneHot", field_of, self._vectors)
 
     def _vectors(self, path: str, values: NDArray[np.generic]) -> NDArray[np.generic]:
         places = values.astype(np.int64) - self.start

@@ -13,7 +13,7 @@ from mmreplay import kernels
 from mmreplay.arguments import number, one_of
 from mmreplay.errors import SchemaError, called, shown
 from mmreplay.schema import Field
-from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over, Touched
+from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over, RowReads
 from mmreplay.transforms.base_steps import BaseSteps, Where, around
 from mmreplay.transforms.checks import numbers
 from mmreplay.transforms.outline import Outline
@@ -123,11 +123,11 @@ class HER:
         goals = _Goals(self, outline, achieved, desired, reward)
         above = outline.changed((desired, reward), lambda field: field, "HER")
 
-        def over(below: Layer, anchors: BaseSteps) -> Layer:
-            return _Relabelled(below, anchors, goals)
+        def over(below: Layer, base_steps: BaseSteps) -> Layer:
+            return _Relabelled(below, base_steps, goals)
 
-        def elsewhere(anchors: BaseSteps) -> Iterator[Touched]:
-            return _touched(anchors, goals)
+        def elsewhere(base_steps: BaseSteps) -> Iterator[RowReads]:
+            return _rows_read(base_steps, goals)
 
         return Bound(above, over, elsewhere)
 
@@ -140,7 +140,7 @@ class HER:
                     f"HER: got transforms with a {name} before it, expected none: "
                     "its goals and rewards are others; leave one of them out"
                 )
-        if achieved not in outline.nexts:
+        if achieved not in outline.next_obs:
             raise SchemaError(
                 f"HER: got {achieved!r} as the goal achieved, expected a leaf of the "
                 "observation, whose next one tells what a step achieved; name it in "
@@ -162,7 +162,7 @@ def _check_stored(path: str, outline: Outline) -> None:
     if not outline.stored(path):
         found = "no field"
         if path in outline.fields:
-            found = f"changed by {' and '.join(outline.touched.get(path, ()))}"
+            found = f"changed by {' and '.join(outline.changed_by.get(path, ()))}"
         raise SchemaError(
             f"HER: got {path!r}, which is {found}, expected a field as it was stored, "
             "since goals are compared and rewards made of those; put HER first"
@@ -183,7 +183,7 @@ class _Goals:
         self.her, self.outline, self.reward = her, outline, reward
         self.stream = len(outline.names)
         self.kind = STRATEGIES.index(her.strategy)
-        self.source = (outline.nexts[achieved], 0)
+        self.source = (outline.next_obs[achieved], 0)
         if outline.derived:
             self.source = (achieved, 1)
         self.desireds = tuple(outline.sources((desired,)))
@@ -201,7 +201,7 @@ class _Goals:
 
 
 @dataclass(frozen=True, slots=True)
-class _Places:
+class _GoalRows:
     """Steps after which goals were achieved.
 
     Attributes:
@@ -215,37 +215,37 @@ class _Places:
     later: Ids
 
 
-def _places(anchors: BaseSteps, goals: _Goals) -> _Places:
+def _goal_rows(base_steps: BaseSteps, goals: _Goals) -> _GoalRows:
     """Draw whose goals steps get: boundaries are read, no field."""
-    rows = anchors.rows
-    begins, ends = rows.locate(anchors.env_ids, anchors.positions)
-    stops = rows.known(anchors.env_ids, ends)
-    starts, lasts, group = anchors.positions, anchors.last, None
-    if anchors.length is not None:
+    rows = base_steps.rows
+    begins, ends = rows.locate(base_steps.env_ids, base_steps.positions)
+    stops = rows.known(base_steps.env_ids, ends)
+    starts, lasts, group = base_steps.positions, base_steps.last, None
+    if base_steps.length is not None:
         # Every step of a group has the same episode, so the same begin and stop.
-        group, some = _groups(anchors.length, begins)
+        group, some = _groups(base_steps.length, begins)
         begins, stops = begins[some], stops[some]
         starts, lasts = np.zeros((2, len(some)), np.int64)
-        np.maximum.at(starts, group, anchors.positions)
-        np.maximum.at(lasts, group, anchors.last)
+        np.maximum.at(starts, group, base_steps.positions)
+        np.maximum.at(lasts, group, base_steps.last)
     count = len(begins)
     chosen = np.empty(count, BOOL)
-    places, later = np.empty(count, INT64), np.empty(count, INT64)
+    goal_rows, later = np.empty(count, INT64), np.empty(count, INT64)
     _kernel.hindsight(
-        anchors.key, goals.stream, goals.her.ratio, goals.kind, begins, stops,
-        np.ascontiguousarray(starts), lasts, chosen, places, later,
+        base_steps.key, goals.stream, goals.her.ratio, goals.kind, begins, stops,
+        np.ascontiguousarray(starts), lasts, chosen, goal_rows, later,
     )  # fmt: skip
     if group is not None:
-        return _Places(chosen[group], places[group], later[group])
-    return _Places(chosen, places, later)
+        return _GoalRows(chosen[group], goal_rows[group], later[group])
+    return _GoalRows(chosen, goal_rows, later)
 
 
-def _touched(anchors: BaseSteps, goals: _Goals) -> Iterator[Touched]:
+def _rows_read(base_steps: BaseSteps, goals: _Goals) -> Iterator[RowReads]:
     """Rows of goals, and of what the rewards are made of; see `Bound.elsewhere`."""
-    places, (path, shift) = _places(anchors, goals), goals.source
-    chosen = places.chosen
-    yield (path,), anchors.env_ids[chosen], places.rows[chosen] + shift
-    every, steps = around(anchors, anchors.positions, anchors.last, 0)
+    drawn, (path, shift) = _goal_rows(base_steps, goals), goals.source
+    chosen = drawn.chosen
+    yield (path,), base_steps.env_ids[chosen], drawn.rows[chosen] + shift
+    every, steps = around(base_steps, base_steps.positions, base_steps.last, 0)
     yield (path,), every, steps + shift
     yield tuple(goals.her.info), every, steps
 
@@ -273,35 +273,35 @@ def _groups(length: int, begin: Ids) -> tuple[Ids, Ids]:
 class _Relabelled(Over):
     """Steps with other goals, and the rewards for them."""
 
-    def __init__(self, below: Layer, anchors: BaseSteps, goals: _Goals) -> None:
-        super().__init__(below, anchors)
+    def __init__(self, below: Layer, base_steps: BaseSteps, goals: _Goals) -> None:
+        super().__init__(below, base_steps)
         self._goals = goals
         self._found: tuple[Ids, NDArray[np.generic]] | None = None
 
     def read(self, paths: tuple[str, ...], rows: Where | Ids) -> Fields:
         """Fields of rows, goals and rewards relabelled; see `Layer.read`."""
-        found = dict(self.below.read(paths, rows))
+        fields = dict(self.below.read(paths, rows))
         goals = self._goals
         for path in goals.desireds:
-            if path in found:
-                found[path] = _replaced(found[path], *self._relabelling())
-        if goals.reward in found:
-            found[goals.reward] = self._rewards(found[goals.reward], rows)
-        return found
+            if path in fields:
+                fields[path] = _replaced(fields[path], *self._relabelling())
+        if goals.reward in fields:
+            fields[goals.reward] = self._rewards(fields[goals.reward], rows)
+        return fields
 
     def _relabelling(self) -> tuple[Ids, NDArray[np.generic]]:
         """Which steps are relabelled, int64 ``[M]``, and their goals ``[M, *goal]``."""
         if self._found is not None:
             return self._found
-        anchors = self.anchors
-        places = _places(anchors, self._goals)
-        rows, which = places.rows, places.chosen.nonzero()[0]
+        base_steps = self.base_steps
+        drawn = _goal_rows(base_steps, self._goals)
+        rows, which = drawn.rows, drawn.chosen.nonzero()[0]
         goal = self._achieved(rows[:, None], which)
         if self._goals.her.strategy == "episode":
             # The past may be overwritten while it is read; the future outlives us.
-            lost = ~anchors.rows.intact(anchors.env_ids, rows)
+            lost = ~base_steps.rows.intact(base_steps.env_ids, rows)
             if lost.any():
-                rows = np.where(lost, places.later, rows)
+                rows = np.where(lost, drawn.later, rows)
                 goal = self._achieved(rows[:, None], which)
         self._found = which, goal[:, 0]
         return self._found
@@ -315,8 +315,8 @@ class _Relabelled(Over):
             there = rows.following() if isinstance(rows, Where) else None
         if there is None:
             # Where a step keeps its goal, the row after it need not be there.
-            there = np.repeat(self.anchors.positions[:, None], _width(rows), axis=1)
-            there[which] = self.anchors.at(rows)[which] + shift
+            there = np.repeat(self.base_steps.positions[:, None], _width(rows), axis=1)
+            there[which] = self.base_steps.at(rows)[which] + shift
         return goals.goal(self.below.read((path,), there)[path].take(which, 0))
 
     def _rewards(

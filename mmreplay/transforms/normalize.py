@@ -14,7 +14,7 @@ from mmreplay.errors import FormatError, SchemaError, shown
 from mmreplay.schema import Field
 from mmreplay.transforms.base import Bound
 from mmreplay.transforms.checks import numbers
-from mmreplay.transforms.elementwise import each
+from mmreplay.transforms.elementwise import elementwise
 from mmreplay.transforms.outline import Outline
 
 FLAT = 1e-8
@@ -66,11 +66,11 @@ class Normalize:
 
     def __post_init__(self) -> None:
         """Check the arguments."""
-        for name, given in (("means", self.means), ("stds", self.stds)):
-            if not isinstance(given, Mapping):
+        for name, statistics in (("means", self.means), ("stds", self.stds)):
+            if not isinstance(statistics, Mapping):
                 raise SchemaError(
-                    f"Normalize: got {name} {shown(given)}, expected a number or array "
-                    "by path; such as {'observation': 0.0}"
+                    f"Normalize {name} must be a mapping, got {shown(statistics)}. "
+                    "Give a number or array by path, such as {'observation': 0.0}."
                 )
         if self.means.keys() != self.stds.keys() or not self.means:
             raise SchemaError(
@@ -200,7 +200,7 @@ class Normalize:
                 np.clip(wide, -self.clip, self.clip, out=wide)
             return wide.astype(_normalized(path, field).numpy)
 
-        return each(outline, tuple(shifts), "Normalize", _normalized, change)
+        return elementwise(outline, tuple(shifts), "Normalize", _normalized, change)
 
 
 def _normalized(path: str, field: Field) -> Field:

@@ -16,7 +16,7 @@ from mmreplay.schema import Field, Schema
 from mmreplay.transforms.base import Bound, Fields, Layer, Over, Sums
 from mmreplay.transforms.base_steps import BaseSteps, Where
 from mmreplay.transforms.checks import numbers, real
-from mmreplay.transforms.outline import Outline, Place
+from mmreplay.transforms.outline import Outline, ReadAt
 
 _kernel = kernels.load("steps")
 FLOAT32 = np.dtype(np.float32)
@@ -79,18 +79,18 @@ class NStep:
             )
         rewards = self._rewards(outline)
         changed = outline.changed(rewards, real, "NStep")
-        places = dict(changed.places) | dict.fromkeys(rewards, Place.MADE)
+        read_at = dict(changed.read_at) | dict.fromkeys(rewards, ReadAt.MADE)
         for role in ("terminated", "truncated"):
-            places |= dict.fromkeys(outline.schema.role_paths(role), Place.LAST)
-        folded = replace(changed, places=places, steps=int(self.n))
+            read_at |= dict.fromkeys(outline.schema.role_paths(role), ReadAt.LAST)
+        folded = replace(changed, read_at=read_at, steps=int(self.n))
         agents = outline.schema.num_agents
         field = Field(() if agents is None else (agents,), "float32")
-        above = folded.with_field(self.discount, field, Place.MADE, "NStep")
+        above = folded.with_field(self.discount, field, ReadAt.MADE, "NStep")
         fields = {path: outline.fields[path] for path in rewards}
         sums = _Sums(self, fields, outline.schema)
 
-        def over(below: Layer, anchors: BaseSteps) -> Layer:
-            return _Folded(below, anchors, sums)
+        def over(below: Layer, base_steps: BaseSteps) -> Layer:
+            return _Folded(below, base_steps, sums)
 
         exact = {
             path: sums.reals[path]
@@ -145,16 +145,16 @@ class _Sums:
 class _Folded(Over):
     """Rewards summed over the steps that are folded."""
 
-    def __init__(self, below: Layer, anchors: BaseSteps, sums: _Sums) -> None:
-        super().__init__(below, anchors)
+    def __init__(self, below: Layer, base_steps: BaseSteps, sums: _Sums) -> None:
+        super().__init__(below, base_steps)
         self._sums = sums
 
     def made(self, names: tuple[str, ...]) -> Fields:
         """Summed rewards and the discount; see `Layer.made`."""
-        sums, anchors = self._sums, self.anchors
+        sums, base_steps = self._sums, self.base_steps
         mine, rest = sums.parted(names)
         found = self.below.made(rest) if rest else Fields()
-        positions, last = anchors.positions, anchors.last
+        positions, last = base_steps.positions, base_steps.last
         if mine:
             for path, values in self.below.read(mine, sums.steps).items():
                 wide = values
@@ -180,7 +180,7 @@ class _Folded(Over):
         elif sums.discount in names:
             discount = np.empty(len(positions), FLOAT32)
             _kernel.discounts(
-                positions, last, sums.powers, anchors.terminated, discount
+                positions, last, sums.powers, base_steps.terminated, discount
             )
             found[sums.discount] = discount
         return found

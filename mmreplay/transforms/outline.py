@@ -11,7 +11,7 @@ from mmreplay.nesting import under
 from mmreplay.schema import Field, Schema
 
 
-class Place(Enum):
+class ReadAt(Enum):
     """Where a field of the batch is read."""
 
     HERE = "at the step drawn"
@@ -27,11 +27,11 @@ class Outline:
     Attributes:
         schema: Of the rows stored.
         fields: Field by name, in the batch's order.
-        places: Where each is read.
-        nexts: Name of the next observation, by the path that it is the next of.
+        read_at: Where each is read.
+        next_obs: Name of the next observation, by the path that it is the next of.
         steps: Steps folded into one, 1 without `NStep`.
         before: Rows before a step that a field of it is read from; 0 if left out.
-        touched: Names of the transforms that changed a field, oldest first.
+        changed_by: Names of the transforms that changed a field, oldest first.
         names: Classes of all transforms so far.
         final_follows: The environment's own final row follows each end, with all its
             fields (``autoreset="next_step"``). Other final rows hold an observation.
@@ -39,11 +39,11 @@ class Outline:
 
     schema: Schema
     fields: Mapping[str, Field]
-    places: Mapping[str, Place]
-    nexts: Mapping[str, str]
+    read_at: Mapping[str, ReadAt]
+    next_obs: Mapping[str, str]
     steps: int
     before: Mapping[str, int]
-    touched: Mapping[str, tuple[str, ...]]
+    changed_by: Mapping[str, tuple[str, ...]]
     names: tuple[str, ...]
     final_follows: bool = False
 
@@ -51,29 +51,29 @@ class Outline:
     def of(cls, schema: Schema, *, final_follows: bool = False) -> Outline:
         """Outline of single steps with their next observations."""
         fields = dict(schema.fields)
-        places = dict.fromkeys(fields, Place.HERE)
+        read_at = dict.fromkeys(fields, ReadAt.HERE)
         top, stored = schema.role("observation"), schema.role("next_observation")
-        nexts = {}
+        next_obs = {}
         for path in schema.role_paths("observation"):
             rest = path.removeprefix(str(top))
-            name = nexts[path] = (stored or "next_observation") + rest
+            name = next_obs[path] = (stored or "next_observation") + rest
             fields[name] = fields[path]
-            places[name] = Place.NEXT if stored is None else Place.LAST
-        return cls(schema, fields, places, nexts, 1, {}, {}, (), final_follows)
+            read_at[name] = ReadAt.NEXT if stored is None else ReadAt.LAST
+        return cls(schema, fields, read_at, next_obs, 1, {}, {}, (), final_follows)
 
     @property
     def derived(self) -> bool:
         """Next observations are read from the row after a step."""
         schema = self.schema
-        return bool(self.nexts) and schema.role("next_observation") is None
+        return bool(self.next_obs) and schema.role("next_observation") is None
 
     def of_rows(self, path: str) -> bool:
         """Whether a field can be read at any row."""
-        return self.places.get(path) in (Place.HERE, Place.LAST)
+        return self.read_at.get(path) in (ReadAt.HERE, ReadAt.LAST)
 
-    def at(self, place: Place) -> tuple[str, ...]:
+    def at(self, read_at: ReadAt) -> tuple[str, ...]:
         """Names of the fields that are read there."""
-        return tuple(name for name in self.fields if self.places[name] is place)
+        return tuple(name for name in self.fields if self.read_at[name] is read_at)
 
     def pick(self, paths: Iterable[str] | str | None, who: str) -> tuple[str, ...]:
         """Fields by path or subtree; the observation by default.
@@ -93,14 +93,14 @@ class Outline:
                 f"{who}: got paths {shown(paths)}, expected paths of fields; such as "
                 "['observation']"
             )
-        ours = [name for name in self.fields if name not in self.nexts.values()]
-        found: dict[str, None] = {}
+        ours = [name for name in self.fields if name not in self.next_obs.values()]
+        picked: dict[str, None] = {}
         for path in (paths,) if isinstance(paths, str) else paths:
             leaves = under(ours, path)
             if not leaves:
                 raise SchemaError(self._unknown(path, ours, who))
-            found.update(dict.fromkeys(leaves))
-        return tuple(found)
+            picked.update(dict.fromkeys(leaves))
+        return tuple(picked)
 
     def playing(self, role: str, who: str, option: str) -> str:
         """Path of what plays a role.
@@ -117,7 +117,7 @@ class Outline:
         return path
 
     def _unknown(self, path: str, ours: list[str], who: str) -> str:
-        if under(self.nexts.values(), path):
+        if under(self.next_obs.values(), path):
             return (
                 f"{who}: got the path {path!r}, expected an observation's; next "
                 "observations follow what is done to the observations, name those"
@@ -133,27 +133,27 @@ class Outline:
         A derived next observation is read by the path of the observation, and so is
         changed with it.
         """
-        found = {}
+        sources = {}
         for path in paths:
-            found[path] = path
-            name = self.nexts.get(path)
-            if name is not None and self.places[name] is not Place.NEXT:
-                found[name] = path
-        return found
+            sources[path] = path
+            name = self.next_obs.get(path)
+            if name is not None and self.read_at[name] is not ReadAt.NEXT:
+                sources[name] = path
+        return sources
 
     def changed(
         self, paths: Iterable[str], change: Callable[[Field], Field], who: str
     ) -> Outline:
         """Outline with some fields, and the nexts of them, changed by a transform."""
-        fields, touched = dict(self.fields), dict(self.touched)
+        fields, changed_by = dict(self.fields), dict(self.changed_by)
         for path in paths:
-            for name in (path, self.nexts.get(path, path)):
+            for name in (path, self.next_obs.get(path, path)):
                 fields[name] = change(self.fields[name])
-                touched[name] = (*self.touched.get(name, ()), who)
-        return replace(self, fields=fields, touched=touched)
+                changed_by[name] = (*self.changed_by.get(name, ()), who)
+        return replace(self, fields=fields, changed_by=changed_by)
 
     def with_field(
-        self, name: str, field: Field, place: Place, who: str, before: int = 0
+        self, name: str, field: Field, read_at: ReadAt, who: str, before: int = 0
     ) -> Outline:
         """Outline with one more field, made by a transform.
 
@@ -161,23 +161,23 @@ class Outline:
             SchemaError: The name is taken.
         """
         above = (other for other in self.fields if under([name], other))
-        taken = (*under(self.fields, name), *above)
-        if taken:
+        used = (*under(self.fields, name), *above)
+        if used:
             raise SchemaError(
                 f"{who}: got {name!r} as the name of what it makes, expected one that "
-                f"no field has ({taken[0]!r} is there); give it another name"
+                f"no field has ({used[0]!r} is there); give it another name"
             )
         return replace(
             self,
             fields={**self.fields, name: field},
-            places={**self.places, name: place},
+            read_at={**self.read_at, name: read_at},
             before={**self.before, name: before},
-            touched={**self.touched, name: (who,)},
+            changed_by={**self.changed_by, name: (who,)},
         )
 
     def stored(self, path: str) -> bool:
         """Whether a field of rows is as it was stored."""
-        return path in self.schema.fields and not self.touched.get(path)
+        return path in self.schema.fields and not self.changed_by.get(path)
 
     def as_stored(self, path: str) -> bool:
         """Whether batches hold a field, at whichever row, as it is stored."""

@@ -12,17 +12,17 @@ from mmreplay.errors import SchemaError, shown
 from mmreplay.schema import Field, Schema
 from mmreplay.transforms.base import (
     Bound,
+    BufferRows,
     Direct,
     Fields,
     Layer,
-    Plan,
-    Rows,
+    RowPlan,
+    RowReads,
     Sums,
-    Touched,
     Transform,
 )
-from mmreplay.transforms.base_steps import BaseSteps, Places, Where, around
-from mmreplay.transforms.outline import Outline, Place
+from mmreplay.transforms.base_steps import BaseSteps, BatchRows, Where, around
+from mmreplay.transforms.outline import Outline, ReadAt
 
 Ids = NDArray[np.int64]
 Asked = dict[Where, tuple[str, ...]]
@@ -82,11 +82,11 @@ class Pipeline:
         self.before = max(outline.before.values(), default=0)
         self.after = outline.steps - (not outline.derived)
         self.fields: Mapping[str, Field] = outline.fields
-        self._places = Places(outline.steps)
-        self._batch = _batch(outline, self._places, bounds)
+        self._batch_rows = BatchRows(outline.steps)
+        self._batch = _batch(outline, self._batch_rows, bounds)
         # The rows and fields that layers have read so far, and the plan for them.
         self._asked: Asked = {}
-        self._planned: tuple[Rows, Asked, Plan] | None = None
+        self._planned: tuple[BufferRows, Asked, RowPlan] | None = None
 
     @property
     def bfloat16(self) -> frozenset[str]:
@@ -98,61 +98,61 @@ class Pipeline:
         """Rows around a step, by the stored field that its batch is read from there.
 
         How much that is, and no more: near an end others are read, nearer to the step,
-        and what a transform looks for elsewhere is not among them; see `touched`.
+        and what a transform looks for elsewhere is not among them; see `rows_read`.
         """
         outline, steps = self._outline, self._outline.steps
-        found = {}
+        offsets_of = {}
         for path in outline.schema.paths:
             back = outline.before.get(path, 0)
-            place = outline.places.get(path)
+            read_at = outline.read_at.get(path)
             first, stop = {
-                None: (0, 0), Place.MADE: (-back, steps),
-                Place.LAST: (steps - 1 - back, steps),
-            }.get(place, (-back, 1))  # fmt: skip
+                None: (0, 0), ReadAt.MADE: (-back, steps),
+                ReadAt.LAST: (steps - 1 - back, steps),
+            }.get(read_at, (-back, 1))  # fmt: skip
             offsets = set(range(first, stop))
-            ahead = outline.nexts.get(path)
-            if ahead is not None and outline.places.get(ahead) is Place.NEXT:
+            ahead = outline.next_obs.get(path)
+            if ahead is not None and outline.read_at.get(ahead) is ReadAt.NEXT:
                 offsets |= set(range(steps - back, steps + 1))
-            found[path] = tuple(sorted(offsets))
-        return found
+            offsets_of[path] = tuple(sorted(offsets))
+        return offsets_of
 
-    def touched(
-        self, rows: Rows, env_ids: Ids, positions: Ids, key: int,
+    def rows_read(
+        self, rows: BufferRows, env_ids: Ids, positions: Ids, key: int,
         length: int | None = None,
-    ) -> Iterator[Touched]:  # fmt: skip
+    ) -> Iterator[RowReads]:  # fmt: skip
         """Say which rows `gather` will read, so that the disk is asked for them early.
 
         Boundaries are read, no field. See `gather` for the arguments.
         """
         outline = self._outline
-        found = rows.find(self.plan(rows, {}, {}, None), env_ids, positions)
-        anchors = BaseSteps(
-            rows, env_ids, positions, key, length, self._places, found.anchors,
-            found.terminated,
+        bounds = rows.find(self.plan(rows, {}, {}, None), env_ids, positions)
+        base_steps = BaseSteps(
+            rows, env_ids, positions, key, length, self._batch_rows, bounds.base_steps,
+            bounds.terminated,
         )  # fmt: skip
-        here, last, after = anchors.positions, anchors.last, anchors.following
+        here, last, after = base_steps.positions, base_steps.last, base_steps.following
         ends = {
-            Place.HERE: (here, here), Place.LAST: (last, last),
-            Place.MADE: (here, last), Place.NEXT: (after, after),
+            ReadAt.HERE: (here, here), ReadAt.LAST: (last, last),
+            ReadAt.MADE: (here, last), ReadAt.NEXT: (after, after),
         }  # fmt: skip
-        groups: dict[tuple[Place, int], list[str]] = {}
+        groups: dict[tuple[ReadAt, int], list[str]] = {}
         for path in outline.schema.paths:
-            for name in (path, outline.nexts.get(path)):
-                place = None if name is None else outline.places.get(name)
-                if place is None:
+            for name in (path, outline.next_obs.get(path)):
+                read_at = None if name is None else outline.read_at.get(name)
+                if read_at is None:
                     continue
                 back = outline.before.get(path, 0)
                 # The frames before a stored next observation are those of its step.
-                if name == path or place is Place.NEXT or back:
-                    groups.setdefault((place, back), []).append(path)
-        for (place, back), paths in groups.items():
-            yield (tuple(paths), *around(anchors, *ends[place], back))
+                if name == path or read_at is ReadAt.NEXT or back:
+                    groups.setdefault((read_at, back), []).append(path)
+        for (read_at, back), paths in groups.items():
+            yield (tuple(paths), *around(base_steps, *ends[read_at], back))
         for bound in self._bounds:
             if bound.elsewhere is not None:
-                yield from bound.elsewhere(anchors)
+                yield from bound.elsewhere(base_steps)
 
     def gather(
-        self, rows: Rows, env_ids: Ids, positions: Ids, key: int,
+        self, rows: BufferRows, env_ids: Ids, positions: Ids, key: int,
         length: int | None = None,
     ) -> Fields:  # fmt: skip
         """Make the batch of some steps.
@@ -175,26 +175,28 @@ class Pipeline:
                 asked,
                 self.plan(rows, self._batch.direct, asked, self._batch.sums),
             )
-        found = rows.find(planned[2], env_ids, positions)
-        fields = found.fields
+        steps = rows.find(planned[2], env_ids, positions)
+        fields = steps.fields
         if self._batch.whole:
             return {name: fields[name] for name in self._batch.names}
-        anchors = BaseSteps(
-            rows, env_ids, positions, key, length, self._places, found.anchors,
-            found.terminated,
+        base_steps = BaseSteps(
+            rows, env_ids, positions, key, length, self._batch_rows, steps.base_steps,
+            steps.terminated,
         )  # fmt: skip
-        layer: Layer = Stored(anchors, found.columns, self)
+        layer: Layer = StoredLayer(base_steps, steps.columns, self)
         for bound in self._bounds:
-            layer = bound.over(layer, anchors)
-        for names, where, given in self._batch.layered:
+            layer = bound.over(layer, base_steps)
+        for names, where, name_of in self._batch.layered:
             for path, array in layer.read(names, where).items():
-                fields[given[path]] = array[:, 0]
+                fields[name_of[path]] = array[:, 0]
         if self._batch.made:
             fields |= layer.made(self._batch.made)
         return layer.finish({name: fields[name] for name in self._batch.names})
 
-    def plan(self, rows: Rows, direct: Direct, asked: Asked, sums: Sums | None) -> Plan:
-        """Find out where what is read of each draw lies; see `Rows.plan`."""
+    def plan(
+        self, rows: BufferRows, direct: Direct, asked: Asked, sums: Sums | None
+    ) -> RowPlan:
+        """Find out where what is read of each draw lies; see `BufferRows.plan`."""
         return rows.plan(self.before, self._outline.steps, direct, asked, sums)
 
     def learn(self, paths: tuple[str, ...], where: Where) -> None:
@@ -227,7 +229,7 @@ class _Batch:
     whole: bool
 
 
-def _batch(outline: Outline, places: Places, bounds: Sequence[Bound]) -> _Batch:
+def _batch(outline: Outline, batch_rows: BatchRows, bounds: Sequence[Bound]) -> _Batch:
     ends = {
         path
         for role in ("terminated", "truncated")
@@ -239,32 +241,32 @@ def _batch(outline: Outline, places: Places, bounds: Sequence[Bound]) -> _Batch:
         for bound in bounds
         for path, k in bound.stacks.items()
         if path not in ends and path in outline.schema.fields
-        if len(outline.touched[path]) == 1
+        if len(outline.changed_by[path]) == 1
     }
     sums = _sums(outline, bounds)
 
     direct: dict[Where, dict[str, str]] = {}
     layered: dict[Where, dict[str, str]] = {}
-    at = {Place.HERE: places.here, Place.LAST: places.last}
-    for name, place in outline.places.items():
-        if place is not Place.MADE and place is not Place.NEXT:
-            where = at[place]
+    at = {ReadAt.HERE: batch_rows.here, ReadAt.LAST: batch_rows.last}
+    for name, read_at in outline.read_at.items():
+        if read_at is not ReadAt.MADE and read_at is not ReadAt.NEXT:
+            where = at[read_at]
             group = direct if outline.as_stored(name) or name in stacks else layered
             if name in stacks:
                 where = where.stacked(stacks[name])
             group.setdefault(where, {})[name] = name
-    for path, name in outline.nexts.items():
-        if outline.places[name] is Place.NEXT:
-            where = places.following
+    for path, name in outline.next_obs.items():
+        if outline.read_at[name] is ReadAt.NEXT:
+            where = batch_rows.following
             group = direct if outline.as_stored(path) or path in stacks else layered
             if path in stacks:
                 where = where.stacked(stacks[path])
             group.setdefault(where, {})[path] = name
     read = tuple((tuple(names), where, names) for where, names in layered.items())
     summed = () if sums is None else (*sums.dtypes, sums.discount)
-    made = tuple(name for name in outline.at(Place.MADE) if name not in summed)
-    whole = not read and not made and not any(bound.finishes for bound in bounds)
-    return _Batch(direct, read, made, tuple(outline.fields), sums, whole)
+    made = tuple(name for name in outline.at(ReadAt.MADE) if name not in summed)
+    is_complete = not read and not made and not any(bound.finishes for bound in bounds)
+    return _Batch(direct, read, made, tuple(outline.fields), sums, is_complete)
 
 
 def _sums(outline: Outline, bounds: Sequence[Bound]) -> Sums | None:
@@ -276,30 +278,30 @@ def _sums(outline: Outline, bounds: Sequence[Bound]) -> Sums | None:
         dtypes = {
             path: dtype
             for path, dtype in sums.dtypes.items()
-            if len(outline.touched[path]) == 1
+            if len(outline.changed_by[path]) == 1
         }
         discount = sums.discount
-        if discount is not None and len(outline.touched[discount]) > 1:
+        if discount is not None and len(outline.changed_by[discount]) > 1:
             discount = None
         if dtypes or discount is not None:
             return Sums(sums.where, sums.powers, dtypes, discount)
     return None
 
 
-class Stored:
+class StoredLayer:
     """The rows themselves."""
 
     def __init__(
-        self, anchors: BaseSteps, columns: Mapping[Where, Fields], pipeline: Pipeline
+        self, base_steps: BaseSteps, columns: Mapping[Where, Fields], pipeline: Pipeline
     ) -> None:
         """Read around some steps.
 
         Args:
-            anchors: The steps.
+            base_steps: The steps.
             columns: What was read of them.
             pipeline: What is to read for the next draws what was not.
         """
-        self._anchors = anchors
+        self._base_steps = base_steps
         self._columns = columns
         self._pipeline = pipeline
 
@@ -308,12 +310,12 @@ class Stored:
         if not paths:
             return {}
         if not isinstance(rows, Where):
-            anchors = self._anchors
-            env_ids = anchors.env_ids
+            base_steps = self._base_steps
+            env_ids = base_steps.env_ids
             if rows.shape[1] > 1:
                 env_ids = np.repeat(env_ids, rows.shape[1])
-            found = anchors.rows.read(paths, env_ids, rows.reshape(-1))
-            return {p: a.reshape(*rows.shape, *a.shape[1:]) for p, a in found.items()}
+            columns = base_steps.rows.read(paths, env_ids, rows.reshape(-1))
+            return {p: a.reshape(*rows.shape, *a.shape[1:]) for p, a in columns.items()}
         known = self._columns.get(rows, _NOTHING)
         try:
             return {path: known[path] for path in paths}
@@ -322,11 +324,11 @@ class Stored:
 
     def _learnt(self, paths: tuple[str, ...], where: Where) -> Fields:
         """Read fields that the plan lacks, and add them to it."""
-        anchors, pipeline = self._anchors, self._pipeline
+        base_steps, pipeline = self._base_steps, self._pipeline
         pipeline.learn(paths, where)
-        plan = pipeline.plan(anchors.rows, {}, {where: paths}, None)
-        found = anchors.rows.find(plan, anchors.env_ids, anchors.positions)
-        return dict(found.columns[where])
+        plan = pipeline.plan(base_steps.rows, {}, {where: paths}, None)
+        steps = base_steps.rows.find(plan, base_steps.env_ids, base_steps.positions)
+        return dict(steps.columns[where])
 
     def made(self, names: tuple[str, ...]) -> Fields:
         """Nothing is made down here."""

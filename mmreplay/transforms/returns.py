@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from mmreplay.arguments import number, one_of
 from mmreplay.episodes import CUT, FINAL, TERMINATED, TRUNCATED
 from mmreplay.errors import SchemaError, called, shown
-from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over, Touched
+from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over, RowReads
 from mmreplay.transforms.base_steps import BaseSteps, Where
 from mmreplay.transforms.checks import label, numbers, real
-from mmreplay.transforms.outline import Outline, Place
+from mmreplay.transforms.outline import Outline, ReadAt
 
 TIME_LIMITS = ("default", "none", "bootstrap")
 DISCOUNTS = ("reward", "observation")
@@ -136,18 +136,18 @@ class DiscountedReturn:
                 "step; name a scalar field"
             )
         field = real(outline.fields[reward])
-        above = outline.with_field(self.name, field, Place.HERE, "DiscountedReturn")
+        above = outline.with_field(self.name, field, ReadAt.HERE, "DiscountedReturn")
 
-        def over(below: Layer, anchors: BaseSteps) -> Layer:
-            return _Returns(below, anchors, self, outline)
+        def over(below: Layer, base_steps: BaseSteps) -> Layer:
+            return _Returns(below, base_steps, self, outline)
 
-        def elsewhere(anchors: BaseSteps) -> Iterator[Touched]:
-            _, end = anchors.rows.locate(anchors.env_ids, anchors.positions)
-            last = np.maximum(anchors.positions, end - 1)[:, None]
-            rows = anchors.positions[:, None] + np.arange(0, BLOCK_STEPS, SAME_PAGE)
+        def elsewhere(base_steps: BaseSteps) -> Iterator[RowReads]:
+            _, end = base_steps.rows.locate(base_steps.env_ids, base_steps.positions)
+            last = np.maximum(base_steps.positions, end - 1)[:, None]
+            rows = base_steps.positions[:, None] + np.arange(0, BLOCK_STEPS, SAME_PAGE)
             rows = np.concatenate([np.minimum(rows, last), last], axis=1)
             paths = (outline.schema.roles["reward"],)
-            yield paths, np.repeat(anchors.env_ids, rows.shape[1]), rows.reshape(-1)
+            yield paths, np.repeat(base_steps.env_ids, rows.shape[1]), rows.reshape(-1)
 
         return Bound(above, over, elsewhere)
 
@@ -175,26 +175,30 @@ class _Returns(Over):
     """Rows with their returns."""
 
     def __init__(
-        self, below: Layer, anchors: BaseSteps, spec: DiscountedReturn, outline: Outline
+        self,
+        below: Layer,
+        base_steps: BaseSteps,
+        spec: DiscountedReturn,
+        outline: Outline,
     ) -> None:
-        super().__init__(below, anchors)
+        super().__init__(below, base_steps)
         self._spec = spec
         self._outline = outline
 
     def read(self, paths: tuple[str, ...], rows: Where | Ids) -> Fields:
         """Fields of rows, and their returns; see `Layer.read`."""
         name = self._spec.name
-        found = self.below.read(tuple(p for p in paths if p != name), rows)
+        fields = self.below.read(tuple(p for p in paths if p != name), rows)
         if name in paths:
-            places = self.anchors.at(rows)
-            env_ids = np.repeat(self.anchors.env_ids, places.shape[1])
-            returns = self._returns(env_ids, places.reshape(-1))
-            found[name] = returns.reshape(*places.shape, *returns.shape[1:])
-        return found
+            positions = self.base_steps.at(rows)
+            env_ids = np.repeat(self.base_steps.env_ids, positions.shape[1])
+            returns = self._returns(env_ids, positions.reshape(-1))
+            fields[name] = returns.reshape(*positions.shape, *returns.shape[1:])
+        return fields
 
     def _returns(self, env_ids: Ids, rows: Ids) -> NDArray[np.generic]:
         """Returns of rows, ``[M, *shape]``."""
-        _, ends = self.anchors.rows.locate(env_ids, rows)
+        _, ends = self.base_steps.rows.locate(env_ids, rows)
         order = np.lexsort((rows, env_ids))
         env_ids, starts, ends = env_ids[order], rows[order], ends[order]
         # Each row's rewards are read up to the next row asked for: none twice.
@@ -227,7 +231,7 @@ class _Returns(Over):
             Sums ``[M, *shape]``, the products of all discounts ``[M]``, and where one
             of those is 0, bool ``[M]``: a product may be that by rounding alone.
         """
-        spec, rows = self._spec, self.anchors.rows
+        spec, rows = self._spec, self.base_steps.rows
         reward = self._outline.schema.roles["reward"]
         shape = self._outline.fields[reward].shape
         sums, weights = np.zeros((len(starts), *shape)), np.ones(len(starts))
@@ -278,7 +282,7 @@ class _Returns(Over):
 
     def _tails(self, env_ids: Ids, ends: Ids) -> tuple[Floats, NDArray[np.bool_]]:
         """What follows each episode's last step ``[M, *shape]``, and if it is known."""
-        rows, spec = self.anchors.rows, self._spec
+        rows, spec = self.base_steps.rows, self._spec
         reward = self._outline.schema.roles["reward"]
         values = np.zeros((len(ends), *self._outline.fields[reward].shape))
         heads = rows.heads[env_ids]
@@ -303,8 +307,8 @@ class _Returns(Over):
         outline, spec = self._outline, self._spec
         top = outline.schema.role_paths("observation")
         shift = 0 if outline.derived else 1
-        names = {(p if outline.derived else outline.nexts[p]): p for p in top}
-        found = self.anchors.rows.read(tuple(names), env_ids, ends - shift)
+        names = {(p if outline.derived else outline.next_obs[p]): p for p in top}
+        found = self.base_steps.rows.read(tuple(names), env_ids, ends - shift)
         given = {
             names[n]: numbers(a, outline.schema.fields[names[n]])
             for n, a in found.items()

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from mmreplay.arguments import integer
 from mmreplay.errors import SchemaError
 from mmreplay.schema import Field
-from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over, Touched
+from mmreplay.transforms.base import Bound, Fields, Ids, Layer, Over, RowReads
 from mmreplay.transforms.base_steps import BaseSteps, Where, around
-from mmreplay.transforms.outline import Outline, Place
+from mmreplay.transforms.outline import Outline, ReadAt
 
 MAX_AXES = 64
 """Of an array of numpy."""
@@ -70,8 +70,8 @@ class FrameStack:
         )
         sources = outline.sources(paths)
 
-        def over(below: Layer, anchors: BaseSteps) -> Layer:
-            return _Stack(below, anchors, self.k, sources, self._join)
+        def over(below: Layer, base_steps: BaseSteps) -> Layer:
+            return _Stack(below, base_steps, self.k, sources, self._join)
 
         # The rows of a stack of one are those of the field itself.
         plain = self.axis is None and self.k > 1
@@ -84,7 +84,7 @@ class FrameStack:
                 f"FrameStack: got {path!r}, which is made from several rows, expected "
                 "a field that each row has; stack before the transform that makes it"
             )
-        if "FrameStack" in outline.touched.get(path, ()):
+        if "FrameStack" in outline.changed_by.get(path, ()):
             raise SchemaError(
                 f"FrameStack: got {path!r}, which is a stack already, expected single "
                 "frames; use one FrameStack with the k that you want"
@@ -119,10 +119,10 @@ class _Stack(Over):
     """Fields stacked over the rows up to each."""
 
     def __init__(
-        self, below: Layer, anchors: BaseSteps, k: int, sources: Mapping[str, str],
+        self, below: Layer, base_steps: BaseSteps, k: int, sources: Mapping[str, str],
         join: Callable[[NDArray[np.generic]], NDArray[np.generic]],
     ) -> None:  # fmt: skip
-        super().__init__(below, anchors)
+        super().__init__(below, base_steps)
         self._k = k
         self._sources = sources
         self._join = join
@@ -134,7 +134,7 @@ class _Stack(Over):
         if not mine:
             return self.below.read(paths, rows)
         rest = tuple([p for p in paths if p not in sources])
-        found = self.below.read(rest, rows) if rest else {}
+        fields = self.below.read(rest, rows) if rest else {}
         own = tuple([p for p in mine if sources[p] == p])
         stored = tuple([p for p in mine if sources[p] != p])
         if own:
@@ -143,7 +143,7 @@ class _Stack(Over):
             ).items():
                 count, width = frames.shape[:2]
                 shape = (count, width // self._k, self._k, *frames.shape[2:])
-                found[path] = self._join(frames.reshape(shape))
+                fields[path] = self._join(frames.reshape(shape))
         if stored:
             # The frames before a stored next observation are those of its step.
             newest, before = self.below.read(stored, rows), Fields()
@@ -156,15 +156,15 @@ class _Stack(Over):
                     older = before[sources[path]]
                     shape = (*stack.shape[:2], self._k - 1, *older.shape[2:])
                     stack = np.concatenate([older.reshape(shape), stack], axis=2)
-                found[path] = self._join(stack)
-        return found
+                fields[path] = self._join(stack)
+        return fields
 
     def _up_to(self, rows: Where | Ids, k: int) -> Where | Ids:
         """The k rows up to each."""
         if isinstance(rows, Where):
             return rows.stacked(k)
         back: Ids = rows[:, :, None] - np.arange(k - 1, -1, -1)
-        np.maximum(back, self.anchors.first[:, None, None], out=back)
+        np.maximum(back, self.base_steps.first[:, None, None], out=back)
         return back.reshape(len(rows), -1)
 
 
@@ -213,15 +213,18 @@ class ActionHistory:
         depth = outline.before.get(path, 0) + self.k
         made = Field((self.k, *field.shape), field.dtype)
         above = outline.with_field(
-            self.name, made, Place.HERE, "ActionHistory", depth
-        ).with_field(following, made, Place.LAST, "ActionHistory", depth)
-        above = replace(above, nexts={**above.nexts, self.name: following})
+            self.name, made, ReadAt.HERE, "ActionHistory", depth
+        ).with_field(following, made, ReadAt.LAST, "ActionHistory", depth)
+        above = replace(above, next_obs={**above.next_obs, self.name: following})
 
-        def over(below: Layer, anchors: BaseSteps) -> Layer:
-            return _History(below, anchors, path, {self.name: 0, following: 1}, fill)
+        def over(below: Layer, base_steps: BaseSteps) -> Layer:
+            return _History(below, base_steps, path, {self.name: 0, following: 1}, fill)
 
-        def elsewhere(anchors: BaseSteps) -> Iterator[Touched]:
-            yield (path,), *around(anchors, anchors.positions, anchors.last, depth)
+        def elsewhere(base_steps: BaseSteps) -> Iterator[RowReads]:
+            yield (
+                (path,),
+                *around(base_steps, base_steps.positions, base_steps.last, depth),
+            )
 
         return Bound(above, over, elsewhere)
 
@@ -252,10 +255,10 @@ class _History(Over):
     """Actions of the rows before each."""
 
     def __init__(
-        self, below: Layer, anchors: BaseSteps, path: str, shifts: Mapping[str, int],
+        self, below: Layer, base_steps: BaseSteps, path: str, shifts: Mapping[str, int],
         fill: NDArray[np.generic],
     ) -> None:  # fmt: skip
-        super().__init__(below, anchors)
+        super().__init__(below, base_steps)
         self._path = path
         self._shifts = shifts
         self._fill = fill
@@ -263,24 +266,24 @@ class _History(Over):
     def read(self, paths: tuple[str, ...], rows: Where | Ids) -> Fields:
         """Fields of rows, and histories; see `Layer.read`."""
         mine = [path for path in paths if path in self._shifts]
-        found = self.below.read(tuple([p for p in paths if p not in mine]), rows)
-        first, k = self.anchors.first[:, None], len(self._fill)
+        fields = self.below.read(tuple([p for p in paths if p not in mine]), rows)
+        first, k = self.base_steps.first[:, None], len(self._fill)
         for name in mine:
             shift = self._shifts[name]
             wanted: Where | Ids
             if isinstance(rows, Where):
                 wanted = rows.stacked(k, 1 - shift)
-                known = self.anchors.unclipped(wanted) >= first
+                known = self.base_steps.unclipped(wanted) >= first
             else:
                 back = rows[:, :, None] - np.arange(k, 0, -1) + shift
                 wanted = back.reshape(len(rows), -1)
                 known = wanted >= first
                 # An existing row, in place of a missing one.
-                wanted = np.where(known, wanted, self.anchors.positions[:, None])
+                wanted = np.where(known, wanted, self.base_steps.positions[:, None])
             actions = self.below.read((self._path,), wanted)[self._path]
             count, width = known.shape
             shape = (count, width // k, k)
             known = known.reshape(*shape, *[1] * (actions.ndim - 2))
             shape = (*shape, *actions.shape[2:])
-            found[name] = np.where(known, actions.reshape(shape), self._fill)
-        return found
+            fields[name] = np.where(known, actions.reshape(shape), self._fill)
+        return fields

@@ -9,7 +9,7 @@ import pytest
 import mmreplay as mr
 from mmreplay.buffer import statistics
 from mmreplay.buffer.copy_rows import compact
-from mmreplay.cli.exits import run
+from mmreplay.cli.run import run
 from mmreplay.disk.files import File
 from mmreplay.disk.filesystem import file_system
 from mmreplay.errors import FailedError, FormatError, SchemaError

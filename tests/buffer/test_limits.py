@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.cli.exits import run
+from mmreplay.cli.run import run
 from mmreplay.errors import CorruptError, FailedError, FullError
 from mmreplay.format import metadata as metadata_file
 from mmreplay.storage import gather, recovery

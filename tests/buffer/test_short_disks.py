@@ -11,7 +11,7 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.buffer import opening
-from mmreplay.cli.exits import run
+from mmreplay.cli.run import run
 from mmreplay.errors import FullWarning
 from mmreplay.plan import plan_buffer
 

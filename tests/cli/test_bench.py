@@ -1,6 +1,6 @@
 """mmreplay bench says how fast a buffer is, and refuses what it cannot measure."""
 
-from mmreplay.cli.exits import run
+from mmreplay.cli.run import run
 
 
 def test_bench_tells_rates_and_where_the_files_are(facts, path):

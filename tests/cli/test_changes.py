@@ -27,8 +27,8 @@ def test_clear_does_nothing_where_nobody_says_yes(cli, path, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO())
     code, _, err = cli("clear", path)
     assert code == 2
-    assert "got nobody to ask" in err
-    assert "add --yes" in err
+    assert "There is no terminal to ask on" in err
+    assert "Add --yes" in err
     with mr.ReplayBuffer.open(path) as buffer:
         assert len(buffer) == 90
 

@@ -9,7 +9,7 @@ import pytest
 
 import mmreplay as mr
 from mmreplay.cli import change
-from mmreplay.cli.exits import run
+from mmreplay.cli.run import run
 
 
 def test_a_recording_in_shards_is_told_and_gone_on_with(tmp_path, capsys):
@@ -38,7 +38,7 @@ def test_telling_of_a_compressed_buffer_unpacks_nothing(tmp_path):
     with mr.ReplayBuffer.create(tmp_path / "b", schema, 9, engine="zarr") as buffer:
         buffer.extend(reward=np.arange(9, dtype=np.float32))
     told = (
-        "import sys\nfrom mmreplay.cli.exits import run\n"
+        "import sys\nfrom mmreplay.cli.run import run\n"
         f"code = run(['info', {str(tmp_path / 'b')!r}, '--json'])\n"
         "sys.exit(code or bool({'zarr', 'numcodecs'} & set(sys.modules)))"
     )

@@ -128,7 +128,7 @@ def test_a_newer_version_is_refused(cli, path):
         (["record", "E", "x", "--steps", "9", "--policy", "os:sep"], "not callable"),
         (["plan", "--capacity", "9"], "give either"),
         (["plan", "x", "--field", "a:bool", "--capacity", "9"], "give either"),
-        (["plan", "--field", "a:bool"], "--capacity: got none, expected the rows"),
+        (["plan", "--field", "a:bool"], "--capacity is missing. Give the rows"),
         (["plan", "--field", "a", "--capacity", "9"], "expected NAME:DTYPE"),
         (["plan", "--field", "a:bool:3xx-1", "--capacity", "9"], "expected NAME:DTYPE"),
         (["plan", "--field", "a:floot", "--capacity", "9"], "field dtype: got 'floot'"),
@@ -247,10 +247,10 @@ def test_an_interrupted_copy_is_called_none(
     code, _, err = cli(command, path, tmp_path / "copy")
     assert code == 130
     assert f"interrupted; {tmp_path / 'copy'} is no buffer yet" in one_line(err)
-    assert "start the same command again" in one_line(err)
+    assert "run the same command again" in one_line(err)
     code, _, err = cli(command, path, path)
     assert code == 130
-    assert f"interrupted; {path} is whole already" in one_line(err)
+    assert f"interrupted; {path} is already complete" in one_line(err)
 
 
 LOADED = """
@@ -342,7 +342,7 @@ def test_no_file_takes_the_number_of_a_closed_stream(path):
     code = (
         "import os, sys\n"
         "from mmreplay.cli import info\n"
-        "from mmreplay.cli.exits import run\n"
+        "from mmreplay.cli.run import run\n"
         "def gather(buffer):\n"
         "    print([os.readlink(f'/proc/self/fd/{fd}') for fd in (0, 2)])\n"
         "    sys.exit(0)\n"

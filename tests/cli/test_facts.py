@@ -162,7 +162,7 @@ def test_info_lists_the_first_of_many_environments(cli, tmp_path):
 def test_looking_loads_neither_torch_nor_zarr_nor_pyarrow(path, command):
     code = (
         "import sys\n"
-        "from mmreplay.cli.exits import run\n"
+        "from mmreplay.cli.run import run\n"
         f"assert run([{command!r}, {str(path)!r}]) == 0\n"
         "heavy = {'torch', 'zarr', 'pyarrow', 'numcodecs', 'gymnasium', 'matplotlib'}\n"
         "print('loaded:', sorted(heavy & {name.split('.')[0] for name in sys.modules}))"
@@ -314,8 +314,8 @@ def test_numbers_have_separators_and_four_digits(value, text):
 
 
 def test_a_time_never_told_is_never():
-    assert show.moment(0) == "never"
-    assert show.moment(10**18) == "2001-09-09 01:46:40 UTC"
+    assert show.format_time(0) == "never"
+    assert show.format_time(10**18) == "2001-09-09 01:46:40 UTC"
 
 
 def test_a_file_system_that_keeps_less_is_named(cli, facts, tmp_path, monkeypatch):

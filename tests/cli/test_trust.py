@@ -7,7 +7,7 @@ import time
 import pytest
 
 import mmreplay as mr
-from mmreplay.cli.exits import run
+from mmreplay.cli.run import run
 from mmreplay.verify import verify_buffer
 from tests.buffer.test_snapshots import create, extend
 

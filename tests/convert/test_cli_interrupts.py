@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.cli.exits import INTERRUPTED, run
+from mmreplay.cli.exits import INTERRUPTED
+from mmreplay.cli.run import run
 from mmreplay.convert import transfer
 from mmreplay.convert.staging import Staging
 from tests.convert.support import every_kind
@@ -54,7 +55,8 @@ def test_nothing_is_left_and_the_same_command_begins_anew(
     out, err = capsys.readouterr()
     assert re.fullmatch(
         rf"mmreplay: interrupted; \S+/{name} was not made, the source was only read, "
-        "and nothing else is kept; start the same command again, it begins anew\n",
+        "and nothing else is kept; run the same command again, it starts from the "
+        "beginning\n",
         err,
     )
     assert not out
@@ -102,7 +104,7 @@ def test_a_signal_from_outside_ends_a_process_with_one_line(tmp_path):
     with mr.ReplayBuffer.create(tmp_path / "source", schema, 60_000) as buffer:
         for _ in range(12):
             buffer.extend(x=np.random.default_rng(0).random((5000, 1, 64)))
-    program = "import sys; from mmreplay.cli.exits import run; sys.exit(run())"
+    program = "import sys; from mmreplay.cli.run import run; sys.exit(run())"
     with subprocess.Popen(
         [sys.executable, "-c", program, "convert", "source", "a.csv"],
         cwd=tmp_path, stderr=subprocess.PIPE, text=True,
@@ -132,7 +134,7 @@ def test_a_second_press_that_leaves_something_is_told(
         pressed.setattr(Staging, "abort", pressed_again)
         assert run(command) == INTERRUPTED
     err = capsys.readouterr().err
-    assert "only read, and tmp-mmreplay-new-a.npz is left; start the same" in err
+    assert "only read, and tmp-mmreplay-new-a.npz is left; run the same" in err
     assert names(tmp_path) == ["source", "tmp-mmreplay-new-a.npz"]
     assert run(command) == 0
     assert names(tmp_path) == ["a.npz", "source"]

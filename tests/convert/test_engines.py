@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.cli.exits import run
+from mmreplay.cli.run import run
 from mmreplay.disk import files
 from mmreplay.errors import SchemaError
 from mmreplay.format.sharding import CODECS

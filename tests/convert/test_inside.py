@@ -3,7 +3,7 @@
 import pytest
 
 import mmreplay as mr
-from mmreplay.cli.exits import run
+from mmreplay.cli.run import run
 from mmreplay.convert.auto_export import AutoExport
 from mmreplay.errors import FormatError
 from tests.convert.support import same, seven_and_eight

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import mmreplay as mr
-from mmreplay.cli.exits import run
+from mmreplay.cli.run import run
 from mmreplay.convert.npz import room
 from mmreplay.disk import files
 from mmreplay.errors import FullError, SchemaError

@@ -103,7 +103,7 @@ def test_a_smaller_capacity_and_a_choice_keep_what_is_kept(source, tmp_path):
 
 
 def test_a_file_goes_to_another_format_with_them(source, tmp_path):
-    from mmreplay.cli.exits import run
+    from mmreplay.cli.run import run
 
     source.commit()
     options = ["--priorities", "mine"]

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import mmreplay as mr
-from mmreplay.cli.exits import run
+from mmreplay.cli.run import run
 from mmreplay.convert import buffer_reader as buffers
 from mmreplay.convert.select import Selection
 from mmreplay.convert.transfer import chosen

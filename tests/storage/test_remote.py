@@ -86,7 +86,7 @@ def test_our_buffers_are_read_from_their_shards(tmp_path, rng, bucket, whole):
 def test_a_remote_group_converts_and_is_told_by_the_command_line(
     tmp_path, rng, bucket, capsys
 ):
-    from mmreplay.cli.exits import run
+    from mmreplay.cli.run import run
 
     held = policy_store(tmp_path / "a", rng)
     url = bucket(tmp_path / "a", "told.zarr")

@@ -13,7 +13,7 @@ import pytest
 import mmreplay as mr
 from mmreplay.buffer import append
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.cli.exits import run
+from mmreplay.cli.run import run
 from mmreplay.disk.files import Disk
 from mmreplay.errors import FailedError, FormatError, FullError
 from mmreplay.storage import write_path

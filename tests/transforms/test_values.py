@@ -235,7 +235,7 @@ def test_bfloat16_rewards_are_summed_as_numbers():
         (lambda: mr.Delta(name=3), "Delta name must be the name of a field, got 3"),
         (
             lambda: mr.Normalize(3, 4),
-            "Normalize: got means 3, expected a number or a",
+            "Normalize means must be a mapping, got 3",
         ),
         (
             lambda: mr.Normalize({"observation": "a"}, {"observation": 1}),

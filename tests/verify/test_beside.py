@@ -5,7 +5,7 @@ import json
 import pytest
 
 import mmreplay as mr
-from mmreplay.cli.exits import run
+from mmreplay.cli.run import run
 from mmreplay.verify import verify_buffer
 from tests.verify.support import DATA, put, schema, steps
 

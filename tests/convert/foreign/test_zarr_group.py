@@ -7,7 +7,7 @@ import pytest
 import zarr
 
 import mmreplay as mr
-from mmreplay.cli.exits import run
+from mmreplay.cli.run import run
 from mmreplay.convert import registry, undescribed
 from mmreplay.errors import CorruptError, FormatError, SchemaError, SourceError
 from mmreplay.storage.foreign_zarr import arrays

@@ -1,0 +1,114 @@
+"""Run one command line: parse it, call the command, print errors and warnings."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from mmreplay import errors
+from mmreplay.cli.exits import (
+    CLICK_ERROR,
+    FAILED,
+    INTERRUPTED,
+    USAGE,
+    WELL,
+    InterruptedRun,
+    code_of,
+    message_of,
+    say,
+)
+from mmreplay.disk.files import disk
+from mmreplay.kernels import KernelsWarning
+
+
+def run(args: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    if None in (sys.stdin, sys.stdout, sys.stderr):
+        # A file opened next would get the number of a stream that was closed, and what
+        # a C library prints would go into it.
+        while (fd := disk.open(Path(os.devnull), os.O_RDWR)) <= 2:
+            pass
+        os.close(fd)
+        sys.stdin, sys.stderr = sys.stdin or io.StringIO(), sys.stderr or io.StringIO()
+    if sys.stdout is None:
+        say("stdout is closed, expected it open to print to; >/dev/null discards it")
+        return FAILED
+    # After the check: importing the commands may open files.
+    from mmreplay.cli.app import build
+
+    words = list(sys.argv[1:] if args is None else args)
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
+    elif words == ["version"]:
+        words = ["--version"]
+    try:
+        with _warning_in_a_line():
+            code = build()(args=words, standalone_mode=False, prog_name="mmreplay")
+        sys.stdout.flush()
+    except typer.Abort:
+        say("nothing was changed")
+        return FAILED
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except InterruptedRun as interrupt:
+        say(str(interrupt))
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of the pipe has closed it; the interpreter must not flush again.
+        os.dup2(disk.open(Path(os.devnull), os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except Exception as error:
+        return _report(error)
+    if code == INTERRUPTED:
+        say("interrupted; what was written before is kept")
+    return int(code or WELL)
+
+
+@contextmanager
+def _warning_in_a_line() -> Iterator[None]:
+    """Print our own warnings once, without the line of code that Python adds."""
+    said = set()
+    with warnings.catch_warnings():
+        others = warnings.showwarning
+
+        def show(
+            message: Any, category: type[Warning], *rest: Any, **more: Any
+        ) -> None:
+            ours = (
+                errors.AutoresetWarning,
+                errors.DurabilityWarning,
+                errors.FullWarning,
+                KernelsWarning,
+            )
+            if not issubclass(category, ours):
+                others(message, category, *rest, **more)
+            elif str(message) not in said:
+                said.add(str(message))
+                say(str(message))
+
+        warnings.showwarning = show
+        yield
+
+
+def _report(error: Exception) -> int:
+    """Print an error and return its exit code; raise a bug of ours."""
+    if isinstance(error, CLICK_ERROR):
+        context = getattr(error, "ctx", None)
+        where = context.command_path if context else "mmreplay"
+        text = str(getattr(error, "format_message", error.__str__)())
+        if text:
+            say(f"{text.rstrip('.')}; see {where} --help")
+        return int(getattr(error, "exit_code", USAGE))
+    code = code_of(error)
+    if code is None:
+        raise error
+    say(message_of(error))
+    return code
