@@ -43,6 +43,7 @@ MOVED = {
 """The new path of each module that moved; what is not named in pickles is left out."""
 
 RENAMED = {
+    ("mmreplay.adapters.pytorchrl_priorities", "Powers"): "Exponents",
     ("mmreplay.adapters.home", "_again"): "_reopened",
     ("mmreplay.samplers.frozen", "Frozen"): "EpochSnapshot",
     ("mmreplay.samplers.laws", "Powers"): "Proportional",

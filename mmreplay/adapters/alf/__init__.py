@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from mmreplay.adapters.common.lazy import names_on_use
 
 if TYPE_CHECKING:
-    from mmreplay.adapters.alf.replay import BatchInfo as BatchInfo
-    from mmreplay.adapters.alf.replay import ReplayBuffer as ReplayBuffer
+    from mmreplay.adapters.alf.replay_buffer import BatchInfo as BatchInfo
+    from mmreplay.adapters.alf.replay_buffer import ReplayBuffer as ReplayBuffer
     from mmreplay.adapters.alf.ring import DataBuffer as DataBuffer
     from mmreplay.adapters.alf.ring import RingBuffer as RingBuffer
     from mmreplay.adapters.alf.trees import MaxSegmentTree as MaxSegmentTree
@@ -26,11 +26,11 @@ __all__ = [
 __getattr__ = names_on_use(
     __name__,
     {
-        "BatchInfo": "alf.replay",
+        "BatchInfo": "alf.replay_buffer",
         "DataBuffer": "alf.ring",
         "MaxSegmentTree": "alf.trees",
         "MinSegmentTree": "alf.trees",
-        "ReplayBuffer": "alf.replay",
+        "ReplayBuffer": "alf.replay_buffer",
         "RingBuffer": "alf.ring",
         "SegmentTree": "alf.trees",
         "SumSegmentTree": "alf.trees",

@@ -74,13 +74,13 @@ def read(
     Raises:
         FormatError: A leaf or a counter is not there, or of another shape.
     """
-    counters = [array(_found(state, name)).astype(np.int64) for name in (HEADS, SIZES)]
+    counters = [array(_entry(state, name)).astype(np.int64) for name in (HEADS, SIZES)]
     heads, sizes = (_shaped(c, (num_envs,), HEADS) for c in counters)
     columns: Columns = {}
     length = 0
     for path, field in fields.items():
         name = "|".join(map(unquote, path.removeprefix(f"{STEM}/").split("/")))
-        column = array(_found(state, name), bits=field.dtype == "bfloat16")
+        column = array(_entry(state, name), bits=field.dtype == "bfloat16")
         length = length or (column.shape[1] if column.ndim > 1 else 0)
         columns[path] = _shaped(column, (num_envs, length, *field.shape), name)
     if (sizes < 0).any() or (sizes > np.minimum(heads, length)).any():
@@ -96,7 +96,7 @@ def read(
     return Foreign(columns, heads, sizes, masses)
 
 
-def _found(state: Mapping[str, Any], name: str) -> Any:
+def _entry(state: Mapping[str, Any], name: str) -> Any:
     if name not in state:
         raise FormatError(
             f"state of alf: got no {name!r} among {sorted(state)[:8]}, expected one; "

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.adapters.alf import checkpoint
-from mmreplay.adapters.alf.drawing import Drawing, Law
 from mmreplay.adapters.alf.episodes import (
     BEGIN,
     RETURN,
@@ -26,7 +25,8 @@ from mmreplay.adapters.alf.episodes import (
     last_rows,
 )
 from mmreplay.adapters.alf.errors import RefusedError, UnknownError, refusing
-from mmreplay.adapters.alf.nests import Columns, Given
+from mmreplay.adapters.alf.nests import Columns, LeafValues
+from mmreplay.adapters.alf.sampling import DrawOptions, WindowSampling
 from mmreplay.adapters.alf.sharing import hung_up, serves
 from mmreplay.adapters.common.location import BufferLocation
 from mmreplay.batch import Batch
@@ -48,7 +48,7 @@ class Plan:
         names: Leaves that tell of episodes.
         num_envs: Environments.
         capacity: Rows of each.
-        law: How batches are drawn; None where none are.
+        draw_options: How batches are drawn; None where none are.
         keep: Episodes are told apart.
         rule: Returns are stored.
     """
@@ -57,7 +57,7 @@ class Plan:
     names: Names
     num_envs: int
     capacity: int
-    law: Law | None = None
+    draw_options: DrawOptions | None = None
     keep: bool = False
     rule: ReturnRule | None = None
 
@@ -76,13 +76,15 @@ class Core:
             # Published rows never change, but the newest of a run that broke off.
             fields[step_type] = Field(told.shape, told.dtype, mutable=True)
         roles = {} if plan.names.reward is None else {"reward": plan.names.reward}
-        self._drawing = None if plan.law is None else Drawing(plan.law)
+        self._sampling = (
+            None if plan.draw_options is None else WindowSampling(plan.draw_options)
+        )
         self._home = home
         with refusing():
             schema = Schema.from_flat(fields | self._log.fields, roles)
             self.buffer = home.ring(
                 schema, plan.capacity, plan.num_envs,
-                sampler=None if self._drawing is None else self._drawing.of(1),
+                sampler=None if self._sampling is None else self._sampling.of(1),
                 # A step is nearly always one of every environment: one write a file.
                 layout="time_major", on_resume="truncate",
             )  # fmt: skip
@@ -172,21 +174,21 @@ class Core:
                 return False
             positions = self.buffer.heads[ids]
             with refusing():
-                self._log.catch_up(self.buffer, ids, positions)
+                self._log.recover_interrupted(self.buffer, ids, positions)
                 whole = columns | self._log.columns(ids, positions, columns)
-                self._log.cut(self.buffer, ids, whole)
+                self._log.end_unfinished(self.buffer, ids, whole)
                 self.buffer.add(whole, env_ids=None if env_ids is None else ids)
                 self._log.added(self.buffer, ids, positions, whole)
             self._turn.notify_all()
         return True
 
-    def enqueue_plain(self, columns: Given) -> bool:
+    def enqueue_plain(self, columns: LeafValues) -> bool:
         """Add one row of each, in mid-episode; False leaves it to `enqueue`."""
         with self._turn:
             whole = self._log.plain(columns, self.buffer.published)
             added = None if whole is None else self.buffer.add_as_is(whole)
             if added is not None:
-                self._log.follow(added)
+                self._log.mark_added(added)
                 self._turn.notify_all()
         return added is not None
 
@@ -294,13 +296,13 @@ class Core:
 
     def begins(self, env_ids: Ids, positions: Ids) -> Ids:
         """Where the episodes of rows began."""
-        return self._beside(BEGIN, env_ids, positions)
+        return self._episode_field(BEGIN, env_ids, positions)
 
     def zeros(self, env_ids: Ids, positions: Ids) -> Ids:
         """The last row of discount 0, or FIRST, up to each."""
-        return self._beside(ZERO, env_ids, positions)
+        return self._episode_field(ZERO, env_ids, positions)
 
-    def _beside(self, path: str, env_ids: Ids, positions: Ids) -> Ids:
+    def _episode_field(self, path: str, env_ids: Ids, positions: Ids) -> Ids:
         if path not in self.buffer.schema:
             raise RefusedError(
                 f"episodes: got a buffer that keeps no {path!r}, expected one that "
@@ -313,23 +315,23 @@ class Core:
     def left(self, env_ids: Ids, positions: Ids) -> Ids:
         """Rows after each, to the newest one of its episode."""
         with self._turn:
-            self._beside(BEGIN, env_ids, positions)
+            self._episode_field(BEGIN, env_ids, positions)
             ids, rows = np.broadcast_arrays(env_ids, positions)
             found: Ids = last_rows(self.buffer, ids, rows) - rows
             return found
 
     def sample(self, batch_size: int, length: int) -> dict[str, Any]:
         """Draw windows ``[B, T, *shape]``; what goes with them stands beside."""
-        assert self._drawing is not None
+        assert self._sampling is not None
         with self._turn, refusing():
-            self._drawing.check(self.buffer, length)
-            self.buffer.sampler = self._drawing.of(length)
+            self._sampling.check(self.buffer, length)
+            self.buffer.sampler = self._sampling.of(length)
             batch = self.buffer.sample(batch_size)
             found: dict[str, Any] = {
                 "data": {path: batch.fields[path] for path in self._leaves},
                 "env_ids": batch.env_ids,
                 "positions": batch.positions,
-                "weights": self._drawing.weights(batch),
+                "weights": self._sampling.weights(batch),
             }
             if self._plan.rule is not None:
                 found["returns"] = batch.fields[RETURN][:, 0]
@@ -337,8 +339,8 @@ class Core:
 
     def update_priority(self, env_ids: Ids, positions: Ids, values: Any) -> int:
         """Set priorities; how many were dropped, as their rows are gone."""
-        assert self._drawing is not None
-        self._drawing.check_prioritized()
+        assert self._sampling is not None
+        self._sampling.check_prioritized()
         nothing = np.empty(0)
         batch = Batch({}, env_ids, positions, nothing, nothing)
         with self._turn, refusing():
@@ -349,9 +351,9 @@ class Core:
 
     def initial_priority(self) -> float:
         """What a row that is added now enters at."""
-        assert self._drawing is not None
+        assert self._sampling is not None
         with self._turn:
-            return self._drawing.initial_priority(self.buffer)
+            return self._sampling.initial_priority(self.buffer)
 
     def take(self, positions: Ids) -> Columns:
         """Leaves of rows of the only environment."""
@@ -366,13 +368,13 @@ class Core:
             )
         with self._turn:
             self.buffer.commit()
-            drawing = None if self._drawing is None else self._drawing.state_dict()
+            sampling = None if self._sampling is None else self._sampling.state_dict()
             return {
                 "kind": KIND,
                 "path": str(self._home.path),
                 "uuid": self.buffer.metadata.uuid.hex(),
                 "heads": self.buffer.heads.tolist(),
-                "drawing": drawing,
+                "drawing": sampling,
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -399,8 +401,8 @@ class Core:
                 "buffer with that path and resume=True, and load it then"
             )
         with self._turn:
-            if self._drawing is not None and state.get("drawing") is not None:
-                self._drawing.load_state_dict(state["drawing"])
+            if self._sampling is not None and state.get("drawing") is not None:
+                self._sampling.load_state_dict(state["drawing"])
             self._log.break_off(self.buffer)
 
     def _read_in(self, state: checkpoint.Foreign) -> None:
@@ -414,6 +416,6 @@ class Core:
             for columns, ids in state.steps():
                 self.enqueue(columns, ids, False)
             ids, positions, values = state.priorities()
-            if self._drawing is not None and self._drawing.prioritized and len(ids):
+            if self._sampling is not None and self._sampling.prioritized and len(ids):
                 self.update_priority(ids, positions, values)
             self._log.break_off(self.buffer)

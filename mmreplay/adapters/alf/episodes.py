@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from mmreplay.adapters.alf.errors import MissingError, RefusedError
 from mmreplay.adapters.alf.nests import (
     Columns,
-    Given,
     Leaf,
+    LeafValues,
     is_scalar,
-    part_at,
     path_of,
+    subnest,
 )
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.schema import Field
@@ -54,7 +54,7 @@ class Names:
         found = {}
         for word in ("step_type", "discount", "reward"):
             try:
-                part = part_at(nest, word)
+                part = subnest(nest, word)
             except MissingError:
                 found[word] = path_of(fields, word)
                 continue
@@ -157,14 +157,14 @@ class Log:
         # of episodes as bytes.
         self._known: Ids | None = None
         self._middle = b""
-        self._calm = False
+        self._no_boundary = False
 
     def forget(self, env_ids: Ids) -> None:
         """Let the next rows begin episodes, whatever their type."""
-        self._calm = False
+        self._no_boundary = False
         self._fresh[env_ids] = self._over[env_ids] = True
 
-    def cut(
+    def end_unfinished(
         self, buffer: ReplayBuffer, env_ids: Ids, columns: Mapping[str, NDArray[Any]]
     ) -> None:
         """Tell the buffer of FIRST rows to be added that no LAST one came before.
@@ -203,7 +203,9 @@ class Log:
         self._settle(buffer, np.arange(len(self._fresh)))
         self.break_off(buffer)
 
-    def catch_up(self, buffer: ReplayBuffer, env_ids: Ids, heads: Ids) -> None:
+    def recover_interrupted(
+        self, buffer: ReplayBuffer, env_ids: Ids, heads: Ids
+    ) -> None:
         """Take note of rows that came past this, by an add that was interrupted.
 
         Args:
@@ -216,7 +218,7 @@ class Log:
             return
         held = late[buffer.span.lengths[late] > 0]
         newest = buffer.heads[held] - 1
-        self._calm = False
+        self._no_boundary = False
         self._fresh[held] = False
         if self.names.step_type is not None:
             kinds = buffer.get_field(self.names.step_type, held, newest)
@@ -228,7 +230,7 @@ class Log:
         self._heads = self._heads.copy()
         self._heads[late] = buffer.heads[late]
 
-    def plain(self, columns: Mapping[str, object], heads: Ids) -> Given | None:
+    def plain(self, columns: Mapping[str, object], heads: Ids) -> LeafValues | None:
         """A row of every environment with what is stored beside it, in few calls.
 
         Args:
@@ -256,15 +258,15 @@ class Log:
             self._middle = types.tobytes()
         return {**columns, "terminated": self._none, "truncated": self._none}
 
-    def follow(self, heads: Ids) -> None:
+    def mark_added(self, heads: Ids) -> None:
         """Take note that the row that `plain` gave is in.
 
         Args:
             heads: int64 ``[E]``, what the ring published with it; nobody changes them.
         """
-        if not self._calm:
+        if not self._no_boundary:
             self._fresh[:] = self._over[:] = False
-            self._calm = True
+            self._no_boundary = True
         self._heads = self._known = heads
 
     def columns(
@@ -308,7 +310,7 @@ class Log:
             positions: int64 ``[B]``.
             columns: All that was stored of them.
         """
-        self._calm = False
+        self._no_boundary = False
         self._fresh[env_ids] = False
         if self.names.step_type is not None:
             self._over[env_ids] = columns["terminated"] | columns["truncated"]

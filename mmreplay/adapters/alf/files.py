@@ -40,7 +40,7 @@ class AlfReader(FragmentReader):
         prefix = _prefix(file, columns)
         self._file = file
         self._heads = _numbers(file, columns, prefix + POSITIONS)
-        self._sizes = _numbers(file, columns, prefix + SIZES)
+        self._lengths = _numbers(file, columns, prefix + SIZES)
         self._tensors = self._find(columns, prefix, notes)
         first = self._columns(0, 0, 0)
         first.pop("step_type")
@@ -75,10 +75,10 @@ class AlfReader(FragmentReader):
                 "types and the like of one length; it is none of alf's replay buffers"
             )
         self._slots = lengths.pop()
-        bad = (self._sizes < 0) | (self._sizes > self._slots)
-        if (bad | (self._heads < self._sizes)).any() or len(self._sizes) != envs:
+        bad = (self._lengths < 0) | (self._lengths > self._slots)
+        if (bad | (self._heads < self._lengths)).any() or len(self._lengths) != envs:
             raise CorruptError(
-                f"{self._file.path}: {SIZES} says {self._sizes[:5].tolist()} and "
+                f"{self._file.path}: {SIZES} says {self._lengths[:5].tolist()} and "
                 f"{POSITIONS} {self._heads[:5].tolist()} for rings of {self._slots} "
                 "rows, expected no more rows than either; the file is damaged"
             )
@@ -97,7 +97,7 @@ class AlfReader(FragmentReader):
 
     def _episodes(self) -> Iterator[Fragment]:
         for env_id in range(len(self._heads)):
-            count = int(self._sizes[env_id])
+            count = int(self._lengths[env_id])
             if not count:
                 continue
             first = int(self._heads[env_id] - count) % self._slots

@@ -56,7 +56,7 @@ def fields_of(spec: Any) -> dict[str, Field]:
     Raises:
         UnfitError: There is no leaf, or one has no shape and dtype.
     """
-    found = {}
+    columns = {}
     for path, leaf in leaves(spec):
         if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
             raise UnfitError(
@@ -66,19 +66,19 @@ def fields_of(spec: Any) -> dict[str, Field]:
         dtype = leaf.dtype
         if isinstance(dtype, torch.dtype):
             dtype = str(dtype).removeprefix("torch.")
-        if path in found:
+        if path in columns:
             raise UnfitError(
                 f"data_spec: got two leaves at {path!r}, whose keys differ in nothing "
                 "but their types, expected keys that are written differently; rename "
                 "one"
             )
-        found[path] = Field(tuple(leaf.shape), dtype)
-    if not found:
+        columns[path] = Field(tuple(leaf.shape), dtype)
+    if not columns:
         raise UnfitError(
             f"data_spec: got {spec!r}, which has no leaf, expected at least one; give "
             "a nest of TensorSpec"
         )
-    return found
+    return columns
 
 
 def flatten(spec: Any, nest: Any, path: str = STEM) -> Columns:
@@ -97,15 +97,15 @@ def flatten(spec: Any, nest: Any, path: str = STEM) -> Columns:
             f"nest at {path!r}: got {got}, expected {list(parts)}; give a nest of the "
             "structure of data_spec"
         )
-    found: Columns = {}
+    columns: Columns = {}
     for key, part in parts.items():
-        found |= flatten(part, theirs[key], below(path, key))
-    return found
+        columns |= flatten(part, theirs[key], below(path, key))
+    return columns
 
 
 Outline = tuple[type, tuple[Any, ...], tuple[Any, ...]]
 """Of a nest: its type, the keys of its parts, and of each its outline, or its path."""
-Given = dict[str, object]
+LeafValues = dict[str, object]
 
 
 def outlined(spec: Any, path: str = STEM) -> Outline | str:
@@ -118,14 +118,14 @@ def outlined(spec: Any, path: str = STEM) -> Outline | str:
 
 
 def plain(
-    outline: Outline | str, nest: Any, found: Given, looks: Mapping[str, Look]
+    outline: Outline | str, nest: Any, columns: LeafValues, looks: Mapping[str, Look]
 ) -> bool:
     """Put the leaves of a nest into a dict, as it mostly comes, in few calls.
 
     Args:
         outline: Of the spec.
         nest: Of the very types of the spec, its leaves tensors.
-        found: What a ring takes as it is, by path, written.
+        columns: What a ring takes as it is, by path, written.
         looks: Of each path, one of `LOOKS`.
 
     Returns:
@@ -143,8 +143,8 @@ def plain(
             if isinstance(part, str):
                 if type(value) is not torch.Tensor:
                     return False
-                found[part] = looks[part](value)
-            elif not plain(part, value, found, looks):
+                columns[part] = looks[part](value)
+            elif not plain(part, value, columns, looks):
                 return False
     except LOOK_ERRORS:
         return False
@@ -172,8 +172,8 @@ def array(leaf: Any, *, bits: bool = False) -> NDArray[Any]:
             leaf = leaf.resolve_neg().view(torch.uint16)
         elif leaf.dtype == torch.bfloat16 or (bits and leaf.dtype == torch.uint16):
             leaf = leaf.float()
-        found: NDArray[Any] = leaf.numpy(force=True)
-        return found
+        columns: NDArray[Any] = leaf.numpy(force=True)
+        return columns
     return np.asarray(leaf)
 
 
@@ -207,21 +207,21 @@ def leaf_nest(spec: Any, path: str = STEM) -> Any:
     return type(spec)(inner)
 
 
-def pack(part: Any, found: Mapping[str, NDArray[Any]], device: Any) -> Any:
+def pack(part: Any, columns: Mapping[str, NDArray[Any]], device: Any) -> Any:
     """Arrays by path as a nest of tensors.
 
     Args:
         part: `leaf_nest` of a spec, or a part of it.
-        found: Array of each leaf, by path.
+        columns: Array of each leaf, by path.
         device: Device of the tensors.
     """
     parts = children(part)
     if parts is None:
-        leaf = torch.from_numpy(found[part.path])
+        leaf = torch.from_numpy(columns[part.path])
         if part.dtype == torch.bfloat16:
             leaf = leaf.view(torch.bfloat16)
         return leaf.to(device)
-    made = {key: pack(inner, found, device) for key, inner in parts.items()}
+    made = {key: pack(inner, columns, device) for key, inner in parts.items()}
     if isinstance(part, dict):
         return type(part)(made)
     if hasattr(part, "_fields"):
@@ -229,7 +229,7 @@ def pack(part: Any, found: Mapping[str, NDArray[Any]], device: Any) -> Any:
     return type(part)(made.values())
 
 
-def part_at(nest: Any, name: Any) -> Any:
+def subnest(nest: Any, name: Any) -> Any:
     """Look a part up as alf does: by attribute, key or number, joined by dots.
 
     Args:
@@ -283,9 +283,9 @@ def is_scalar(field: Field) -> bool:
 
 def path_of(fields: Mapping[str, Field], name: str) -> str | None:
     """Path of the scalar of a name, the least deep if there are several."""
-    found = [
+    columns = [
         path
         for path, field in fields.items()
         if path.endswith(f"/{name}") and is_scalar(field)
     ]
-    return min(found, key=lambda path: path.count("/"), default=None)
+    return min(columns, key=lambda path: path.count("/"), default=None)

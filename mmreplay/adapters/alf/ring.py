@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from mmreplay.adapters.alf import nests
 from mmreplay.adapters.alf.core import Core, Plan
-from mmreplay.adapters.alf.drawing import Law
 from mmreplay.adapters.alf.episodes import Names, ReturnRule
 from mmreplay.adapters.alf.errors import RefusedError, refusing
 from mmreplay.adapters.alf.nests import array, fields_of, flatten, leaf_nest, pack
+from mmreplay.adapters.alf.sampling import DrawOptions
 from mmreplay.adapters.alf.sharing import Remote, Server, serve
 from mmreplay.adapters.common.location import BufferLocation, StrPath
 from mmreplay.adapters.common.values import LOOKS, Look, array_as_is, seed_of_draws
@@ -26,10 +26,10 @@ Ids = NDArray[np.int64]
 class Options(NamedTuple):
     """What a `ReplayBuffer` has beyond a `RingBuffer`, and if episodes are told."""
 
-    law: Law | None = None
+    draw_options: DrawOptions | None = None
     keep: bool = False
     rule: ReturnRule | None = None
-    told: bool = True
+    episodic: bool = True
 
 
 class RingBuffer:
@@ -95,21 +95,21 @@ class RingBuffer:
         with refusing():
             fields = fields_of(data_spec)
         self._nest = leaf_nest(data_spec)
-        names = Names.among(fields, self._nest) if options.told else Names()
+        names = Names.among(fields, self._nest) if options.episodic else Names()
         plan = Plan(
             fields, names, self._num_envs, self._max_length,
-            options.law, options.keep, options.rule,
+            options.draw_options, options.keep, options.rule,
         )  # fmt: skip
         self._own: Core | None = Core(plan, home)
         self._remote: Remote | None = None
         self._server: Server | None = None
         self._pid, self._outline = os.getpid(), nests.outlined(data_spec)
         # What tells of episodes is looked at here.
-        told: dict[str, Look] = {}
-        told |= {path: array_as_is for path in (names.step_type,) if path}
+        episodic: dict[str, Look] = {}
+        episodic |= {path: array_as_is for path in (names.step_type,) if path}
         # A tensor of uint16 would be taken for the bits of one of bfloat16.
-        told |= {p: nests.never for p, f in fields.items() if f.dtype == "bfloat16"}
-        self._looks = [dict.fromkeys(fields, look) | told for look in LOOKS]
+        episodic |= {p: nests.never for p, f in fields.items() if f.dtype == "bfloat16"}
+        self._looks = [dict.fromkeys(fields, look) | episodic for look in LOOKS]
         if allow_multiprocess:
             self._server = serve(self, self._own)
             self._remote = Remote(self._server.address)
@@ -142,7 +142,7 @@ class RingBuffer:
         """Say where the data is."""
         return f"<{type(self).__name__} {self.name!r}, {self._core.where()}>"
 
-    def _given(self, values: NDArray[Any]) -> torch.Tensor:
+    def _tensor(self, values: NDArray[Any]) -> torch.Tensor:
         # ascontiguousarray gives an axis to what has none.
         whole = np.ascontiguousarray(values).reshape(np.shape(values))
         return torch.from_numpy(whole).to(self.device)
@@ -165,13 +165,13 @@ class RingBuffer:
             RefusedError: They have not exactly one axis.
         """
         if env_ids is None:
-            return self._given(np.arange(self._num_envs))
+            return self._tensor(np.arange(self._num_envs))
         ids = array(env_ids).astype(np.int64)
         if ids.ndim != 1:
             raise RefusedError(
                 f"env_ids: got shape {list(ids.shape)}, expected one axis; flatten them"
             )
-        return self._given(ids)
+        return self._tensor(ids)
 
     def enqueue(self, batch: Any, env_ids: Any = None, blocking: bool = False) -> bool:
         """Add one step of each environment, all or nothing.
@@ -193,7 +193,7 @@ class RingBuffer:
         own = None if self._own is not self._core else self._own
         if env_ids is None and not blocking and own is not None:
             for looks in self._looks:
-                found: nests.Given = {}
+                found: nests.LeafValues = {}
                 plain = nests.plain(self._outline, batch, found, looks)
                 if plain and own.enqueue_plain(found):
                     return True
@@ -244,13 +244,13 @@ class RingBuffer:
 
     def has_space(self, env_ids: Any = None) -> bool:
         """Whether none of some environments is full."""
-        return bool((self._sizes(env_ids) < self._max_length).all())
+        return bool((self._lengths(env_ids) < self._max_length).all())
 
     def has_data(self, env_ids: Any = None, n: int = 1) -> bool:
         """Whether each of some environments has n steps."""
-        return bool((self._sizes(env_ids) >= n).all())
+        return bool((self._lengths(env_ids) >= n).all())
 
-    def _sizes(self, env_ids: Any = None) -> Ids:
+    def _lengths(self, env_ids: Any = None) -> Ids:
         first, stop = self._core.bounds()
         return (stop - first)[slice(None) if env_ids is None else array(env_ids)]
 
@@ -262,7 +262,7 @@ class RingBuffer:
     @property
     def current_size(self) -> torch.Tensor:
         """int64 ``[E]``, steps of each environment."""
-        return self._given(self._sizes())
+        return self._tensor(self._lengths())
 
     @property
     def current_pos(self) -> torch.Tensor:
@@ -272,16 +272,16 @@ class RingBuffer:
     @property
     def total_size(self) -> torch.Tensor:
         """int64, steps of all environments."""
-        return self._given(self._sizes().sum(keepdims=True))[0]
+        return self._tensor(self._lengths().sum(keepdims=True))[0]
 
     def get_earliest_position(self, env_ids: Any = None) -> torch.Tensor:
         """int64 ``[B]``, the first position alive of some environments."""
         first = self._core.bounds()[0]
-        return self._given(first[slice(None) if env_ids is None else array(env_ids)])
+        return self._tensor(first[slice(None) if env_ids is None else array(env_ids)])
 
     def get_current_position(self) -> torch.Tensor:
         """int64 ``[E]``, one past the newest position of each environment."""
-        return self._given(self._core.bounds()[1])
+        return self._tensor(self._core.bounds()[1])
 
     def state_dict(self) -> dict[str, Any]:
         """Make everything durable, and return what a run goes on from.
@@ -364,7 +364,7 @@ class DataBuffer(RingBuffer):
         """Make it; see `RingBuffer`."""
         self._begin(
             data_spec, 1, capacity, device, False, name,
-            BufferLocation(f"alf-{name}", path, resume), Options(told=False),
+            BufferLocation(f"alf-{name}", path, resume), Options(episodic=False),
         )  # fmt: skip
         self._random = np.random.default_rng(seed_of_draws())
 

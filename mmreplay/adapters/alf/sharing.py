@@ -110,7 +110,7 @@ def _accept(
                 _begin(listener.accept(), target, key)
             except (OSError, RuntimeError) as error:
                 # Who connects waits in line meanwhile; to ask at once would spin.
-                told = told or _told(error)
+                told = told or _reported(error)
                 closed.wait(PAUSE_S)
 
 
@@ -128,7 +128,7 @@ def _begin(connection: Connection, target: object, key: bytes) -> None:
         raise
 
 
-def _told(error: OSError | RuntimeError) -> bool:
+def _reported(error: OSError | RuntimeError) -> bool:
     """Say that calls wait, which nobody would know otherwise."""
     with suppress(RuntimeWarning):  # where warnings are errors
         warnings.warn(

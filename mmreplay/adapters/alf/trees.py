@@ -90,13 +90,13 @@ class SegmentTree:
         Raises:
             RefusedError: An index is outside.
         """
-        return self._given(self._said(self._tree.get, array(indices)))
+        return self._tensor(self._said(self._tree.get, array(indices)))
 
     def summary(self) -> torch.Tensor:
         """Sum, greatest or least of all leaves, without axes."""
         tree = self._tree
         total = tree.total if isinstance(tree, SumTree) else tree.summary
-        return self._given(np.asarray(total))
+        return self._tensor(np.asarray(total))
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The leaves, as alf's tree names them and lays them out.
@@ -107,11 +107,11 @@ class SegmentTree:
             less than the capacity.
         """
         size, whole = self._capacity, np.zeros(2 * self._capacity)
-        whole[self._places()] = self._tree.leaves
+        whole[self._leaf_slots()] = self._tree.leaves
         join: Any = {"sum": np.add, "max": np.maximum, "min": np.minimum}[self._op]
         for node in range(size - 1, 0, -1):
             whole[node] = join(whole[2 * node], whole[2 * node + 1])
-        return {"_values": self._given(whole)}
+        return {"_values": self._tensor(whole)}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Take the leaves of a state, also of one that alf wrote.
@@ -125,9 +125,9 @@ class SegmentTree:
                 f"tree state: got {list(values.shape)} values, expected "
                 f"[{2 * self._capacity}]; load it into a tree of its own capacity"
             )
-        self._said(self._tree.fill, values[self._places()])
+        self._said(self._tree.fill, values[self._leaf_slots()])
 
-    def _places(self) -> NDArray[np.int64]:
+    def _leaf_slots(self) -> NDArray[np.int64]:
         """Where leaves lie in alf's array."""
         leftmost = 1 << (self._capacity - 1).bit_length()
         places: NDArray[np.int64] = leftmost + np.arange(self._capacity)
@@ -137,7 +137,7 @@ class SegmentTree:
     def _op(self) -> str:
         return "sum" if isinstance(self._tree, SumTree) else self._tree.op
 
-    def _given(self, values: NDArray[Any]) -> torch.Tensor:
+    def _tensor(self, values: NDArray[Any]) -> torch.Tensor:
         return torch.as_tensor(values, dtype=self._dtype, device=self._device)
 
     def _said(self, call: Callable[..., Any], *arguments: Any) -> Any:

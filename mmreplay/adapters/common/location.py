@@ -295,7 +295,7 @@ class PickledByPath:
     """An object with a `home` and a ring that pickles the path, not the data."""
 
     home: BufferLocation
-    ring_attribute: ClassVar[str] = "_ring"
+    held: ClassVar[str] = "_ring"
     """Name of the attribute that holds the ring; None before the ring is made."""
 
     def __getstate__(self) -> dict[str, Any]:
@@ -305,14 +305,14 @@ class PickledByPath:
             FormatError: The ring is in a temporary folder.
         """
         state = dict(self.__dict__)
-        ring = state.pop(self.ring_attribute)
+        ring = state.pop(self.held)
         return state | {"sampler": None if ring is None else ring.sampler}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Open the ring at the path; it may have grown since."""
         sampler = state.pop("sampler")
         self.__dict__ |= state
-        setattr(self, self.ring_attribute, None)
+        setattr(self, self.held, None)
         self._open_again(sampler)
 
     def _open_again(self, sampler: Sampler | None) -> None:

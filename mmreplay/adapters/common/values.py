@@ -140,20 +140,20 @@ numpy's; or it is no tensor."""
 
 
 def plain_rows(
-    shapes: Mapping[str, tuple[int, ...]], given: tuple[object, ...]
+    shapes: Mapping[str, tuple[int, ...]], values: tuple[object, ...]
 ) -> dict[str, object] | None:
     """One row of float32 fields as it mostly comes, in few calls.
 
     Args:
         shapes: Of the fields, by name.
-        given: A value of each: tensors; a float or bool where there is one number.
+        values: A value of each: tensors; a float or bool where there is one number.
 
     Returns:
         What a ring is asked to take as it is, by name, or None where a value is
         something else: see `rows_of`.
     """
     row: dict[str, object] = {}
-    for (name, shape), value in zip(shapes.items(), given, strict=True):
+    for (name, shape), value in zip(shapes.items(), values, strict=True):
         if type(value) in (float, bool) and shape == (1,):
             row[name] = np.array((value,), np.float32)
             continue
@@ -164,7 +164,7 @@ def plain_rows(
     return row
 
 
-def check_counts(least: int = 1, **counts: object) -> None:
+def check_counts(minimum: int = 1, **counts: object) -> None:
     """Refuse arguments that are no whole numbers, or too small, by name.
 
     Raises:
@@ -172,8 +172,8 @@ def check_counts(least: int = 1, **counts: object) -> None:
     """
     for name, value in counts.items():
         whole = isinstance(value, int | float | np.integer) and value == value // 1
-        if not whole or isinstance(value, bool) or value < least:  # type: ignore[operator]  # a number
+        if not whole or isinstance(value, bool) or value < minimum:  # type: ignore[operator]  # a number
             raise SchemaError(
-                f"{name}: got {value!r}, expected a whole number of at least {least}; "
-                "give another"
+                f"{name}: got {value!r}, expected a whole number of at least "
+                f"{minimum}; give another"
             )

@@ -16,17 +16,15 @@ if TYPE_CHECKING:
     )
     from mmreplay.adapters.pytorchrl.storages import PERBuffer as PERBuffer
     from mmreplay.adapters.pytorchrl.storages import ReplayBuffer as ReplayBuffer
+    from mmreplay.adapters.pytorchrl.storages import unchanged as unchanged
 
 __all__ = [
     "EREBuffer", "HERBuffer", "MBReplayBuffer", "NStepReplayBuffer", "PERBuffer",
-    "ReplayBuffer",
+    "ReplayBuffer", "unchanged",
 ]  # fmt: skip
 
 __getattr__ = names_on_use(
     __name__,
     dict.fromkeys(__all__, "pytorchrl.storages"),
-    {
-        "put": "pytorchrl.storages.put",
-        "unchanged": "pytorchrl.storages.unchanged",
-    },
+    {"put": "pytorchrl.data.put"},
 )

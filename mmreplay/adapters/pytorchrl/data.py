@@ -27,7 +27,7 @@ ENDED = "terminated"
 """A field of ours: NextDone as the end of an episode, for n-step returns."""
 PRIORITY = "sequence_priority"
 """A field of ours: at a sequence's first row its mixed error; 0 until there is one."""
-TOLD_ZERO = -1.0
+KNOWN_ZERO = -1.0
 """The priority of a sequence whose error was told, and is 0."""
 KEY, UNSTORED = "pytorchrl", "unstored"
 """Where the folder says what else there is: the grid of sequences, and the shapes of
@@ -140,7 +140,7 @@ class Slice(Mapping[str, Any]):
         """Name rows of positions ``[first, stop)``."""
         self.storage = storage
         self.range = (first, stop)
-        self._found: dict[str, Any] | None = None
+        self._rows: dict[str, Any] | None = None
         self._turn = threading.Lock()
 
     def loaded(self) -> dict[str, Any]:
@@ -148,9 +148,9 @@ class Slice(Mapping[str, Any]):
         # A collector's thread reads them before it overwrites them, and waits here
         # where the learner's does so already.
         with self._turn:
-            if self._found is None:
-                self._found = self.storage.read(*self.range)
-            return self._found
+            if self._rows is None:
+                self._rows = self.storage.read(*self.range)
+            return self._rows
 
     def __getitem__(self, key: str) -> Any:
         return self.loaded()[key]
@@ -165,7 +165,7 @@ class Slice(Mapping[str, Any]):
         return dict, (self.loaded(),)
 
 
-def stretches(
+def uninterrupted_ranges(
     ring: ReplayBuffer, first: int, stop: int
 ) -> Iterator[tuple[int, int, bool]]:
     """Rows ``[first, stop)`` in parts of which none is interrupted.

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mmreplay.adapters.pytorchrl.data import ENDED, PRIORITY, TOLD_ZERO, Columns
+from mmreplay.adapters.pytorchrl.data import ENDED, KNOWN_ZERO, PRIORITY, Columns
 from mmreplay.adapters.pytorchrl.sequences import Ids, SequenceStorage
 from mmreplay.episodes.starts import newest, num_legal, rank_edges
 from mmreplay.errors import EmptyError, SchemaError
@@ -35,7 +35,7 @@ HIGHEST = 0.9
 
 
 @dataclass
-class Powers:
+class Exponents:
     """Alpha and beta as they are now.
 
     A sampler looks at these and not at the storage, which would then not go as long as
@@ -70,12 +70,16 @@ class EmphasizingSampler(Wrapping):
     """
 
     def __init__(
-        self, powers: Powers, prioritized: PrioritizedSampler, smallest: int, seed: int
+        self,
+        exponents: Exponents,
+        prioritized: PrioritizedSampler,
+        smallest: int,
+        seed: int,
     ) -> None:
         """Make a sampler.
 
         Args:
-            powers: Alpha decides whether priorities count.
+            exponents: Alpha decides whether priorities count.
             prioritized: Draws by priorities.
             smallest: See above.
             seed: Of uniform draws.
@@ -84,7 +88,7 @@ class EmphasizingSampler(Wrapping):
         self.window, self.by_priority = 0, False
         self.prioritized = prioritized
         self._parts = [prioritized]
-        self._powers = powers
+        self._powers = exponents
         self._uniform = UniformSampler(seed)
         self._counts: Ids | None = None
 
@@ -149,7 +153,7 @@ class SequencePriorities(SequenceStorage):
             found[PRIORITY] = np.zeros(found[ENDED].shape, np.float32)
         return found
 
-    def _kept(self, first: int, stop: int) -> Columns:
+    def _retained_columns(self, first: int, stop: int) -> Columns:
         if not self.recurrent_actor:
             return {}
         assert self._ring is not None
@@ -163,7 +167,7 @@ class SequencePriorities(SequenceStorage):
         envs = np.arange(self._ring.num_envs)[:, None]
         errors = self._ring.get_field(PRIORITY, envs, starts).astype(np.float64)
         errors[errors == 0] = max(float(self.error), float(errors.max()))
-        errors[errors == TOLD_ZERO] = 0
+        errors[errors == KNOWN_ZERO] = 0
         shares = errors.reshape(-1) ** self.alpha
         if not shares.any():
             raise EmptyError(
@@ -181,16 +185,16 @@ class SequencePriorities(SequenceStorage):
         found = np.repeat(found, self.sequence_length)
         weights = torch.from_numpy(found.astype(np.float32)[:, None])
         weights = weights.to(self.device)
-        places = np.stack([env_ids, chosen], axis=1)
-        return env_ids, chosen, {"per_weights": weights, "idxs": places}
+        sequences = np.stack([env_ids, chosen], axis=1)
+        return env_ids, chosen, {"per_weights": weights, "idxs": sequences}
 
     def _evenly(self, starts: Ids, count: int) -> tuple[Ids, Ids, dict[str, Any]]:
         """Sequences drawn uniformly, whatever their errors."""
         env_ids, chosen, _ = super()._chosen(starts, count)
-        places = np.stack([env_ids, chosen], axis=1)
-        return env_ids, chosen, {"per_weights": 1.0, "idxs": places}
+        sequences = np.stack([env_ids, chosen], axis=1)
+        return env_ids, chosen, {"per_weights": 1.0, "idxs": sequences}
 
-    def _learned(self, places: Ids, errors: NDArray[np.floating[Any]]) -> None:
+    def _learned(self, sequences: Ids, errors: NDArray[np.floating[Any]]) -> None:
         """Give sequences ``[S, 2]`` the errors of their rows, or of the last ones.
 
         Raises:
@@ -198,23 +202,23 @@ class SequencePriorities(SequenceStorage):
         """
         assert self._ring is not None
         lengths = (self.sequence_length, self.non_overlap_length)
-        counts = [len(places) * length for length in lengths]
+        counts = [len(sequences) * length for length in lengths]
         with np.errstate(over="ignore"):
             narrow = errors.astype(np.float32)
         if len(narrow) not in counts or not ((narrow >= 0) & (narrow < np.inf)).all():
             ends = f"from {narrow.min():g} to {narrow.max():g}, " if len(narrow) else ""
             raise SchemaError(
-                f"errors: got {len(narrow)} for {len(places)} sequences, "
+                f"errors: got {len(narrow)} for {len(sequences)} sequences, "
                 f"{ends}expected {lengths[0]} or {lengths[1]} for each, finite and of "
                 "at least 0; give absolute errors"
             )
-        told = errors.reshape(len(places), -1)
+        told = errors.reshape(len(sequences), -1)
         mixed = HIGHEST * told.max(1) + (1 - HIGHEST) * told.mean(1)
         # What was overwritten meanwhile is let go.
-        there = places[:, 1] >= self._ring.span.first[places[:, 0]]
-        env_ids, positions = places[there].T
+        there = sequences[:, 1] >= self._ring.span.first[sequences[:, 0]]
+        env_ids, positions = sequences[there].T
         kept = mixed[there].astype(np.float32)
-        kept[kept == 0] = TOLD_ZERO
+        kept[kept == 0] = KNOWN_ZERO
         self._ring.write_field(PRIORITY, env_ids, positions, kept)
 
 

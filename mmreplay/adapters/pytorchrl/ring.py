@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 from mmreplay.adapters.common.location import BufferLocation, StrPath
 from mmreplay.adapters.common.values import LOOKS, check_counts, seed_of_draws
-from mmreplay.adapters.pytorchrl.data import Columns, Maker, Slice, stretches
+from mmreplay.adapters.pytorchrl.data import Columns, Maker, Slice, uninterrupted_ranges
 from mmreplay.adapters.pytorchrl.rows import RowStorage
 from mmreplay.buffer.replay_buffer import ReplayBuffer as Ring
 from mmreplay.disk import files
@@ -304,8 +304,9 @@ class RingStorage(RowStorage):
         """
         assert self._ring is not None
         self._ring.end_episodes()
-        for begin, end, apart in stretches(self._ring, first, stop):
-            columns = self._columns(self.read(begin, end)) | self._kept(begin, end)
+        for begin, end, apart in uninterrupted_ranges(self._ring, first, stop):
+            columns = self._columns(self.read(begin, end))
+            columns |= self._retained_columns(begin, end)
             if apart:
                 self._ring.end_episodes()
             self._ring.extend(self._known(self._narrowed(columns)))
@@ -315,7 +316,7 @@ class RingStorage(RowStorage):
         if gone:
             self._ring.dequeue(gone)
 
-    def _kept(self, first: int, stop: int) -> Columns:
+    def _retained_columns(self, first: int, stop: int) -> Columns:
         """What rows are copied with beside pytorchrl's keys."""
         return {}
 

@@ -191,10 +191,10 @@ class RowStorage(Hooks, PickledByPath):
         found |= self._empty
         if self._ring is None:
             return found
-        places = np.arange(first, stop)[:, None]
+        sequences = np.arange(first, stop)[:, None]
         envs = np.arange(self._ring.num_envs)
         for path in self._paths:
-            array = self._ring.get_field(path, envs, places).astype(np.float32)
+            array = self._ring.get_field(path, envs, sequences).astype(np.float32)
             put(found, path, array)
         return found
 

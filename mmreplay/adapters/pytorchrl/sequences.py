@@ -66,7 +66,7 @@ class Grid:
         self.origins = kept or [mark]
         self.start(mark)
 
-    def places(self, first: int, stop: int) -> tuple[Ids, Ids]:
+    def sequences(self, first: int, stop: int) -> tuple[Ids, Ids]:
         """First whole sequence of each part of the grid, and how many there are.
 
         A sequence is whole when the steps are there that follow its last row; in a
@@ -93,7 +93,7 @@ class Grid:
 
     def starts(self, first: int, stop: int) -> Ids:
         """Positions at which whole sequences begin, int64 ``[S]``, ascending."""
-        begin, counts = self.places(first, stop)
+        begin, counts = self.sequences(first, stop)
         before = np.repeat(np.cumsum(counts) - counts, counts)
         ranks = np.arange(counts.sum()) - before
         found: Ids = np.repeat(begin, counts) + ranks * self.length
@@ -312,8 +312,8 @@ class SequenceStorage(RingStorage):
                 "steps; insert transitions first"
             )
         env_ids, starts, told = self._chosen(starts, count)
-        places = starts[:, None] + np.arange(length)
-        drawn = self._ring.take(np.repeat(env_ids, length), places.reshape(-1))
+        sequences = starts[:, None] + np.arange(length)
+        drawn = self._ring.take(np.repeat(env_ids, length), sequences.reshape(-1))
         fields = {path: drawn.fields[path] for path in self._paths}
         if self._n_step > 1:
             fields |= self._folded(env_ids, starts, stop, fields)
@@ -338,17 +338,17 @@ class SequenceStorage(RingStorage):
         assert self._ring is not None
         assert self._grid is not None
         ring, envs = self._ring, env_ids[:, None, None]
-        places, there = self._grid.following(starts, stop)
-        ends = ring.get_field(ENDED, envs, places).astype(bool)
+        sequences, there = self._grid.following(starts, stop)
+        ends = ring.get_field(ENDED, envs, sequences).astype(bool)
         # A step counts as long as none before it was an end.
         alive = there & (np.cumsum(ends, -1) - ends == 0)
-        rewards = ring.get_field(REW, envs, places).reshape(*places.shape, -1)
+        rewards = ring.get_field(REW, envs, sequences).reshape(*sequences.shape, -1)
         assert self._gammas is not None
         rows = starts[:, None, None] + np.arange(self.sequence_length)[:, None]
         weights = alive * self._gammas.at(rows) ** np.arange(self._n_step)
         reward = (rewards * weights[..., None]).sum(-2)
         count = alive.sum(-1)
-        last = np.take_along_axis(places, count[..., None] - 1, -1)[..., 0]
+        last = np.take_along_axis(sequences, count[..., None] - 1, -1)[..., 0]
         found = {REW: reward.reshape(fields[REW].shape).astype(np.float32)}
         for path in self._paths:
             if path.split("/")[0] in (OBS2, RHS2, DONE2):

@@ -45,7 +45,7 @@ from mmreplay.adapters.pytorchrl.data import (
 from mmreplay.adapters.pytorchrl.priorities import (
     LIMITS,
     EmphasizingSampler,
-    Powers,
+    Exponents,
     SequencePriorities,
     priorities_of,
 )
@@ -368,11 +368,11 @@ class NStepReplayBuffer(ReplayBuffer):
         tells = 0 < self._ring_gamma < 1 or len(self._gammas.values) == 1
         if tells and (gammas == self._ring_gamma).all():
             return {**found, N_STEP: self._summed(drawn)}
-        counts, rewards = self._sums(drawn.env_ids, drawn.positions, gammas)
+        counts, rewards = self._nstep_sums(drawn.env_ids, drawn.positions, gammas)
         found |= self._tensors({REW: rewards.reshape(drawn.fields[REW].shape)})
-        return {**found, N_STEP: self._told(np.where(ended, np.inf, counts))}
+        return {**found, N_STEP: self._reported_counts(np.where(ended, np.inf, counts))}
 
-    def _sums(
+    def _nstep_sums(
         self, env_ids: Ids, positions: Ids, gammas: NDArray[np.float64]
     ) -> tuple[Ids, NDArray[np.float64]]:
         """Count and sum the rewards of rows, each by its gamma.
@@ -398,8 +398,8 @@ class NStepReplayBuffer(ReplayBuffer):
         counted = written & (np.cumsum(ends, 1) - ends == 0)
         rewards = ring.get_field(REW, envs, steps).astype(np.float64)
         rewards = np.where(counted[..., None], rewards.reshape(*steps.shape, -1), 0)
-        powers = gammas[:, None] ** np.arange(self.n_step)
-        return counted.sum(1), (rewards * powers[..., None]).sum(1)
+        exponents = gammas[:, None] ** np.arange(self.n_step)
+        return counted.sum(1), (rewards * exponents[..., None]).sum(1)
 
     def _summed(self, drawn: Batch) -> Any:
         """How many steps were summed, as the discounts of the ring's transform say."""
@@ -408,9 +408,11 @@ class NStepReplayBuffer(ReplayBuffer):
         # An end leaves 0, which no power of gamma is: nothing is discounted there.
         with np.errstate(divide="ignore"):
             counts = np.log(drawn.fields["discount"]) / np.log(self._ring_gamma)
-        return self._told(np.where(drawn.fields[ENDED], np.inf, np.rint(counts)))
+        return self._reported_counts(
+            np.where(drawn.fields[ENDED], np.inf, np.rint(counts))
+        )
 
-    def _told(self, counts: NDArray[np.floating[Any]]) -> Any:
+    def _reported_counts(self, counts: NDArray[np.floating[Any]]) -> Any:
         """``n_step`` of a batch: n, or ``[B, 1]`` where some rows end at a cut."""
         if (counts >= self.n_step).all():
             return self.n_step
@@ -479,7 +481,7 @@ class PERBuffer(NStepReplayBuffer, SequencePriorities):
         }  # fmt: skip
         for name, value in given.items():
             self._check(name, value)
-        self._powers = Powers(alpha, beta)
+        self._powers = Exponents(alpha, beta)
         self._epsilon, self._error = epsilon, default_error
         super().__init__(
             size, device, actor, algorithm, envs, n_step, path=path, resume=resume
@@ -589,8 +591,8 @@ class PERBuffer(NStepReplayBuffer, SequencePriorities):
                 sampler.update_priorities(self._ring.view, ids, positions, each)
 
     def _batch(self, drawn: Batch) -> dict[str, Any]:
-        places = np.stack([drawn.env_ids, drawn.positions], axis=1)
-        return {**super()._batch(drawn), **self._weights(drawn), "idxs": places}
+        sequences = np.stack([drawn.env_ids, drawn.positions], axis=1)
+        return {**super()._batch(drawn), **self._weights(drawn), "idxs": sequences}
 
     def _weights(self, drawn: Batch) -> dict[str, Any]:
         """Importance weights of a batch, float32 ``[B, 1]``; 1.0 without priorities."""
@@ -616,16 +618,16 @@ class PERBuffer(NStepReplayBuffer, SequencePriorities):
                 f"after_gradients: got {list(info[ALGORITHM])} of the algorithm, "
                 "expected 'errors'; use an algorithm that gives TD errors"
             )
-        places = batch.pop("idxs")
+        sequences = batch.pop("idxs")
         errors = array_of(info[ALGORITHM]["errors"]).reshape(-1) + self.epsilon
         assert self._ring is not None
         if self.recurrent_actor:
-            self._learned(places, errors)
+            self._learned(sequences, errors)
             return info
         view = self._ring.view
         with view.lock:
             self._prioritized.update_priorities(
-                view, places[:, 0], places[:, 1], errors
+                view, sequences[:, 0], sequences[:, 1], errors
             )
         return info
 

@@ -27,7 +27,7 @@ class Sb3Reader(FragmentReader):
     def __init__(self, path: Path, state: Mapping[str, Any]) -> None:
         self._path = path
         self._notes = Notes()
-        self._slots, self._envs = self._sizes(state)
+        self._slots, self._envs = self._check_sizes(state)
         full, pos = state.get("full"), state.get("pos")
         if (
             type(full) is not bool
@@ -54,12 +54,12 @@ class Sb3Reader(FragmentReader):
         self._next_obs = self._next_arrays(state)
         first = self._fragment(0, 0, self._next_obs)
         schema = make_schema(first.columns, self._notes, path)
-        self._tell(state, bool(full))
+        self._add_notes(state, bool(full))
         super().__init__(
             self._fragments_of, schema, self._notes, lambda: None, num_envs=self._envs
         )
 
-    def _sizes(self, state: Mapping[str, Any]) -> tuple[int, int]:
+    def _check_sizes(self, state: Mapping[str, Any]) -> tuple[int, int]:
         dones = state.get(DONES)
         if not isinstance(dones, np.ndarray) or dones.ndim != 2 or not dones.size:
             raise FormatError(
@@ -109,7 +109,7 @@ class Sb3Reader(FragmentReader):
             if path.split("/")[0] == "observation"
         }
 
-    def _tell(self, state: Mapping[str, Any], full: bool) -> None:
+    def _add_notes(self, state: Mapping[str, Any], full: bool) -> None:
         note = self._notes.note
         note(
             f"episode ends were read from {DONES!r} and {TIMEOUTS!r}: done by a time "

@@ -44,7 +44,7 @@ class EndedView(NarrowedStarts):
     """A view whose legal starts are limited to whole episodes that have ended.
 
     Attributes:
-        whole: `starts` of the whole view at the same moment.
+        view_starts: `starts` of the whole view at the same moment.
         closed: See `EndedView.__init__`.
         num_legal: How many of `starts` are legal.
     """
@@ -59,7 +59,7 @@ class EndedView(NarrowedStarts):
         """
         super().__init__(view)
         self.closed = closed
-        self.whole = starts = view.starts
+        self.view_starts = starts = view.starts
         heads, ended = view.span.stop, view.index.ended
         first = np.maximum(ended.first, starts.first)
         stop = np.where(closed == heads, heads, ended.stop)
@@ -148,7 +148,7 @@ class Hindsight:
                     if (
                         ended is None
                         or ended.closed is not closed
-                        or ended.whole is not view.starts
+                        or ended.view_starts is not view.starts
                     ):
                         ended = self._ended = EndedView(view, closed)
                     if ended.num_legal < 1:

@@ -227,11 +227,11 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         )
 
     @property
-    def dones(self) -> _Cuts:
+    def dones(self) -> _Dones:
         """What Stable-Baselines3 sets to end the last episode before another run."""
-        return _Cuts(self)
+        return _Dones(self)
 
-    def _cut(self, env_ids: NDArray[np.int64]) -> None:
+    def _end_episodes(self, env_ids: NDArray[np.int64]) -> None:
         """Let the next steps of some environments begin episodes."""
         self._ready().end_episodes(env_ids)
 
@@ -263,7 +263,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         if ring is None:
             ring = self._ready()
         plain = None
-        if not self._cut_short(infos):
+        if not self._reports_time_limit(infos):
             plain = steps.plain(obs, next_obs, action, reward, done)
         added = ring.add_as_is(plain, self._heads) if plain else None
         if added is None:
@@ -273,7 +273,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
             if plain and follows:
                 added = self._added(ring, plain, heads)
         if added is not None:
-            steps.follow()
+            steps.mark_added()
             self._heads = added
             return
         now, then = steps.observed(obs), steps.observed(next_obs)
@@ -296,7 +296,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         # Not what is published by now, which may be another face's.
         self._heads = heads + 1 if final is None else heads + 1 + ended
 
-    def _cut_short(self, infos: list[dict[str, Any]]) -> bool:
+    def _reports_time_limit(self, infos: list[dict[str, Any]]) -> bool:
         """Whether the only environment reports a time limit, with done or without."""
         if self.n_envs > 1 or not (self.handle_timeout_termination and infos):
             return False
@@ -585,11 +585,11 @@ class HerReplayBuffer(DictReplayBuffer, her_replay_buffer.HerReplayBuffer):  # t
             self.sampler = sampler  # the ring's draws by priorities, for another buffer
         heads = ring.published
         if self._on_resume == "truncate":
-            self._cut(self._running())
+            self._end_episodes(self._running())
             return ring
         # Keep cuts made before the pickle if no row was added since.
         self._closed = np.where(self._closed == heads, heads, -1)
-        self._cut(np.flatnonzero(self._closed >= 0))
+        self._end_episodes(np.flatnonzero(self._closed >= 0))
         self._heads = heads
         if (ring.sizes > 0).all() and not self.optimize_memory_usage:
             every = np.arange(self.n_envs)
@@ -610,9 +610,9 @@ class HerReplayBuffer(DictReplayBuffer, her_replay_buffer.HerReplayBuffer):  # t
         running: NDArray[np.int64] = some[(last & (END | FINAL)) == 0]
         return running
 
-    def _cut(self, env_ids: NDArray[np.int64]) -> None:
+    def _end_episodes(self, env_ids: NDArray[np.int64]) -> None:
         if len(env_ids):
-            super()._cut(env_ids)
+            super()._end_episodes(env_ids)
             closed = self._closed.copy()
             closed[env_ids] = self._ready().published[env_ids]
             self._closed = closed
@@ -631,7 +631,7 @@ class HerReplayBuffer(DictReplayBuffer, her_replay_buffer.HerReplayBuffer):  # t
             "you should use `truncate_last_trajectory=False` to avoid that issue.",
             stacklevel=2,
         )
-        self._cut(running)
+        self._end_episodes(running)
 
     def add(
         self,
@@ -684,7 +684,7 @@ class HerReplayBuffer(DictReplayBuffer, her_replay_buffer.HerReplayBuffer):  # t
                 "of an episode"
             )
         count = int(self.her_ratio * batch_size)
-        batch, ends, places, goals = self._hindsight.draw(
+        batch, ends, goal_positions, goals = self._hindsight.draw(
             ring, self.sampler, self._closed, int(batch_size), count,
             self.goal_selection_strategy.name.lower(),
         )  # fmt: skip
@@ -701,7 +701,7 @@ class HerReplayBuffer(DictReplayBuffer, her_replay_buffer.HerReplayBuffer):  # t
                 else sb3_goals.decoded(told[real:]),
             )  # fmt: skip
         samples = self._samples(batch, env)
-        samples.goal_positions = places
+        samples.goal_positions = goal_positions
         return samples
 
     def _no_infos(self, count: int) -> list[dict[str, Any]]:
@@ -750,7 +750,7 @@ class HerReplayBuffer(DictReplayBuffer, her_replay_buffer.HerReplayBuffer):  # t
         self.env, self._on_resume = None, "continue"
 
 
-class _Cuts:
+class _Dones:
     """Stands for the array of ends, of which only the last is ever set."""
 
     def __init__(self, buffer: ReplayBuffer) -> None:
@@ -758,7 +758,7 @@ class _Cuts:
 
     def __setitem__(self, index: object, done: object) -> None:
         if np.any(np.asarray(done)) and self._buffer.ring is not None:
-            self._buffer._cut(np.arange(self._buffer.n_envs))
+            self._buffer._end_episodes(np.arange(self._buffer.n_envs))
 
 
 def _sampler(prioritized: bool | Mapping[str, Any], seed: int | None) -> Sampler:

@@ -132,15 +132,17 @@ class Steps:
             for path, (dtype, shape) in self._arrays.items()
         )
 
-    def follow(self) -> None:
+    def mark_added(self) -> None:
         """Remember what the step that `plain` gave led to, now that it is in."""
         self._led_to, self._over = self._coming, self._none_over
 
-    def observed(self, given: Any) -> Arrays:
+    def observed(self, observations: Any) -> Arrays:
         """Observations as they are stored, by what follows the role in their path."""
         found = {}
         for key, path, field in self.kinds:
-            array = np.asarray(given if key is None else given[key], field.numpy)
+            array = np.asarray(
+                observations if key is None else observations[key], field.numpy
+            )
             name = "observation" if key is None else f"observation {key!r}"
             found[path] = fitted(name, array, (self._num_envs, *field.shape))
         return found

@@ -25,7 +25,7 @@ class Cursor:
         filled: Whether every row was written.
         memory_index: The row that is written next.
         env_index: The environment whose sample comes next in that row.
-        sure: Every add was counted; where not, `follow` counts anew.
+        sure: Every add was counted; where not, `count_rows` counts anew.
     """
 
     def __init__(self, num_envs: int) -> None:
@@ -38,7 +38,7 @@ class Cursor:
         self.memory_index = self.env_index = 0
         self.sure = True
 
-    def follow(self, ring: ReplayBuffer) -> None:
+    def count_rows(self, ring: ReplayBuffer) -> None:
         """Take everything from what the ring holds."""
         told = ring.statistics
         self.base = np.array(told.get(RESET, [0] * ring.num_envs), np.int64)
@@ -79,7 +79,7 @@ class Cursor:
         told = ring.statistics
         del told[LOADING]
         ring.set_statistics(told)
-        self.follow(ring)
+        self.count_rows(ring)
 
 
 def cursor_of(ring: ReplayBuffer) -> Cursor:
@@ -87,6 +87,6 @@ def cursor_of(ring: ReplayBuffer) -> Cursor:
     found = _cursors.get(ring)
     if found is None:
         found = Cursor(ring.num_envs)
-        found.follow(ring)
+        found.count_rows(ring)
         _cursors[ring] = found
     return found

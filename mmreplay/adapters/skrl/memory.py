@@ -95,7 +95,7 @@ class Memory(PickledByPath):
     """Whether spaces and numbers keep dimensions as well, not sequences only."""
     strict: ClassVar[bool] = False
     """Whether a name that is no tensor's is a KeyError, and not None among samples."""
-    ring_attribute = "ring"
+    held = "ring"
     memory_size: int = fixed("memory_size", "make another memory with another path")
     num_envs: int = fixed("num_envs", "make another memory with another path")
 
@@ -207,7 +207,7 @@ class Memory(PickledByPath):
     def cursor(self) -> Cursor:
         """What is written next, by whichever face of the ring."""
         if not self._cursor.sure and self.ring is not None:
-            self._cursor.follow(self.ring)
+            self._cursor.count_rows(self.ring)
         return self._cursor
 
     @property
@@ -326,11 +326,11 @@ class Memory(PickledByPath):
             )
         return Tensor.of(tensor.name, tensor.shape, tensor.dtype, stored.mutable)
 
-    def _ready(self, given: Mapping[str, object]) -> ReplayBuffer:
+    def _ready(self, values: Mapping[str, object]) -> ReplayBuffer:
         """The ring, made now that it is known what samples come with."""
         if self.ring is None:
             for name, tensor in self._declared.items():
-                late = tensor.field.mutable or name not in given
+                late = tensor.field.mutable or name not in values
                 self._declared[name] = Tensor.of(name, tensor.shape, tensor.dtype, late)
             fields = {each.path: each.field for each in self._declared.values()}
             roles = found_roles(list(self._declared.values()))
@@ -359,20 +359,20 @@ class Memory(PickledByPath):
         """
         if self._add_plain(tensors):
             return
-        given = {
+        values = {
             name: value
             for name, value in tensors.items()
             if name in self._declared and value is not None
         }
-        columns, count, whole = self._columns(given, list(tensors))
+        columns, count, whole = self._columns(values, list(tensors))
         if whole and self.env_index:
             raise SchemaError(
                 f"add_samples: got samples of all {count} environments, expected those "
                 f"from {self.env_index} on, as the row is half written; add the rest "
                 "of it first"
             )
-        ring, done = self._ready(given), 0
-        for name in self._declared.keys() - given.keys():
+        ring, done = self._ready(values), 0
+        for name in self._declared.keys() - values.keys():
             tensor = self._declared[name]
             columns[tensor.path] = tensor.stored(tensor.empty(count))
         while done < count:
@@ -404,11 +404,11 @@ class Memory(PickledByPath):
         return False
 
     def _columns(
-        self, given: Mapping[str, torch.Tensor], names: list[str]
+        self, values: Mapping[str, torch.Tensor], names: list[str]
     ) -> tuple[Columns, int, bool]:
         """Samples by path, how many they are, and whether they are one whole row."""
         # One sample may come with the axis or without it, as in what broadcasts.
-        leads = {self._declared[n].lead(value) or (1,) for n, value in given.items()}
+        leads = {self._declared[n].lead(value) or (1,) for n, value in values.items()}
         if len(leads) != 1:
             known = ", ".join(self._declared) or "none"
             told = f"{sorted(leads)} of samples" if leads else f"the tensors {names}"
@@ -423,7 +423,7 @@ class Memory(PickledByPath):
                 "each environment; add rows one by one"
             )
         columns = {}
-        for name, value in given.items():
+        for name, value in values.items():
             tensor = self._declared[name]
             columns[tensor.path] = tensor.stored(value.reshape(count, *tensor.shape))
         return columns, count, count == num_envs > 1
@@ -500,7 +500,7 @@ class Memory(PickledByPath):
             flat = tensor.empty(self.memory_size * self.num_envs)
             if self.ring is not None:
                 cells = self._cells(self.ring)
-                places = self._places(self.ring, cells)
+                places = self._positions(self.ring, cells)
                 found = self.ring.get_field(tensor.path, *places)
                 flat[torch.from_numpy(cells)] = tensor.shown(found)
             whole = flat.reshape(self.memory_size, self.num_envs, *tensor.shape)
@@ -542,17 +542,17 @@ class Memory(PickledByPath):
         shape = (self.memory_size, self.num_envs, *known.shape)
         whole = torch.as_tensor(tensor).detach().cpu().broadcast_to(shape)
         values = whole.reshape(-1, *known.shape)[torch.from_numpy(cells)]
-        places = self._places(self.ring, cells)
-        self.ring.write_field(known.path, *places, known.stored(values))
+        positions = self._positions(self.ring, cells)
+        self.ring.write_field(known.path, *positions, known.stored(values))
 
     def _cells(self, ring: ReplayBuffer) -> Ids:
         """Cells that hold a sample, in order."""
-        env_ids, positions = self._places(
+        env_ids, positions = self._positions(
             ring, np.arange(self.memory_size * self.num_envs)
         )
         return np.flatnonzero(positions >= ring.span.first[env_ids])
 
-    def _places(self, ring: ReplayBuffer, cells: Ids) -> tuple[Ids, Ids]:
+    def _positions(self, ring: ReplayBuffer, cells: Ids) -> tuple[Ids, Ids]:
         """Environments and positions of cells; below its first, of an empty one."""
         rows, env_ids = np.divmod(cells, self.num_envs)
         newest = ring.heads[env_ids] - 1
@@ -611,7 +611,7 @@ class Memory(PickledByPath):
                 "first, or leave it out"
             )
         cells = np.where(cells < 0, cells + total, cells).reshape(-1)
-        batch = self.ring.take(*self._places(self.ring, cells))
+        batch = self.ring.take(*self._positions(self.ring, cells))
         return self._parted(batch, names, mini_batches)
 
     def sample_all(

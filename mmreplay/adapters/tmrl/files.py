@@ -25,7 +25,7 @@ GENERIC = ("action", "observation", "reward", "terminated", "truncated", "info",
 """Columns of GenericTorchMemory."""
 TAIL = ("done", "reward", "info", "terminated", "truncated")
 """Last columns of the memories for TrackMania, behind indexes, actions and parts."""
-PARTS = {
+COMPONENTS = {
     2: ("speed", "lidar"),
     3: ("speed", "progress", "lidar"),
     4: ("speed", "gear", "rpm", "images"),
@@ -72,7 +72,7 @@ def _named(path: Path, data: object) -> dict[str, list[Any]]:
             "tmrl's memories pickle; name its format with format= (--from)"
         )
     lengths = {len(each) for each in data}
-    parts = PARTS.get(len(data) - 2 - len(TAIL))
+    parts = COMPONENTS.get(len(data) - 2 - len(TAIL))
     if (
         len(lengths) != 1
         or 0 in lengths

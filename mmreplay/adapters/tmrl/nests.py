@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 from mmreplay.adapters.common.values import array_of
 from mmreplay.errors import SchemaError
 
-PARTS = (
+COMPONENTS = (
     "previous observation", "action", "observation", "reward", "terminated",
     "truncated",
 )  # fmt: skip
 """What a sample's CRCs are of, in order."""
-REWARD = PARTS.index("reward")
+REWARD = COMPONENTS.index("reward")
 
 Arrays = Mapping[str, NDArray[Any]]
 
 
-def parts_of(nest: Any) -> dict[str, Any] | None:
+def components_of(nest: Any) -> dict[str, Any] | None:
     """Parts of a mapping, tuple or list by name or number; None of a leaf.
 
     Raises:
@@ -45,7 +45,7 @@ def parts_of(nest: Any) -> dict[str, Any] | None:
 
 def structure(nest: Any) -> Any:
     """What a nest is made of, as JSON values; None of a leaf."""
-    parts = parts_of(nest)
+    parts = components_of(nest)
     if parts is None:
         return None
     kind = "dict" if isinstance(nest, Mapping) else "list"
@@ -55,7 +55,7 @@ def structure(nest: Any) -> Any:
 
 def leaves(nest: Any, path: str) -> Iterator[tuple[str, Any]]:
     """Leaves of a nest by path, in order."""
-    parts = parts_of(nest)
+    parts = components_of(nest)
     if parts is None:
         yield path, nest
         return
@@ -63,11 +63,11 @@ def leaves(nest: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield from leaves(part, f"{path}/{key}")
 
 
-def built(made: Any, found: Arrays, path: str) -> Any:
+def built(made: Any, arrays: Arrays, path: str) -> Any:
     """The nest of a structure, of the arrays at its leaves' paths."""
     if made is None:
-        return found[path]
-    parts = {k: built(p, found, f"{path}/{k}") for k, p in made["parts"].items()}
+        return arrays[path]
+    parts = {k: built(p, arrays, f"{path}/{k}") for k, p in made["parts"].items()}
     if made["kind"] == "dict":
         return parts
     return tuple(parts.values()) if made["kind"] == "tuple" else list(parts.values())
@@ -165,8 +165,8 @@ def check_crcs(expected: NDArray[np.uint32], rebuilt: Sequence[Any], when: Any) 
         AssertionError: A part differs by a single bit, or by its dtype.
     """
     got = crcs_of(rebuilt)
-    for part, theirs, ours in zip(PARTS, expected, got, strict=True):
-        if theirs != ours and not (part == PARTS[0] and theirs == 0):
+    for part, theirs, ours in zip(COMPONENTS, expected, got, strict=True):
+        if theirs != ours and not (part == COMPONENTS[0] and theirs == 0):
             raise AssertionError(
                 f"CRC failed: {part} has {ours:08x}, expected {theirs:08x} of the "
                 f"worker's sample at time step {when[0]}, {when[1]} since its reset; "

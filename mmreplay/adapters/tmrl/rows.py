@@ -198,7 +198,7 @@ class Rows:
         found[f"{NOW}/truncated"] = np.asarray(truncated).astype(bool)
         found["truncated"] = found[f"{NOW}/terminated"] | found[f"{NOW}/truncated"]
         if self.crc_debug:
-            found[f"{NOW}/crcs"] = np.stack([crcs_of(_told(i)) for i in infos])
+            found[f"{NOW}/crcs"] = np.stack([crcs_of(_worker_sample(i)) for i in infos])
             found[f"{NOW}/crc_ts"] = np.array([i["crc_sample_ts"] for i in infos])
         return {p: _fitted(array, self._fields[p]) for p, array in found.items()}
 
@@ -236,7 +236,7 @@ class Rows:
         parts = seen if isinstance(seen, tuple | list) else (seen,)
         return (*parts, *past), past[-1]
 
-    def _parts(self, fields: Arrays) -> tuple[Any, ...]:
+    def _components(self, fields: Arrays) -> tuple[Any, ...]:
         previous, _ = self._seen(fields, NOW)
         following, action = self._seen(fields, NEXT)
         rest = [fields[f"{NEXT}/{n}"] for n in ("reward", "terminated", "truncated")]
@@ -245,7 +245,7 @@ class Rows:
     def transition(self, fields: Arrays, number: int) -> tuple[Any, ...]:
         """One transition of a batch: its six parts, and its info."""
         one = {path: array[number : number + 1] for path, array in fields.items()}
-        parts = mapped(self._parts(one), lambda array: array[0])
+        parts = mapped(self._components(one), lambda array: array[0])
         info: dict[str, Any] = {}
         if self.crc_debug:
             info["crcs"] = one[f"{NEXT}/crcs"][0]
@@ -254,7 +254,7 @@ class Rows:
 
     def batch(self, fields: Arrays, device: Any) -> tuple[Any, ...]:
         """All transitions of a batch, as tensors, flags and rewards as float32."""
-        previous, action, reward, following, *ends = self._parts(fields)
+        previous, action, reward, following, *ends = self._components(fields)
 
         def tensor(array: NDArray[Any]) -> torch.Tensor:
             return torch.from_numpy(np.ascontiguousarray(array)).to(device)
@@ -305,7 +305,7 @@ def _fitted(array: NDArray[Any], field: Field) -> NDArray[Any]:
     return cast if same.all() else array
 
 
-def _told(info: Any) -> Any:
+def _worker_sample(info: Any) -> Any:
     """The worker's own sample, or SchemaError."""
     if not isinstance(info, dict) or "crc_sample" not in info:
         raise SchemaError(

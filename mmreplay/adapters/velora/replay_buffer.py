@@ -173,7 +173,7 @@ class BufferBase(PickledByPath):
         home: BufferLocation,
         device: torch.device | str | None,
         dims: tuple[int, int, int, int],
-        told: dict[str, int],
+        user_metadata: dict[str, int],
     ) -> None:
         self.capacity, self.state_dim, self.action_dim, self.hidden_dim = dims
         self.device = None if device is None else torch.device(device)
@@ -186,7 +186,7 @@ class BufferBase(PickledByPath):
             schema,
             self.capacity,
             sampler=UniformSampler(seed_of_draws()),
-            user_metadata={METADATA: told},
+            user_metadata={METADATA: user_metadata},
         )
         # velora's row of position 0: a ring that was loaded begins where it did.
         self._oldest = int(self._ring.metadata.user.get(METADATA, {}).get("oldest", 0))
@@ -347,8 +347,7 @@ class BufferBase(PickledByPath):
             return self._slots(names, first, stop)
 
         target = folder / f"{prefix}state.safetensors"
-        told = {METADATA: metadata}
-        write_tensors(target, self._columns, self.capacity, read, told)
+        write_tensors(target, self._columns, self.capacity, read, {METADATA: metadata})
         files.replace_bytes(folder / f"{prefix}metadata.json", metadata.encode())
 
     @classmethod
@@ -375,13 +374,16 @@ class BufferBase(PickledByPath):
         source = files.absolute(state_path)
         if source.suffix != ".safetensors":
             source = source.with_name(f"{source.name}.safetensors")
-        told = saved.checked(metadata, source)
-        capacity, size = told["capacity"], told["size"]
-        oldest = (told["position"] - size) % capacity
-        dims = (capacity, told["state_dim"], told["action_dim"], told["hidden_dim"])
+        numbers = saved.checked(metadata, source)
+        capacity, size = numbers["capacity"], numbers["size"]
+        oldest = (numbers["position"] - size) % capacity
+        dims = (
+            capacity, numbers["state_dim"], numbers["action_dim"],
+            numbers["hidden_dim"],
+        )  # fmt: skip
         buffer = cls.__new__(cls)
         with TensorFile(source) as file:
-            saved.check_pair(file, told)
+            saved.check_pair(file, numbers)
             # Numbers of its own, or a program started again would not find those of
             # buffers that it makes beside: each load takes a new one.
             home = BufferLocation("velora-load", path, fresh=True)

@@ -36,8 +36,8 @@ def checked(metadata: Mapping[str, Any], source: Path) -> dict[str, int]:
     """The numbers of a metadata, or FormatError."""
     names = ("capacity", "state_dim", "action_dim", "hidden_dim", "position", "size")
     known = metadata if isinstance(metadata, Mapping) else {}
-    told = {name: known.get(name) for name in names}
-    numbers = {name: n for name, n in told.items() if type(n) is int and n >= 0}
+    values = {name: known.get(name) for name in names}
+    numbers = {name: n for name, n in values.items() if type(n) is int and n >= 0}
     if len(numbers) < len(names) or "device" not in known:
         raise FormatError(
             f"metadata of {source}: got {metadata!r}, expected numbers as "
@@ -52,15 +52,15 @@ def checked(metadata: Mapping[str, Any], source: Path) -> dict[str, int]:
     return numbers
 
 
-def check_pair(file: TensorFile, told: Mapping[str, int]) -> None:
+def check_pair(file: TensorFile, numbers: Mapping[str, int]) -> None:
     """Refuse tensors of one save with the metadata of another, where they say it."""
     if METADATA not in file.told:
         return
     own = json.loads(file.told[METADATA])
-    theirs = {name: own.get(name) for name in told}
-    if theirs != told:
+    theirs = {name: own.get(name) for name in numbers}
+    if theirs != numbers:
         raise FormatError(
-            f"metadata: got {dict(told)}, expected {theirs}, which the tensors were "
+            f"metadata: got {dict(numbers)}, expected {theirs}, which the tensors were "
             "saved with; give the metadata of the same save"
         )
 
@@ -109,8 +109,8 @@ def row_ranges(
     ]
 
 
-def device_of(told: object) -> torch.device:
+def device_of(name: object) -> torch.device:
     """The device that a metadata names; the CPU for none, and where it is not there."""
-    device = torch.device(str(told or "cpu"))
+    device = torch.device(str(name or "cpu"))
     gone = device.type == "cuda" and not torch.cuda.is_available()
     return torch.device("cpu") if gone else device

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from mmreplay.adapters.alf.drawing import Law
 from mmreplay.adapters.alf.episodes import ReturnRule
 from mmreplay.adapters.alf.errors import RefusedError
-from mmreplay.adapters.alf.nests import array, children, leaves, pack, part_at
+from mmreplay.adapters.alf.nests import array, children, leaves, pack, subnest
 from mmreplay.adapters.alf.ring import Options, RingBuffer
+from mmreplay.adapters.alf.sampling import DrawOptions
 from mmreplay.adapters.common.location import BufferLocation, StrPath
 from mmreplay.adapters.common.values import seed_of_draws
 
@@ -100,7 +100,7 @@ class ReplayBuffer(RingBuffer):
                 "record_episodic_return: got True without keep_episodic_info, expected "
                 "both; pass keep_episodic_info=True"
             )
-        law = Law(
+        draw_options = DrawOptions(
             num_earliest_frames_ignored,
             initial_priority if prioritized_sampling else None,
             recent_data_steps,
@@ -113,7 +113,7 @@ class ReplayBuffer(RingBuffer):
         self._alf_checkpoint_enabled = enable_checkpoint
         home = BufferLocation(f"alf-{name}", path, resume)
         options = Options(
-            law, keep_episodic_info, rule if record_episodic_return else None
+            draw_options, keep_episodic_info, rule if record_episodic_return else None
         )
         self._begin(
             data_spec, num_environments, max_length, device, allow_multiprocess, name,
@@ -162,11 +162,11 @@ class ReplayBuffer(RingBuffer):
         found = self._core.sample(int(batch_size), int(batch_length))
         returns, weights = found.get("returns"), found["weights"]
         info = BatchInfo(
-            self._given(found["env_ids"]),
-            self._given(found["positions"]),
-            () if weights is None else self._given(weights),
+            self._tensor(found["env_ids"]),
+            self._tensor(found["positions"]),
+            () if weights is None else self._tensor(weights),
             self,
-            () if returns is None else self._given(returns),
+            () if returns is None else self._tensor(returns),
         )
         return self._packed(found["data"]), info
 
@@ -208,7 +208,7 @@ class ReplayBuffer(RingBuffer):
         ignored = self._ignored if ignore_earliest_frames else 0
         found, env_ids, positions = self._core.gather_all(ignored)
         device = self.device if convert_to_default_device else "cpu"
-        info = BatchInfo(self._given(env_ids), self._given(positions), (), self)
+        info = BatchInfo(self._tensor(env_ids), self._tensor(positions), (), self)
         return pack(self._nest, found, device), info
 
     def get_field(self, field_name: Any, env_ids: Any, positions: Any) -> Any:
@@ -236,7 +236,7 @@ class ReplayBuffer(RingBuffer):
                 return dict(zip(parts, found, strict=True))
             kind = type(field_name)
             return kind(*found) if hasattr(field_name, "_fields") else kind(found)
-        part = part_at(self._nest, field_name)
+        part = subnest(self._nest, field_name)
         paths = tuple(leaf.path for _, leaf in leaves(part))
         columns = self._core.get_field(paths, array(env_ids), array(positions))
         return pack(part, columns, self.device)
@@ -251,18 +251,18 @@ class ReplayBuffer(RingBuffer):
         Raises:
             RefusedError: Episodes are not told apart, or a step is not in the buffer.
         """
-        return self._given(self._core.begins(array(env_ids), array(pos)))
+        return self._tensor(self._core.begins(array(env_ids), array(pos)))
 
     def steps_to_episode_end(self, pos: Any, env_ids: Any) -> torch.Tensor:
         """int64, steps after each in its episode, as far as it is stored.
 
         See `get_episode_begin_position`.
         """
-        return self._given(self._core.left(array(env_ids), array(pos)))
+        return self._tensor(self._core.left(array(env_ids), array(pos)))
 
     def get_disc_0_begin_position(self, pos: Any, env_ids: Any) -> torch.Tensor:
         """int64, the last step up to each that is FIRST or has a discount of 0.
 
         See `get_episode_begin_position`.
         """
-        return self._given(self._core.zeros(array(env_ids), array(pos)))
+        return self._tensor(self._core.zeros(array(env_ids), array(pos)))

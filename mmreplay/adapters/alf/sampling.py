@@ -20,7 +20,7 @@ from mmreplay.samplers.stratified import StratifiedSampler
 
 
 @dataclass(frozen=True, slots=True)
-class Law:
+class DrawOptions:
     """What batches are drawn by.
 
     Attributes:
@@ -40,27 +40,32 @@ class Law:
     seed: int
 
 
-class Drawing:
+class WindowSampling:
     """Samplers of windows, of any length, over one that draws their starts."""
 
-    def __init__(self, law: Law) -> None:
+    def __init__(self, options: DrawOptions) -> None:
         """Make one."""
-        self._law = law
+        self._options = options
         self._priorities: PrioritizedSampler | None = None
         starts: Sampler
-        if law.initial_priority is None:
-            starts = StratifiedSampler(law.seed, stratified=not law.replacement)
+        if options.initial_priority is None:
+            starts = StratifiedSampler(options.seed, stratified=not options.replacement)
         else:
             self._priorities = PrioritizedSampler(
-                1.0, 1.0, eps=0.0, initial_priority=law.initial_priority,
-                normalize="mean", seed=law.seed,
+                1.0, 1.0, eps=0.0, initial_priority=options.initial_priority,
+                normalize="mean", seed=options.seed,
             )  # fmt: skip
             starts = _OverOpen(self._priorities)
-        if law.recent_ratio > 0:
+        if options.recent_ratio > 0:
             starts = RecentSampler(
-                law.recent_steps, law.recent_ratio, starts, seed=law.seed
+                options.recent_steps,
+                options.recent_ratio,
+                starts,
+                seed=options.seed,
             )
-        self._starts = ignore_earliest(law.ignored, starts) if law.ignored else starts
+        self._starts = (
+            ignore_earliest(options.ignored, starts) if options.ignored else starts
+        )
         self._windows: dict[int, SequenceSampler] = {}
 
     def of(self, length: int) -> SequenceSampler:
@@ -81,7 +86,7 @@ class Drawing:
             raise RefusedError(
                 f"batch_length: got {length}, expected at least 1; ask for a step"
             )
-        least = int(buffer.span.lengths.min()) - self._law.ignored
+        least = int(buffer.span.lengths.min()) - self._options.ignored
         if self._priorities is None and least < length:
             raise RefusedError(
                 f"cannot draw windows of {length} steps: got an environment with "
@@ -111,11 +116,11 @@ class Drawing:
         """What a row that is added now enters at."""
         self.check_prioritized()
         assert self._priorities is not None
-        assert self._law.initial_priority is not None
+        assert self._options.initial_priority is not None
         known = self._priorities.priorities
         with (view := buffer.view).lock:
             known.follow(view)
-            return max(known.highest(), self._law.initial_priority)
+            return max(known.highest(), self._options.initial_priority)
 
     def state_dict(self) -> dict[str, Any]:
         """Where draws stand; priorities are in the buffer's folder."""
