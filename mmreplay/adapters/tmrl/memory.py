@@ -366,7 +366,7 @@ class GenericTorchMemory(PickledByPath, TorchMemory):
             int(self.memory_size) + 1,
             sampler=sampler or UniformSampler(self._seed),
             transforms=self._rows.transforms,
-            user_metadata=self._rows.user_metadata,
+            user_metadata=self._rows.user,
         )
 
     def append_buffer(self, buffer: Any) -> None:

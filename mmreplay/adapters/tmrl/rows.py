@@ -40,7 +40,7 @@ class Rows:
 
     Attributes:
         transforms: What makes histories of rows; known once the structure is.
-        user_metadata: What the ring's metadata is to say.
+        user: What the ring's metadata is to say.
         crc_debug: Whether rows have CRCs.
     """
 
@@ -68,7 +68,7 @@ class Rows:
         self.__dict__ |= state
 
     @property
-    def user_metadata(self) -> dict[str, Any]:
+    def user(self) -> dict[str, Any]:
         """The structure of observations and actions, as JSON."""
         return {KEY: {"obs": self._obs, "act": self._act, "crc": self.crc_debug}}
 
