@@ -94,7 +94,9 @@ def test_the_adapters_as_such_load_nothing_and_need_no_library():
     assert not HEAVY & modules_after("import mmreplay.adapters")
 
 
-@pytest.mark.parametrize("library", ["alf", "pytorchrl", "sb3", "tmrl"])
+@pytest.mark.parametrize(
+    "library", ["alf", "pytorchrl", "sb3", "skrl", "tmrl", "velora"]
+)
 def test_reading_the_files_of_a_library_loads_no_torch(library):
     loaded = modules_after(f"import mmreplay.adapters.{library}.files")
     assert "mmreplay" in loaded

@@ -176,10 +176,13 @@ class LayoutModule(Protocol):
 
 LAYOUTS = (
     Layout(
-        "skrl", "mmreplay.convert.skrl_layout", ("npz", "pt", "csv"), "*_memory_0x*.*"
+        "skrl", "mmreplay.adapters.skrl.files", ("npz", "pt", "csv"), "*_memory_0x*.*"
     ),
     Layout(
-        "velora", "mmreplay.convert.velora_read", ("safetensors",), "*state.safetensors"
+        "velora",
+        "mmreplay.adapters.velora.files",
+        ("safetensors",),
+        "*state.safetensors",
     ),
 )
 

@@ -12,14 +12,17 @@ import numpy as np
 
 from mmreplay.adapters.common.tensors import UNDER, Tensor
 from mmreplay.adapters.skrl.cursor import Cursor
+from mmreplay.adapters.skrl.files import (
+    InterleavedReader,
+    is_float,
+    is_nan,
+    rows_per_environment,
+)
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.convert import registry
 from mmreplay.convert.base import Block, Reader, Writer
 from mmreplay.convert.buffer_reader import BufferReader
 from mmreplay.convert.description import Description
-from mmreplay.convert.interleaved import InterleavedReader, dealt
-from mmreplay.convert.skrl import is_float
-from mmreplay.convert.skrl_read import is_nan
 from mmreplay.convert.transfer import open_source, refuse_inside, transfer
 from mmreplay.disk import files
 from mmreplay.errors import SchemaError, SourceError
@@ -111,7 +114,9 @@ def load(
         reader: Reader = opened
         if found.name == "csv":
             # A line a sample, of which a memory may have fewer than environments.
-            reader = InterleavedReader(opened, dealt(opened.describe().rows, num_envs))
+            reader = InterleavedReader(
+                opened, rows_per_environment(opened.describe().rows, num_envs)
+            )
         described = reader.describe()
         names = _names(described, tensors)
         if described.num_envs != num_envs:

@@ -1,7 +1,4 @@
-"""Memories of skrl and rofunc as csv: step by step, every environment in turn.
-
-The header says ``<name>.<i>``, sorted by name; booleans are ``True`` and ``False``.
-"""
+"""Memories of skrl and rofunc in csv: a line for each step and environment."""
 
 from __future__ import annotations
 
@@ -14,14 +11,17 @@ import pyarrow as pa
 import pyarrow.compute as compute
 import pyarrow.csv as arrow
 
+from mmreplay.adapters.skrl.files import (
+    InterleavedReader,
+    SkrlWriter,
+    rows_per_environment,
+)
 from mmreplay.convert import csv
 from mmreplay.convert.array_file import ArrayColumn, Scan, Stored
 from mmreplay.convert.base import Block, Columns, Notes, Reader, Writer, default_rows
 from mmreplay.convert.csv import Cells, cells_of
 from mmreplay.convert.description import Description
-from mmreplay.convert.interleaved import InterleavedReader, dealt
 from mmreplay.convert.npz import NpzPlan
-from mmreplay.convert.skrl import SkrlWriter
 from mmreplay.convert.staging import STAGED, Staging
 from mmreplay.disk import files
 from mmreplay.disk.files import File
@@ -40,15 +40,15 @@ class SkrlCsvWriter(Writer):
         self, target: Path, description: Description, overwrite: bool, force: bool
     ) -> None:
         self.nbytes = 0
-        self._cells = skrl_cells(target, description, force)
+        self._cells = cells_of_layout(target, description, force)
         self._num_envs = description.num_envs
         self._rows = default_rows(description)
         self._file: File | None = None
         self._spool: SkrlWriter | None = None
-        self._between = target.with_name(f"{STAGED}rows-{target.name}")
+        self._spool_path = target.with_name(f"{STAGED}rows-{target.name}")
         self._staging = Staging(target, overwrite=overwrite)
         try:
-            self._spool = SkrlWriter(self._between, description, NpzPlan, True)
+            self._spool = SkrlWriter(self._spool_path, description, NpzPlan, True)
             self._file = self._staging.open(0)
         except BaseException:
             self.abort()
@@ -67,12 +67,12 @@ class SkrlCsvWriter(Writer):
         end = self._put(self._cells.header(), 0)
         steps, cells = self._spool.steps, self._spool.cells
         self._spool.finish()
-        with closing(File.open(self._between, None)) as spool:
+        with closing(File.open(self._spool_path, None)) as spool:
             columns = self._spooled(spool, steps)
             for found in Scan(columns, self._rows, cells).blocks():
                 end = self._put(self._text(found), end)
         self._file.close()
-        files.remove_tree(self._between)
+        files.remove_tree(self._spool_path)
         self.nbytes = self._staging.publish()
         csv.remove_stale(self._staging.target)
 
@@ -117,30 +117,11 @@ class SkrlCsvWriter(Writer):
             self._spool.abort()
         if self._file is not None:
             self._file.close()
-            files.remove_tree(self._between)
+            files.remove_tree(self._spool_path)
         self._staging.abort()
 
 
-def skrl_cells(target: Path | None, description: Description, force: bool) -> Cells:
-    """The columns of such a file.
-
-    Raises:
-        SchemaError: It cannot hold the fields, or is to be gzipped.
-    """
-    if target is not None and target.name.lower().endswith(".gz"):
-        raise SchemaError(
-            f"{target}: got a name that is to be gzipped, expected .csv in skrl's "
-            "layout; pack it afterwards"
-        )
-    fields = description.schema.fields
-    kinds = {
-        path: (fields[path].dtype, (int(np.prod(fields[path].shape)),))
-        for path in sorted(fields)
-    }
-    return cells_of(kinds, force)
-
-
-def deal(reader: Reader, num_envs: int, cursor: int | None = None) -> Reader:
+def interleave(reader: Reader, num_envs: int, cursor: int | None = None) -> Reader:
     """The rows of a table as steps that environments took in turns.
 
     Args:
@@ -170,4 +151,25 @@ def deal(reader: Reader, num_envs: int, cursor: int | None = None) -> Reader:
             "rows were taken to be in the order of time: had the memory been full, it "
             "would begin at a later one; tell its oldest step by cursor="
         )
-    return InterleavedReader(reader, dealt(rows, num_envs), cursor or 0)
+    return InterleavedReader(reader, rows_per_environment(rows, num_envs), cursor or 0)
+
+
+def cells_of_layout(
+    target: Path | None, description: Description, force: bool
+) -> Cells:
+    """The columns of such a file.
+
+    Raises:
+        SchemaError: It cannot hold the fields, or is to be gzipped.
+    """
+    if target is not None and target.name.lower().endswith(".gz"):
+        raise SchemaError(
+            f"{target}: got a name that is to be gzipped, expected .csv in skrl's "
+            "layout; pack it afterwards"
+        )
+    fields = description.schema.fields
+    kinds = {
+        path: (fields[path].dtype, (int(np.prod(fields[path].shape)),))
+        for path in sorted(fields)
+    }
+    return cells_of(kinds, force)
