@@ -15,13 +15,11 @@ class Memory(memory.Memory):
     """`rofunc.learning.RofuncRL.utils.memory.Memory` in files.
 
     Example:
-        >>> from mmreplay.adapters.rofunc import RandomMemory
-        >>> memory = RandomMemory(memory_size=100, num_envs=2, device="cpu")
+        >>> memory = Memory(memory_size=100, num_envs=2, device="cpu")
         >>> memory.create_tensor("states", size=3, dtype=torch.float32)
         True
-        >>> memory.add_samples(states=torch.zeros(2, 3))
-        >>> memory.sample(["states"], batch_size=4)[0][0].shape
-        torch.Size([4, 3])
+        >>> memory.tensors_keep_dimensions
+        {'states': False}
     """
 
     system = "rofunc"
@@ -34,7 +32,16 @@ class Memory(memory.Memory):
 
 
 class RandomMemory(memory.RandomMemory, Memory):
-    """`rofunc.learning.RofuncRL.utils.memory.RandomMemory` in files."""
+    """`rofunc.learning.RofuncRL.utils.memory.RandomMemory` in files.
+
+    Example:
+        >>> memory = RandomMemory(memory_size=100, num_envs=2, device="cpu")
+        >>> memory.create_tensor("states", size=3, dtype=torch.float32)
+        True
+        >>> memory.add_samples(states=torch.zeros(2, 3))
+        >>> memory.sample(["states"], batch_size=4)[0][0].shape
+        torch.Size([4, 3])
+    """
 
     def __init__(
         self,

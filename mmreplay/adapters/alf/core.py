@@ -72,9 +72,9 @@ class Core:
         fields = dict(plan.fields)
         step_type = plan.names.step_type
         if step_type is not None:
-            told = fields[step_type]
+            field = fields[step_type]
             # Published rows never change, but the newest of a run that broke off.
-            fields[step_type] = Field(told.shape, told.dtype, mutable=True)
+            fields[step_type] = Field(field.shape, field.dtype, mutable=True)
         roles = {} if plan.names.reward is None else {"reward": plan.names.reward}
         self._sampling = (
             None if plan.draw_options is None else WindowSampling(plan.draw_options)

@@ -61,8 +61,8 @@ class AlfReader(FragmentReader):
             if not name.startswith(prefix) or leaf.startswith("_"):
                 continue
             if len(column.shape) < 2 or column.shape[0] != envs:
-                told = f"tensor {name!r} was left out: it has no row a step"
-                left_out(notes, _renamed(leaf), told)
+                message = f"tensor {name!r} was left out: it has no row a step"
+                left_out(notes, _renamed(leaf), message)
                 continue
             found[_renamed(leaf)] = column
             lengths.add(column.shape[1])

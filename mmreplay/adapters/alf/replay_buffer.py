@@ -17,15 +17,19 @@ from mmreplay.adapters.common.values import seed_of_draws
 
 
 class BatchInfo(NamedTuple):
-    """Where the steps of a batch are from.
+    """The origin of the steps of a batch.
 
     Attributes:
         env_ids: int64 ``[B]``.
         positions: int64 ``[B]``, of the first step of each window.
         importance_weights: float32 ``[B]``, each priority over the mean of those above
             0; ``()`` without priorities.
-        replay_buffer: Where from.
+        replay_buffer: The buffer.
         discounted_return: float32 ``[B]``, of the first steps; ``()`` without.
+
+    Example:
+        >>> BatchInfo(env_ids=torch.arange(2)).env_ids
+        tensor([0, 1])
     """
 
     env_ids: Any = ()
@@ -36,7 +40,17 @@ class BatchInfo(NamedTuple):
 
 
 class ReplayBuffer(RingBuffer):
-    """Steps of environments in a ring on disk, drawn in windows of consecutive ones."""
+    """Steps of environments in a ring on disk, drawn in windows of consecutive steps.
+
+    Example:
+        >>> spec = {"observation": torch.zeros(3)}
+        >>> buffer = ReplayBuffer(spec, num_environments=2, max_length=100)
+        >>> buffer.add_batch({"observation": torch.zeros(2, 3)})
+        True
+        >>> batch, info = buffer.get_batch(batch_size=4, batch_length=1)
+        >>> batch["observation"].shape, info.env_ids.shape
+        (torch.Size([4, 1, 3]), torch.Size([4]))
+    """
 
     ONE_MINUS = np.float32(1) - np.finfo(np.float32).eps
 
@@ -85,7 +99,7 @@ class ReplayBuffer(RingBuffer):
             reward_clip: Bounds of each reward in returns.
             enable_checkpoint: Kept, for alf's checkpointer.
             name: Kept.
-            path: Folder of the buffer; see `Home`.
+            path: Folder of the buffer; see `BufferLocation`.
             resume: Go on with the buffer that is there.
 
         Raises:

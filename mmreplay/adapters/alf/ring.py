@@ -33,15 +33,22 @@ class Options(NamedTuple):
 
 
 class RingBuffer:
-    """Steps of environments in a ring on disk, put in at one end, taken at the other.
+    """A queue of environment steps in a ring on disk.
 
     Positions count the steps of each environment and never restart. With
-    `allow_multiprocess`, children of the process that made it call it as their own,
-    forked or sent to them.
+    `allow_multiprocess`, child processes can use it too, after a fork or when it is
+    sent to them.
 
     Attributes:
-        name: As given.
-        device: Of the tensors that are given back.
+        name: Name of the buffer.
+        device: Device of the results.
+
+    Example:
+        >>> buffer = RingBuffer(torch.zeros(2), num_environments=1, max_length=10)
+        >>> buffer.enqueue(torch.ones(1, 2))
+        True
+        >>> buffer.dequeue(n=1)
+        tensor([[[1., 1.]]])
     """
 
     def __init__(
@@ -65,7 +72,7 @@ class RingBuffer:
             device: Of the tensors that are given back.
             allow_multiprocess: Let children call, and calls wait.
             name: Kept.
-            path: Folder of the buffer; see `Home`.
+            path: Folder of the buffer; see `BufferLocation`.
             resume: Go on with the buffer that is there.
 
         Raises:

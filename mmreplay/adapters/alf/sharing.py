@@ -103,14 +103,14 @@ def _key() -> bytes:
 def _accept(
     listener: Listener, closed: threading.Event, target: object, key: bytes
 ) -> None:
-    told = False
+    warned = False
     with listener:
         while not closed.is_set():
             try:
                 _begin(listener.accept(), target, key)
             except (OSError, RuntimeError) as error:
                 # Who connects waits in line meanwhile; to ask at once would spin.
-                told = told or _reported(error)
+                warned = warned or _reported(error)
                 closed.wait(PAUSE_S)
 
 
@@ -146,8 +146,8 @@ def _known(connection: Connection, key: bytes) -> bool:
     end = socket.socket(fileno=connection.fileno())
     end.setblocking(True)  # whatever the program's default timeout is
     try:
-        told = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        if struct.unpack("3i", told)[1] != os.geteuid():
+        credentials = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        if struct.unpack("3i", credentials)[1] != os.geteuid():
             return False
         _wait_at_most(end, KEY_S)
         deliver_challenge(connection, key)

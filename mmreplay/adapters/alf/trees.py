@@ -21,10 +21,16 @@ OPS: dict[Any, Op] = {
 
 
 class SegmentTree:
-    """Leaves by number, and their sum, greatest or least.
+    """Numbered leaves and their sum, maximum or minimum.
 
-    Leaves that were never set are 0, as in alf: so the least of all is 0 until
-    every leaf is set. Sums are of float64, whatever the dtype that is given back.
+    Unset leaves are 0, as in alf, so the minimum is 0 until every leaf is set. Sums are
+    computed in float64, whatever the dtype of the results.
+
+    Example:
+        >>> tree = SegmentTree(4, torch.max)
+        >>> tree[torch.tensor([0, 2])] = torch.tensor([1.0, 3.0])
+        >>> tree.summary()
+        tensor(3.)
     """
 
     def __init__(
@@ -148,7 +154,14 @@ class SegmentTree:
 
 
 class SumSegmentTree(SegmentTree):
-    """A tree of sums, in which to find what a prefix sum falls on."""
+    """A tree of sums, which finds the leaf of a prefix sum.
+
+    Example:
+        >>> tree = SumSegmentTree(4)
+        >>> tree[torch.tensor([0, 2])] = torch.tensor([1.0, 3.0])
+        >>> tree.summary()
+        tensor(4.)
+    """
 
     _tree: SumTree
 
@@ -191,7 +204,14 @@ class SumSegmentTree(SegmentTree):
 
 
 class MaxSegmentTree(SegmentTree):
-    """A tree of the greatest leaf."""
+    """A tree with the maximum of its leaves.
+
+    Example:
+        >>> tree = MaxSegmentTree(4)
+        >>> tree[torch.tensor([0, 2])] = torch.tensor([1.0, 3.0])
+        >>> tree.summary()
+        tensor(3.)
+    """
 
     def __init__(
         self,
@@ -205,7 +225,14 @@ class MaxSegmentTree(SegmentTree):
 
 
 class MinSegmentTree(SegmentTree):
-    """A tree of the least leaf."""
+    """A tree with the minimum of its leaves.
+
+    Example:
+        >>> tree = MinSegmentTree(4)
+        >>> tree[torch.tensor([0, 2])] = torch.tensor([1.0, 3.0])
+        >>> tree.summary()
+        tensor(0.)
+    """
 
     def __init__(
         self,

@@ -240,6 +240,6 @@ def described(columns: Columns) -> tuple[Schema, int]:
         "observation": OBS, "action": ACT, "reward": REW, "next_observation": OBS2,
     }  # fmt: skip
     tops = {path.split("/")[0] for path in fields}
-    told = roles if tops >= set(roles.values()) else {}
+    known_roles = roles if tops >= set(roles.values()) else {}
     (num_envs,) = next(iter(counts.values()))
-    return Schema.from_flat(fields, told), num_envs
+    return Schema.from_flat(fields, known_roles), num_envs

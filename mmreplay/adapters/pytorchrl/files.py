@@ -137,8 +137,8 @@ def _tensors(
         if column.shape[:2] == shape:
             found[name] = column
         else:
-            told = f"tensor {name!r} was left out: it has no row a step"
-            left_out(notes, _renamed(name.replace(NEXT, "next_obs", 1)), told)
+            message = f"tensor {name!r} was left out: it has no row a step"
+            left_out(notes, _renamed(name.replace(NEXT, "next_obs", 1)), message)
     return found, shape[0], shape[1]
 
 

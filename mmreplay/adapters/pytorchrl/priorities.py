@@ -212,8 +212,8 @@ class SequencePriorities(SequenceStorage):
                 f"{ends}expected {lengths[0]} or {lengths[1]} for each, finite and of "
                 "at least 0; give absolute errors"
             )
-        told = errors.reshape(len(sequences), -1)
-        mixed = HIGHEST * told.max(1) + (1 - HIGHEST) * told.mean(1)
+        by_sequence = errors.reshape(len(sequences), -1)
+        mixed = HIGHEST * by_sequence.max(1) + (1 - HIGHEST) * by_sequence.mean(1)
         # What was overwritten meanwhile is let go.
         there = sequences[:, 1] >= self._ring.span.first[sequences[:, 0]]
         env_ids, positions = sequences[there].T

@@ -52,7 +52,7 @@ class RingStorage(RowStorage):
             actor: The actor.
             algorithm: The algorithm.
             envs: The environments.
-            path: The ring's folder; see `Home`.
+            path: The ring's folder; see `BufferLocation`.
             resume: Go on with the ring that is there.
 
         Raises:
@@ -357,7 +357,7 @@ class RingStorage(RowStorage):
         setattr(self, parameter_name, new_parameter_value)
 
     def __getstate__(self) -> dict[str, Any]:
-        """See `Kept`."""
+        """See `PickledByPath`."""
         self._settle()
         state = super().__getstate__()
         del state["_slices"]

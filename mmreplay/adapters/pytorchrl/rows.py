@@ -74,8 +74,8 @@ class RowStorage(Hooks, PickledByPath):
     def _recall(self) -> None:
         """Know again what a ring that is there does not store."""
         assert self._ring is not None
-        told = self._ring.metadata.user.get(KEY, {}).get(UNSTORED, {})
-        for path, shape in told.items():
+        unstored = self._ring.metadata.user.get(KEY, {}).get(UNSTORED, {})
+        for path, shape in unstored.items():
             put(self._empty, path, np.zeros(shape, np.float32))
         self._nested = any("/" in path for path in self._ring.schema.paths)
 

@@ -196,23 +196,23 @@ class SequenceStorage(RingStorage):
         super()._recall()
         if self._grid is not None:
             assert self._ring is not None
-            told = self._ring.statistics.get(KEY, {}).get("grid", [0])
-            self._grid.origins = [int(origin) for origin in told]
+            origins = self._ring.statistics.get(KEY, {}).get("grid", [0])
+            self._grid.origins = [int(origin) for origin in origins]
             self._start(int(self._ring.heads[0]))
 
     def _note(self) -> None:
         """Store grid and gammas with the data, without those of overwritten rows."""
         assert self._ring is not None
         first = int(self._ring.span.first[0])
-        told: dict[str, Any] = {}
+        state: dict[str, Any] = {}
         if self._grid is not None:
             past = [n for n, origin in enumerate(self._grid.origins) if origin <= first]
             self._grid.origins = self._grid.origins[past[-1] if past else 0 :]
-            told["grid"] = self._grid.origins
+            state["grid"] = self._grid.origins
         if self._gammas is not None:
             self._gammas.forget(first)
-            told[GAMMAS] = [self._gammas.begins, self._gammas.values]
-        self._ring.set_statistics({**self._ring.statistics, KEY: told})
+            state[GAMMAS] = [self._gammas.begins, self._gammas.values]
+        self._ring.set_statistics({**self._ring.statistics, KEY: state})
 
     def _start(self, position: int) -> None:
         """Begin the grid anew."""
@@ -311,7 +311,7 @@ class SequenceStorage(RingStorage):
                 f"least {length} that follow each other and {self._n_step - 1} more "
                 "steps; insert transitions first"
             )
-        env_ids, starts, told = self._chosen(starts, count)
+        env_ids, starts, extra = self._chosen(starts, count)
         sequences = starts[:, None] + np.arange(length)
         drawn = self._ring.take(np.repeat(env_ids, length), sequences.reshape(-1))
         fields = {path: drawn.fields[path] for path in self._paths}
@@ -319,7 +319,7 @@ class SequenceStorage(RingStorage):
             fields |= self._folded(env_ids, starts, stop, fields)
         hidden = [path for path in fields if path.split("/")[0] in (RHS, RHS2)]
         fields |= {path: fields[path][::length] for path in hidden}
-        return self._tensors(fields) | told
+        return self._tensors(fields) | extra
 
     def _chosen(self, starts: Ids, count: int) -> tuple[Ids, Ids, dict[str, Any]]:
         """Sequences drawn uniformly: environments, starts, and what a batch tells."""

@@ -76,7 +76,11 @@ def unchanged(
 
 
 class MBReplayBuffer(RingStorage):
-    """Storage for model-based algorithms: batches to learn the dynamics from."""
+    """Storage for model-based algorithms: batches to learn the dynamics from.
+
+    Example:
+        >>> make = MBReplayBuffer.create_factory(1_000_000, path="runs/model")
+    """
 
     storage_tensors: ClassVar[tuple[str, ...]] = (
         OBS, RHS, DONE, ACT, REW, OBS2, RHS2, DONE2,
@@ -159,8 +163,11 @@ class MBReplayBuffer(RingStorage):
 class ReplayBuffer(SequenceStorage):
     """Storage for off-policy algorithms: uniform draws with replacement.
 
-    Where the actor is not recurrent, hidden states are not stored: batches hold one
-    row of zeros of them, as those of pytorchrl do.
+    Hidden states of actors that are not recurrent are not stored. Batches have one row
+    of zeros for them, as those of pytorchrl.
+
+    Example:
+        >>> make = ReplayBuffer.create_factory(1_000_000, path="runs/replay")
     """
 
     storage_tensors: ClassVar[tuple[str, ...]] = (
@@ -216,10 +223,13 @@ class ReplayBuffer(SequenceStorage):
 
 
 class NStepReplayBuffer(ReplayBuffer):
-    """Draws n-step transitions, which are made of single ones when they are drawn.
+    """Draws n-step transitions, made from single steps at each draw.
 
-    The reward is ``sum(gamma**i * r[t + i])`` up to the first end or n steps, the next
-    observation and its end are those of the last step summed; see `NStep`.
+    The reward is ``sum(gamma**i * r[t + i])`` up to the first end or n steps. The next
+    observation and its end are those of the last step of the sum; see `NStep`.
+
+    Example:
+        >>> make = NStepReplayBuffer.create_factory(1_000_000, 3, path="runs/nstep")
     """
 
     def __init__(
@@ -257,7 +267,7 @@ class NStepReplayBuffer(ReplayBuffer):
         super().__init__(size, device, actor, algorithm, envs, path=path, resume=resume)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """See `Kept`; pickles of earlier versions hold one gamma for all rows."""
+        """See `PickledByPath`; earlier versions pickled one gamma for all rows."""
         if "gamma" in state:
             gamma = float(state.pop("gamma"))
             state |= {"_n_step": state.pop("n_step"), "_gammas": Gammas(gamma)}
@@ -337,13 +347,13 @@ class NStepReplayBuffer(ReplayBuffer):
         assert self._ring is not None
         assert self._gammas is not None
         head, gamma = int(self._ring.heads[0]), self.gamma
-        told = self._ring.statistics.get(KEY, {}).get(GAMMAS)
+        stored = self._ring.statistics.get(KEY, {}).get(GAMMAS)
         if self._ring in _gammas_of:
             self._gammas = _gammas_of[self._ring]
-        elif told:
+        elif stored:
             self._gammas = Gammas(gamma)
-            self._gammas.begins = [int(position) for position in told[0]]
-            self._gammas.values = [float(each) for each in told[1]]
+            self._gammas.begins = [int(position) for position in stored[0]]
+            self._gammas.values = [float(each) for each in stored[1]]
         # After a power cut, positions above the head are of rows to come.
         self._gammas.begin(head, gamma)
         _gammas_of[self._ring] = self._gammas
@@ -365,8 +375,8 @@ class NStepReplayBuffer(ReplayBuffer):
         assert self._gammas is not None
         gammas = self._gammas.at(drawn.positions)
         # Discounts of gammas 0 and 1 do not tell how many steps were summed.
-        tells = 0 < self._ring_gamma < 1 or len(self._gammas.values) == 1
-        if tells and (gammas == self._ring_gamma).all():
+        exact = 0 < self._ring_gamma < 1 or len(self._gammas.values) == 1
+        if exact and (gammas == self._ring_gamma).all():
             return {**found, N_STEP: self._summed(drawn)}
         counts, rewards = self._nstep_sums(drawn.env_ids, drawn.positions, gammas)
         found |= self._tensors({REW: rewards.reshape(drawn.fields[REW].shape)})
@@ -433,10 +443,13 @@ class PERBuffer(NStepReplayBuffer, SequencePriorities):
     times their mean (Kapturowski et al. 2019).
 
     Attributes:
-        alpha: How much errors count; may be changed.
-        beta: How much the weights make up for it; may be changed.
+        alpha: Exponent of the errors; may be changed.
+        beta: Exponent of the weights; may be changed.
         epsilon: Added to errors; may be changed.
-        error: What new transitions enter at; may be changed.
+        error: Error of new transitions; may be changed.
+
+    Example:
+        >>> make = PERBuffer.create_factory(1_000_000, alpha=0.6, path="runs/per")
     """
 
     def __init__(
@@ -488,7 +501,7 @@ class PERBuffer(NStepReplayBuffer, SequencePriorities):
         )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """See `Kept`; pickles of earlier versions have other names."""
+        """See `PickledByPath`; pickles of earlier versions have other names."""
         for name in ("epsilon", "error"):
             if name in state:
                 state[f"_{name}"] = state.pop(name)
@@ -642,7 +655,7 @@ class EREBuffer(PERBuffer):
     each environment are drawn so, N and cmin being numbers of them.
 
     Attributes:
-        eta: How fast the window shrinks; `update_eta` adapts it.
+        eta: Rate at which the window shrinks; `update_eta` adapts it.
         initial_eta: The eta that the storage was made with, and the least one.
         cmin: Transitions that the window has at least.
 
@@ -748,19 +761,21 @@ class EREBuffer(PERBuffer):
         return super()._drawn(count)
 
     def _weights(self, drawn: Batch) -> dict[str, Any]:
-        told = {"ck": self._emphasizing.window}
-        return told | super()._weights(drawn) if self._emphasizing.by_priority else told
+        weights = {"ck": self._emphasizing.window}
+        if self._emphasizing.by_priority:
+            weights |= super()._weights(drawn)
+        return weights
 
     def _chosen(self, starts: Ids, count: int) -> tuple[Ids, Ids, dict[str, Any]]:
         assert self._ring is not None
         num_envs = self._ring.num_envs
         if num_envs * self.size < self.cmin:
-            env_ids, chosen, told = self._evenly(starts, count)
-            return env_ids, chosen, {**told, "ck": len(starts)}
+            env_ids, chosen, extra = self._evenly(starts, count)
+            return env_ids, chosen, {**extra, "ck": len(starts)}
         least = max(1, int(self.cmin) // self.sequence_length // num_envs)
         window = min(max(int(len(starts) * self._share), least), len(starts))
-        env_ids, chosen, told = super()._chosen(starts[-window:], count)
-        return env_ids, chosen, {**told, "ck": window}
+        env_ids, chosen, extra = super()._chosen(starts[-window:], count)
+        return env_ids, chosen, {**extra, "ck": window}
 
     def after_gradients(self, batch: Any, info: Any) -> Any:
         """Give the transitions of a batch their errors, and adapt eta.

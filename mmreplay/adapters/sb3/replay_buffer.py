@@ -49,7 +49,7 @@ PATIENCE = 100
 
 
 class Samples(type_aliases.ReplayBufferSamples):  # type: ignore[misc]  # untyped here
-    """A batch as Stable-Baselines3 takes it, and the draw that it is of.
+    """A batch for Stable-Baselines3, with its draw.
 
     Attributes:
         batch: Positions, probabilities and weights of the draw, numpy.
@@ -85,14 +85,21 @@ class HerSamples(DictSamples):
 class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
     """`stable_baselines3.common.buffers.ReplayBuffer` in files.
 
-    Draws are uniform over all transitions, or prioritized, and are folded over
-    n steps where asked for. With `optimize_memory_usage` each observation is stored
-    once, and transitions at truncations are exact: the observation that the episode
-    ended with takes a row of its own. The newest step of each environment is then
-    drawn when the next one is there.
+    Draws are uniform over all transitions or prioritized, and can be n-step. With
+    `optimize_memory_usage` each observation is stored once, and transitions at
+    truncations are exact, because the final observation of an episode has a row of its
+    own. The newest step of each environment is then drawn once the next one exists.
 
     Attributes:
-        home: Where the data is.
+        home: The folder of the data.
+
+    Example:
+        ```python
+        model = SAC(
+            "MlpPolicy", env, replay_buffer_class=ReplayBuffer,
+            replay_buffer_kwargs={"path": "runs/pendulum/buffer", "resume": True},
+        )
+        ```
     """
 
     _expected = "no Dict; use DictReplayBuffer"
@@ -133,7 +140,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
             optimize_memory_usage: Store each observation once.
             handle_timeout_termination: Tell time limits from terminations by
                 ``infos``; else every end is a termination.
-            path: The folder; see `Home`.
+            path: The folder; see `BufferLocation`.
             resume: Go on with the buffer that is there.
             prioritized: Draw by priorities; or the arguments of `PrioritizedSampler`.
             n_steps: Steps to fold into a transition.
@@ -200,7 +207,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
                 size_name="buffer_size",
             )  # fmt: skip
             self.sampler = self._ring.sampler
-            self._heads = np.full(self.n_envs, -1)  # its first step follows nobody's
+            self._heads = np.full(self.n_envs, -1)  # its first step follows no other
         return self._ring
 
     def __repr__(self) -> str:
@@ -228,11 +235,11 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
 
     @property
     def dones(self) -> _Dones:
-        """What Stable-Baselines3 sets to end the last episode before another run."""
+        """Stable-Baselines3 sets an item to end the last episode before another run."""
         return _Dones(self)
 
     def _end_episodes(self, env_ids: NDArray[np.int64]) -> None:
-        """Let the next steps of some environments begin episodes."""
+        """End the episodes of some environments."""
         self._ready().end_episodes(env_ids)
 
     def add(
@@ -268,7 +275,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         added = ring.add_as_is(plain, self._heads) if plain else None
         if added is None:
             heads = ring.published
-            # If not, another face has added meanwhile, and its step is the ring's last.
+            # If not, another adapter added a step, which is the last one of the ring.
             follows = bool((heads == self._heads).all())
             if plain and follows:
                 added = self._added(ring, plain, heads)
@@ -293,11 +300,11 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         else:
             ring.add(step, final_observation=final)
         steps.lead_to(then, ended)
-        # Not what is published by now, which may be another face's.
+        # Another adapter may have published other heads by now.
         self._heads = heads + 1 if final is None else heads + 1 + ended
 
     def _reports_time_limit(self, infos: list[dict[str, Any]]) -> bool:
-        """Whether the only environment reports a time limit, with done or without."""
+        """Return whether the only environment reports a time limit."""
         if self.n_envs > 1 or not (self.handle_timeout_termination and infos):
             return False
         return bool(infos[0].get("TimeLimit.truncated", False))
@@ -305,9 +312,9 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
     def _added(
         self, ring: Ring, plain: dict[str, Any], heads: NDArray[np.int64]
     ) -> NDArray[np.int64] | None:
-        """Add a step behind heads that are others than those of our last, and equal.
+        """Add a step whose heads equal those of our last step but are another array.
 
-        Or one with a reward that the ring looks at, such as one too large for it.
+        Or a step whose reward has to be checked, such as one too large for the field.
         """
         added = None if heads is self._heads else ring.add_as_is(plain, heads)
         if added is None and self._steps.exact(plain):
@@ -376,7 +383,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         return samples
 
     def update_priorities(self, samples: Any, priorities: ArrayLike) -> int:
-        """Give the transitions of a batch new priorities.
+        """Set the priorities of the transitions of a batch.
 
         Args:
             samples: What `sample` gave.
@@ -400,7 +407,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         return dropped
 
     def reset(self) -> None:
-        """Give up all transitions."""
+        """Remove all transitions."""
         if (ring := self.ring) is not None:
             ring.clear()
             self._heads = ring.published
@@ -411,7 +418,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         self.home.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """A few arguments and the path: the data stays where it is.
+        """Return the arguments and the path; the data stays in its folder.
 
         Raises:
             FormatError: The buffer is in a temporary folder.
@@ -421,7 +428,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         return state | {"_drawn": self.sampler.state_dict()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Find the data that the path leads to; it may have grown since."""
+        """Open the data at the path; it may have grown since."""
         drawn = state.pop("_drawn")
         self.__dict__ |= state
         self._ring = None
@@ -431,7 +438,16 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
 
 
 class DictReplayBuffer(ReplayBuffer):
-    """`stable_baselines3.common.buffers.DictReplayBuffer` in files."""
+    """`stable_baselines3.common.buffers.DictReplayBuffer` in files.
+
+    Example:
+        ```python
+        model = SAC(
+            "MultiInputPolicy", env, replay_buffer_class=DictReplayBuffer,
+            replay_buffer_kwargs={"path": "runs/reach/buffer"},
+        )
+        ```
+    """
 
     _expected = "a Dict; use ReplayBuffer"
 
@@ -503,7 +519,7 @@ class HerReplayBuffer(DictReplayBuffer, her_replay_buffer.HerReplayBuffer):  # t
                 Stable-Baselines3's enumeration.
             copy_info_dict: Store infos, and give them to ``compute_reward``. Values
                 must be numbers, text, arrays, or lists and dicts of them.
-            path: The folder; see `Home`.
+            path: The folder; see `BufferLocation`.
             resume: Go on with the buffer that is there.
             seed: See `ReplayBuffer`.
             info_keys: Which keys of infos to store; by default all but
@@ -691,14 +707,14 @@ class HerReplayBuffer(DictReplayBuffer, her_replay_buffer.HerReplayBuffer):  # t
         fields, real = batch.fields, batch_size - count
         if not self.handle_timeout_termination:
             fields["terminated"] = batch.positions == ends - 1
-        told = fields.pop("info", None)
+        infos = fields.pop("info", None)
         if count:
             for path in ("observation", "next_observation"):
                 fields[f"{path}/desired_goal"][real:] = goals
             fields["reward"][real:] = self._rewards(
                 fields["next_observation/achieved_goal"][real:], goals,
-                self._no_infos(count) if told is None
-                else sb3_goals.decoded(told[real:]),
+                self._no_infos(count) if infos is None
+                else sb3_goals.decoded(infos[real:]),
             )  # fmt: skip
         samples = self._samples(batch, env)
         samples.goal_positions = goal_positions
@@ -734,7 +750,7 @@ class HerReplayBuffer(DictReplayBuffer, her_replay_buffer.HerReplayBuffer):  # t
         return rewards.reshape(-1)
 
     def reset(self) -> None:
-        """Give up all transitions."""
+        """Remove all transitions."""
         super().reset()
         self._closed = np.full(self.n_envs, -1)
 
@@ -751,7 +767,7 @@ class HerReplayBuffer(DictReplayBuffer, her_replay_buffer.HerReplayBuffer):  # t
 
 
 class _Dones:
-    """Stands for the array of ends, of which only the last is ever set."""
+    """Stands for the array of ends; only its last row is ever set."""
 
     def __init__(self, buffer: ReplayBuffer) -> None:
         self._buffer = buffer

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 
 RESET = "reset"
-"""Of the buffer's statistics: the heads at the last reset, from where rows count."""
+"""Key in the statistics: the heads at the last reset, where counting of rows starts."""
 LOADING = "loading"
-"""Likewise, while a file is read in: until it is whole, environments differ."""
+"""Key in the statistics while a file is loaded: environments may differ until then."""
 
 _cursors: weakref.WeakKeyDictionary[ReplayBuffer, Cursor] = weakref.WeakKeyDictionary()
 
@@ -25,11 +25,11 @@ class Cursor:
         filled: Whether every row was written.
         memory_index: The row that is written next.
         env_index: The environment whose sample comes next in that row.
-        sure: Every add was counted; where not, `count_rows` counts anew.
+        sure: Whether every add was counted; if not, `count_rows` counts again.
     """
 
     def __init__(self, num_envs: int) -> None:
-        """Make one of a memory without samples."""
+        """Make the cursor of an empty memory."""
         self.base: NDArray[np.int64] = np.zeros(num_envs, np.int64)
         self._restart()
 
@@ -39,11 +39,11 @@ class Cursor:
         self.sure = True
 
     def count_rows(self, ring: ReplayBuffer) -> None:
-        """Take everything from what the ring holds."""
-        told = ring.statistics
-        self.base = np.array(told.get(RESET, [0] * ring.num_envs), np.int64)
-        if told.get(LOADING) or (ring.span.first < self.base).any():
-            self.reset(ring)  # a load, or a reset, that was cut short
+        """Count the rows of the ring."""
+        statistics = ring.statistics
+        self.base = np.array(statistics.get(RESET, [0] * ring.num_envs), np.int64)
+        if statistics.get(LOADING) or (ring.span.first < self.base).any():
+            self.reset(ring)  # a load, or a reset, that was interrupted
         rows = ring.heads - self.base
         least = int(rows.min())
         self.filled = least >= ring.capacity
@@ -52,7 +52,7 @@ class Cursor:
         self.sure = True
 
     def moved(self, cells: int, ring: ReplayBuffer) -> bool:
-        """Count cells that were added; whether that made the memory full."""
+        """Count added cells; return whether that made the memory full."""
         rows, self.env_index = divmod(self.env_index + cells, ring.num_envs)
         self.memory_index += rows
         full = self.memory_index >= ring.capacity
@@ -62,28 +62,30 @@ class Cursor:
         return full
 
     def reset(self, ring: ReplayBuffer, *, loading: bool = False) -> None:
-        """Give up all samples, also of a load until `loaded` says that it is whole."""
+        """Remove all samples, also of a load until `loaded` confirms it as complete."""
         self.sure = False
-        # In this order, what is cut short is finished by the next opening.
+        # In this order the next opening completes a reset that was interrupted.
         ring.commit()
         self.base = ring.heads
-        told = {key: value for key, value in ring.statistics.items() if key != LOADING}
-        told |= {RESET: self.base.tolist()} | ({LOADING: True} if loading else {})
-        ring.set_statistics(told)
+        statistics = {
+            key: value for key, value in ring.statistics.items() if key != LOADING
+        }
+        statistics |= {RESET: self.base.tolist()} | ({LOADING: True} if loading else {})
+        ring.set_statistics(statistics)
         ring.clear()
         self._restart()
 
     def loaded(self, ring: ReplayBuffer) -> None:
-        """Count the rows of a load that is whole."""
+        """Count the rows of a complete load."""
         ring.commit()
-        told = ring.statistics
-        del told[LOADING]
-        ring.set_statistics(told)
+        statistics = ring.statistics
+        del statistics[LOADING]
+        ring.set_statistics(statistics)
         self.count_rows(ring)
 
 
 def cursor_of(ring: ReplayBuffer) -> Cursor:
-    """The cursor that all memories over one ring share."""
+    """Return the cursor that all memories over one ring share."""
     found = _cursors.get(ring)
     if found is None:
         found = Cursor(ring.num_envs)

@@ -527,9 +527,9 @@ def _common(columns: Mapping[str, ArrayColumn], file: File) -> tuple[int, int]:
     leads = {column.shape[:2] for column in columns.values() if len(column.shape) > 1}
     flat = [name for name, column in columns.items() if len(column.shape) < 2]
     if len(leads) != 1 or flat or 0 in next(iter(leads)):
-        told = {name: list(column.shape) for name, column in columns.items()}
+        shapes = {name: list(column.shape) for name, column in columns.items()}
         raise SourceError(
-            f"{file.path} holds arrays of shapes {str(told)[:300]}, expected all "
+            f"{file.path} holds arrays of shapes {str(shapes)[:300]}, expected all "
             "[memory_size, num_envs, ...] alike as skrl saves them; leave layout out"
         )
     length, num_envs = leads.pop()

@@ -56,7 +56,7 @@ from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.schema import Schema
 
 MUTABLE = ("values", "returns", "advantages")
-"""What on-policy agents write back; see `Memory.set_tensor_by_name`."""
+"""Tensors that on-policy agents write back; see `Memory.set_tensor_by_name`."""
 Ids = NDArray[np.int64]
 Columns = dict[str, NDArray[Any]]
 Samples = list[list[Any]]
@@ -123,8 +123,8 @@ class Memory(PickledByPath):
             export: Save the memory each time that it is full.
             export_format: ``"pt"``, ``"npz"`` or ``"csv"``.
             export_directory: Where `save` puts files.
-            path: The folder; see `Home`.
-            resume: Go on with the buffer that is there.
+            path: The folder; see `BufferLocation`.
+            resume: Continue with the existing buffer.
             mutable: Tensors that `set_tensor_by_name` may write, beside those that
                 the first samples come without.
             seed: Of the draws; by default torch's own.
@@ -187,13 +187,13 @@ class Memory(PickledByPath):
         return ring
 
     def __getstate__(self) -> dict[str, Any]:
-        """See `Kept`; the cursor is the ring's."""
+        """See `PickledByPath`; the cursor is the ring's."""
         state = super().__getstate__()
         del state["_cursor"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """See `Kept`."""
+        """See `PickledByPath`."""
         self._cursor = Cursor(state["num_envs"])
         if "_kept" in state:
             # Pickles of earlier versions have this name.
@@ -205,7 +205,7 @@ class Memory(PickledByPath):
 
     @property
     def cursor(self) -> Cursor:
-        """What is written next, by whichever face of the ring."""
+        """Where the next sample goes; shared by all memories of the ring."""
         if not self._cursor.sure and self.ring is not None:
             self._cursor.count_rows(self.ring)
         return self._cursor
@@ -342,7 +342,7 @@ class Memory(PickledByPath):
         return self.ring
 
     def reset(self) -> None:
-        """Give up all samples; tensors stay declared."""
+        """Remove all samples; tensors stay declared."""
         if self.ring is not None:
             self._cursor.reset(self.ring)
 
@@ -411,9 +411,9 @@ class Memory(PickledByPath):
         leads = {self._declared[n].lead(value) or (1,) for n, value in values.items()}
         if len(leads) != 1:
             known = ", ".join(self._declared) or "none"
-            told = f"{sorted(leads)} of samples" if leads else f"the tensors {names}"
+            got = f"{sorted(leads)} of samples" if leads else f"the tensors {names}"
             raise SchemaError(
-                f"add_samples: got {told}, expected samples of one number for some of "
+                f"add_samples: got {got}, expected samples of one number for some of "
                 f"the declared tensors ({known}); declare them with create_tensor"
             )
         (count,), num_envs = leads.pop(), self.num_envs
@@ -605,9 +605,9 @@ class Memory(PickledByPath):
             cells = cells.astype(np.int64)
         outside = (cells < -total) | (cells >= total)
         if self.ring is None or outside.any():
-            told = f"{int(cells[outside][0])}" if outside.any() else "an empty memory"
+            got = f"{int(cells[outside][0])}" if outside.any() else "an empty memory"
             raise StaleError(
-                f"indexes: got {told}, expected cells in [0, {len(self)}); add samples "
+                f"indexes: got {got}, expected cells in [0, {len(self)}); add samples "
                 "first, or leave it out"
             )
         cells = np.where(cells < 0, cells + total, cells).reshape(-1)
@@ -705,7 +705,16 @@ class Memory(PickledByPath):
 
 
 class RandomMemory(Memory):
-    """`skrl.memories.torch.RandomMemory` in files, which draws samples at random."""
+    """`skrl.memories.torch.RandomMemory` in files, which draws samples at random.
+
+    Example:
+        >>> memory = RandomMemory(memory_size=100, num_envs=2, device="cpu")
+        >>> memory.create_tensor("states", size=3, dtype=torch.float32)
+        True
+        >>> memory.add_samples(states=torch.zeros(2, 3))
+        >>> memory.sample(["states"], batch_size=2)[0][0].shape
+        torch.Size([2, 3])
+    """
 
     def __init__(
         self,

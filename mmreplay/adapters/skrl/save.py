@@ -1,4 +1,4 @@
-"""Files of memories, as skrl and rofunc name and lay out their tensors."""
+"""Saving and loading a memory, in files as skrl and rofunc lay them out."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from mmreplay.schema import Field, Schema
 
 FORMATS = ("pt", "npz", "csv")
 CELLS = "cells"
-"""A tensor of a file: 1 where a sample is, NaN where none is and no other one tells."""
+"""A tensor of a file that marks samples: 1 where one is, NaN where none is."""
 
 Format = Literal["pt", "npz", "csv"]
 Tensors = Mapping[str, Tensor]
@@ -66,25 +66,25 @@ def save(ring: ReplayBuffer, target: Path, *, half: bool) -> None:
         )
 
     # Lines of csv are cells, and just those that are there.
-    told = found.name == "csv" or _tells(ring, half=half)
+    marked = found.name == "csv" or _nan_marks_end(ring, half=half)
     with BufferReader(ring) as reader:
-        transfer(_Named(reader, cells=not told), open_writer)
+        transfer(_Named(reader, cells=not marked), open_writer)
 
 
-def _tells(ring: ReplayBuffer, *, half: bool) -> bool:
-    """Whether a file's floats tell by NaN where samples stop.
+def _nan_marks_end(ring: ReplayBuffer, *, half: bool) -> bool:
+    """Return whether the NaNs of a file's floats show where samples stop.
 
-    They do where each environment's newest sample has a number: values that nobody
-    wrote yet are NaN too.
+    They do where the newest sample of each environment has a number. Unwritten values
+    are NaN, too.
     """
     env_ids = np.flatnonzero(ring.span.lengths)
     newest = ring.heads[env_ids] - 1
     fields = ring.schema.fields.items()
     floats = {path: field.dtype for path, field in fields if is_float(field.dtype)}
-    told = np.zeros(len(env_ids), bool)
+    marked = np.zeros(len(env_ids), bool)
     for path, dtype in floats.items():
-        told |= ~is_nan(ring.get_field(path, env_ids, newest), dtype)
-    return bool(told.all()) if floats else not half
+        marked |= ~is_nan(ring.get_field(path, env_ids, newest), dtype)
+    return bool(marked.all()) if floats else not half
 
 
 def load(
@@ -93,9 +93,9 @@ def load(
     tensors: Tensors,
     ready: Callable[[], tuple[ReplayBuffer, Cursor]],
 ) -> None:
-    """Give up what a ring holds for the samples of a file.
+    """Replace the samples of a ring with those of a file.
 
-    A load that fails leaves it empty; so does one that is killed, when it is opened.
+    A load that fails leaves the ring empty, and so does one that is killed.
 
     Args:
         path: A file of `save`'s, or of skrl's or rofunc's own, of a legal suffix.
@@ -136,7 +136,7 @@ def load(
 
 
 def _names(described: Description, tensors: Tensors) -> dict[str, Tensor]:
-    """Tensors by what the file calls them.
+    """Return tensors by their names in the file.
 
     Raises:
         KeyError: One is not there.
@@ -212,4 +212,4 @@ class _Named(Reader):
             yield Block(columns, block.env_ids, block.positions, block.flags)
 
     def close(self) -> None:
-        """Nothing: whoever opened the reader closes it."""
+        """Do nothing: the opener of the reader closes it."""

@@ -42,15 +42,28 @@ PICKLE = "data.pkl"
 
 
 class Memory(ABC):
-    """A replay memory that gives rounds of batches; subclass it as in tmrl.
+    """A replay memory that yields rounds of batches; subclass it as in tmrl.
 
-    Whoever subclasses it directly keeps samples where it likes: in ``data``, or in
-    the ring on disk that ``home.ring(schema, capacity)`` makes.
+    A direct subclass chooses where samples are stored: in ``data``, or in the ring on
+    disk that ``home.ring(schema, capacity)`` makes.
 
     Attributes:
-        home: Where a ring would be; see `Home`.
-        data: For subclasses; a list.
-        stat_test_return: Of the buffer appended last, as are the others.
+        home: The folder of a ring; see `BufferLocation`.
+        data: A list for subclasses.
+        stat_test_return: Statistic of the last appended buffer, as are the others.
+
+    Example:
+        >>> class Recent(Memory):
+        ...     def append_buffer(self, buffer):
+        ...         self.data = buffer.memory[-self.memory_size :]
+        ...     def __len__(self):
+        ...         return len(self.data)
+        ...     def get_transition(self, item):
+        ...         return self.data[item]
+        ...     def collate(self, batch, device):
+        ...         return batch
+        >>> len(Recent("cpu", nb_steps=1, memory_size=100))
+        0
     """
 
     def __init__(
@@ -78,7 +91,7 @@ class Memory(ABC):
             dataset_path: Folder with a ``data.pkl``, if there is one, which becomes
                 `data`; "" is none, and not the working folder.
             crc_debug: Compare each sample drawn with what the worker had.
-            path: The ring's folder; see `Home`.
+            path: The ring's folder; see `BufferLocation`.
             resume: Go on with the ring that is there, and leave ``data.pkl`` alone.
             allow_pickle: Take in ``data.pkl``: a pickle is a program.
 
@@ -180,7 +193,12 @@ class Memory(ABC):
 
 
 class TorchMemory(Memory, ABC):
-    """A memory whose batches are nests of tensors."""
+    """A memory whose batches are nests of tensors.
+
+    Example:
+        >>> isinstance(GenericTorchMemory(memory_size=100), TorchMemory)
+        True
+    """
 
     def collate(self, batch: list[Any], device: Any) -> Any:
         """Stack samples; see `collate_torch`."""
@@ -216,9 +234,18 @@ COLUMNS = 7
 class GenericTorchMemory(PickledByPath, TorchMemory):
     """Samples of any kind in a ring on disk, one row each.
 
-    Histories of images and actions are made from single rows when they are drawn:
-    before an episode's beginning stands its first row, repeated. Transitions drawn
-    are never from an end to a reset, and all others are drawn alike.
+    Draws make histories of images and actions from single rows; before the start of an
+    episode its first row is repeated. All transitions are equally likely, except those
+    from an end to a reset, which are not drawn.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> sample = (np.zeros(1), (np.zeros(2),), 0.5, False, False, {})
+        >>> statistics = dict.fromkeys(STATS, 0.0)
+        >>> memory = GenericTorchMemory(memory_size=100, batch_size=4)
+        >>> memory.append_buffer(SimpleNamespace(memory=[sample] * 3, **statistics))
+        >>> len(memory)
+        2
     """
 
     _ring: ReplayBuffer | None = None
@@ -337,7 +364,7 @@ class GenericTorchMemory(PickledByPath, TorchMemory):
             setattr(self, name, stats.get(name, getattr(self, name)))
 
     def __getstate__(self) -> dict[str, Any]:
-        """See `Kept`; the folder then has the statistics of now.
+        """See `PickledByPath`; the folder then has the statistics of now.
 
         Raises:
             FormatError: The folder is a temporary one, whether or not it holds a ring:

@@ -78,14 +78,14 @@ class Rows:
         Raises:
             FormatError: It is no memory's, or one without CRCs where they are wanted.
         """
-        told = ring.metadata.user.get(KEY)
-        if not isinstance(told, dict) or told.get("crc") is not self.crc_debug:
+        stored = ring.metadata.user.get(KEY)
+        if not isinstance(stored, dict) or stored.get("crc") is not self.crc_debug:
             raise FormatError(
-                f"{ring.path}: got {told} of {KEY!r} in its metadata, expected a "
+                f"{ring.path}: got {stored} of {KEY!r} in its metadata, expected a "
                 f"memory made with crc_debug={self.crc_debug}; give what it was made "
                 "with"
             )
-        self._obs, self._act = told["obs"], told["act"]
+        self._obs, self._act = stored["obs"], stored["act"]
         self._fields = dict(ring.schema.fields)
         self._no_act = self._none(ring.schema)
         self._check_images()
@@ -136,10 +136,10 @@ class Rows:
                     )
                 array = array_of(leaf)
                 fields[path] = Field(array.shape, array.dtype)
-        told = fields[f"{NOW}/reward"]
-        if told.numpy.kind in "biu":
+        stored = fields[f"{NOW}/reward"]
+        if stored.numpy.kind in "biu":
             # A whole number says nothing of those to come.
-            fields[f"{NOW}/reward"] = Field(told.shape, "float64")
+            fields[f"{NOW}/reward"] = Field(stored.shape, "float64")
         for name in ("terminated", "truncated"):
             fields[f"{NOW}/{name}"] = Field((), "bool")
         if self.crc_debug:
@@ -190,8 +190,8 @@ class Rows:
             *(sample[:6] for sample in samples), strict=True
         )
         tensor = torch.Tensor
-        told = [array_of(r) if isinstance(r, tensor) else r for r in rewards]
-        found: Columns = {f"{NOW}/reward": np.asarray(told)}
+        stored = [array_of(r) if isinstance(r, tensor) else r for r in rewards]
+        found: Columns = {f"{NOW}/reward": np.asarray(stored)}
         found |= _stacked("obs", self._obs, obs)
         found |= _stacked("act", self._act, acts, self._no_act)
         found[f"{NOW}/terminated"] = np.asarray(terminated).astype(bool)

@@ -91,12 +91,17 @@ class BatchExperience:
     """A batch of experience, float32 ``[B, features]`` each.
 
     Attributes:
-        states: What the agent saw.
-        actions: What it did.
+        states: Observations.
+        actions: Actions.
         rewards: ``[B, 1]``.
-        next_states: What followed.
+        next_states: Next observations.
         dones: ``[B, 1]``, 1 where the episode ended.
         hiddens: Hidden states of the actor.
+
+    Example:
+        >>> one = torch.zeros(1, 1)
+        >>> BatchExperience(one, one, one, one, one, one).rewards
+        tensor([[0.]])
     """
 
     states: torch.Tensor
@@ -117,7 +122,13 @@ def _stored(name: str) -> Any:
 
 
 class BufferBase(PickledByPath):
-    """Experience in a ring on disk; see `ReplayBuffer`."""
+    """Experience in a ring on disk; `ReplayBuffer` adds draws.
+
+    Example:
+        >>> buffer = BufferBase(100, state_dim=2, action_dim=1, hidden_dim=3)
+        >>> len(buffer), buffer.state_dict()["states"].shape
+        (0, torch.Size([100, 2]))
+    """
 
     capacity: int = fixed(
         "capacity", "close it, and resize its folder by `mmreplay resize`"
@@ -143,7 +154,7 @@ class BufferBase(PickledByPath):
         path: StrPath | None = None,
         resume: bool = False,
     ) -> None:
-        """Make a buffer, or go on with one.
+        """Make a buffer, or continue with an existing one.
 
         Args:
             capacity: Steps kept.
@@ -151,7 +162,7 @@ class BufferBase(PickledByPath):
             action_dim: Features of an action.
             hidden_dim: Features of a hidden state.
             device: Where batches go.
-            path: The buffer's folder; see `Home`.
+            path: The buffer's folder; see `BufferLocation`.
             resume: Go on with the buffer that is there.
 
         Raises:
@@ -364,8 +375,8 @@ class BufferBase(PickledByPath):
             state_path: The tensors' file, with or without ``.safetensors``.
             metadata: What the JSON file holds. A device that is not there becomes
                 the CPU.
-            path: The new buffer's folder; see `Home`. Without one, a folder that
-                holds a buffer is passed over.
+            path: The new buffer's folder; see `BufferLocation`. Without one, folders
+                that hold a buffer are skipped.
 
         Raises:
             FormatError: The metadata lacks a key, is not of these tensors, or the
@@ -398,7 +409,15 @@ class BufferBase(PickledByPath):
 
 
 class ReplayBuffer(BufferBase):
-    """velora's replay buffer on disk: uniform draws with replacement."""
+    """velora's replay buffer on disk: uniform draws with replacement.
+
+    Example:
+        >>> buffer = ReplayBuffer(100, state_dim=2, action_dim=1, hidden_dim=3)
+        >>> state, hidden = torch.zeros(2), torch.zeros(3)
+        >>> buffer.add(state, torch.zeros(1), 0.5, state, False, hidden)
+        >>> buffer.sample(1).rewards
+        tensor([[0.5000]])
+    """
 
     def config(self) -> Any:
         """Velora's own ``BufferConfig``, or one like it where velora is not there."""
