@@ -235,8 +235,8 @@ def test_numbers_that_make_no_sense_are_refused_at_once(make, bad):
     ("bad", "message"),
     [
         ({"imgs_scale": 0}, "imgs_scale: got 0, .* above 0"),
-        ({"imgs_scale": np.nan}, "imgs_scale: got nan, expected a finite"),
-        ({"imgs_scale": "x"}, "imgs_scale: got 'x', expected a finite"),
+        ({"imgs_scale": np.nan}, "imgs_scale must be a finite .* got nan"),
+        ({"imgs_scale": "x"}, "imgs_scale must be a finite .* got .x."),
         ({"imgs_shape": 5}, "imgs_shape: got 5, expected a tuple"),
         ({"imgs_shape": (2.0,)}, r"imgs_shape: got \(2.0,\), expected a tuple"),
     ],

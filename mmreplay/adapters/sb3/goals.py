@@ -1,8 +1,8 @@
-"""Hindsight as Stable-Baselines3's `HerReplayBuffer` draws it, and infos as bytes.
+"""Hindsight draws of Stable-Baselines3's `HerReplayBuffer`, and infos as bytes.
 
 `mmreplay.HER` is not used: it relabels each step independently with some probability
-and also draws from running episodes, while the original relabels a fixed number of
-steps of each batch and draws from ended episodes only.
+and also draws from unfinished episodes. The original relabels a fixed number of steps
+of each batch and draws from ended episodes only.
 """
 
 from __future__ import annotations

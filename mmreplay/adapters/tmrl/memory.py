@@ -1,9 +1,7 @@
 """tmrl's memories on disk: `Memory` and `TorchMemory` to subclass, and a generic one.
 
-Public names and what they return are those of tmrl 0.7.1. The differences are told in
-docs/migrating/tmrl.md.
-
-What memories of tmrl have in common: rounds of batches, and samples checked.
+Public names and results are those of tmrl 0.7.1. docs/migrating/tmrl.md lists the
+differences.
 """
 
 from __future__ import annotations
@@ -39,6 +37,10 @@ STATS = (
     "stat_test_return", "stat_train_return", "stat_test_steps", "stat_train_steps",
 )  # fmt: skip
 PICKLE = "data.pkl"
+NOTE_EVERY_S = 10.0
+"""Statistics are replaced whole and synced, at the cost of hundreds of samples."""
+COLUMNS = 7
+"""Of a pickle: actions, observations, rewards, both ends, infos, and whether ended."""
 
 
 class Memory(ABC):
@@ -203,32 +205,6 @@ class TorchMemory(Memory, ABC):
     def collate(self, batch: list[Any], device: Any) -> Any:
         """Stack samples; see `collate_torch`."""
         return collate_torch(batch, device)
-
-
-def dataset_of(folder: StrPath, allowed: bool) -> list[Any]:
-    """What a folder's pickle of a memory's `data` holds; nothing without one."""
-    path = Path(files.expanded(folder)) / PICKLE
-    if not str(folder) or not path.is_file():
-        return []
-    found = pickles.load(path, allowed)
-    if not isinstance(found, list | tuple):
-        raise FormatError(
-            f"{path}: got {str(found)[:60]}, expected the list that a memory of tmrl "
-            "keeps as its data; give another dataset_path"
-        )
-    return list(found)
-
-
-def _narrowed(reward: Any) -> Any:
-    """A reward as float32; tensors and arrays as they are."""
-    number = isinstance(reward, int | float | np.generic)
-    return np.asarray(reward, np.float32)[()] if number else reward
-
-
-NOTE_EVERY_S = 10.0
-"""Statistics are replaced whole and synced, at the cost of hundreds of samples."""
-COLUMNS = 7
-"""Of a pickle: actions, observations, rewards, both ends, infos, and whether ended."""
 
 
 class GenericTorchMemory(PickledByPath, TorchMemory):
@@ -488,6 +464,20 @@ class GenericTorchMemory(PickledByPath, TorchMemory):
         self.home.close()
 
 
+def dataset_of(folder: StrPath, allowed: bool) -> list[Any]:
+    """What a folder's pickle of a memory's `data` holds; nothing without one."""
+    path = Path(files.expanded(folder)) / PICKLE
+    if not str(folder) or not path.is_file():
+        return []
+    found = pickles.load(path, allowed)
+    if not isinstance(found, list | tuple):
+        raise FormatError(
+            f"{path}: got {str(found)[:60]}, expected the list that a memory of tmrl "
+            "keeps as its data; give another dataset_path"
+        )
+    return list(found)
+
+
 def _samples(path: Path, columns: list[Any]) -> list[Any]:
     """Samples of tmrl's own GenericTorchMemory, of its seven columns."""
     if len(columns) != COLUMNS:
@@ -496,3 +486,9 @@ def _samples(path: Path, columns: list[Any]) -> list[Any]:
             "tmrl's GenericTorchMemory; `mmreplay convert` reads those of others"
         )
     return list(zip(*columns[:6], strict=True))
+
+
+def _narrowed(reward: Any) -> Any:
+    """A reward as float32; tensors and arrays as they are."""
+    number = isinstance(reward, int | float | np.generic)
+    return np.asarray(reward, np.float32)[()] if number else reward

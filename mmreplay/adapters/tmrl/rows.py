@@ -1,10 +1,10 @@
-"""How tmrl's samples lie in rows, and how transitions are made of rows.
+"""The rows of tmrl's samples, and transitions made from rows.
 
-A sample is the action that led to an observation, that observation, its reward and
-its ends. A row holds all of it under the role of the observation, so that what
-followed a row, next actions and rewards included, is what the buffer derives from the
-row after. A row at an episode's end is told as truncated, without an observation after
-it, and so never begins a transition; the ends themselves lie beside the reward.
+A sample has an observation, the action before it, its reward and its ends. A row stores
+all of them under the role of the observation, so that the buffer derives next actions
+and rewards from the next row, too. The last row of an episode is stored as truncated
+without a final observation and never begins a transition. The ends of the sample are
+stored next to its reward.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Rows:
     """The layout of one memory.
 
     Attributes:
-        transforms: What makes histories of rows; known once the structure is.
+        transforms: Transforms that make histories; known with the structure.
         user: What the ring's metadata is to say.
         crc_debug: Whether rows have CRCs.
     """
@@ -73,10 +73,10 @@ class Rows:
         return {KEY: {"obs": self._obs, "act": self._act, "crc": self.crc_debug}}
 
     def load(self, ring: ReplayBuffer) -> None:
-        """Take the structure that a ring was made with.
+        """Read the structure of a ring from its metadata.
 
         Raises:
-            FormatError: It is no memory's, or one without CRCs where they are wanted.
+            FormatError: No memory made it, or `crc_debug` differs.
         """
         stored = ring.metadata.user.get(KEY)
         if not isinstance(stored, dict) or stored.get("crc") is not self.crc_debug:
@@ -138,7 +138,7 @@ class Rows:
                 fields[path] = Field(array.shape, array.dtype)
         stored = fields[f"{NOW}/reward"]
         if stored.numpy.kind in "biu":
-            # A whole number says nothing of those to come.
+            # Later rewards may be no integers.
             fields[f"{NOW}/reward"] = Field(stored.shape, "float64")
         for name in ("terminated", "truncated"):
             fields[f"{NOW}/{name}"] = Field((), "bool")
@@ -172,7 +172,7 @@ class Rows:
             ) from None
 
     def _none(self, schema: Schema) -> Any:
-        """The action before an episode's first observation, where none is told."""
+        """Return the action before an episode's first observation: zeros."""
         fields = schema.fields.items()
         zeros = {
             path.removeprefix(f"{NOW}/"): np.zeros(field.shape, field.numpy)
@@ -306,7 +306,11 @@ def _fitted(array: NDArray[Any], field: Field) -> NDArray[Any]:
 
 
 def _worker_sample(info: Any) -> Any:
-    """The worker's own sample, or SchemaError."""
+    """Return the worker's own sample.
+
+    Raises:
+        SchemaError: The info has none.
+    """
     if not isinstance(info, dict) or "crc_sample" not in info:
         raise SchemaError(
             "crc_debug: got a sample without 'crc_sample' in its info, expected the "

@@ -41,7 +41,7 @@ SINGLE = ("rewards", "dones")
 MAX_NBYTES = 1 << 20
 Floats = NDArray[np.float32]
 Pending = tuple[dict[str, NDArray[np.generic]], NDArray[np.uint8]]
-"""Columns and flags of an environment's newest row, which waits for the next one."""
+"""Columns and flags of an environment's newest row, which waits for the next row."""
 
 
 def open_reader(_: str, path: Path) -> Reader:
@@ -100,8 +100,8 @@ def planned(_: str, description: Description, *, prefix: str | None = None) -> N
 class VeloraWriter(Writer):
     """Writes the pair into a folder; see `Writer`.
 
-    What follows a step is the next row's observation, where none is stored; a step of
-    which nobody knows what followed is left out.
+    Where next observations are not stored, the next row has them. Steps whose next
+    observation is unknown are left out.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class VeloraWriter(Writer):
         self, env_id: int, columns: dict[str, NDArray[np.generic]],
         flags: NDArray[np.uint8],
     ) -> None:  # fmt: skip
-        """Write the rows before the last one, each with what its next row tells."""
+        """Write the rows before the last one, with the next observations."""
         if env_id in self._pending:
             pending, before = self._pending[env_id]
             columns = {p: np.concatenate([pending[p], c]) for p, c in columns.items()}
@@ -169,16 +169,16 @@ class VeloraWriter(Writer):
         self, columns: Mapping[str, NDArray[np.generic]], flags: NDArray[np.uint8],
         follows: NDArray[np.bool_],
     ) -> None:  # fmt: skip
-        """Write those steps that somebody can learn from.
+        """Write the steps whose next observation is known or not needed.
 
         Args:
             columns: ``[N + 1, *shape]`` or, of the very last row, ``[1, *shape]``.
             flags: uint8 ``[N]``.
-            follows: bool ``[N]``, whether the next row holds what followed.
+            follows: bool ``[N]``, whether the next row has the next observation.
         """
         count = len(flags)
         step = (flags & FINAL) == 0
-        # What follows a terminated step does not count: its own observation stands in.
+        # The next observation of a terminated step has no effect: use its own.
         known = step & (follows | ((flags & TERMINATED) != 0))
         self._lost += int((step & ~known).sum())
         rows = np.flatnonzero(known)
@@ -290,13 +290,13 @@ class VeloraWriter(Writer):
 
 
 class TensorFields:
-    """Which fields make which tensor."""
+    """The fields of each tensor."""
 
     def __init__(self, description: Description) -> None:
-        """Find them by their roles.
+        """Find the fields by their roles.
 
         Raises:
-            SchemaError: One that a transition needs is missing.
+            SchemaError: A field that a transition needs is missing.
         """
         schema = description.schema
         self.fields = schema.fields
@@ -318,7 +318,7 @@ class TensorFields:
         self.paths["hiddens"] = under(schema.paths, hidden[0]) if hidden else ()
 
     def width(self, tensor: str) -> int:
-        """Numbers of a row."""
+        """Return the length of a row of a tensor."""
         if tensor == "dones":
             return 1
         if tensor == "next_states":
@@ -348,17 +348,17 @@ class RotatedBytes(Stream):
 
 
 def owns(folder: Path) -> bool:
-    """Whether a folder holds such a pair and nothing else."""
+    """Return whether a folder holds such a pair and nothing else."""
     names = sorted(each.name for each in folder.iterdir())
     prefix = names[0].removesuffix(METADATA) if names else ""
     return names == [prefix + METADATA, prefix + STATE]
 
 
 def check_prefix(prefix: str) -> None:
-    """Refuse a prefix that is no beginning of a file's name.
+    """Refuse a prefix that no file name can have.
 
     Raises:
-        SchemaError: It is none.
+        SchemaError: It has a slash or a null character, or is no text.
     """
     if not isinstance(prefix, str) or set(prefix) & set("/\0"):
         raise SchemaError(

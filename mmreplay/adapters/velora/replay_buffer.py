@@ -1,9 +1,7 @@
 """velora's replay memory on disk: `BufferBase`, `ReplayBuffer` and `BatchExperience`.
 
-Public names, shapes, dtypes and files are those of velora 0.2.0. The differences are
-told in docs/migrating/velora.md.
-
-Steps that a velora agent makes in copies of its environment.
+Public names, shapes, dtypes and files are those of velora 0.2.0.
+docs/migrating/velora.md lists the differences.
 """
 
 from __future__ import annotations
@@ -38,52 +36,14 @@ from mmreplay.samplers.base import Sampler
 from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.schema import Field, Schema
 
-Steps = tuple[torch.Tensor, ...]
-"""States, actions, rewards, next states, dones and hidden states, ``[N, ...]`` each."""
-
-
-def play_steps(agent: Any, num_envs: int, count: int) -> Iterator[Steps]:
-    """Play so many steps, exactly, and give them as they come.
-
-    What an environment returns for a reset is no step, and is left out; the hidden
-    state begins anew with the episode.
-
-    Args:
-        agent: Has ``env``, ``device`` and ``predict`` as velora's agents do.
-        num_envs: Environments side by side.
-        count: Steps.
-    """
-    spec = agent.env.spec
-    # Nobody looks at the copies.
-    kwargs = {k: v for k, v in spec.kwargs.items() if k != "render_mode"}
-    envs = make_vector(spec.id, num_envs, kwargs)
-    try:
-        hidden = None
-        states = torch.as_tensor(envs.reset()[0], device=agent.device)
-        ended = torch.zeros(num_envs, dtype=torch.bool)
-        while count > 0:
-            actions, hidden = agent.predict(states, hidden, train_mode=True)
-            found, rewards, terminated, truncated, _ = envs.step(array_of(actions))
-            following = torch.as_tensor(found, device=agent.device)
-            dones = torch.as_tensor(terminated | truncated)
-            # Gymnasium resets in the step after an end, which is no step of a policy.
-            keep = torch.nonzero(~ended)[:count, 0]
-            given = (states, actions, torch.as_tensor(rewards), following, dones)
-            yield tuple(v[keep.to(v.device)] for v in (*given, hidden))
-            count -= len(keep)
-            begun = ended.to(hidden.device)[:, None]
-            hidden = torch.where(begun, torch.zeros_like(hidden), hidden)
-            states, ended = following, dones & ~ended
-    finally:
-        envs.close()
-
-
 ROLES = {
     "observation": "states",
     "action": "actions",
     "reward": "rewards",
     "next_observation": "next_states",
 }
+Steps = tuple[torch.Tensor, ...]
+"""States, actions, rewards, next states, dones and hidden states, ``[N, ...]`` each."""
 
 
 @dataclass
@@ -157,17 +117,17 @@ class BufferBase(PickledByPath):
         """Make a buffer, or continue with an existing one.
 
         Args:
-            capacity: Steps kept.
+            capacity: Maximum number of steps.
             state_dim: Features of a state.
             action_dim: Features of an action.
             hidden_dim: Features of a hidden state.
-            device: Where batches go.
+            device: Device of the batches.
             path: The buffer's folder; see `BufferLocation`.
-            resume: Go on with the buffer that is there.
+            resume: Continue with the existing buffer.
 
         Raises:
-            FormatError: A buffer is there, and resume is False.
-            SchemaError: A number is not positive, or the buffer there has others.
+            FormatError: The folder holds a buffer, and resume is False.
+            SchemaError: A number is not positive, or the existing buffer differs.
         """
         dims = {
             "state_dim": state_dim, "action_dim": action_dim, "hidden_dim": hidden_dim,
@@ -299,11 +259,11 @@ class BufferBase(PickledByPath):
             self._ring.extend(steps)
 
     def sample(self, batch_size: int) -> BatchExperience:
-        """Left to subclasses."""
+        """Raise an error; subclasses draw."""
         raise NotImplementedError("BufferBase does not sample; use ReplayBuffer")
 
     def metadata(self) -> dict[str, Any]:
-        """What `load` needs beside the tensors, as JSON values."""
+        """Return the JSON values that `load` needs in addition to the tensors."""
         return {
             "capacity": self.capacity,
             "state_dim": self.state_dim,
@@ -331,7 +291,7 @@ class BufferBase(PickledByPath):
     def _slots(
         self, names: tuple[str, ...], first: int, stop: int
     ) -> dict[str, NDArray[np.generic]]:
-        """Rows as velora numbers them, ``[stop - first, features]``; 0 if unwritten."""
+        """Return rows in the order of velora's buffer; 0 where unwritten."""
         span = self._ring.span
         last = int(span.stop[0]) - 1
         ages = (last + self._oldest - np.arange(first, stop)) % self.capacity
@@ -345,7 +305,8 @@ class BufferBase(PickledByPath):
     def save(self, dirpath: StrPath, prefix: str = "buffer_") -> None:
         """Write ``<prefix>state.safetensors`` and ``<prefix>metadata.json``.
 
-        Each appears whole or not at all, and memory does not grow with the capacity.
+        Each file appears complete or not at all. Memory use does not grow with the
+        capacity.
 
         Args:
             dirpath: The folder; made if it is missing.
@@ -479,3 +440,39 @@ class ReplayBuffer(BufferBase):
         missing = n_samples - len(self)
         for steps in play_steps(agent, num_envs, missing):
             self.add_multi(*steps)
+
+
+def play_steps(agent: Any, num_envs: int, count: int) -> Iterator[Steps]:
+    """Play a number of steps in copies of an agent's environment, and yield them.
+
+    Results of resets are no steps and are left out. The hidden state starts again with
+    each episode.
+
+    Args:
+        agent: Has ``env``, ``device`` and ``predict`` as velora's agents.
+        num_envs: Number of environments.
+        count: Number of steps.
+    """
+    spec = agent.env.spec
+    # The copies are not rendered.
+    kwargs = {k: v for k, v in spec.kwargs.items() if k != "render_mode"}
+    envs = make_vector(spec.id, num_envs, kwargs)
+    try:
+        hidden = None
+        states = torch.as_tensor(envs.reset()[0], device=agent.device)
+        ended = torch.zeros(num_envs, dtype=torch.bool)
+        while count > 0:
+            actions, hidden = agent.predict(states, hidden, train_mode=True)
+            found, rewards, terminated, truncated, _ = envs.step(array_of(actions))
+            following = torch.as_tensor(found, device=agent.device)
+            dones = torch.as_tensor(terminated | truncated)
+            # Gymnasium resets in the step after an end, which is no step of a policy.
+            keep = torch.nonzero(~ended)[:count, 0]
+            given = (states, actions, torch.as_tensor(rewards), following, dones)
+            yield tuple(v[keep.to(v.device)] for v in (*given, hidden))
+            count -= len(keep)
+            begun = ended.to(hidden.device)[:, None]
+            hidden = torch.where(begun, torch.zeros_like(hidden), hidden)
+            states, ended = following, dones & ~ended
+    finally:
+        envs.close()

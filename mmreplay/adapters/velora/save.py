@@ -16,14 +16,14 @@ from mmreplay.convert.pt import TensorFile, block_rows
 from mmreplay.errors import FormatError
 
 METADATA = "velora"
-"""Key of the metadata in the tensors' file, which tells files of two saves apart."""
+"""Key of the metadata in the file of tensors, to compare the files of two saves."""
 SIZE, LOADING = "loads", "loading"
-"""What a folder says of a load: the steps that it is of, and that it goes on."""
+"""Keys of a folder's metadata: the steps of a load, and whether it is incomplete."""
 
 
 @dataclass(frozen=True)
 class BufferConfig:
-    """What `ReplayBuffer.config` gives where velora is not installed."""
+    """The result of `ReplayBuffer.config` where velora is not installed."""
 
     type: str
     capacity: int
@@ -33,7 +33,11 @@ class BufferConfig:
 
 
 def checked(metadata: Mapping[str, Any], source: Path) -> dict[str, int]:
-    """The numbers of a metadata, or FormatError."""
+    """Return the numbers of a buffer's metadata.
+
+    Raises:
+        FormatError: One is missing or out of range.
+    """
     names = ("capacity", "state_dim", "action_dim", "hidden_dim", "position", "size")
     known = metadata if isinstance(metadata, Mapping) else {}
     values = {name: known.get(name) for name in names}
@@ -53,7 +57,7 @@ def checked(metadata: Mapping[str, Any], source: Path) -> dict[str, int]:
 
 
 def check_pair(file: TensorFile, numbers: Mapping[str, int]) -> None:
-    """Refuse tensors of one save with the metadata of another, where they say it."""
+    """Refuse tensors and metadata of different saves."""
     if METADATA not in file.told:
         return
     own = json.loads(file.told[METADATA])
@@ -72,7 +76,7 @@ def fill(
     oldest: int,
     size: int,
 ) -> None:
-    """Load steps into a new ring, which says meanwhile that they are not all there."""
+    """Load steps into a new ring, which is marked as incomplete until the end."""
     file.expect(columns, ring.capacity)
     ring.set_statistics({METADATA: {LOADING: True}})
     step = block_rows(columns)
@@ -84,7 +88,7 @@ def fill(
 
 
 def check_loaded(home: BufferLocation, ring: ReplayBuffer) -> None:
-    """Refuse a ring that a load was killed over, as it lacks the later steps."""
+    """Refuse a ring that lacks steps because its load was killed."""
     size = ring.metadata.user.get(METADATA, {}).get(SIZE, 0)
     loading = ring.statistics.get(METADATA, {}).get(LOADING)
     if not size or not (loading or ring.heads[0] == 0):
@@ -100,7 +104,7 @@ def check_loaded(home: BufferLocation, ring: ReplayBuffer) -> None:
 def row_ranges(
     oldest: int, size: int, capacity: int, step: int
 ) -> list[tuple[int, int]]:
-    """Rows ``[first, stop)`` in the order they were added, step at most at a time."""
+    """Return rows ``[first, stop)`` in the order they were added, at most step each."""
     edges = [(oldest, min(oldest + size, capacity)), (0, oldest + size - capacity)]
     return [
         (first, min(stop, first + step))
@@ -110,7 +114,7 @@ def row_ranges(
 
 
 def device_of(name: object) -> torch.device:
-    """The device that a metadata names; the CPU for none, and where it is not there."""
+    """Return a named device; the CPU for None or where this machine lacks it."""
     device = torch.device(str(name or "cpu"))
     gone = device.type == "cuda" and not torch.cuda.is_available()
     return torch.device("cpu") if gone else device
