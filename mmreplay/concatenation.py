@@ -33,8 +33,15 @@ from mmreplay.buffer.opening import StrPath
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.episodes.starts import num_legal
 from mmreplay.errors import EmptyError, SchemaError, shown
-from mmreplay.samplers.base import PADDED, Draw, State, form_of, padded
-from mmreplay.samplers.combine import Shares, check_each, keeps_priorities, state_of
+from mmreplay.samplers.base import (
+    PADDED,
+    Draw,
+    State,
+    form_of,
+    keeps_priorities,
+    padded,
+)
+from mmreplay.samplers.combine import Shares, check_each, state_of
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.states import check_kind, parts, same, stored_integer
 from mmreplay.schema import Schema

@@ -49,10 +49,10 @@ RENAMED = {
     ("mmreplay.samplers.laws", "Powers"): "Proportional",
     ("mmreplay.samplers.priorities", "Priorities"): "PriorityStore",
     ("mmreplay.samplers.priorities", "Saved"): "SavedPriorities",
-    ("mmreplay.samplers.prioritizing", "Prioritizing"): "FormerWork",
+    ("mmreplay.samplers.prioritizing", "Prioritizing"): "FormerPart",
     ("mmreplay.samplers.rank_law", "Ranks"): "RankBased",
     ("mmreplay.samplers.windows", "Shape"): "WindowShape",
-    ("mmreplay.samplers.windows_inner", "Inner"): "StepSource",
+    ("mmreplay.samplers.windows_inner", "Inner"): "FormerPart",
 }
 """The new name of each class or function that was renamed as it moved."""
 

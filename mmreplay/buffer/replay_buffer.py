@@ -53,9 +53,8 @@ from mmreplay.errors import (
 from mmreplay.format.metadata import Autoreset, Engine, Metadata
 from mmreplay.format.sharding import Codec
 from mmreplay.ring import Layout, Ring, Span
-from mmreplay.samplers.base import Draw, Sampler
+from mmreplay.samplers.base import Draw, Sampler, unseeded
 from mmreplay.samplers.priority_file import close_columns
-from mmreplay.samplers.random import unseeded
 from mmreplay.samplers.uniform import UniformSampler
 from mmreplay.schema import Field, Schema
 from mmreplay.storage import disk_space

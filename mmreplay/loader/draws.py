@@ -18,8 +18,14 @@ from mmreplay.arguments import integer
 from mmreplay.batch import Batch
 from mmreplay.buffer.reader import ReplacedError
 from mmreplay.errors import SchemaError
-from mmreplay.samplers.base import Draw, Sampler, State, checked, epochs_of
-from mmreplay.samplers.combine import keeps_priorities
+from mmreplay.samplers.base import (
+    Draw,
+    Sampler,
+    State,
+    checked,
+    epochs_of,
+    keeps_priorities,
+)
 
 if TYPE_CHECKING:
     from mmreplay.loader.dataset import ReplayDataset

@@ -19,7 +19,7 @@ from mmreplay.concatenation import Concat, as_numpy, joined
 from mmreplay.errors import FailedError, SchemaError
 from mmreplay.loader.prefetch import Order, Part, Source
 from mmreplay.process import owned_by_thread
-from mmreplay.samplers.base import EpochSampler, State, View, epochs_of
+from mmreplay.samplers.base import Sampler, State, View, epochs_of
 from mmreplay.samplers.combine import state_of
 from mmreplay.schema import Schema
 from mmreplay.storage.buffer_pool import BufferPool
@@ -125,7 +125,7 @@ class OneBuffer:
 
     def _over(self, view: View, count: int) -> bool:
         """Whether the epoch has no batch left."""
-        epochs: EpochSampler | None = epochs_of(self._sampler)
+        epochs: Sampler | None = epochs_of(self._sampler)
         if epochs is None:
             return False
         return epochs.epoch != self._epoch or not epochs.more(view, count)

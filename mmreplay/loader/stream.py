@@ -18,9 +18,14 @@ from mmreplay.errors import SchemaError, StaleError
 from mmreplay.loader.dataset import MAX_TRIES, ReplayDataset
 from mmreplay.loader.draws import check_counts
 from mmreplay.loader.iterations import Iterations
-from mmreplay.samplers.base import Sampler, State, checked, epochs_of
-from mmreplay.samplers.combine import keeps_priorities
-from mmreplay.samplers.random import unseeded
+from mmreplay.samplers.base import (
+    Sampler,
+    State,
+    checked,
+    epochs_of,
+    keeps_priorities,
+    unseeded,
+)
 from mmreplay.samplers.states import check_kind, stored_integer
 from mmreplay.transforms.base import Transform
 

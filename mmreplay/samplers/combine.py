@@ -1,21 +1,16 @@
-"""Several samplers' draws as one, and what is passed on to each of them.
+"""Samplers made of other samplers: mixtures, restrictions, and what they share.
 
-What samplers that are made of others leave to those.
-
-Whole numbers in given shares, batch by batch.
-
-Batches made of several samplers' draws, in exact shares.
-
-A sampler that is shown a part of the buffer.
+A `Wrapper` passes priorities and its end on to its parts. A `NarrowingSampler` draws
+with one other sampler from some of a view's starts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from math import isfinite
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,18 +21,19 @@ from mmreplay.ring import Span
 from mmreplay.samplers.base import (
     PADDED,
     Draw,
-    PrioritySampler,
     Sampler,
     State,
     View,
     Windows,
     alike,
+    ask,
     call_repr,
     checked,
     common,
     draws_once,
     epochs_of,
     form_of,
+    keeps_priorities,
     padded,
 )
 from mmreplay.samplers.random import StepGenerator
@@ -150,10 +146,11 @@ def update_each(
     if len(keeping) > 1:
         # A single one looks at everything itself before it takes anything.
         check_each(view, keeping, env_ids, positions, values, mask)
-    return max(
-        sampler.update_priorities(view, env_ids, positions, values, mask)
-        for sampler in keeping
-    )
+    dropped = 0
+    for sampler in keeping:
+        update = ask(sampler, "update_priorities")
+        dropped = max(dropped, update(view, env_ids, positions, values, mask))
+    return dropped
 
 
 def check_each(
@@ -166,16 +163,13 @@ def check_each(
 ) -> None:
     """Refuse priorities that one of the samplers would refuse.
 
-    A sampler that takes priorities looks at them, and takes none, as
-    ``sampler.check_priorities``; one that does not have it is not asked.
-
     Raises:
         SchemaError: A value, or a shape, is not one that it takes.
         StaleError: A position was never written.
     """
     for sampler in samplers:
-        check: Callable[..., None] | None = getattr(sampler, "check_priorities", None)
-        if check is not None and keeps_priorities(sampler):
+        if keeps_priorities(sampler):
+            check = ask(sampler, "check_priorities")
             check(view, env_ids, positions, values, mask)
 
 
@@ -183,54 +177,52 @@ def close_each(samplers: Sequence[Sampler]) -> None:
     """Close the samplers that can be closed, all of them even if one fails."""
     with ExitStack() as stack:
         for sampler in samplers:
-            close: Callable[[], None] | None = getattr(sampler, "close", None)
-            if close is not None:
-                stack.callback(close)
+            stack.callback(ask(sampler, "close"))
 
 
 def state_of(sampler: Sampler, priorities: bool) -> State:
     """State of a sampler, with the priorities that it keeps if asked for."""
     if priorities and keeps_priorities(sampler):
-        save: Callable[..., State] = sampler.state_dict
-        return save(priorities=True)
+        state: State = ask(sampler, "state_dict")(priorities=True)
+        return state
     return sampler.state_dict()
 
 
-def keeps_priorities(sampler: Sampler) -> TypeGuard[PrioritySampler]:
-    """Whether a sampler draws by priorities, or wraps one that does."""
-    # To ask isinstance for the protocol takes 9 us, a tenth of a draw with its update.
-    if not hasattr(sampler, "update_priorities"):
-        return False
-    return bool(getattr(sampler, "keeps_priorities", True))
-
-
-class Wrapping(Protocol):
-    """A sampler of one or several others, its parts.
+class Wrapper(Sampler):
+    """A sampler that draws with one or several others, its parts.
 
     Attributes:
-        _parts: Those that priorities are passed on to.
+        parts: The samplers that priorities are passed on to.
+        _parts: The same, by its name in version 0.1.
     """
 
-    _parts: Sequence[Sampler]
+    parts: Sequence[Sampler]
 
-    def _shown(self, view: View) -> View:
-        """Return what the parts are shown of a view; all of it unless it is said."""
+    def __init__(self, parts: Sequence[Sampler]) -> None:
+        """Make one.
+
+        Args:
+            parts: The samplers that it draws with.
+        """
+        self.parts = parts
+        self.form = common(parts)
+        self.keeps_priorities = any(keeps_priorities(part) for part in parts)
+        self.draws_once = any(draws_once(part) for part in parts)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a pickle, also of version 0.1, which held the parts alone."""
+        former = state.pop("_parts", None)
+        if former is not None:
+            Wrapper.__init__(self, former)
+        self.__dict__.update(state)
+
+    @property
+    def _parts(self) -> Sequence[Sampler]:
+        return self.parts
+
+    def shown(self, view: View) -> View:
+        """Return what the parts are shown of a view; all of it by default."""
         return view
-
-    @property
-    def form(self) -> str | None:
-        """What the parts draw, where all say the same; see `forms`."""
-        return common(self._parts)
-
-    @property
-    def keeps_priorities(self) -> bool:
-        """Whether a part takes priorities."""
-        return any(keeps_priorities(sampler) for sampler in self._parts)
-
-    @property
-    def draws_once(self) -> bool:
-        """Whether a part draws its steps once an epoch; see `epochs.draws_once`."""
-        return any(draws_once(sampler) for sampler in self._parts)
 
     def check_priorities(
         self,
@@ -240,9 +232,9 @@ class Wrapping(Protocol):
         values: NDArray[np.generic],
         mask: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Refuse what a part would refuse; see `joined.check_each`."""
-        view = self._shown(view)
-        check_each(view, self._parts, env_ids, positions, values, mask)
+        """Refuse what a part would refuse, and set nothing."""
+        view = self.shown(view)
+        check_each(view, self.parts, env_ids, positions, values, mask)
 
     def update_priorities(
         self,
@@ -254,14 +246,46 @@ class Wrapping(Protocol):
     ) -> int:
         """Pass priorities on to each part that keeps some; see `PrioritySampler`.
 
-        They go to all of those or to none, whoever drew the steps.
+        All of those get them or none does, whichever part drew the steps.
         """
-        view = self._shown(view)
-        return update_each(view, self._parts, env_ids, positions, values, mask)
+        view = self.shown(view)
+        return update_each(view, self.parts, env_ids, positions, values, mask)
 
     def close(self) -> None:
-        """Let go of what the parts hold, such as stored priorities."""
-        close_each(self._parts)
+        """Release what the parts hold, such as stored priorities."""
+        close_each(self.parts)
+
+
+class NarrowingSampler(Wrapper):
+    """Draws with one other sampler from some of a view's starts.
+
+    Epochs and priorities are those of the starts that are left.
+    """
+
+    @property
+    def epoch(self) -> int | None:  # type: ignore[override]  # set by its part alone
+        """Epochs gone through; None where the part has none."""
+        epochs = epochs_of(self.parts[0])
+        return None if epochs is None else epochs.epoch
+
+    def more(self, view: View, batch_size: int) -> bool:
+        """Whether this epoch has another batch; see `Sampler.more`."""
+        epochs = epochs_of(self.parts[0])
+        return epochs is None or epochs.more(self.shown(view), batch_size)
+
+    def num_batches(self, view: View, batch_size: int) -> int:
+        """Batches of the whole of this epoch; see `Sampler.num_batches`.
+
+        Raises:
+            TypeError: The part has no epochs.
+        """
+        epochs = epochs_of(self.parts[0])
+        if epochs is None:
+            raise TypeError(
+                f"num_batches: got {type(self.parts[0]).__name__}, which has no "
+                "epochs. Put a ShuffledSampler inside."
+            )
+        return epochs.num_batches(self.shown(view), batch_size)
 
 
 class Shares:
@@ -333,7 +357,7 @@ class Shares:
         self._drawn = drawn
 
 
-class MixtureSampler(Wrapping):
+class MixtureSampler(Wrapper):
     """Draws a share of each batch with each of several samplers, over one buffer.
 
     ``MixtureSampler([(PrioritizedSampler(), 3), (UniformSampler(), 1)])`` draws 192
@@ -347,12 +371,14 @@ class MixtureSampler(Wrapping):
     Priorities go to every part that keeps some, whoever drew the steps.
 
     Example:
-        >>> newest = mr.ShrinkingSampler(1000, seed=0)
+        >>> newest = mr.EmphasizeRecentSampler(1000, seed=0)
         >>> sampler = mr.MixtureSampler([(mr.UniformSampler(seed=0), 3), (newest, 1)])
         >>> buffer = mr.ReplayBuffer.open("runs/cartpole", sampler=sampler)
         >>> len(buffer.sample(32))
         32
     """
+
+    _random: StepGenerator
 
     def __init__(
         self, samplers: Sequence[tuple[Sampler, float]], *, seed: int | None = None
@@ -374,7 +400,7 @@ class MixtureSampler(Wrapping):
             )
         pairs = [_pair(given) for given in samplers]
         self._shares = Shares([share for _, share in pairs])
-        self._parts = alike([sampler for sampler, _ in pairs])
+        super().__init__(alike([sampler for sampler, _ in pairs]))
         self._random = StepGenerator(seed)
         self._step = 0
 
@@ -383,7 +409,7 @@ class MixtureSampler(Wrapping):
         return call_repr(
             self,
             samplers=list(
-                zip(self._parts, self._shares.fractions.tolist(), strict=True)
+                zip(self.parts, self._shares.fractions.tolist(), strict=True)
             ),
             seed=self._random.given_seed,
         )
@@ -398,7 +424,7 @@ class MixtureSampler(Wrapping):
         counts = self._shares.split(batch_size)
         asked = [
             (sampler, view, count)
-            for sampler, count in zip(self._parts, counts, strict=True)
+            for sampler, count in zip(self.parts, counts, strict=True)
             if count
         ]
         draw, drawn = draw_joined(asked, self._random.key(self._step))
@@ -417,7 +443,7 @@ class MixtureSampler(Wrapping):
             "kind": "MixtureSampler",
             "seed": self._random.seed,
             "step": self._step,
-            "parts": [state_of(sampler, priorities) for sampler in self._parts],
+            "parts": [state_of(sampler, priorities) for sampler in self.parts],
             **self._shares.state_dict(),
         }
 
@@ -425,16 +451,16 @@ class MixtureSampler(Wrapping):
         """Go on from a state; see `Sampler.load_state_dict`."""
         check_kind(state, "MixtureSampler")
         seed, step = stored_integer(state, "seed"), stored_integer(state, "step")
-        others = parts(state, "parts", len(self._parts))
+        others = parts(state, "parts", len(self.parts))
         before = self.state_dict(priorities=True)
         try:
             self._shares.load_state_dict(state)
-            for sampler, other in zip(self._parts, others, strict=True):
+            for sampler, other in zip(self.parts, others, strict=True):
                 sampler.load_state_dict(other)
         except BaseException:
             # Half of another state would be a third one.
             self._shares.load_state_dict(before)
-            for sampler, mine in zip(self._parts, before["parts"], strict=True):
+            for sampler, mine in zip(self.parts, before["parts"], strict=True):
                 sampler.load_state_dict(mine)
             raise
         self._random, self._step = StepGenerator(seed), step
@@ -467,7 +493,7 @@ class Restriction(Protocol):
         """
 
 
-class RestrictedSampler(Wrapping):
+class RestrictedSampler(NarrowingSampler):
     """Draws with another sampler from the legal starts that a restriction leaves.
 
     Any sampler will do: epochs, priorities and sequences are those of the part. Put
@@ -485,16 +511,16 @@ class RestrictedSampler(Wrapping):
         Raises:
             SchemaError: That is no sampler.
         """
+        super().__init__([checked(sampler)])
         self._restriction = restriction
-        self._parts = [checked(sampler)]
         self._last: tuple[View, Span, View] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the view, which belongs to this process's buffer."""
         return self.__dict__ | {"_last": None}
 
-    def _shown(self, view: View) -> View:
-        """Restrict a view, once for each of its moments."""
+    def shown(self, view: View) -> View:
+        """Restrict a view, once for each look at its starts."""
         starts = view.starts
         last = self._last
         if last is None or last[0] is not view or last[1] is not starts:
@@ -503,7 +529,7 @@ class RestrictedSampler(Wrapping):
 
     def __repr__(self) -> str:
         """Say what draws, and within what."""
-        return f"<{self._parts[0]!r} within {self._restriction!r}>"
+        return f"<{self.parts[0]!r} within {self._restriction!r}>"
 
     def draw(self, view: View, batch_size: int) -> Draw:
         """Draw a batch; see `Sampler.draw`.
@@ -511,32 +537,7 @@ class RestrictedSampler(Wrapping):
         Raises:
             EmptyError: There is no legal start in the part.
         """
-        return self._parts[0].draw(self._shown(view), batch_size)
-
-    @property
-    def epoch(self) -> int | None:
-        """See `EpochSampler.epoch`."""
-        epochs = epochs_of(self._parts[0])
-        return None if epochs is None else epochs.epoch
-
-    def more(self, view: View, batch_size: int) -> bool:
-        """See `EpochSampler.more`; without epochs there always is more."""
-        epochs = epochs_of(self._parts[0])
-        return epochs is None or epochs.more(self._shown(view), batch_size)
-
-    def num_batches(self, view: View, batch_size: int) -> int:
-        """See `EpochSampler.num_batches`.
-
-        Raises:
-            TypeError: The sampler knows no epochs.
-        """
-        epochs = epochs_of(self._parts[0])
-        if epochs is None:
-            raise TypeError(
-                f"num_batches: got {type(self._parts[0]).__name__}, which has no "
-                "epochs, expected one that does; use a ShuffledSampler"
-            )
-        return epochs.num_batches(self._shown(view), batch_size)
+        return self.parts[0].draw(self.shown(view), batch_size)
 
     def state_dict(self, priorities: bool = False) -> State:
         """Return the restriction and the state of the sampler.
@@ -547,11 +548,11 @@ class RestrictedSampler(Wrapping):
         return {
             "kind": "RestrictedSampler",
             "restriction": self._restriction.state_dict(),
-            "parts": [state_of(self._parts[0], priorities)],
+            "parts": [state_of(self.parts[0], priorities)],
         }
 
     def load_state_dict(self, state: State) -> None:
         """Go on from a state; see `Sampler.load_state_dict`."""
         check_kind(state, "RestrictedSampler")
         self._restriction.check(state.get("restriction", {}))
-        self._parts[0].load_state_dict(parts(state, "parts", 1)[0])
+        self.parts[0].load_state_dict(parts(state, "parts", 1)[0])

@@ -6,11 +6,11 @@ import numpy as np
 
 from mmreplay.episodes.starts import nothing_to_draw
 from mmreplay.samplers import states
-from mmreplay.samplers.base import Draw, State, View, call_repr
+from mmreplay.samplers.base import Draw, Sampler, State, View, call_repr
 from mmreplay.samplers.random import StepGenerator
 
 
-class DistinctSampler:
+class DistinctSampler(Sampler):
     """Draws without replacement within a batch; batches know nothing of each other.
 
     Where fewer steps than asked for can be drawn, all of them are, each once. For
@@ -24,6 +24,8 @@ class DistinctSampler:
         >>> len(set(zip(batch.env_ids, batch.positions)))
         32
     """
+
+    _random: StepGenerator
 
     def __init__(self, seed: int | None = None) -> None:
         """Make a sampler.

@@ -35,10 +35,10 @@ from mmreplay.samplers.base import (
     Windows,
     call_repr,
     epochs_of,
+    keeps_priorities,
     single,
 )
-from mmreplay.samplers.combine import keeps_priorities
-from mmreplay.samplers.sequence import StepSource, WindowDrawing
+from mmreplay.samplers.sequence import WindowSampler
 
 LAYOUTS = ("padded", "ragged")
 WEIGHTINGS = ("episode", "length")
@@ -174,7 +174,7 @@ class Filter:
         return good
 
 
-class EpisodeSampler(WindowDrawing):
+class EpisodeSampler(WindowSampler):
     """Draws whole episodes.
 
     ``"padded"`` batches hold ``[B, T, *shape]`` with a mask and ``is_first``, T the
@@ -252,21 +252,18 @@ class EpisodeSampler(WindowDrawing):
         }
         stride = FIRST_ONLY if by == "episode" else 1
         inside = None if sampler is None else single(sampler, "EpisodeSampler")
-        self._inner = StepSource(inside, WindowShape(0, 1, stride, False), chosen)
+        super().__init__(inside, WindowShape(0, 1, stride, False), chosen)
         self._where = where
+        self.form = self._form()
 
     def __repr__(self) -> str:
         """Show the call that makes it again."""
         arguments = dict(self._arguments)
         if arguments["max_length"] == FIRST_ONLY:
             arguments["max_length"] = None
-        return call_repr(
-            self, sampler=self._inner.sampler, **arguments, where=self._where
-        )
+        return call_repr(self, sampler=self.parts[0], **arguments, where=self._where)
 
-    @property
-    def form(self) -> str:
-        """What it draws; see `forms`."""
+    def _form(self) -> str:
         return PADDED if self._arguments["layout"] == "padded" else RAGGED
 
     def draw(self, view: View, batch_size: int) -> Draw:
@@ -275,26 +272,13 @@ class EpisodeSampler(WindowDrawing):
         Raises:
             EmptyError: There is no such episode.
         """
-        drawn = self._inner.draw(
+        drawn = self._draw_starts(
             view, batch_size, "episodes", "let shorter, longer or running ones in"
         )
-        begin, stop = self._inner.of(view).episode_bounds(
-            drawn.env_ids, drawn.positions
-        )
+        begin, stop = self.shown(view).episode_bounds(drawn.env_ids, drawn.positions)
         if self._arguments["layout"] == "ragged":
             return _ragged(drawn, begin, stop)
         return _padded(view, drawn, begin, stop)
-
-    def update_priorities(
-        self,
-        view: View,
-        env_ids: Ids,
-        positions: Ids,
-        values: NDArray[np.generic],
-        mask: NDArray[np.bool_] | None = None,
-    ) -> int:
-        """Pass priorities on to the sampler inside; see `PrioritySampler`."""
-        return self._inner.update_priorities(view, env_ids, positions, values, mask)
 
 
 def _padded(view: View, drawn: Draw, begin: Ids, stop: Ids) -> Draw:

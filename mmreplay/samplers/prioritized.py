@@ -18,7 +18,7 @@ from mmreplay.arguments import flag, integer, number
 from mmreplay.episodes.starts import StartView, nothing_to_draw
 from mmreplay.errors import EmptyError, FormatError, SchemaError, shown
 from mmreplay.samplers import states
-from mmreplay.samplers.base import Draw, State, call_repr
+from mmreplay.samplers.base import Draw, Sampler, State, call_repr
 from mmreplay.samplers.priority_distribution import (
     MAX_ALPHA,
     Proportional,
@@ -35,6 +35,7 @@ from mmreplay.samplers.priority_store import (
     storable,
 )
 from mmreplay.samplers.random import StepGenerator
+from mmreplay.samplers.states import FormerPart as FormerPart
 
 Normalize = Literal["batch", "buffer", "mean"]
 Ids = NDArray[np.int64]
@@ -81,11 +82,13 @@ class Options:
                 )
 
 
-class PriorityBasedSampler:
+class PriorityBasedSampler(Sampler):
     """What prioritized samplers share: all but the distribution and its arguments."""
 
     # The `kind` of states, written out: renaming a class changes no state.
     _kind: str
+    keeps_priorities = True
+    _random: StepGenerator
 
     def __init__(
         self, make_distribution: MakeDistribution, options: Options, seed: int | None
@@ -261,10 +264,6 @@ class PriorityBasedSampler:
         The next draw opens them again. Those in RAM stay, and are drawn by as before.
         """
         self._priorities.close()
-
-
-class FormerWork:
-    """Holds what pickles of version 0.1 keep apart from the sampler itself."""
 
 
 class PrioritizedSampler(PriorityBasedSampler):

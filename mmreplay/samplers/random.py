@@ -122,32 +122,6 @@ class StepGenerator:
         return (self.seed + (step + 1) * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
 
 
-def unseeded(sampler: object, *, elsewhere: bool = False) -> str | None:
-    """Name of a sampler, or of a part of it, whose seed was drawn from the system.
-
-    Looked for is its generator, as ``_random``, in the sampler, what it works by
-    (``_work``), its ``_parts`` and the one inside of windows, ``_inner.sampler``. A
-    state that was loaded gives a seed.
-
-    Args:
-        sampler: Any, or what draws by several.
-        elsewhere: Only those drawn in another process, of which this one is a fork.
-
-    Returns:
-        None where all seeds were given, as far as it is known.
-    """
-    for holder in (sampler, getattr(sampler, "_work", None)):
-        random = getattr(holder, "_random", None)
-        if not isinstance(random, StepGenerator) or random.given:
-            continue
-        if not elsewhere or random.pid != os.getpid():
-            return type(sampler).__name__
-    inner = getattr(getattr(sampler, "_inner", None), "sampler", None)
-    parts = [*getattr(sampler, "_parts", ()), *([] if inner is None else [inner])]
-    names = (unseeded(part, elsewhere=elsewhere) for part in parts)
-    return next(filter(None, names), None)
-
-
 def _checked(seed: object) -> int:
     if isinstance(seed, int | np.integer) and not isinstance(seed, bool):
         number = int(seed)

@@ -30,7 +30,7 @@ from mmreplay.samplers.base import (
     call_repr,
     single,
 )
-from mmreplay.samplers.combine import RestrictedSampler, Wrapping, draw_joined, state_of
+from mmreplay.samplers.combine import RestrictedSampler, Wrapper, draw_joined, state_of
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.states import check_kind, fraction, parts, same, stored_integer
 from mmreplay.samplers.stratified import StratifiedSampler
@@ -39,7 +39,7 @@ from mmreplay.samplers.uniform import UniformSampler
 Ids = NDArray[np.int64]
 
 
-class RecentSampler(Wrapping):
+class RecentSampler(Wrapper):
     """Draws a share of each batch from the newest steps, the rest with another sampler.
 
     The scheme of alf's ReplayBuffer: the first ``ceil(batch_size * ratio)`` are from
@@ -56,6 +56,8 @@ class RecentSampler(Wrapping):
         >>> buffer = mr.ReplayBuffer.open("runs/cartpole", sampler=sampler)
         >>> batch = buffer.sample(32)  # 8 of the newest 100 steps of each environment
     """
+
+    _random: StepGenerator
 
     def __init__(
         self,
@@ -84,16 +86,15 @@ class RecentSampler(Wrapping):
         self._random = StepGenerator(seed)
         self._step = 0
         self._newest = StratifiedSampler(self._random.seed)
-        self._parts = [
-            UniformSampler(self._random.seed)
-            if sampler is None
-            else single(sampler, "RecentSampler")
-        ]
+        other: Sampler = UniformSampler(self._random.seed)
+        if sampler is not None:
+            other = single(sampler, "RecentSampler")
+        super().__init__([other])
 
     def __repr__(self) -> str:
         """Show the call that makes it again."""
         return call_repr(
-            self, steps=self._steps, ratio=self._ratio, sampler=self._parts[0],
+            self, steps=self._steps, ratio=self._ratio, sampler=self.parts[0],
             seed=self._random.given_seed,
         )  # fmt: skip
 
@@ -116,7 +117,7 @@ class RecentSampler(Wrapping):
             narrowed = newest(view, np.full(len(counts), self._steps), edges)
             asked.append((self._newest, narrowed, recent))
         if recent < batch_size:
-            asked.append((self._parts[0], view, batch_size - recent))
+            asked.append((self.parts[0], view, batch_size - recent))
         draw, _ = draw_joined(asked, self._random.key(self._step))
         self._step += 1
         return draw
@@ -133,7 +134,7 @@ class RecentSampler(Wrapping):
             "step": self._step,
             "steps": self._steps,
             "ratio": self._ratio,
-            "parts": [self._newest.state_dict(), state_of(self._parts[0], priorities)],
+            "parts": [self._newest.state_dict(), state_of(self.parts[0], priorities)],
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -145,11 +146,11 @@ class RecentSampler(Wrapping):
         mine, other = parts(state, "parts", 2)
         fresh = StratifiedSampler(0)
         fresh.load_state_dict(mine)
-        self._parts[0].load_state_dict(other)
+        self.parts[0].load_state_dict(other)
         self._newest, self._random, self._step = fresh, StepGenerator(seed), step
 
 
-class ShrinkingSampler:
+class ShrinkingSampler(Sampler):
     """Draws uniformly from a window of newest steps that shrinks update by update.
 
     Emphasizing Recent Experience (Wang and Ross 2019, "Boosting Soft Actor-Critic:
@@ -167,6 +168,8 @@ class ShrinkingSampler:
         >>> len(buffer.sample(32))
         32
     """
+
+    _random: StepGenerator
 
     def __init__(
         self,

@@ -1,10 +1,8 @@
-"""The sampler inside of one that draws windows, and the view that it is shown.
-
-Windows of steps, for recurrent learners, world models and sequence models.
+"""Windows of steps, for recurrent learners, world models and sequence models.
 
 A window of ``burn_in + length + bootstrap`` steps is laid around a step that another
-sampler drew, so that uniform, prioritized, recent and shuffled windows are those
-samplers' own laws over the windows' starts:
+sampler drew, so that uniform, prioritized, recent and shuffled windows follow those
+samplers' own distributions over the windows' starts:
 
 - *burn-in*, the first columns: only for warming up a recurrent state, no loss on them
   (R2D2, Kapturowski et al. 2019).
@@ -19,18 +17,18 @@ What a window may reach over is its *boundary*:
 - ``"episode"``: all of it lies in one episode (TorchRL's slices with strict_length,
   R2D2).
 - ``"any"``: steps of one environment that follow each other, over the ends of
-  episodes, which `is_first` tells (DreamerV3; Hafner et al. 2023; alf and skrl,
-  which do not tell). Rows that are no step, such as final rows, are left out of it,
+  episodes, which `is_first` marks (DreamerV3; Hafner et al. 2023; alf and skrl,
+  which do not mark them). Rows that are no step, such as final rows, are left out,
   so that every column is a step; the newest step is never followed by the oldest.
 - ``"pad"``: every step of the buffer is the drawn step of one window. What it lacks in
   burn-in, length and bootstrap within its episode is padded, with its first or last
-  step again, and told by the mask.
+  step again, and the mask is false there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,199 +44,103 @@ from mmreplay.samplers.base import (
     View,
     Windows,
     call_repr,
-    draws_once,
-    epochs_of,
     single,
 )
-from mmreplay.samplers.combine import check_each, close_each, keeps_priorities, state_of
+from mmreplay.samplers.combine import NarrowingSampler, state_of
+from mmreplay.samplers.states import FormerPart as FormerPart
 from mmreplay.samplers.states import check_kind, parts, same
 from mmreplay.samplers.uniform import UniformSampler
 
 Ids = NDArray[np.int64]
 
 
-class StepSource:
-    """Draws the steps that windows are laid around, with any sampler of steps.
+class WindowSampler(NarrowingSampler):
+    """A sampler of windows or episodes around steps that another one draws.
 
-    What it knows of a buffer's episodes is kept from draw to draw, for the buffer
-    that it drew from last.
+    The starts of a buffer's windows are kept from draw to draw, for the buffer that
+    was drawn from last.
     """
+
+    # The `kind` of states, written out: renaming a class changes no state.
+    _kind: ClassVar[str]
+    _arguments: State
 
     def __init__(
         self,
         sampler: Sampler | None,
         shape: WindowShape,
-        choice: EpisodeFilter | None = None,
+        episodes: EpisodeFilter | None = None,
     ) -> None:
         """Make one.
 
         Args:
-            sampler: Uniform by default.
+            sampler: Draws the steps; uniform by default.
             shape: Which steps have a window.
-            choice: Which episodes have any; None for all.
+            episodes: Which episodes have any; None for all.
         """
-        self.sampler: Sampler = UniformSampler() if sampler is None else sampler
-        self._shape, self._choice = shape, choice
+        super().__init__([UniformSampler() if sampler is None else sampler])
+        self._shape, self._episodes = shape, episodes
         self._view: View | None = None
-        self._windows: WindowStarts | None = None
+        self._starts: WindowStarts | None = None
 
-    def of(self, view: View) -> WindowStarts:
-        """The starts of windows of a buffer.
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the buffer: a worker has its own."""
+        return self.__dict__ | {"_view": None, "_starts": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a pickle, also of version 0.1, which held the sampler apart."""
+        inner = state.pop("_inner", None)
+        if inner is not None:
+            WindowSampler.__init__(self, inner.sampler, inner._shape, inner._choice)
+        super().__setstate__(state)
+        self.form = self._form()
+
+    def _form(self) -> str:
+        """What it draws, for messages and for samplers of one batch to agree."""
+        raise NotImplementedError
+
+    def shown(self, view: View) -> WindowStarts:
+        """Return the starts of windows of a buffer.
 
         Raises:
             SchemaError: The view is of single steps out of the middle of episodes.
         """
-        if self._windows is None or view is not self._view:
+        if self._starts is None or view is not self._view:
             view.check_windows()
-            self._windows = WindowStarts(view, self._shape, self._choice)
+            self._starts = WindowStarts(view, self._shape, self._episodes)
             self._view = view
-        return self._windows
+        return self._starts
 
-    def draw(self, view: View, batch_size: int, what: str, way_out: str) -> Draw:
-        """Draw starts.
+    def _draw_starts(
+        self, view: View, batch_size: int, what: str, way_out: str
+    ) -> Draw:
+        """Draw the steps that windows are laid around.
 
         Args:
             view: The buffer now.
             batch_size: How many.
-            what: What they are starts of, for the message.
+            what: The windows, for the message.
             way_out: What to do where there is none.
 
         Raises:
             EmptyError: There is none.
             SchemaError: The sampler draws windows itself.
         """
-        windows = self.of(view)
-        if windows.look() == 0:
+        starts, sampler = self.shown(view), self.parts[0]
+        if starts.look() == 0:
             raise EmptyError(
                 f"cannot draw {batch_size} {what}: got "
                 f"{int(view.span.lengths.sum())} published rows of which none is a "
                 f"legal start of one, expected at least one; add steps first, or "
                 f"{way_out}"
             )
-        drawn = self.sampler.draw(windows, batch_size)
+        drawn = sampler.draw(starts, batch_size)
         if drawn.windows is not None or drawn.offsets is not None:
             raise SchemaError(
-                f"sampler: got windows from {type(self.sampler).__name__}, expected "
+                f"sampler: got windows from {type(sampler).__name__}, expected "
                 "single steps, around which windows are laid; draw with it alone"
             )
         return drawn
-
-    @property
-    def keeps_priorities(self) -> bool:
-        """Whether the sampler takes priorities."""
-        return keeps_priorities(self.sampler)
-
-    def update_priorities(
-        self,
-        view: View,
-        env_ids: Ids,
-        positions: Ids,
-        values: NDArray[np.generic],
-        mask: NDArray[np.bool_] | None,
-    ) -> int:
-        """Pass priorities on; see `PrioritySampler`."""
-        sampler = self.sampler
-        if not keeps_priorities(sampler):
-            raise SchemaError(
-                f"update_priorities: got the sampler {type(sampler).__name__} for the "
-                "starts of windows, which keeps no priorities, expected one that does; "
-                "put a PrioritizedSampler inside"
-            )
-        view = self.of(view)
-        return sampler.update_priorities(view, env_ids, positions, values, mask)
-
-    def check_priorities(
-        self,
-        view: View,
-        env_ids: Ids,
-        positions: Ids,
-        values: NDArray[np.generic],
-        mask: NDArray[np.bool_] | None,
-    ) -> None:
-        """Refuse what the sampler would refuse; see `joined.check_each`."""
-        view = self.of(view)
-        check_each(view, [self.sampler], env_ids, positions, values, mask)
-
-    @property
-    def epoch(self) -> int | None:
-        """See `EpochSampler.epoch`."""
-        epochs = epochs_of(self.sampler)
-        return None if epochs is None else epochs.epoch
-
-    def more(self, view: View, batch_size: int) -> bool:
-        """See `EpochSampler.more`; without epochs there always is more."""
-        epochs = epochs_of(self.sampler)
-        return epochs is None or epochs.more(self.of(view), batch_size)
-
-    def num_batches(self, view: View, batch_size: int) -> int:
-        """See `EpochSampler.num_batches`.
-
-        Raises:
-            TypeError: The sampler knows no epochs.
-        """
-        epochs = epochs_of(self.sampler)
-        if epochs is None:
-            raise TypeError(
-                f"num_batches: got {type(self.sampler).__name__} for the starts of "
-                "windows, which has no epochs, expected one that does; put a "
-                "ShuffledSampler inside"
-            )
-        return epochs.num_batches(self.of(view), batch_size)
-
-    def state_dict(self, priorities: bool) -> list[State]:
-        """State of the sampler, as a list of one, with its priorities if asked for."""
-        return [state_of(self.sampler, priorities)]
-
-    def close(self) -> None:
-        """Let go of what the sampler holds, such as stored priorities."""
-        close_each([self.sampler])
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave the buffer behind: a worker has its own."""
-        return self.__dict__ | {"_view": None, "_windows": None}
-
-
-class WindowDrawing(Protocol):
-    """What samplers of windows leave to the sampler inside."""
-
-    # The `kind` of states, written out: renaming a class changes no state.
-    _kind: ClassVar[str]
-    _inner: StepSource
-    _arguments: State
-
-    @property
-    def keeps_priorities(self) -> bool:
-        """Whether the sampler inside takes priorities."""
-        return self._inner.keeps_priorities
-
-    @property
-    def draws_once(self) -> bool:
-        """Whether the sampler inside draws its steps once an epoch."""
-        return draws_once(self._inner.sampler)
-
-    def check_priorities(
-        self,
-        view: View,
-        env_ids: Ids,
-        positions: Ids,
-        values: NDArray[np.generic],
-        mask: NDArray[np.bool_] | None = None,
-    ) -> None:
-        """Refuse what the sampler inside would refuse; see `joined.check_each`."""
-        self._inner.check_priorities(view, env_ids, positions, values, mask)
-
-    @property
-    def epoch(self) -> int | None:
-        """See `EpochSampler.epoch`."""
-        return self._inner.epoch
-
-    def more(self, view: View, batch_size: int) -> bool:
-        """See `EpochSampler.more`."""
-        return self._inner.more(view, batch_size)
-
-    def num_batches(self, view: View, batch_size: int) -> int:
-        """See `EpochSampler.num_batches`."""
-        return self._inner.num_batches(view, batch_size)
 
     def state_dict(self, priorities: bool = False) -> State:
         """The arguments that are JSON values, and the state of the sampler inside.
@@ -246,25 +148,22 @@ class WindowDrawing(Protocol):
         Args:
             priorities: With those that the sampler inside keeps, as arrays.
         """
-        inner = self._inner.state_dict(priorities)
-        return {"kind": self._kind, **self._arguments, "parts": inner}
+        inside = [state_of(self.parts[0], priorities)]
+        return {"kind": self._kind, **self._arguments, "parts": inside}
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from a state; see `Sampler.load_state_dict`."""
-        check_kind(state, self._kind)
+        """Continue from a state; see `Sampler.load_state_dict`."""
+        # A user's subclass saved its own name before kinds were written out.
+        check_kind(state, self._kind, also=type(self).__name__)
         for name, value in self._arguments.items():
             same(state, name, value)
-        self._inner.sampler.load_state_dict(parts(state, "parts", 1)[0])
-
-    def close(self) -> None:
-        """Let go of what the sampler inside holds, such as stored priorities."""
-        self._inner.close()
+        self.parts[0].load_state_dict(parts(state, "parts", 1)[0])
 
 
 BOUNDARIES = ("episode", "any", "pad")
 
 
-class SequenceSampler(WindowDrawing):
+class SequenceSampler(WindowSampler):
     """Draws windows of T = burn_in + length + bootstrap steps of one environment.
 
     The sampler inside draws the steps at column `burn_in`; `Draw.positions`,
@@ -333,28 +232,28 @@ class SequenceSampler(WindowDrawing):
         around = (burn_in, length + bootstrap) if boundary != "pad" else (0, 1)
         self._boundary = boundary
         inside = None if sampler is None else single(sampler, "SequenceSampler")
-        self._inner = StepSource(
-            inside, WindowShape(*around, stride, boundary == "any")
-        )
+        super().__init__(inside, WindowShape(*around, stride, boundary == "any"))
         self._first_only = tuple(first_only)
         self._offsets = np.arange(-burn_in, length + bootstrap)
+        self.form = self._form()
 
     def __repr__(self) -> str:
         """Show the call that makes it again."""
+        others = dict(self._arguments)
         return call_repr(
-            self, length=self.length, sampler=self._inner.sampler,
-            **{n: each for n, each in self._arguments.items() if n != "length"},
+            self,
+            length=others.pop("length"),
+            sampler=self.parts[0],
+            **others,
             first_only=self._first_only,
-        )  # fmt: skip
+        )
 
     @property
     def window_length(self) -> int:
         """T, the columns of a window."""
         return len(self._offsets)
 
-    @property
-    def form(self) -> str:
-        """What it draws; see `forms`."""
+    def _form(self) -> str:
         return f"windows of {self.window_length} steps"
 
     def draw(self, view: View, batch_size: int) -> Draw:
@@ -363,13 +262,13 @@ class SequenceSampler(WindowDrawing):
         Raises:
             EmptyError: No window fits.
         """
-        drawn = self._inner.draw(
+        drawn = self._draw_starts(
             view,
             batch_size,
             f"windows of {self.window_length} steps with boundary {self._boundary!r}",
             "ask for shorter windows or boundary='pad'",
         )
-        return drawn.around(self._around(self._inner.of(view), drawn))
+        return drawn.around(self._around(self.shown(view), drawn))
 
     def update_priorities(
         self,
@@ -394,7 +293,7 @@ class SequenceSampler(WindowDrawing):
                 another.
         """
         values, mask = self._learned(values, mask)
-        return self._inner.update_priorities(view, env_ids, positions, values, mask)
+        return super().update_priorities(view, env_ids, positions, values, mask)
 
     def check_priorities(
         self,
@@ -404,9 +303,9 @@ class SequenceSampler(WindowDrawing):
         values: NDArray[np.generic],
         mask: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Refuse what `update_priorities` would; see `joined.check_each`."""
+        """Refuse what `update_priorities` would refuse, and set nothing."""
         values, mask = self._learned(values, mask)
-        self._inner.check_priorities(view, env_ids, positions, values, mask)
+        super().check_priorities(view, env_ids, positions, values, mask)
 
     def _learned(
         self, values: NDArray[np.generic], mask: NDArray[np.bool_] | None

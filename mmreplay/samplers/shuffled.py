@@ -24,7 +24,7 @@ from mmreplay.episodes.starts import (
 )
 from mmreplay.errors import EmptyError, FormatError, SchemaError
 from mmreplay.ring import LAYOUTS, Layout, Span
-from mmreplay.samplers.base import Draw, State, View, call_repr
+from mmreplay.samplers.base import Draw, Sampler, State, View, call_repr
 from mmreplay.samplers.permutation import Permutation
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.states import LIMIT, check_kind, integers, same, stored_integer
@@ -178,7 +178,7 @@ CHUNK = 8192
 """Places worked out at once, so that no batch pays for a search of the buffer."""
 
 
-class ShuffledSampler:
+class ShuffledSampler(Sampler):
     """Draws without replacement, epoch by epoch: every legal start exactly once.
 
     An epoch is of the legal starts that there were at its beginning. Steps added
@@ -210,6 +210,8 @@ class ShuffledSampler:
         >>> len(buffer.sample(32))
         32
     """
+
+    _random: StepGenerator
 
     def __init__(
         self,
@@ -277,7 +279,7 @@ class ShuffledSampler:
         )  # fmt: skip
 
     @property
-    def epoch(self) -> int:
+    def epoch(self) -> int:  # type: ignore[override]  # counted by itself alone
         """Epochs gone through: the number of the one that the next draw is of."""
         return self._epoch
 
@@ -313,14 +315,14 @@ class ShuffledSampler:
         return Draw(env_ids, positions, probabilities, weights, key)
 
     def more(self, view: View, batch_size: int) -> bool:
-        """Whether this epoch has another batch; see `EpochSampler.more`."""
+        """Whether this epoch has another batch; see `Sampler.more`."""
         if self._next(view, batch_size) is None:
             self._end_epoch()
             return False
         return True
 
     def num_batches(self, view: View, batch_size: int) -> int:
-        """Batches of the whole of this epoch; see `EpochSampler.num_batches`."""
+        """Batches of the whole of this epoch; see `Sampler.num_batches`."""
         size = self._size(self._frozen or EpochSnapshot.of(view))
         if self._batches is not None:
             return min(self._batches, size)

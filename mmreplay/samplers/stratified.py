@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from mmreplay.episodes.starts import nothing_to_draw, rank_edges
-from mmreplay.samplers.base import Draw, State, View, call_repr
+from mmreplay.samplers.base import Draw, Sampler, State, View, call_repr
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.states import check_kind, stored_integer
 
 
-class StratifiedSampler:
+class StratifiedSampler(Sampler):
     """Draws as many steps of every environment, spread over its legal starts.
 
     The scheme of alf's ReplayBuffer: a batch takes the environments in turn, and
@@ -26,6 +26,8 @@ class StratifiedSampler:
         >>> np.bincount(buffer.sample(32).env_ids)
         array([4, 4, 4, 4, 4, 4, 4, 4])
     """
+
+    _random: StepGenerator
 
     def __init__(self, seed: int | None = None, *, stratified: bool = True) -> None:
         """Make a sampler.

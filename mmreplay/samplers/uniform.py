@@ -17,7 +17,7 @@ from mmreplay.arguments import integer
 from mmreplay.episodes.starts import nothing_to_draw
 from mmreplay.errors import FormatError, SchemaError
 from mmreplay.ring import Span
-from mmreplay.samplers.base import Draw, State, View, call_repr
+from mmreplay.samplers.base import Draw, Sampler, State, View, call_repr
 from mmreplay.samplers.permutation import Permutation
 from mmreplay.samplers.random import StepGenerator
 from mmreplay.samplers.states import same
@@ -112,7 +112,7 @@ SPARE_SIGMAS = 4.0
 """Rows drawn beyond what is needed, in standard deviations of the illegal ones."""
 
 
-class UniformSampler:
+class UniformSampler(Sampler):
     """Draws with replacement, exactly uniform over all legal starts.
 
     Rows are drawn over the whole stretch, a few more than needed, and the illegal
@@ -126,6 +126,8 @@ class UniformSampler:
         >>> len(buffer.sample(32))
         32
     """
+
+    _random: StepGenerator
 
     def __init__(self, seed: int | None = None, *, block: int = 1) -> None:
         """Make a sampler.

@@ -3,7 +3,7 @@
 import pytest
 
 import mmreplay as mr
-from mmreplay.samplers.random import unseeded
+from mmreplay.samplers.base import unseeded
 
 OWN = {
     "DistinctSampler": mr.DistinctSampler,

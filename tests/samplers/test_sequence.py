@@ -57,7 +57,7 @@ def check_shape(view, oracle, samplers, shape, boundary):
             draw = sampler.draw(view, 30 * len(expected))
             assert_windows(draw, expected)
             assert (draw.probabilities == 1 / len(expected)).all()
-            check_view(sampler._inner.of(view), list(expected))
+            check_view(sampler.shown(view), list(expected))
         else:
             with pytest.raises(EmptyError, match="none is a legal start of one"):
                 sampler.draw(view, 2)
@@ -377,9 +377,38 @@ def test_what_the_sampler_inside_cannot_do_is_said(tmp_path):
     assert sampler.more(view, 4)
     assert sampler.epoch is None
     assert not sampler.keeps_priorities
-    with pytest.raises(TypeError, match=r"num_batches: got UniformSampler for the"):
+    with pytest.raises(TypeError, match="got UniformSampler, which has no epochs"):
         sampler.num_batches(view, 4)
     ones = np.ones(1, np.int64)
-    with pytest.raises(SchemaError, match=r"update_priorities: got the sampler Uni"):
+    with pytest.raises(
+        SchemaError, match=r"got samplers \['UniformSampler'\] that keep"
+    ):
         sampler.update_priorities(view, ones, ones, np.ones(1))
+    twin.buffer.close()
+
+
+class Named(SequenceSampler):
+    """A user's subclass, whose states of version 0.1 have its own name."""
+
+
+class NamedEpisodes(mr.EpisodeSampler):
+    """A user's subclass of the other sampler of windows."""
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: Named(3, UniformSampler(0)), lambda: NamedEpisodes(UniformSampler(0))],
+)
+def test_a_state_with_the_name_of_a_subclass_loads(tmp_path, make):
+    twin = filled(tmp_path / "ring")
+    sampler, view = make(), view_of(twin.buffer)
+    sampler.draw(view, 4)
+    state = sampler.state_dict()
+    expected = sampler.draw(view, 4).positions.tolist()
+    for kind in (state["kind"], type(sampler).__name__):
+        again = make()
+        again.load_state_dict(state | {"kind": kind})
+        assert again.draw(view, 4).positions.tolist() == expected
+    with pytest.raises(FormatError, match="got kind 'Named2', expected"):
+        make().load_state_dict(state | {"kind": "Named2"})
     twin.buffer.close()

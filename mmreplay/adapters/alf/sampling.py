@@ -12,7 +12,7 @@ from mmreplay.adapters.alf.errors import RefusedError
 from mmreplay.batch import Batch
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.samplers.base import Draw, Sampler, State, View
-from mmreplay.samplers.combine import Wrapping, state_of
+from mmreplay.samplers.combine import Wrapper, state_of
 from mmreplay.samplers.prioritized import PrioritizedSampler
 from mmreplay.samplers.recent import RecentSampler, ignore_earliest
 from mmreplay.samplers.sequence import SequenceSampler
@@ -131,7 +131,7 @@ class WindowSampling:
         self._starts.load_state_dict(state)
 
 
-class _OverOpen(Wrapping):
+class _OverOpen(Wrapper):
     """Draws by priority, with weights over the mean of priorities above 0.
 
     And not over that of all: where it is one of two samplers, the other's steps are
@@ -139,7 +139,8 @@ class _OverOpen(Wrapping):
     """
 
     def __init__(self, sampler: PrioritizedSampler) -> None:
-        self._parts, self._sampler = [sampler], sampler
+        super().__init__([sampler])
+        self._sampler = sampler
 
     def draw(self, view: View, batch_size: int) -> Draw:
         """See `Sampler.draw`."""

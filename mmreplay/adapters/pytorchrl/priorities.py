@@ -15,7 +15,7 @@ from mmreplay.adapters.pytorchrl.sequences import Ids, SequenceStorage
 from mmreplay.episodes.starts import newest, num_legal, rank_edges
 from mmreplay.errors import EmptyError, SchemaError
 from mmreplay.samplers.base import Draw, State, View
-from mmreplay.samplers.combine import Wrapping, state_of
+from mmreplay.samplers.combine import Wrapper, state_of
 from mmreplay.samplers.prioritized import PrioritizedSampler
 from mmreplay.samplers.priority_distribution import MAX_ALPHA
 from mmreplay.samplers.priority_store import MAX_PRIORITY
@@ -54,7 +54,7 @@ class Exponents:
         return self.beta
 
 
-class EmphasizingSampler(Wrapping):
+class EmphasizingSampler(Wrapper):
     """Draws from the newest steps of all environments together, in a given window.
 
     As pytorchrl does, it draws from all steps uniformly while there are fewer than
@@ -87,7 +87,7 @@ class EmphasizingSampler(Wrapping):
         self.share, self.smallest = 1.0, smallest
         self.window, self.by_priority = 0, False
         self.prioritized = prioritized
-        self._parts = [prioritized]
+        super().__init__([prioritized])
         self._powers = exponents
         self._uniform = UniformSampler(seed)
         self._counts: Ids | None = None
@@ -112,9 +112,9 @@ class EmphasizingSampler(Wrapping):
         self._counts[most[:surplus]] -= 1
         self.by_priority = self._powers.alpha != 0
         sampler = self.prioritized if self.by_priority else self._uniform
-        return sampler.draw(self._shown(view), batch_size)
+        return sampler.draw(self.shown(view), batch_size)
 
-    def _shown(self, view: View) -> View:
+    def shown(self, view: View) -> View:
         """The window of the last draw, so that updates open no other rows."""
         if self._counts is None:
             return view

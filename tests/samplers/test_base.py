@@ -1,0 +1,120 @@
+"""A sampler of a user need not derive from `Sampler`; the same defaults count."""
+
+import numpy as np
+import pytest
+
+import mmreplay as mr
+from mmreplay.episodes.starts import num_legal
+from mmreplay.errors import SchemaError
+from mmreplay.samplers.base import (
+    Draw,
+    PrioritySampler,
+    Sampler,
+    ask,
+    draws_once,
+    epochs_of,
+    keeps_priorities,
+    unseeded,
+)
+from tests.buffer.support import Twin
+
+
+class First:
+    """Draws the first legal start, and nothing else."""
+
+    def draw(self, view, batch_size):
+        # A draw looks at the starts first, and keeps to what it saw.
+        assert num_legal(view) > 0
+        env_ids, positions = view.start_at(np.zeros(batch_size, np.int64))
+        ones = np.ones(batch_size)
+        return Draw(env_ids, positions, ones, ones.astype(np.float32))
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+class Derived(First, Sampler):
+    """The same, with the base class."""
+
+
+class Learning(First):
+    """Takes priorities."""
+
+    taken = 0
+
+    def update_priorities(self, view, env_ids, positions, values, mask=None):
+        self.taken += len(positions)
+        return 0
+
+
+class LearningDerived(Learning, Sampler):
+    """The same, with the base class."""
+
+
+BARE = [First, Derived]
+LEARNING = [Learning, LearningDerived]
+
+
+def made(sampler):
+    twin = Twin(None, 30, sampler=sampler)
+    twin.extend([[kind] for kind in ["", "", "t"] * 5])
+    return twin.buffer
+
+
+@pytest.mark.parametrize("kind", BARE)
+def test_the_defaults_are_those_of_a_sampler_of_steps_without_epochs(kind):
+    sampler = kind()
+    assert epochs_of(sampler) is None
+    assert not draws_once(sampler)
+    assert not keeps_priorities(sampler)
+    assert unseeded(sampler) is None
+    assert ask(sampler, "form") is None
+    assert ask(sampler, "more")(None, 4)
+    with pytest.raises(TypeError, match=f"got {kind.__name__}, which has no epochs"):
+        ask(sampler, "num_batches")(None, 4)
+    ask(sampler, "close")()
+
+
+@pytest.mark.parametrize("kind", [*BARE, *LEARNING])
+def test_it_draws_alone_and_as_a_part(kind):
+    for sampler in (
+        kind(),
+        mr.MixtureSampler([(kind(), 1), (mr.UniformSampler(0), 1)]),
+        mr.RecentSampler(3, 0.5, kind()),
+        mr.ignore_earliest(2, kind()),
+        mr.SequenceSampler(2, kind()),
+        mr.EpisodeSampler(kind()),
+    ):
+        buffer = made(sampler)
+        assert len(buffer.sample(4).positions) == 4
+        sampler = buffer.sampler
+        ask(sampler, "close")()
+
+
+@pytest.mark.parametrize("kind", LEARNING)
+def test_priorities_reach_it_where_it_takes_some(kind):
+    inner = kind()
+    assert keeps_priorities(inner)
+    assert isinstance(inner, PrioritySampler)
+    buffer = made(mr.MixtureSampler([(inner, 1), (mr.UniformSampler(0), 1)]))
+    assert buffer.update_priorities(buffer.sample(4), np.ones(4)) == 0
+    assert inner.taken == 4
+
+
+@pytest.mark.parametrize("kind", [*BARE, mr.UniformSampler])
+def test_priorities_are_refused_where_no_part_takes_some(kind):
+    assert not isinstance(kind(), PrioritySampler)
+    buffer = made(mr.MixtureSampler([(kind(), 1)]))
+    assert not keeps_priorities(buffer.sampler)
+    with pytest.raises(SchemaError, match=rf"\['{kind.__name__}'\] that keep no prior"):
+        buffer.update_priorities(buffer.sample(4), np.ones(4))
+
+
+def test_a_counter_named_epoch_makes_no_epochs():
+    sampler = First()
+    sampler.epoch = 3
+    assert epochs_of(sampler) is None
+    assert not draws_once(sampler)
