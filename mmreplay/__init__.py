@@ -66,8 +66,10 @@ if TYPE_CHECKING:
         RankPrioritizedSampler as RankPrioritizedSampler,
     )
     from mmreplay.samplers.priority_distribution import LinearSchedule as LinearSchedule
+    from mmreplay.samplers.recent import (
+        EmphasizeRecentSampler as EmphasizeRecentSampler,
+    )
     from mmreplay.samplers.recent import RecentSampler as RecentSampler
-    from mmreplay.samplers.recent import ShrinkingSampler as ShrinkingSampler
     from mmreplay.samplers.recent import ignore_earliest as ignore_earliest
     from mmreplay.samplers.sequence import SequenceSampler as SequenceSampler
     from mmreplay.samplers.shuffled import ShuffledSampler as ShuffledSampler
@@ -163,7 +165,7 @@ _HOMES = {
     "SchemaError": "mmreplay.errors",
     "SegmentTree": "mmreplay.samplers.sum_tree",
     "SequenceSampler": "mmreplay.samplers.sequence",
-    "ShrinkingSampler": "mmreplay.samplers.recent",
+    "EmphasizeRecentSampler": "mmreplay.samplers.recent",
     "ShuffledSampler": "mmreplay.samplers.shuffled",
     "Snapshot": "mmreplay.buffer.copy_files",
     "SourceError": "mmreplay.errors",
@@ -199,6 +201,7 @@ _RENAMED = {
     "Memory": "MemoryUsage",
     "Recorded": "RecordReport",
     "Repaired": "RepairReport",
+    "ShrinkingSampler": "EmphasizeRecentSampler",
 }
 """Old names that the first version still serves, with a DeprecationWarning."""
 

@@ -49,10 +49,10 @@ RENAMED = {
     ("mmreplay.samplers.laws", "Powers"): "Proportional",
     ("mmreplay.samplers.priorities", "Priorities"): "PriorityStore",
     ("mmreplay.samplers.priorities", "Saved"): "SavedPriorities",
-    ("mmreplay.samplers.prioritizing", "Prioritizing"): "FormerPart",
+    ("mmreplay.samplers.prioritizing", "Prioritizing"): "FormerObject",
     ("mmreplay.samplers.rank_law", "Ranks"): "RankBased",
     ("mmreplay.samplers.windows", "Shape"): "WindowShape",
-    ("mmreplay.samplers.windows_inner", "Inner"): "FormerPart",
+    ("mmreplay.samplers.windows_inner", "Inner"): "FormerObject",
 }
 """The new name of each class or function that was renamed as it moved."""
 

@@ -74,7 +74,7 @@ class Part:
     def of(self, view: StartView) -> StartView:
         """Return a view of which only this part is left.
 
-        Costs O(stretches), once for every moment of the buffer.
+        Costs O(fragments), once for each change of the buffer.
 
         Args:
             view: Of the buffer that was split.

@@ -17,7 +17,7 @@ CALLS = [
     "eps=0.01, alpha_every=7, normalize='buffer', name=None)",
     "RankPrioritizedSampler(alpha=0.7, beta=0.5, resort_every=10, stratified=False)",
     "RecentSampler(steps=100, ratio=0.5, sampler=UniformSampler(seed=0), seed=1)",
-    "ShrinkingSampler(num_updates=100, eta=0.5, smallest=10, seed=0)",
+    "EmphasizeRecentSampler(num_updates=100, eta=0.5, smallest=10, seed=0)",
     "ShuffledSampler(seed=0)",
     "ShuffledSampler(seed=0, rank=1, block=8, num_ranks=2, drop_last=True)",
     "ShuffledSampler(shuffle=False, layout='time_major', batches=3)",

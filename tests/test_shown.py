@@ -72,7 +72,7 @@ def calls(tmp_path_factory):
         (mr.UniformSampler, {}), (mr.PrioritizedSampler, {}),
         (mr.RankPrioritizedSampler, {}), (mr.SequenceSampler, {"length": 4}),
         (mr.EpisodeSampler, {}), (mr.RecentSampler, {"steps": 4, "ratio": 0.5}),
-        (mr.ShrinkingSampler, {"num_updates": 4}), (mr.ShuffledSampler, {}),
+        (mr.EmphasizeRecentSampler, {"num_updates": 4}), (mr.ShuffledSampler, {}),
         (mr.StratifiedSampler, {}), (mr.DistinctSampler, {}),
         (mr.MixtureSampler, {"samplers": [(uniform, 1.0)]}),
         (mr.ignore_earliest, {"count": 3}),

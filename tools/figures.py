@@ -70,14 +70,16 @@ def prioritized(buffer: mr.ReplayBuffer) -> Any:
 def draw_samplers(target: Path) -> None:
     """The law of four samplers over one ring."""
     buffer = ring()
-    shrinking = mr.ShrinkingSampler(DRAWS // BATCH, eta=0.998, smallest=40, seed=0)
+    shrinking = mr.EmphasizeRecentSampler(
+        DRAWS // BATCH, eta=0.998, smallest=40, seed=0
+    )
     laws = {
         "UniformSampler": mr.UniformSampler(seed=0),
         "PrioritizedSampler, alpha 0.6": prioritized(buffer),
         "SequenceSampler, 40 steps of one episode (starts)": mr.SequenceSampler(
             40, mr.UniformSampler(seed=0)
         ),
-        "ShrinkingSampler, all its updates": shrinking,
+        "EmphasizeRecentSampler, all its updates": shrinking,
     }
     figure, axes = plt.subplots(len(laws), 1, sharex=True, figsize=(7.5, 6))
     for axis, (name, sampler) in zip(axes, laws.items(), strict=True):

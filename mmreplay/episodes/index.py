@@ -114,7 +114,7 @@ class EpisodeIndex:
     def update(
         self, span: Span, read_flags: FlagReader, read_rows: RowReader | None = None
     ) -> None:
-        """Take in the rows published since the last call, drop those given up.
+        """Add the rows published since the last call, drop those no longer alive.
 
         Args:
             span: What is alive now.
@@ -134,7 +134,7 @@ class EpisodeIndex:
                 # Rows came and went unseen: what was seen is not their neighbour.
                 self._last[env_id] = FINAL
                 self._begin[env_id] = LONG_AGO
-            # In pieces, so that opening a ring of any size takes little memory.
+            # In chunks, so that opening a ring of any size takes little memory.
             for start in range(first, stop, SCAN_ROWS):
                 until = min(stop, start + SCAN_ROWS)
                 self._take(env_id, start, read_flags(env_id, start, until))
@@ -144,13 +144,13 @@ class EpisodeIndex:
             self._starts.drop_below(env_id, first)
             self._num_finals -= self._finals.drop_below(env_id, first)
             self.num_illegal -= self._illegal.drop_below(env_id, first)
-            self._know_oldest(env_id)
+            self._update_oldest(env_id)
         self._first = span.first
         if self._before:
-            self._drop_headless()
+            self._drop_before_first()
 
     def _take_plain(self, moved: Ids, span: Span, read_rows: RowReader) -> Ids:
-        """Take in steps that came alone and begin nothing; return who is left."""
+        """Add single steps that begin no episode; return the other environments."""
         seen = self._seen[moved]
         alone = (span.stop[moved] == seen + 1) & (span.first[moved] <= seen)
         env_ids = moved[alone]
@@ -185,7 +185,7 @@ class EpisodeIndex:
                 usable = (closing & (TERMINATED | FINAL)) != 0
             else:
                 usable = ((closing & (END | FINAL)) != 0) | cuts
-            rows = _tails(begins[~usable], starts[~usable], self._after)
+            rows = _last_rows(begins[~usable], starts[~usable], self._after)
             illegal = np.union1d(finals, rows) if len(finals) else rows
         closed = starts - ((closing & FINAL) != 0)
         self._num_begun[env_id] += self._starts.append(env_id, starts, closed)
@@ -199,13 +199,13 @@ class EpisodeIndex:
             self._begin[env_id] = starts[-1]
         if len(finals):
             self._begin[env_id] = max(self._begin[env_id], finals[-1] + 1)
-        self._know_oldest(env_id)
+        self._update_oldest(env_id)
 
-    def _know_oldest(self, env_id: int) -> None:
+    def _update_oldest(self, env_id: int) -> None:
         queues = (self._starts, self._finals, self._illegal)
         self._oldest[env_id] = min(queue.oldest(env_id) for queue in queues)
 
-    def _drop_headless(self) -> None:
+    def _drop_before_first(self) -> None:
         """Take the rows before the first legal start out of those within them."""
         firsts = self.starts.first
         for env_id in np.flatnonzero(self._illegal.oldest_of_each() < firsts).tolist():
@@ -284,8 +284,8 @@ class EpisodeIndex:
         if self.num_illegal:
             # The i-th illegal one has so many legal ones before it as its position
             # less i, which never falls along the queue.
-            places = self._illegal.bisect(env_ids, positions, slope=1)
-            positions += self._illegal.number(env_ids, places)
+            indices = self._illegal.bisect(env_ids, positions, slope=1)
+            positions += self._illegal.number(env_ids, indices)
         return env_ids, positions
 
     def legal_before(self, env_ids: Ids, positions: Ids) -> Ids:
@@ -306,16 +306,16 @@ class EpisodeIndex:
         inside = np.clip(positions, starts.first[env_ids], starts.stop[env_ids])
         ranks += inside - starts.first[env_ids]
         if self.num_illegal:
-            places = self._illegal.find(env_ids, inside)
-            ranks -= self._illegal.number(env_ids, places)
+            indices = self._illegal.find(env_ids, inside)
+            ranks -= self._illegal.number(env_ids, indices)
         return ranks
 
     @property
     def num_begun(self) -> Ids:
         """int64 ``[E]``, episodes seen to begin so far; not to be written into.
 
-        Who keeps something for each episode looks here for new ones, and takes their
-        first positions from `begins`.
+        It shows how many episodes are new since an earlier look; `begins` has their
+        first positions.
         """
         return self._num_begun
 
@@ -388,9 +388,9 @@ class EpisodeIndex:
         return np.where(known, self._starts.at(after - 1), LONG_AGO)
 
 
-def _tails(begins: Ids, stops: Ids, most: int) -> Ids:
-    """The last rows of stretches, at most so many of each, one after the other."""
-    counts = np.minimum(stops - begins, most)
+def _last_rows(begins: Ids, stops: Ids, maximum: int) -> Ids:
+    """The last rows of ranges, at most so many of each, one after the other."""
+    counts = np.minimum(stops - begins, maximum)
     ends = np.cumsum(counts)
     rows: Ids = np.repeat(stops - ends, counts)
     rows += np.arange(len(rows))

@@ -571,7 +571,7 @@ class WindowStarts(NarrowedStarts):
         return around, fresh
 
     def _look(self, base_starts: Span) -> None:
-        """Follow the base to another moment."""
+        """Follow the base after its starts have changed."""
         index = self.base.index
         if self._base_starts is None or index is not self._index:
             self._forget(index, base_starts)
@@ -870,9 +870,10 @@ class StartRuns:
     def _last_run(
         self, column: int, env_ids: Ids, values: Ids, newest: Bools
     ) -> tuple[Ids, Ids, Ids]:
-        """The newest runs where told so, else the last whose column is at most values.
+        """Of each value the last finished run whose column is at most that.
 
-        Where no run's column is, the oldest.
+        Where no run's column is, the oldest. Where `newest` is true, the run that still
+        grows.
         """
         runs = self._finished
         which = runs.find(env_ids, values, "right", column) - 1
@@ -914,28 +915,28 @@ MAX_RUNS = 1 << 16
 
 
 def last_legal(view: StartView, env_ids: Ids, lows: Ids, stops: Ids) -> Ids:
-    """Find where the last legal starts of stretches are.
+    """Find where the last legal starts of ranges are.
 
     Args:
         view: Looked at, see `StartView.starts`.
         env_ids: int64 ``[N]``.
-        lows: int64 ``[N]``, first rows of the stretches, within `starts`.
+        lows: int64 ``[N]``, first rows of the ranges, within `starts`.
         stops: int64 ``[N]``, one past their last rows, within `starts`.
 
     Returns:
-        int64 ``[N]``, one past the last legal start of each stretch; its low where
+        int64 ``[N]``, one past the last legal start of each range; its low where
         it has none.
     """
-    found = lows.copy()
-    # In pieces, so that opening a buffer of any size takes little memory.
+    ends = lows.copy()
+    # In chunks, so that opening a buffer of any size takes little memory.
     for first in range(0, len(lows), MAX_RUNS):
-        piece = slice(first, first + MAX_RUNS)
-        _from_the_end(view, env_ids[piece], lows[piece], stops[piece], found[piece])
-    return found
+        chunk = slice(first, first + MAX_RUNS)
+        _from_the_end(view, env_ids[chunk], lows[chunk], stops[chunk], ends[chunk])
+    return ends
 
 
 def _from_the_end(
-    view: StartView, env_ids: Ids, lows: Ids, stops: Ids, found: Ids
+    view: StartView, env_ids: Ids, lows: Ids, stops: Ids, ends: Ids
 ) -> None:
     todo = np.flatnonzero(stops > lows)
     tops, width = stops[todo], 1
@@ -946,7 +947,7 @@ def _from_the_end(
         legal = view.legal(np.repeat(env_ids[todo], width), rows.reshape(-1))
         legal = legal.reshape(rows.shape) & inside
         hit = legal.any(1)
-        found[todo[hit]] = rows[hit, legal[hit].argmax(1)] + 1
+        ends[todo[hit]] = rows[hit, legal[hit].argmax(1)] + 1
         left = np.flatnonzero(~hit & inside[:, -1])
         todo, tops = todo[left], tops[left] - width
         width = min(MAX_WIDTH, 4 * width)

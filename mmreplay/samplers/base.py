@@ -40,7 +40,7 @@ class Windows:
             left; where mask is false, one that stands in for a step that is not there.
         mask: bool ``[B, T]``, true where the step belongs to the window.
         is_first: bool ``[B, T]``, true where an episode begins, false where mask is;
-            None where nobody asked. Batches hold it as a field.
+            None where it was not asked for. Batches hold it as a field.
         first_only: Paths of the fields of which only the first step of each window is
             wanted, ``[B, *shape]``.
     """
@@ -51,7 +51,7 @@ class Windows:
     first_only: tuple[str, ...] = ()
 
     def taken(self, places: NDArray[np.int64]) -> Windows:
-        """Return some of these windows, int64 ``[N]`` in ``[0, B)``."""
+        """Return the windows of these indices, int64 ``[N]`` in ``[0, B)``."""
         firsts = self.is_first
         return Windows(
             self.positions[places],
@@ -85,10 +85,10 @@ class Draw:
         env_ids: int64 ``[B]``, in ``[0, num_envs)``.
         positions: int64 ``[B]``, within the span that the sampler saw; of windows the
             first step to learn from, which burn-in may precede.
-        probabilities: float64 ``[B]``, of each step under the sampler's law.
+        probabilities: float64 ``[B]``, of each step under the sampler.
         weights: float32 ``[B]``, importance weights.
-        key: In ``[0, 2**64)``, of this draw alone: what transforms draw by, so that
-            a draw gathered in another process gives the same batch.
+        key: In ``[0, 2**64)``, seed of this draw's random transforms: a draw gathered
+            in another process gives the same batch.
         windows: None where each draw is one step.
         offsets: int64 ``[N + 1]`` where the steps are those of N episodes one after
             another: where each begins, and B; else None.

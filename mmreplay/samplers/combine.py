@@ -232,7 +232,7 @@ class Wrapper(Sampler):
         values: NDArray[np.generic],
         mask: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Refuse what a part would refuse, and set nothing."""
+        """Refuse what a part would refuse; see `Sampler.check_priorities`."""
         view = self.shown(view)
         check_each(view, self.parts, env_ids, positions, values, mask)
 
@@ -337,7 +337,7 @@ class Shares:
         return {"shares": self.fractions.tolist(), "drawn": self._drawn.tolist()}
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from a state.
+        """Continue from a state.
 
         Raises:
             FormatError: It is of other shares.
@@ -366,9 +366,9 @@ class MixtureSampler(Wrapper):
     and gets what it missed later. Whole episodes are padded to the longest of all
     parts. For shares over several buffers see `concat`.
 
-    Probabilities and weights are of the sampler that drew the step, not of the
-    mixture: samplers do not know how likely another one's steps are to them.
-    Priorities go to every part that keeps some, whoever drew the steps.
+    Probabilities and weights are those of the sampler that drew the step, not of the
+    mixture: a sampler does not know how likely it would draw another one's steps.
+    Priorities go to every part that keeps some, whichever part drew the steps.
 
     Example:
         >>> newest = mr.EmphasizeRecentSampler(1000, seed=0)
@@ -398,7 +398,7 @@ class MixtureSampler(Wrapper):
                 f"samplers: got {shown(samplers)}, expected a list of pairs of a "
                 "sampler and its share; such as [(mmreplay.UniformSampler(), 1)]"
             )
-        pairs = [_pair(given) for given in samplers]
+        pairs = [_pair(entry) for entry in samplers]
         self._shares = Shares([share for _, share in pairs])
         super().__init__(alike([sampler for sampler, _ in pairs]))
         self._random = StepGenerator(seed)
@@ -448,7 +448,7 @@ class MixtureSampler(Wrapper):
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from a state; see `Sampler.load_state_dict`."""
+        """Continue from a state; see `Sampler.load_state_dict`."""
         check_kind(state, "MixtureSampler")
         seed, step = stored_integer(state, "seed"), stored_integer(state, "step")
         others = parts(state, "parts", len(self.parts))
@@ -466,12 +466,12 @@ class MixtureSampler(Wrapper):
         self._random, self._step = StepGenerator(seed), step
 
 
-def _pair(given: object) -> tuple[object, float]:
+def _pair(entry: object) -> tuple[object, float]:
     """A sampler and its share."""
-    if isinstance(given, tuple | list) and len(given) == 2:
-        return given[0], given[1]
+    if isinstance(entry, tuple | list) and len(entry) == 2:
+        return entry[0], entry[1]
     raise SchemaError(
-        f"samplers: got {shown(given)} among them, expected pairs of a sampler and its "
+        f"samplers: got {shown(entry)} among them, expected pairs of a sampler and its "
         "share; such as [(mmreplay.UniformSampler(), 1)]"
     )
 
@@ -552,7 +552,7 @@ class RestrictedSampler(NarrowingSampler):
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from a state; see `Sampler.load_state_dict`."""
+        """Continue from a state; see `Sampler.load_state_dict`."""
         check_kind(state, "RestrictedSampler")
         self._restriction.check(state.get("restriction", {}))
         self.parts[0].load_state_dict(parts(state, "parts", 1)[0])

@@ -64,7 +64,7 @@ class DistinctSampler(Sampler):
         }  # fmt: skip
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from a state; see `Sampler.load_state_dict`."""
+        """Continue from a state; see `Sampler.load_state_dict`."""
         states.check_kind(state, "DistinctSampler")
         seed, step = (
             states.stored_integer(state, "seed"),

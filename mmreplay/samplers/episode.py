@@ -5,10 +5,10 @@ so that a uniform sampler draws every episode as often and a `ShuffledSampler` e
 once an epoch; or by all of them, so that episodes come as often as they are long
 (and by the sum of their steps' priorities, of a `PrioritizedSampler`).
 
-Which are whole: neither *headless*, the first steps have left the ring, nor
-*running*, no end was seen yet. An episode that was cut off, as by a new start of the
-program, counts as one that has ended. Steps that cannot be drawn, such as a last one
-whose next observation nobody knows, are left out of it.
+By default only whole episodes are drawn: not *headless* ones, whose first steps have
+left the ring, nor *running* ones, which have not ended. An episode that was truncated
+by a restart of the program counts as ended. Steps that cannot be drawn, such as a last
+one whose next observation is not known, are left out of an episode.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class EpisodeRows:
 
 
 Where = Callable[[EpisodeRows], NDArray[np.bool_]]
-"""Tells which episodes may be drawn, bool ``[N]``."""
+"""Returns which episodes may be drawn, bool ``[N]``."""
 
 
 class Returns(Protocol):
@@ -168,7 +168,7 @@ class Filter:
             asked = EpisodeRows(
                 env_ids[some], begins[some], ends[some], unfinished[some]
             )
-            good[some] = _told(
+            good[some] = _checked_answer(
                 called("EpisodeSampler where", self.where, asked), len(some)
             )
         return good
@@ -211,10 +211,10 @@ class EpisodeSampler(WindowSampler):
             by: ``"episode"``: by their first steps; ``"length"``: by any step.
             layout: ``"padded"`` or ``"ragged"``.
             min_length: Shorter ones are not drawn.
-            max_length: Longer ones are not drawn; pieces of them are for
+            max_length: Longer ones are not drawn; windows of them are for
                 `SequenceSampler`. None for any length.
-            where: Tells which of the others are, bool ``[N]``; see `return_within`.
-                What it said of an episode that has ended is kept.
+            where: Returns which of the others are, bool ``[N]``; see `return_within`.
+                Its answer for an episode that has ended is kept.
             headless: Draw what is left of episodes that the ring is overwriting, too;
                 by length only, since their first steps are gone, and unfiltered.
             running: Draw what there is of episodes that have not ended, too.
@@ -306,14 +306,14 @@ def _ragged(drawn: Draw, begin: Ids, stop: Ids) -> Draw:
     )
 
 
-def _told(answer: object, count: int) -> NDArray[np.bool_]:
-    told = np.asarray(answer)
-    if told.shape != (count,) or told.dtype != np.bool_:
+def _checked_answer(answer: object, count: int) -> NDArray[np.bool_]:
+    good = np.asarray(answer)
+    if good.shape != (count,) or good.dtype != np.bool_:
         raise SchemaError(
-            f"where: got {told.dtype}{list(told.shape)} from it, expected "
-            f"bool[{count}]; tell of each episode whether it may be drawn"
+            f"where: got {good.dtype}{list(good.shape)} from it, expected "
+            f"bool[{count}]; return for each episode whether it may be drawn"
         )
-    return told
+    return good
 
 
 def _check_pairs(sampler: Sampler | None, by: str, layout: str, chosen: Filter) -> None:

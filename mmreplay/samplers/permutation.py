@@ -23,7 +23,7 @@ TABLE = 1 << 16
 class Permutation:
     """A bijection of ``[0, size)`` chosen by a generator.
 
-    Called with indices in any pieces; some 0.2 us each. Memory does not grow with
+    Called with any indices at a time; some 0.2 us each. Memory does not grow with
     the size beyond `TABLE`.
     """
 

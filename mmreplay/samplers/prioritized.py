@@ -35,7 +35,7 @@ from mmreplay.samplers.priority_store import (
     storable,
 )
 from mmreplay.samplers.random import StepGenerator
-from mmreplay.samplers.states import FormerPart as FormerPart
+from mmreplay.samplers.states import FormerObject as FormerObject
 
 Normalize = Literal["batch", "buffer", "mean"]
 Ids = NDArray[np.int64]
@@ -191,7 +191,7 @@ class PriorityBasedSampler(Sampler):
         values: NDArray[np.generic],
         mask: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Refuse what `update_priorities` would refuse, and set nothing."""
+        """Refuse what `update_priorities` would; see `Sampler.check_priorities`."""
         ids, steps, numbers = self._numbers(env_ids, positions, values, mask)
         self._priorities.check(view, ids, steps, numbers)
 

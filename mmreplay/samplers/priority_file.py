@@ -505,7 +505,7 @@ def newest(data: bytes, uuid: bytes, num_envs: int) -> tuple[int, StateRecord] |
 
 def trusted(
     data: bytes, uuid: bytes, num_envs: int, boot_id: bytes, identity: Identity,
-    held: Callable[[], bool] = not_held,
+    is_locked: Callable[[], bool] = not_held,
 ) -> StateRecord | None:  # fmt: skip
     """The record that says what is there, or None where nothing is known.
 
@@ -518,7 +518,7 @@ def trusted(
         num_envs: Environments.
         boot_id: 16 bytes, the running boot's.
         identity: Of the open STATE file.
-        held: Returns whether another process draws with the column now; see
+        is_locked: Returns whether another process draws with the column now; see
             `commit.same_birth`.
     """
     whole = [record for record in _records(data, uuid, num_envs) if record is not None]
@@ -527,7 +527,7 @@ def trusted(
     clean = last is not None and bool(last.flags & CLEAN)
     before = whole.pop() if whole and clean else None
     for record in (before, last):
-        if record is not None and _is_here(record, boot_id, identity, held):
+        if record is not None and _is_here(record, boot_id, identity, is_locked):
             return record
     return last if clean else None
 
@@ -548,12 +548,15 @@ def known(record: StateRecord | None, home: BufferIdentity) -> NDArray[np.int64]
 
 
 def _is_here(
-    record: StateRecord, boot_id: bytes, identity: Identity, held: Callable[[], bool]
+    record: StateRecord,
+    boot_id: bytes,
+    identity: Identity,
+    is_locked: Callable[[], bool],
 ) -> bool:
     here = any(boot_id) and record.boot_id == boot_id
     device, inode, birth = identity
     here = here and (record.device, record.inode) == (device, inode)
-    return here and same_birth(record.birth, birth, held)
+    return here and same_birth(record.birth, birth, is_locked)
 
 
 def _records(data: bytes, uuid: bytes, num_envs: int) -> list[StateRecord | None]:

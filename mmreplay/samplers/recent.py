@@ -1,9 +1,7 @@
-"""Newer steps more often: a share of each batch, or a window that shrinks.
+"""Newer steps more often, and samplers without the oldest rows.
 
-"Newest" is by position, per environment, so that it means the same before and
-after the ring has wrapped.
-
-Leaving out the oldest rows of each environment, as alf's ReplayBuffer can.
+"Newest" is by position, per environment, so that it means the same before and after
+the ring has wrapped.
 """
 
 from __future__ import annotations
@@ -48,8 +46,9 @@ class RecentSampler(Wrapper):
     those are no less than their share of an average environment (``ratio * legal
     starts <= steps``) everything is drawn by the sampler given.
 
-    Probabilities are of the law that drew each step, not of both together. Steps
-    drawn as newest have weight 1; the others the weights of the sampler given.
+    The probability of a step is that of the sampler which drew it, not of both
+    together. Steps drawn as newest have weight 1; the others the weights of the sampler
+    given.
 
     Example:
         >>> sampler = mr.RecentSampler(steps=100, ratio=0.25, seed=0)
@@ -138,7 +137,7 @@ class RecentSampler(Wrapper):
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from a state; see `Sampler.load_state_dict`."""
+        """Continue from a state; see `Sampler.load_state_dict`."""
         check_kind(state, "RecentSampler")
         seed, step = stored_integer(state, "seed"), stored_integer(state, "step")
         same(state, "steps", self._steps)
@@ -150,7 +149,7 @@ class RecentSampler(Wrapper):
         self._newest, self._random, self._step = fresh, StepGenerator(seed), step
 
 
-class ShrinkingSampler(Sampler):
+class EmphasizeRecentSampler(Sampler):
     """Draws uniformly from a window of newest steps that shrinks update by update.
 
     Emphasizing Recent Experience (Wang and Ross 2019, "Boosting Soft Actor-Critic:
@@ -163,7 +162,7 @@ class ShrinkingSampler(Sampler):
         eta: In ``(0, 1]``; set it to anneal, as the paper does, towards 1.
 
     Example:
-        >>> sampler = mr.ShrinkingSampler(num_updates=1000, eta=0.996, seed=0)
+        >>> sampler = mr.EmphasizeRecentSampler(num_updates=1000, eta=0.996, seed=0)
         >>> buffer = mr.ReplayBuffer.open("runs/cartpole", sampler=sampler)
         >>> len(buffer.sample(32))
         32
@@ -244,6 +243,7 @@ class ShrinkingSampler(Sampler):
     def state_dict(self) -> State:
         """Seed, step, eta, and how far the phase is."""
         return {
+            # Its name in version 0.1, which states keep.
             "kind": "ShrinkingSampler",
             "seed": self._random.seed,
             "step": self._step,
@@ -255,7 +255,7 @@ class ShrinkingSampler(Sampler):
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from a state; see `Sampler.load_state_dict`."""
+        """Continue from a state; see `Sampler.load_state_dict`."""
         check_kind(state, "ShrinkingSampler")
         seed, step = stored_integer(state, "seed"), stored_integer(state, "step")
         same(state, "smallest", self._smallest)
@@ -266,6 +266,10 @@ class ShrinkingSampler(Sampler):
         self.eta = fraction(state, "eta")
         self._sampler, self._random, self._step = fresh, StepGenerator(seed), step
         self._num_updates, self._update = num_updates, update
+
+
+ShrinkingSampler = EmphasizeRecentSampler
+"""The name in version 0.1, as pickles have it."""
 
 
 def newest_counts(counts: Ids, window: int) -> Ids:

@@ -47,7 +47,7 @@ from mmreplay.samplers.base import (
     single,
 )
 from mmreplay.samplers.combine import NarrowingSampler, state_of
-from mmreplay.samplers.states import FormerPart as FormerPart
+from mmreplay.samplers.states import FormerObject as FormerObject
 from mmreplay.samplers.states import check_kind, parts, same
 from mmreplay.samplers.uniform import UniformSampler
 
@@ -303,7 +303,7 @@ class SequenceSampler(WindowSampler):
         values: NDArray[np.generic],
         mask: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Refuse what `update_priorities` would refuse, and set nothing."""
+        """Refuse what `update_priorities` would; see `Sampler.check_priorities`."""
         values, mask = self._learned(values, mask)
         super().check_priorities(view, env_ids, positions, values, mask)
 

@@ -1,10 +1,8 @@
-"""The legal starts of one moment, found again when the buffer has moved on.
+"""Every legal start once an epoch, in an order that is computed and not stored.
 
-Steps leave a ring at its old end and come at its new end. So a legal start is named
-for good by its environment and by how many follow it, up to the newest one of that
-moment.
-
-Every legal start once an epoch, in an order that is computed and not stored.
+An epoch is of the legal starts that there were when it began. Steps leave a ring at its
+old end and come at its new end, so a legal start is named for good by its environment
+and by how many legal starts of the epoch follow it.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class EpochSnapshot:
-    """How many legal starts each environment had, and where the newest one was.
+    """The legal starts when an epoch began: how many, and where the newest one was.
 
     Attributes:
         buffer: The buffer's uuid, in hexadecimal.
@@ -55,13 +53,13 @@ class EpochSnapshot:
         some = np.flatnonzero(counts)
         if len(some):
             # The newest legal start and not the end of the rows: what lies between
-            # may become legal, and would move every place that is counted from there.
+            # may become legal, and would move every start that is counted from there.
             stops[some] = view.start_at(edges[some + 1] - 1)[1] + 1
         return cls(view.home.uuid.hex(), stops, counts)
 
     @property
     def total(self) -> int:
-        """Legal starts of that moment."""
+        """Legal starts of the epoch."""
         return int(self.counts.sum())
 
     def check(self, view: View) -> None:
@@ -88,8 +86,8 @@ class EpochSnapshot:
                 "restart() to begin another epoch"
             )
 
-    def places(self, view: View, ranks: Ids) -> tuple[Ids, Ids]:
-        """Legal starts by their rank at that moment.
+    def steps_at(self, view: View, ranks: Ids) -> tuple[Ids, Ids]:
+        """Legal starts by their rank when the epoch began.
 
         Args:
             view: The buffer now.
@@ -97,7 +95,7 @@ class EpochSnapshot:
 
         Returns:
             env_ids and positions, int64 ``[B]`` each; position -1 where the step
-            was given up since.
+            was overwritten since.
         """
         every = np.arange(len(self.counts))
         first = view.legal_before(every, view.starts.first)
@@ -112,14 +110,14 @@ class EpochSnapshot:
         return env_ids, positions
 
     def alive(self, view: View, env_ids: Ids, positions: Ids) -> NDArray[np.bool_]:
-        """Bool ``[B]``: which of the places found before can be drawn now."""
+        """Bool ``[B]``: which of the steps found before can be drawn now."""
         alive: NDArray[np.bool_] = positions >= view.starts.first[env_ids]
         if view.num_illegal and alive.any():
             alive[alive] = view.legal(env_ids[alive], positions[alive])
         return alive
 
     def all_gone(self, view: View) -> bool:
-        """Whether nothing of that moment is left."""
+        """Whether no step of the epoch is left."""
         return bool((view.starts.first >= self.stops).all()) or num_legal(view) == 0
 
     def in_turn(self, indices: Ids) -> Ids:
@@ -175,14 +173,14 @@ class EpochSnapshot:
 
 
 CHUNK = 8192
-"""Places worked out at once, so that no batch pays for a search of the buffer."""
+"""Steps looked up at once, so that no batch pays for a search of the buffer."""
 
 
 class ShuffledSampler(Sampler):
     """Draws without replacement, epoch by epoch: every legal start exactly once.
 
     An epoch is of the legal starts that there were at its beginning. Steps added
-    meanwhile are for the next one; steps given up meanwhile are skipped, and
+    meanwhile are for the next one; steps overwritten meanwhile are skipped, and
     `skipped` counts them. The last batch of an epoch may be short, and the draw
     after it begins the next epoch; a DataLoader over `ReplayDataset.draws` ends
     with the epoch.
@@ -201,7 +199,7 @@ class ShuffledSampler(Sampler):
     Attributes:
         rank: This process's, in ``[0, num_ranks)``.
         num_ranks: Processes that share an epoch.
-        skipped: Steps that were given up before they were drawn, of the epoch that
+        skipped: Steps that were overwritten before they were drawn, of the epoch that
             the last draw is of; so it can be read when that one has ended.
 
     Example:
@@ -212,6 +210,8 @@ class ShuffledSampler(Sampler):
     """
 
     _random: StepGenerator
+    # The starts in which the chunk was looked up; a pickle of version 0.1 has none.
+    _chunk_starts: Span | None = None
 
     def __init__(
         self,
@@ -266,10 +266,10 @@ class ShuffledSampler(Sampler):
         self._forget()
 
     def _forget(self) -> None:
-        """Drop what was worked out for an epoch."""
+        """Drop what was computed for an epoch."""
         self._order: Permutation | BlockPermutation | None = None
         self._chunk: tuple[int, Ids, Ids] = (0, np.empty(0, int), np.empty(0, int))
-        self._moment: Span | None = None
+        self._chunk_starts = None
 
     def __repr__(self) -> str:
         """Show the call that makes it again."""
@@ -280,7 +280,7 @@ class ShuffledSampler(Sampler):
 
     @property
     def epoch(self) -> int:  # type: ignore[override]  # counted by itself alone
-        """Epochs gone through: the number of the one that the next draw is of."""
+        """Number of the epoch that the next draw is of, from 0 on."""
         return self._epoch
 
     def draw(self, view: View, batch_size: int) -> Draw:
@@ -329,7 +329,7 @@ class ShuffledSampler(Sampler):
         return size // batch_size if self._drop_last else -(-size // batch_size)
 
     def restart(self) -> None:
-        """Give up what is left of this epoch; the next draw begins another."""
+        """Skip the rest of this epoch; the next draw begins another."""
         self._end_epoch()
 
     def _begun(self, view: View) -> EpochSnapshot:
@@ -355,41 +355,41 @@ class ShuffledSampler(Sampler):
             return frozen.total // self.num_ranks
         return (frozen.total - self.rank + self.num_ranks - 1) // self.num_ranks
 
-    def _least(self, batch_size: int) -> int:
+    def _minimum(self, batch_size: int) -> int:
         return batch_size if self._drop_last else 1
 
     def _left(self, batch_size: int) -> int:
-        """Steps, given up or not, that this epoch still has batches of."""
+        """Steps, overwritten or not, that this epoch still has batches of."""
         assert self._frozen is not None
         left = self._size(self._frozen) - self._done
-        return left if left >= self._least(batch_size) else 0
+        return left if left >= self._minimum(batch_size) else 0
 
     def _next(self, view: View, batch_size: int) -> tuple[Ids, Ids, int] | None:
         """Find the next batch: env_ids, positions, and how far the epoch is then."""
         running = self._frozen is not None
         frozen = self._begun(view)
         size, done = self._size(frozen), self._done
-        if size < self._least(batch_size):
+        if size < self._minimum(batch_size):
             # Only an epoch that has as many can give a batch: where a new one would
             # not have them either, one that runs goes on with smaller batches.
             size = self._size(EpochSnapshot.of(view)) if running else size
-            if running and size >= self._least(batch_size):
+            if running and size >= self._minimum(batch_size):
                 return None
             if not running:
                 self._frozen = None
             raise self._too_few(batch_size, size)
-        envs, places, have = [], [], 0
+        envs, steps, have = [], [], 0
         while done < size:
             stop = self._stop(size, done, batch_size - have)
-            env_ids, positions = self._places(view, frozen, done, stop)
+            env_ids, positions = self._steps_at(view, frozen, done, stop)
             done += len(positions)
-            if view.starts is self._moment:
-                # Worked out at this very moment, so that all that is there is legal.
+            if view.starts is self._chunk_starts:
+                # Looked up in these very starts: what is there is legal.
                 here = np.flatnonzero(positions >= 0)
             else:
                 here = np.flatnonzero(frozen.alive(view, env_ids, positions))
             envs.append(env_ids[here])
-            places.append(positions[here])
+            steps.append(positions[here])
             have += len(here)
             if have and (have == batch_size or self._batches is not None):
                 break
@@ -397,12 +397,12 @@ class ShuffledSampler(Sampler):
                 if frozen.all_gone(view):
                     return None
                 done = self._skip(view, frozen, done)
-        if have < self._least(batch_size):
+        if have < self._minimum(batch_size):
             return None
-        return np.concatenate(envs), np.concatenate(places), done
+        return np.concatenate(envs), np.concatenate(steps), done
 
     def _skip(self, view: View, frozen: EpochSnapshot, done: int) -> int:
-        """Pass over what is gone of the places worked out, as far as none is alive."""
+        """Skip the steps looked up that are gone, up to the first one alive."""
         start, env_ids, positions = self._chunk
         if self._batches is not None:
             return done
@@ -418,12 +418,12 @@ class ShuffledSampler(Sampler):
         batch = -(-done * count // size)
         return (batch + 1) * size // count
 
-    def _places(
+    def _steps_at(
         self, view: View, frozen: EpochSnapshot, first: int, stop: int
     ) -> tuple[Ids, Ids]:
-        """Places ``[first, stop)`` of this rank's epoch, position -1 if given up."""
-        start, envs, places = self._chunk
-        if not (start <= first and stop <= start + len(places)):
+        """Steps ``[first, stop)`` of this rank's epoch, position -1 if overwritten."""
+        start, envs, steps = self._chunk
+        if not (start <= first and stop <= start + len(steps)):
             until = min(self._size(frozen), max(stop, first + CHUNK))
             indices = np.arange(first, until) * self.num_ranks + self.rank
             if self._options["shuffle"]:
@@ -435,17 +435,17 @@ class ShuffledSampler(Sampler):
                 ranks = indices
             else:
                 ranks = frozen.in_turn(indices)
-            start, (envs, places) = first, frozen.places(view, ranks)
-            self._chunk = (start, envs, places)
-            self._moment = view.starts
-        piece = slice(first - start, stop - start)
-        return envs[piece], places[piece]
+            start, (envs, steps) = first, frozen.steps_at(view, ranks)
+            self._chunk = (start, envs, steps)
+            self._chunk_starts = view.starts
+        chunk = slice(first - start, stop - start)
+        return envs[chunk], steps[chunk]
 
     def _too_few(self, batch_size: int, size: int) -> EmptyError:
         return EmptyError(
             f"cannot draw {batch_size} steps without replacement: got {size} for rank "
             f"{self.rank} of {self.num_ranks}, expected at least "
-            f"{self._least(batch_size)}; add steps, or use fewer ranks, a smaller "
+            f"{self._minimum(batch_size)}; add steps, or use fewer ranks, a smaller "
             "batch or drop_last=False"
         )
 
@@ -466,7 +466,7 @@ class ShuffledSampler(Sampler):
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from a state; see `Sampler.load_state_dict`."""
+        """Continue from a state; see `Sampler.load_state_dict`."""
         check_kind(state, "ShuffledSampler")
         same({"block": 1, **state}, "block", self._block)
         for name, own in self._options.items():

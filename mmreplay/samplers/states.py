@@ -13,7 +13,7 @@ from mmreplay.samplers.base import State
 LIMIT = 1 << 63
 
 
-class FormerPart:
+class FormerObject:
     """Holds what pickles of version 0.1 keep in an object apart from the sampler."""
 
 
@@ -94,7 +94,7 @@ def fraction(state: State, name: str) -> float:
 
 
 def parts(state: State, name: str, count: int) -> list[State]:
-    """States of what a sampler is made of.
+    """States of the samplers that a sampler is made of.
 
     Raises:
         FormatError: They are missing, or not as many.

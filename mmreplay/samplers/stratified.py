@@ -89,7 +89,7 @@ class StratifiedSampler(Sampler):
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from a state; see `Sampler.load_state_dict`."""
+        """Continue from a state; see `Sampler.load_state_dict`."""
         check_kind(state, "StratifiedSampler")
         seed, step = stored_integer(state, "seed"), stored_integer(state, "step")
         self._random, self._step = StepGenerator(seed), step

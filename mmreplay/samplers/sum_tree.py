@@ -115,7 +115,7 @@ class SegmentTree:
             TypeError: Indices are not whole, or values not real.
             ValueError: A value cannot be, or the lengths differ.
         """
-        where = self._whole(indices)
+        where = self._as_indices(indices)
         what = real("tree values", values)
         if where.shape != what.shape:
             raise ValueError(
@@ -166,7 +166,7 @@ class SegmentTree:
             IndexError: An index is outside the tree.
             TypeError: Indices are not whole.
         """
-        where = self._whole(indices)
+        where = self._as_indices(indices)
         out = np.empty(where.shape)
         bad = self._kernel.get_leaves(self._nodes, self.capacity, where, out)
         if bad >= 0:
@@ -179,7 +179,7 @@ class SegmentTree:
         made = (self.capacity, self.op, self.identity, self.leaves.copy())
         return _restored, made
 
-    def _whole(self, indices: ArrayLike) -> NDArray[np.int64]:
+    def _as_indices(self, indices: ArrayLike) -> NDArray[np.int64]:
         """Indices as int64, contiguous, at least 1-D.
 
         Raises:

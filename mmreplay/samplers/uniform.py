@@ -1,9 +1,8 @@
-"""Draws of neighbours: blocks of legal starts that follow each other by rank.
+"""Every legal start with the same probability, one at a time or in blocks.
 
-Rows that lie side by side share chunks and pages, so a batch of few blocks touches a
-fraction of what single rows do. What is paid for it is said in docs/samplers.md.
-
-Every legal start with the same probability.
+A block is some legal starts that follow each other by rank. Rows that lie side by side
+share chunks and pages, so a batch of few blocks touches a fraction of what single rows
+do; docs/samplers.md says what that costs.
 """
 
 from __future__ import annotations
@@ -66,8 +65,8 @@ def block_ranks(
 class BlockPermutation:
     """A bijection of ``[0, size)`` that keeps blocks together; see `Permutation`.
 
-    Blocks begin at a place of their own in each epoch, and come in a shuffled order;
-    what fills none comes last.
+    Blocks begin at another rank in each epoch, and come in a shuffled order; starts
+    that fill no block come last.
     """
 
     def __init__(self, size: int, block: int, rng: np.random.Generator) -> None:
@@ -225,7 +224,7 @@ class UniformSampler(Sampler):
         return found | ({"block": self._block} if self._block > 1 else {})
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from a state; see `Sampler.load_state_dict`."""
+        """Continue from a state; see `Sampler.load_state_dict`."""
         seed, step = _checked(state)
         same({"block": 1, **state}, "block", self._block)
         self._random = StepGenerator(seed)

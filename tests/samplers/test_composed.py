@@ -147,7 +147,7 @@ def test_epochs_of_windows_of_a_part_with_the_earliest_ignored(tmp_path, rng):
         mr.UniformSampler, mr.StratifiedSampler, mr.DistinctSampler, mr.ShuffledSampler,
         mr.PrioritizedSampler, mr.RankPrioritizedSampler,
         lambda seed: mr.RecentSampler(3, 0.5, seed=seed),
-        lambda seed: mr.ShrinkingSampler(4, seed=seed),
+        lambda seed: mr.EmphasizeRecentSampler(4, seed=seed),
     ],
 )  # fmt: skip
 def test_where_none_can_be_drawn_all_that_is_published_is_counted(make):

@@ -47,7 +47,7 @@ SAMPLERS = {
     "episodes": lambda _: mr.EpisodeSampler(mr.UniformSampler(1)),
     "episodes, where": lambda b: mr.EpisodeSampler(mr.UniformSampler(1), where=rich(b)),
     "recent": lambda _: mr.RecentSampler(20, 0.5, per(), seed=1),
-    "shrinking": lambda _: mr.ShrinkingSampler(20, seed=1),
+    "shrinking": lambda _: mr.EmphasizeRecentSampler(20, seed=1),
     "shuffled": lambda _: mr.ShuffledSampler(1),
     "stratified": lambda _: mr.StratifiedSampler(1),
     "distinct": lambda _: mr.DistinctSampler(1),

@@ -148,9 +148,9 @@ def test_shares_that_make_no_sense_are_refused():
             mr.RecentSampler(steps, 0.5)
 
 
-class TestShrinkingSampler(SamplerContract):
+class TestEmphasizeRecentSampler(SamplerContract):
     def make(self, seed=0):
-        return mr.ShrinkingSampler(40, eta=1.0, smallest=1, seed=seed)
+        return mr.EmphasizeRecentSampler(40, eta=1.0, smallest=1, seed=seed)
 
     @pytest.mark.parametrize(
         ("damage", "message"),
@@ -172,7 +172,7 @@ class TestShrinkingSampler(SamplerContract):
 
 
 def test_the_window_follows_the_paper():
-    sampler = mr.ShrinkingSampler(4, eta=0.996, smallest=30, seed=0)
+    sampler = mr.EmphasizeRecentSampler(4, eta=0.996, smallest=30, seed=0)
     view = ListedView(["s" * 1000])
     for _ in range(2):
         for k in range(1, 5):
@@ -183,11 +183,11 @@ def test_the_window_follows_the_paper():
             # seed is fixed.
             assert positions.min() >= 1000 - size
             assert positions.min() < 1000 - size + 5
-    assert mr.ShrinkingSampler(4, smallest=5000).window(70) == 70
+    assert mr.EmphasizeRecentSampler(4, smallest=5000).window(70) == 70
 
 
 def test_a_phase_begins_with_the_whole_buffer():
-    sampler = mr.ShrinkingSampler(3, smallest=1)
+    sampler = mr.EmphasizeRecentSampler(3, smallest=1)
     sampler.draw(VIEWS[0], 1)
     sampler.begin(10_000)
     assert sampler.window(1000) == 999
@@ -213,7 +213,7 @@ def test_windows_of_many_environments_are_the_newest_of_all(rng):
 
 def test_draws_from_the_window_are_uniform():
     view = ListedView(["sxsxs-", "xs" * 9, "", "sssxx"], [5, 3, 0, 9])
-    sampler = mr.ShrinkingSampler(1, eta=1e-9, smallest=9, seed=0)
+    sampler = mr.EmphasizeRecentSampler(1, eta=1e-9, smallest=9, seed=0)
     expected = newest(view, 3)
     assert len(expected) == 9
     drawn = [p for _ in range(60) for p in places(sampler.draw(view, 30))]
@@ -227,7 +227,7 @@ def test_a_run_stopped_after_any_batch_goes_on(kind, stopped):
     def make(seed):
         if kind == "recent":
             return mr.RecentSampler(3, 0.3, mr.ShuffledSampler(seed), seed=seed)
-        return mr.ShrinkingSampler(5, eta=0.99, smallest=4, seed=seed)
+        return mr.EmphasizeRecentSampler(5, eta=0.99, smallest=4, seed=seed)
 
     view, whole, other = MovingView(2), make(1), make(2)
     view.add(0, "ssxss" * 5)
@@ -249,9 +249,9 @@ def test_a_run_stopped_after_any_batch_goes_on(kind, stopped):
 def test_windows_that_make_no_sense_are_refused():
     for eta in (0.0, 1.5, "a"):
         with pytest.raises(SchemaError, match=f"eta must be a number.*got {eta!r}"):
-            mr.ShrinkingSampler(4, eta=eta)
+            mr.EmphasizeRecentSampler(4, eta=eta)
     for smallest in (0, 2.5, "a"):
         with pytest.raises(SchemaError, match=f"smallest must be .*, got {smallest!r}"):
-            mr.ShrinkingSampler(4, smallest=smallest)
+            mr.EmphasizeRecentSampler(4, smallest=smallest)
     with pytest.raises(EmptyError, match="none is a legal start"):
-        mr.ShrinkingSampler(4).draw(ListedView(["-"]), 3)
+        mr.EmphasizeRecentSampler(4).draw(ListedView(["-"]), 3)

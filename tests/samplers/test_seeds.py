@@ -8,7 +8,9 @@ from mmreplay.samplers.base import unseeded
 OWN = {
     "DistinctSampler": mr.DistinctSampler,
     "RecentSampler": lambda seed=None: mr.RecentSampler(5, 0.5, seed=seed),
-    "ShrinkingSampler": lambda seed=None: mr.ShrinkingSampler(10, seed=seed),
+    "EmphasizeRecentSampler": lambda seed=None: mr.EmphasizeRecentSampler(
+        10, seed=seed
+    ),
     "ShuffledSampler": mr.ShuffledSampler,
     "StratifiedSampler": mr.StratifiedSampler,
     "UniformSampler": mr.UniformSampler,
