@@ -1,4 +1,4 @@
-"""Columns of Arrow tables, a window of whose rows is held: parquet and IPC files."""
+"""Columns of Arrow tables in parquet and IPC files, read through a window of rows."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from mmreplay.errors import CorruptError, FormatError, SourceError
 from mmreplay.schema.dtypes import storage_dtype
 
 Batches = Callable[[], Iterator[Mapping[str, Any]]]
-"""Arrow arrays by column, oldest rows first; called again to begin anew."""
+"""Yields Arrow arrays by column, oldest rows first; called again to start again."""
 ROWS = 1024
 
 
 class Window:
-    """The rows of a table around those that were read last.
+    """A window of a table's rows around the last read.
 
-    Reading goes forward; a step back begins at the table's first row again.
+    Reading goes forward; a step back starts at the first row again.
     """
 
     def __init__(self, batches: Batches, count: int, name: str) -> None:
-        """Look at a table.
+        """Open a window.
 
         Args:
-            batches: Gives its columns.
-            count: Its rows.
+            batches: Yields the columns.
+            count: Number of rows.
             name: Name for errors.
         """
         self.count, self.name = count, name
@@ -47,7 +47,7 @@ class Window:
         self._first = self._stop = 0
 
     def read(self, column: str, first: int, stop: int) -> Any:
-        """An Arrow array of rows ``[first, stop)`` of a column."""
+        """Return rows ``[first, stop)`` of a column as an Arrow array."""
         if first < self._first:
             self._restart()
         while self._stop < stop:
@@ -70,7 +70,7 @@ class Window:
         return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
 
     def _drop(self, first: int) -> None:
-        """Let go what lies before the rows that are asked for."""
+        """Drop batches before a row."""
         while len(self._batches_read) > 1:
             size = len(next(iter(self._batches_read[0].values())))
             if self._first + size > first:
@@ -89,10 +89,10 @@ class ArrowRows:
         """Read a column.
 
         Args:
-            window: Of its table.
-            column: Its name.
-            kind: Dtype and row shape as the table has it.
-            shape: Another of as many values, that a row is to have.
+            window: Window of the table.
+            column: Name of the column.
+            kind: Dtype and row shape in the table.
+            shape: Another row shape with as many values.
         """
         self.dtype, self._stored = kind
         self.shape = self._stored if shape is None else shape
@@ -121,7 +121,7 @@ class ArrowRows:
 
 
 def leaves(array: Any, name: str) -> dict[str, Any]:
-    """The leaves of a column of structs by path, or the column itself."""
+    """Return the leaves of a column of structs by path, or the column itself."""
     if not pa.types.is_struct(array.type):
         return {name: array}
     found: dict[str, Any] = {}
@@ -132,7 +132,7 @@ def leaves(array: Any, name: str) -> dict[str, Any]:
 
 
 def parquet_batches(part: Part, names: list[str]) -> Batches:
-    """Columns of a parquet file, structs by their leaves."""
+    """Return the columns of a parquet file; structs by their leaves."""
 
     def batches() -> Iterator[Mapping[str, Any]]:
         for batch in part.batches(ROWS, names):
@@ -142,7 +142,7 @@ def parquet_batches(part: Part, names: list[str]) -> Batches:
 
 
 def flat(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Columns with structs by their leaves."""
+    """Return columns with structs by their leaves."""
     found: dict[str, Any] = {}
     for name, array in batch.items():
         found |= leaves(array, name)
@@ -150,11 +150,11 @@ def flat(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class IpcFile:
-    """An Arrow IPC file whose batches are not packed.
+    """An Arrow IPC file with uncompressed batches.
 
     Attributes:
-        count: Rows.
-        names: Columns.
+        count: Number of rows.
+        names: Names of the columns.
     """
 
     def __init__(self, path: Path) -> None:
@@ -173,12 +173,12 @@ class IpcFile:
 
     def _batch(self, number: int) -> Any:
         batch = self._reader.get_batch(number)
-        # Offsets that lie would be followed out of the buffer.
+        # Wrong offsets would lead out of the buffer.
         batch.validate(full=True)
         return batch
 
     def batches(self, names: list[str]) -> Batches:
-        """Columns, structs by their leaves."""
+        """Return columns; structs by their leaves."""
 
         def batches() -> Iterator[Mapping[str, Any]]:
             for number in range(self._reader.num_record_batches):
@@ -194,10 +194,10 @@ class IpcFile:
 
 
 def _refuse_packed(file: File) -> None:
-    """Refuse files whose batches are packed: how much they hold is not known before.
+    """Refuse compressed batches, whose size is not known before.
 
     Raises:
-        FormatError: There is one.
+        FormatError: A batch is compressed.
     """
     reader = pa.ipc.MessageReader.open_stream(pa.PythonFile(_messages(file)))
     for message in reader:
@@ -209,7 +209,7 @@ def _refuse_packed(file: File) -> None:
 
 
 def _messages(file: File) -> Positioned:
-    """The messages of an IPC file, which begin behind its magic."""
+    """Return the messages of an IPC file, which start after its magic bytes."""
     if file.nbytes < 16 or file.pread(6, 0) != b"ARROW1":
         raise FormatError(
             f"{file.path} does not begin with b'ARROW1', expected an Arrow file; it "
@@ -219,7 +219,7 @@ def _messages(file: File) -> Positioned:
 
 
 def _packed(metadata: bytes) -> bool:
-    """Whether a message's record batch has a BodyCompression (Arrow's Message.fbs)."""
+    """Return whether a message has a BodyCompression (Arrow's Message.fbs)."""
     try:
         (root,) = struct.unpack_from("<I", metadata, 0)
         header = _field(metadata, root, 2)
@@ -231,7 +231,7 @@ def _packed(metadata: bytes) -> bool:
 
 
 def _field(data: bytes, table: int, number: int) -> int | None:
-    """Where a field of a flatbuffer's table lies, if it is there."""
+    """Return the offset of a field in a flatbuffer's table, or None."""
     (back,) = struct.unpack_from("<i", data, table)
     begin = table - back
     (size,) = struct.unpack_from("<H", data, begin)

@@ -36,13 +36,13 @@ NAMES = {
     "rewards": "reward",
     "infos": "info",
 }
-"""What D4RL calls a field, and what it is called here."""
+"""Names of fields in D4RL, and here."""
 ROLE_NAMES = {
     "observation": "observations",
     "action": "actions",
     "reward": "rewards",
 }
-"""What D4RL calls the fields of a role."""
+"""Names of roles in D4RL."""
 NEXT = "next_observations"
 NEXT_PREFIX = "next_"
 TERMINALS, TIMEOUTS, EPISODE_ENDS = "terminals", "timeouts", "episode_terminals"
@@ -65,7 +65,7 @@ def open_reader(path: Path, *, allow_expansion: bool = False) -> D4rlReader:
 
 
 def recognizes(path: Path) -> bool:
-    """Whether a file has D4RL's datasets."""
+    """Return whether a file has D4RL's datasets."""
     if not begins_as_hdf5(path):
         return False
     try:
@@ -119,7 +119,7 @@ class D4rlReader(FragmentReader):
         super().__init__(lambda: iter([fragment]), schema, hdf5.notes, hdf5.close)
 
     def _find(self, hdf5: Hdf5) -> dict[str, Hdf5Rows]:
-        """Datasets of one row a step, by their names in the file."""
+        """Return datasets of one row a step, by their names in the file."""
         found = {}
         self._next_there = False
         for path, name in hdf5.datasets("/").items():
@@ -152,7 +152,7 @@ class D4rlReader(FragmentReader):
         return found
 
     def _next_obs(self, columns: Mapping[str, Rows]) -> dict[str, Rows]:
-        """Next observations by path, if all of them are there."""
+        """Return next observations by path; empty unless the file has all of them."""
         seen: dict[str, Rows] = {}
         for path in under(columns, "observation"):
             rows = self._rows_by_name.get(NEXT + path.removeprefix("observation"))
@@ -206,7 +206,7 @@ class D4rlReader(FragmentReader):
             )
 
     def arrays(self) -> dict[str, Array]:
-        """Uncompressed datasets by their names in the file, mapped read-only."""
+        """Return uncompressed datasets by name, mapped read-only."""
         if not self._rows_by_name:
             return {}
         mapping = self._hdf5.file.map_readonly()
@@ -297,7 +297,7 @@ def _renamed(name: str) -> str:
 
 
 def _laid_out(description: Description) -> tuple[TransitionMaker, dict[str, str]]:
-    """What makes the steps, and what each field is called in the file.
+    """Return a maker of the steps, and the name of each field in the file.
 
     Raises:
         SchemaError: The file cannot hold them.

@@ -80,7 +80,7 @@ def open_reader(
 
 
 def recognizes(path: Path) -> bool:
-    """Whether a folder holds such files."""
+    """Return whether a folder holds such files."""
     return path.is_dir() and bool(_numbers(path))
 
 
@@ -110,7 +110,7 @@ class DqnReplayReader(FragmentReader):
         super().__init__(self._fragments_of, schema, notes, checkpoints.close)
 
     def _find(self, columns: Mapping[str, Rows]) -> list[tuple[int, int]]:
-        """First row and stop of each episode, rows of zeros before it left out."""
+        """Return first row and stop of each episode, without leading rows of zeros."""
         count = columns["terminal"].count
         rows = max(1, BLOCK_NBYTES // nbytes_of(columns["observation"]))
         found: list[tuple[int, int]] = []
@@ -154,8 +154,8 @@ class Checkpoints:
     """The files of a folder, those of one checkpoint open at a time.
 
     Attributes:
-        folder: It.
-        notes: What is doubted of them.
+        folder: The folder.
+        notes: The report.
     """
 
     def __init__(self, folder: Path, allow_expansion: bool) -> None:
@@ -164,7 +164,7 @@ class Checkpoints:
         self._open: list[Gzip] = []
 
     def columns(self, number: int) -> dict[str, Rows]:
-        """Columns of a checkpoint, oldest row first; those of others are closed."""
+        """Return the columns of a checkpoint, oldest row first; close other files."""
         self.close()
         found: dict[str, Gzip] = {}
         for path in sorted(self.folder.iterdir()):
@@ -202,7 +202,7 @@ class Checkpoints:
         return self._open[-1]
 
     def _oldest_row(self, number: int, slots: int) -> tuple[int, int]:
-        """Slot of the oldest row, and rows."""
+        """Return the slot of the oldest row, and the number of rows."""
         path = self.folder / COUNT.format(number)
         if not path.exists():
             self.notes.doubt(
@@ -223,11 +223,11 @@ class Checkpoints:
 class Gzip:
     """An npy array in a gzip file, read forward; see `common.rows.Rows`.
 
-    A step back begins at the file's first byte again.
+    A step back starts at the first byte again.
     """
 
     def __init__(self, path: Path, allow_expansion: bool) -> None:
-        """Open a file, which is closed by `close`.
+        """Open a file.
 
         Raises:
             FormatError: It holds no array of numbers, or claims to hold too many.
@@ -327,10 +327,10 @@ class Gzip:
         return native(found, self.dtype)
 
     def number(self) -> int:
-        """The one number that the file holds, at least 0.
+        """Return the single number of the file, at least 0.
 
         Raises:
-            FormatError: It holds something else.
+            FormatError: The file holds something else.
         """
         header = self._header
         if header.shape or header.dtype.kind not in "iu":
@@ -350,7 +350,7 @@ class Gzip:
             nbytes -= len(self._take(min(SKIP_NBYTES, nbytes)))
 
     def _finish(self) -> None:
-        """Read the checksum that stands behind the last byte."""
+        """Read the checksum after the last byte."""
         while not self._inflate.eof:
             if not self._rest and self._at == self.file.nbytes:
                 raise self._damaged("no checksum")
@@ -371,7 +371,7 @@ class Gzip:
 
 
 def _zeros(columns: Mapping[str, Rows], first: int, stop: int) -> Bools:
-    """Which rows are what Dopamine puts before an episode, bool ``[N]``."""
+    """Rows of zeros as Dopamine puts before an episode, bool ``[N]``."""
     zero = np.ones(stop - first, bool)
     for name in ("observation", "action", "reward"):
         values = columns[name].read(first, stop)
@@ -380,7 +380,7 @@ def _zeros(columns: Mapping[str, Rows], first: int, stop: int) -> Bools:
 
 
 def _events(zeros: Bools, over: Bools) -> list[int]:
-    """Rows that are looked at one by one."""
+    """Return the rows that are examined one by one."""
     rows: list[int] = np.flatnonzero(zeros | over).tolist()
     return rows
 

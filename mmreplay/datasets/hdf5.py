@@ -42,15 +42,15 @@ MAX_ATTRIBUTE_NBYTES = 8 << 20
 # A dataset of which the file holds nothing is all fill values.
 LEAST_NBYTES = 1 << 10
 MOST_COMPACT = 32 << 10
-"""Bytes of a dataset that lies in its own header, which holds up to 64 KiB."""
+"""Maximum bytes of a dataset stored in its own header, which holds up to 64 KiB."""
 
 
 class Hdf5:
     """A file open for reading.
 
     Attributes:
-        file: It, past the library.
-        notes: What was left out goes here.
+        file: The file, read without the library.
+        notes: The report.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class Hdf5:
 
         Args:
             path: A regular file.
-            notes: What was left out goes here.
-            allow_expansion: Read datasets that hold more than 1,000 times what they
-                take.
+            notes: The report.
+            allow_expansion: Read datasets that expand to more than 1,000 times the
+                file.
         """
         h5py = library()
         self.notes = notes
@@ -81,7 +81,7 @@ class Hdf5:
 
     @contextmanager
     def translated_errors(self, name: str) -> Iterator[None]:
-        """Turn whatever the library stumbles over into an error that names the file."""
+        """Turn any error of the library into one that names the file."""
         try:
             yield
         except (FormatError, SchemaError):
@@ -99,11 +99,11 @@ class Hdf5:
         return f"{self.file.path}: {name!r}"
 
     def children(self, name: str = "/") -> list[str]:
-        """Names of what a group holds, in the file's order; links are left out.
+        """Return the names in a group, in the file's order, without links.
 
         Raises:
             CorruptError: It is no group, or cannot be read.
-            FormatError: It holds more than a million.
+            FormatError: It holds more than a million names.
         """
         h5py = library()
         with self.translated_errors(self.path_of(name)):
@@ -123,19 +123,19 @@ class Hdf5:
             return found
 
     def is_group(self, name: str) -> bool:
-        """Whether a part is a group."""
+        """Return whether an object is a group."""
         h5py = library()
         with self.translated_errors(self.path_of(name)):
             return isinstance(self._object(name), h5py.Group)
 
     def _object(self, name: str) -> Any:
-        # Opening costs most, and what was asked for its kind is read next.
+        # Opening is slow, and an object is usually read right after a check.
         if self._last[0] != name:
             self._last = (name, self._h5[name])
         return self._last[1]
 
     def attributes(self, name: str = "/") -> dict[str, object]:
-        """Attributes of a part: numbers and text, of at most 8 MiB each."""
+        """Return the attributes of an object: numbers and text up to 8 MiB each."""
         found: dict[str, object] = {}
         with self.translated_errors(self.path_of(name)):
             attributes = self._h5[name].attrs
@@ -145,15 +145,15 @@ class Hdf5:
         return found
 
     def rows(self, name: str, path: str) -> Hdf5Rows | None:
-        """A dataset as rows; None, told, where it can be no field.
+        """Return a dataset as rows; None, with a note, if no field can hold them.
 
         Args:
-            name: Of the dataset in the file.
-            path: What it is called of a step.
+            name: Name of the dataset in the file.
+            path: Path of the field, for the note.
 
         Raises:
-            CorruptError: It cannot be read, or its size is not the file's.
-            FormatError: It lies elsewhere, or claims to hold far more than it takes.
+            CorruptError: It cannot be read, or is larger than the file.
+            FormatError: It is in another file, or expands far too much.
         """
         with self.translated_errors(self.path_of(name)):
             dataset = self._object(name)
@@ -190,14 +190,14 @@ class Hdf5:
             )
 
     def raw(self, name: str) -> h5py.Dataset:
-        """A dataset that is no field as it is, such as one of packed images."""
+        """Return a dataset to be decoded, such as one of compressed images."""
         with self.translated_errors(self.path_of(name)):
             dataset = self._object(name)
             self._refuse(dataset, name)
             return dataset
 
     def datasets(self, name: str) -> dict[str, str]:
-        """Full names of all datasets under a group, or of the one it is, by path."""
+        """Return full names of all datasets of a group, or of a dataset, by path."""
         return dict(self._walk(name, "", 0))
 
     def _walk(self, name: str, path: str, depth: int) -> Iterator[tuple[str, str]]:
@@ -225,8 +225,8 @@ class Hdf5Rows:
     """A dataset ``[rows, *shape]``; see `common.rows.Rows`.
 
     Attributes:
-        offset: Of its bytes in the file, or None where the library has to unpack them.
-        stored: How they lie there.
+        offset: Offset of its bytes in the file; None where the library decodes them.
+        stored: Their dtype in the file.
     """
 
     def __init__(self, hdf5: Hdf5, dataset: h5py.Dataset, name: str) -> None:
@@ -257,10 +257,10 @@ class Hdf5Rows:
         """See `Rows.read`.
 
         Raises:
-            CorruptError: There are not so many rows.
+            CorruptError: The dataset has fewer rows.
         """
         if stop > self.count:
-            # Behind a dataset's last byte lies another's first.
+            # The bytes after a dataset belong to another one.
             raise CorruptError(
                 f"{self._name} has {self.count} rows, expected at least {stop}; the "
                 "file was cut or edited: restore it from a copy"
@@ -275,7 +275,7 @@ class Hdf5Rows:
         return native(part, self.dtype)
 
     def mapped(self, mapping: Any) -> Array | None:
-        """All rows as they lie in a mapping of the file, if they do."""
+        """Return all rows in a mapping of the file, or None if they are encoded."""
         if self.offset is None:
             return None
         count = int(np.prod((self.count, *self.shape), dtype=object))
@@ -284,7 +284,7 @@ class Hdf5Rows:
 
 
 class Hdf5Output:
-    """A file open for writing, which was made before; see `Staging`."""
+    """A file open for writing, made by `Staging`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -328,10 +328,10 @@ class Hdf5Output:
     def put(
         self, name: str, values: Mapping[str, Array], attributes: Mapping[str, object]
     ) -> None:
-        """Make a group of datasets at once, each whole.
+        """Make a group with complete datasets.
 
-        Not by the library's own calls for that, which take three times as long and
-        14 KB a group: an episode may be one step.
+        The library's own calls take three times as long and 14 KB a group, which is too
+        much for an episode of one step.
         """
         low = self._low
         with self._translated_errors():
@@ -352,13 +352,13 @@ class Hdf5Output:
                 attribute.write(one, kind)
 
     def _type(self, dtype: np.dtype[Any]) -> Any:
-        """The file's type of a dtype, made once."""
+        """Return the file's type of a dtype."""
         if dtype not in self._types:
             self._types[dtype] = self._low.h5t.py_create(dtype, logical=True)
         return self._types[dtype]
 
     def append(self, name: str, values: Array) -> None:
-        """Add rows to a dataset, which is made of the first ones."""
+        """Add rows to a dataset; the first rows make it."""
         with self._translated_errors():
             if name not in self._h5:
                 self._h5.create_dataset(
@@ -371,7 +371,7 @@ class Hdf5Output:
             dataset[before:] = values
 
     def set_attributes(self, name: str, values: Mapping[str, object]) -> None:
-        """Set attributes of a group, which is made if need be."""
+        """Set attributes of a group; make the group if it is missing."""
         with self._translated_errors():
             self._h5.require_group(name).attrs.update(values)
 
@@ -384,7 +384,7 @@ class Hdf5Output:
 
 
 def begins_as_hdf5(path: Path) -> bool:
-    """Whether a regular file has HDF5's first bytes.
+    """Return whether a regular file starts with the bytes of HDF5.
 
     Raises:
         FormatError: It is a link.
@@ -396,10 +396,10 @@ def begins_as_hdf5(path: Path) -> bool:
 
 
 def refuse_unfit(schema: Schema, target: str) -> None:
-    """Refuse fields that HDF5 has no type or no name for.
+    """Refuse fields that HDF5 cannot store or name.
 
     Raises:
-        SchemaError: There is one.
+        SchemaError: A field has dtype bfloat16 or a name ``"."``.
     """
     for path, each in schema.fields.items():
         if "." in path.split("/"):
@@ -415,7 +415,7 @@ def refuse_unfit(schema: Schema, target: str) -> None:
 
 
 def library() -> Any:
-    """h5py.
+    """Return h5py.
 
     Raises:
         FailedError: It is not installed.
@@ -431,7 +431,7 @@ def library() -> Any:
 
 
 def _plain(value: object) -> object:
-    """An attribute as Python has it; others than numbers and text as nothing."""
+    """Return an attribute as a Python value; None unless it is a number or text."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     if isinstance(value, np.generic | np.ndarray):

@@ -23,7 +23,7 @@ Packed = Callable[[int, int], list[bytes]]
 
 
 class ImageRows:
-    """Images as rows; see `common.rows.Rows`. Their shape is the first one's."""
+    """Images as rows of the first one's shape; see `common.rows.Rows`."""
 
     dtype = "uint8"
 
@@ -41,19 +41,19 @@ class ImageRows:
 
 
 class VideoRows:
-    """Frames of files that follow each other; see `common.rows.Rows`.
+    """Frames of consecutive files; see `common.rows.Rows`.
 
-    Reading goes forward; a step back begins at the first frame again.
+    Reading goes forward; a step back starts at the first frame again.
     """
 
     dtype = "uint8"
 
     def __init__(self, paths: list[Path], count: int, name: str) -> None:
-        """Look at the first frame.
+        """Read the first frame for the shape.
 
         Args:
-            paths: Of the files, in order.
-            count: Frames in all.
+            paths: Paths of the files, in order.
+            count: Number of frames.
             name: Name for errors.
         """
         self.count = count
@@ -121,7 +121,7 @@ class VideoRows:
 
 
 def _open(data: bytes, shape: tuple[int, ...] | None, name: str) -> Array:
-    """One image, of a shape if given: its header is asked before it is unpacked."""
+    """Decode one image; check the shape in its header before."""
     image_library = _image_library()
     try:
         with warnings.catch_warnings():
@@ -136,7 +136,7 @@ def _open(data: bytes, shape: tuple[int, ...] | None, name: str) -> Array:
                     raise FormatError(f"an image of {claimed}, not {shape}")
                 return np.array(image, np.uint8)
     except Exception as error:
-        # Pillow lets through whatever its parsers stumble over.
+        # Pillow's parsers raise many kinds of errors.
         raise CorruptError(
             f"{name}: got {str(error)[:200]}, expected a whole JPEG or PNG image of "
             "bytes, of the shape of the others; the file is damaged: restore it from a "

@@ -39,23 +39,23 @@ MAX_NBYTES = 16 << 20
 MAX_FILES = 1_000_000
 EPISODE, DONE, REWARD = "episode_index", "next.done", "next.reward"
 COUNTED = (EPISODE, "frame_index", "index")
-"""Columns that positions and flags tell already."""
+"""Columns that positions and flags make redundant."""
 DATA_FILE = re.compile(r"(?:episode|file)[-_](\d+)\.parquet")
 VIDEO = re.compile(r"(?:episode|file)[-_](\d+)\.mp4")
 CHUNK = re.compile(r"chunk-(\d+)")
 VIDEOS = ("refuse", "skip", "decode")
 METADATA_KEYS = ("codebase_version", "fps", "robot_type")
-"""What is kept of the information, as user metadata ``lerobot``."""
+"""Keys of info.json that become user metadata ``lerobot``."""
 
 
 class Frames:
     """The frames of all files, one after another.
 
     Attributes:
-        folder: The dataset's.
-        count: Frames.
-        nbytes: Of the files.
-        names: Columns.
+        folder: Folder of the dataset.
+        count: Number of frames.
+        nbytes: Bytes of the files.
+        names: Names of the columns.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -79,7 +79,7 @@ class Frames:
         self.names: list[str] = list(schema.names)
 
     def batches(self) -> Iterator[Mapping[str, Any]]:
-        """Arrow arrays by column, structs by their leaves."""
+        """Yield Arrow arrays by column; structs by their leaves."""
         for path in self._paths:
             self.close()
             self._open_file = Part(path)
@@ -138,7 +138,7 @@ class LerobotReader(FragmentReader):
         )
 
     def _videos(self, video: str) -> list[str]:
-        """Names of what is kept as video and wanted."""
+        """Return the names of the videos to decode."""
         videos = [
             name
             for name, feature in self._features.items()
@@ -159,7 +159,7 @@ class LerobotReader(FragmentReader):
         return []
 
     def _video_rows(self, name: str) -> VideoRows:
-        """Frames of a camera, of all its files in order."""
+        """Return the frames of a camera from all its files, in order."""
         folder = self._frames.folder / "videos"
         found = []
         for path in folder.rglob("*.mp4"):
@@ -183,7 +183,7 @@ class LerobotReader(FragmentReader):
             rows.close()
 
     def _find(self, window: Window) -> dict[str, Rows]:
-        """Columns of the tables by their names there, those that can be fields."""
+        """Return the columns that fields can hold, by their names in the tables."""
         if EPISODE not in self._frames.names or not window.count:
             raise FormatError(
                 f"{window.name} has {window.count} frames of {self._frames.names[:20]}"
@@ -219,7 +219,7 @@ class LerobotReader(FragmentReader):
         return ArrowRows(window, name, kind, wanted)
 
     def _episodes(self, numbers: Rows) -> NDArray[np.int64]:
-        """Where episodes begin, and the count of frames behind the last."""
+        """Return the first frame of each episode, and the number of frames."""
         begins, before = [np.zeros(1, np.int64)], None
         for first in range(0, numbers.count, ROWS):
             stop = min(first + ROWS, numbers.count)
@@ -278,7 +278,7 @@ def _renamed(name: str) -> str:
 
 
 def _data_files(folder: Path) -> list[Path]:
-    """Files of frames in the order of their chunks and numbers."""
+    """Return the files of frames, ordered by chunk and number."""
     found = []
     for chunk in folder.iterdir() if folder.is_dir() else ():
         number = CHUNK.fullmatch(chunk.name)
@@ -301,7 +301,7 @@ def _info(path: Path) -> Json:
 
 
 def recognizes(path: Path) -> bool:
-    """Whether a folder's information is LeRobot's."""
+    """Return whether a folder has LeRobot's info.json."""
     try:
         return (path / INFO).is_file() and "codebase_version" in _info(path)
     except ReplayError:

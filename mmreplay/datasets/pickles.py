@@ -1,8 +1,8 @@
-"""Pickles, only where the user says so: a pickle is a program, not a format.
+"""Pickles, read only with the user's permission: a pickle is a program, not a format.
 
-It is run with stand-ins for all that it names, but for what numpy builds arrays with:
-no code of anybody's runs, and no library of theirs is needed. It still decides how much
-memory it takes, and is held whole.
+It runs with stand-ins for all names except those that numpy builds arrays with, so no
+code of other libraries runs and none of them is needed. The pickle still decides how
+much memory it takes.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _ARRAYS = {
 
 
 class StandIn:
-    """What stands for an object of a class that is not loaded.
+    """Replaces an object of a class that is not loaded.
 
     Attributes:
-        state: Its attributes, as the pickle gives them.
-        name: Of its class.
+        state: Attributes of the object in the pickle.
+        name: Name of its class.
     """
 
     name = ""
 
     def __new__(cls, *_: object, **__: object) -> StandIn:
-        """Take whatever the class would have taken."""
+        """Accept any arguments."""
         return super().__new__(cls)
 
     def __init__(self, *_: object, **__: object) -> None:
@@ -61,16 +61,16 @@ class StandIn:
                 self.state |= part
 
     def __setitem__(self, key: object, value: object) -> None:
-        """Items of a mapping are let go."""
+        """Ignore an item of a mapping."""
 
     def append(self, value: object) -> None:
-        """Items of a sequence are let go."""
+        """Ignore an item of a sequence."""
 
     def extend(self, values: object) -> None:
-        """Items of a sequence are let go."""
+        """Ignore items of a sequence."""
 
     def add(self, value: object) -> None:
-        """Items of a set are let go."""
+        """Ignore an item of a set."""
 
 
 class _Unpickler(pickle.Unpickler):
@@ -92,15 +92,15 @@ def _numpy_module(module: str) -> Any:
 
 
 def load(path: Path, allowed: bool) -> Any:
-    """What a pickle holds.
+    """Return the content of a pickle.
 
     Args:
         path: The file.
-        allowed: The user said that it may be run.
+        allowed: Whether the user permits to run it.
 
     Raises:
-        SchemaError: The user did not.
-        CorruptError: It stops, or does what no pickle of arrays does.
+        SchemaError: The user does not permit it.
+        CorruptError: It is incomplete, or no pickle of arrays.
     """
     if not allowed:
         raise SchemaError(
@@ -125,7 +125,7 @@ def load(path: Path, allowed: bool) -> Any:
 
 
 def head(path: Path) -> bytes:
-    """The first bytes of a pickle; none where it is no file, or none.
+    """Return the first bytes of a pickle; none if the path is no pickle.
 
     Raises:
         FormatError: It is a link.

@@ -50,7 +50,7 @@ MAX_FEATURES = 10_000
 VARINT, FIXED64, SIZED, FIXED32 = 0, 1, 2, 5
 BYTES, FLOATS, INTEGERS = 1, 2, 3
 Values = list[bytes] | Array
-"""Bytes, or float32 or int64 ``[N]``."""
+"""A list of bytes, or float32 or int64 ``[N]``."""
 
 
 def open_reader(
@@ -61,8 +61,8 @@ def open_reader(
     Args:
         path: The folder.
         split: Read this split only; all, in the order of their names, by default.
-        last: ``"final"`` takes the last row of an episode as what was seen at its end,
-            as RLDS says; ``"step"`` as a step like the others.
+        last: ``"final"`` takes the last row of an episode as its final observation, as
+            RLDS defines; ``"step"`` as a step.
     """
     if last not in LASTS:
         raise SchemaError(
@@ -80,7 +80,7 @@ def open_reader(
 
 
 def recognizes(path: Path) -> bool:
-    """Whether a folder has features and TFRecord files."""
+    """Return whether a folder has features and TFRecord files."""
     if not path.is_dir() or not (path / FEATURES).is_file():
         return False
     return any(SHARD.fullmatch(each.name) for each in path.iterdir())
@@ -88,12 +88,12 @@ def recognizes(path: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """What a list of an episode's Example holds.
+    """The content of a list in an episode's Example.
 
     Attributes:
-        dtype: Of a field.
-        shape: Of one step's value; of an image the first one's counts.
-        image: Steps are packed images.
+        dtype: Dtype of the field.
+        shape: Shape of one step's value; ignored for images.
+        image: Whether steps are compressed images.
     """
 
     dtype: str
@@ -102,7 +102,7 @@ class Feature:
 
 
 class RldsReader(FragmentReader):
-    """Reads the episodes of all shards as one environment; each is held whole."""
+    """Reads the episodes of all shards as one environment, one episode at a time."""
 
     def __init__(
         self, folder: Path, shards: list[Path], features: dict[str, Feature], last: str
@@ -145,7 +145,7 @@ class RldsReader(FragmentReader):
                     yield name, example(data, name)
 
     def _columns(self, name: str, values: Mapping[str, Values]) -> dict[str, Rows]:
-        """Columns of an episode by path, all of its rows."""
+        """Return the columns of an episode by path, with all rows."""
         count = len(_marks(name, values, "is_last"))
         found: dict[str, Rows] = {}
         for path, feature in self._features.items():
@@ -176,7 +176,7 @@ class RldsReader(FragmentReader):
     def _fragment(
         self, name: str, columns: Mapping[str, Rows], terminal: Bools
     ) -> Iterator[Fragment]:
-        """The rows of one episode; none if there is no step in it."""
+        """Yield one episode; nothing if it has no step."""
         count = len(terminal)
         if self._last == "step":
             yield Fragment(name, count, columns, {}, _ends(terminal, count))
@@ -197,10 +197,10 @@ class RldsReader(FragmentReader):
 
 
 def _bounds(name: str, values: Mapping[str, Values]) -> list[int]:
-    """Where episodes begin in what the source calls one, and its count of rows.
+    """Return the starts of episodes in one of the source, and its number of rows.
 
     Raises:
-        CorruptError: It has not one mark of each kind a row.
+        CorruptError: A row lacks a mark.
     """
     last = _marks(name, values, "is_last")
     over = last[:-1].copy()
@@ -239,10 +239,10 @@ def _marks(name: str, values: Mapping[str, Values], mark: str) -> Bools:
 
 
 def _array(name: str, path: str, values: Values, feature: Feature, count: int) -> Array:
-    """Values of an episode's rows as the field has them.
+    """Return the values of an episode's rows in the dtype of the field.
 
     Raises:
-        CorruptError: There are too many or too few, or one does not fit its dtype.
+        CorruptError: Their number is wrong, or one does not fit the dtype.
     """
     size = count * int(np.prod(feature.shape, dtype=object))
     if not isinstance(values, np.ndarray) or len(values) != size:
@@ -272,7 +272,7 @@ def _images(name: str, path: str, values: Values, count: int) -> ImageRows:
 
 
 def _leaves(node: Any, path: str, notes: Notes) -> Iterator[tuple[str, Feature]]:
-    """The steps' features by path; what can be no field is told."""
+    """Yield the features of steps by path; note those that no field can hold."""
     below = node.get("featuresDict", {}).get("features")
     if isinstance(below, dict):
         for key, each in below.items():
@@ -298,10 +298,10 @@ def _leaves(node: Any, path: str, notes: Notes) -> Iterator[tuple[str, Feature]]
 
 
 def _features(folder: Path, notes: Notes) -> dict[str, Feature]:
-    """The steps' features, as features.json says.
+    """Return the features of steps in features.json.
 
     Raises:
-        FormatError: It says none.
+        FormatError: It describes none.
     """
     path = folder / FEATURES
     data = files.read_bytes(path, MAX_NBYTES)
@@ -317,7 +317,7 @@ def _features(folder: Path, notes: Notes) -> dict[str, Feature]:
 
 
 def _shards(folder: Path, split: str | None) -> list[Path]:
-    """Files of a split, or of all, in order, none missing."""
+    """Return the files of a split, or of all splits, in order."""
     found: dict[str, dict[int, Path]] = {}
     totals: dict[str, int] = {}
     for path in folder.iterdir():
@@ -325,7 +325,7 @@ def _shards(folder: Path, split: str | None) -> list[Path]:
         if match:
             found.setdefault(match[1], {})[int(match[2] or 0)] = path
             totals[match[1]] = int(match[3] or 1)
-    # A list: what the command line makes of an option may have no hash.
+    # A list, because options of the command line may be unhashable.
     if (split is not None and split not in list(found)) or not found:
         raise SchemaError(
             f"split: got {split!r}, expected one of {sorted(found)} in {folder}; leave "
@@ -342,11 +342,11 @@ def _shards(folder: Path, split: str | None) -> list[Path]:
 
 
 def records(file: File) -> Iterator[tuple[int, bytes]]:
-    """Offset and bytes of each record, checked.
+    """Yield offset and bytes of each record.
 
     Raises:
-        CorruptError: One is cut, or does not match its checksum.
-        FormatError: One is longer than 1 GiB.
+        CorruptError: A record is cut off, or does not match its checksum.
+        FormatError: A record is longer than 1 GiB.
     """
     at = 0
     while at < file.nbytes:
@@ -373,14 +373,14 @@ def records(file: File) -> Iterator[tuple[int, bytes]]:
 
 
 def example(data: bytes, name: str) -> dict[str, Values]:
-    """The features of a tf.train.Example by name.
+    """Return the features of a tf.train.Example by name.
 
     Args:
         data: The message.
         name: Name for errors.
 
     Raises:
-        CorruptError: It is none.
+        CorruptError: It is no Example.
     """
     found: dict[str, Values] = {}
     try:
@@ -400,13 +400,13 @@ def example(data: bytes, name: str) -> dict[str, Values]:
 
 
 def masked(data: bytes) -> int:
-    """The checksum of bytes as TFRecord keeps it."""
+    """Return the checksum of bytes in TFRecord's form."""
     checksum = crc32c(memoryview(data))
     return ((checksum >> 15 | checksum << 17) + MASK) & 0xFFFFFFFF
 
 
 class Malformed(ValueError):
-    """Bytes that are no protobuf message; says where."""
+    """Bytes that are no protobuf message."""
 
 
 def _corrupt(file: File, offset: int, got: str, expected: str) -> CorruptError:
@@ -464,7 +464,7 @@ def _sized(data: memoryview, number: int) -> Iterator[memoryview]:
 
 
 def _values(feature: memoryview) -> Values:
-    """The list of a feature, of whichever kind it is."""
+    """Return the list of a feature."""
     for each in _fields(feature):
         if each.number == BYTES:
             return [bytes(item) for item in _sized(each.data, 1)]
@@ -494,7 +494,7 @@ def _integers(data: memoryview) -> Array:
 
 
 def _unpacked(data: memoryview) -> NDArray[np.int64]:
-    """Varints one after another, all at once."""
+    """Decode consecutive varints."""
     raw = np.frombuffer(data, np.uint8)
     stops = np.flatnonzero(raw < 128)
     if len(raw) and (not len(stops) or stops[-1] != len(raw) - 1):

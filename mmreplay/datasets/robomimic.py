@@ -26,7 +26,7 @@ from mmreplay.schema.naming import left_out
 DATA, MASK, DONES = "data", "mask", "dones"
 DEMO = re.compile(r"demo_(\d+)")
 NAMES = {"obs": "observation", "actions": "action", "rewards": "reward"}
-"""What robomimic calls a field, and what it is called here."""
+"""Names of fields in robomimic, and here."""
 NEXT = "next_obs"
 
 
@@ -108,7 +108,7 @@ class RobomimicReader(FragmentReader):
         )  # fmt: skip
 
     def _ends(self, name: str, dones: Rows | None, steps: int) -> Ends:
-        """Ends of a demonstration: its last step's, whatever those before say."""
+        """Return the ends of a demonstration: only its last step ends."""
         flags = None
         if dones is not None:
             flags = Flags(self._hdf5.path_of(f"{name}/{DONES}"), dones, steps)
@@ -125,7 +125,7 @@ class RobomimicReader(FragmentReader):
 
 
 def _demos(hdf5: Hdf5, chosen: str | None) -> list[str]:
-    """Names of demonstrations in order, all or those of a filter."""
+    """Return the names of demonstrations in order, all or those of a filter."""
     demos = sorted(
         (name for name in hdf5.children(f"/{DATA}") if DEMO.fullmatch(name)),
         key=lambda name: int(name[5:]),
@@ -152,7 +152,7 @@ def _demos(hdf5: Hdf5, chosen: str | None) -> list[str]:
 
 
 def recognizes(path: Path) -> bool:
-    """Whether a file has robomimic's groups."""
+    """Return whether a file has robomimic's groups."""
     if not begins_as_hdf5(path):
         return False
     try:

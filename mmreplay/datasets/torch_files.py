@@ -19,7 +19,7 @@ SLAB_NBYTES = 16 << 20
 
 
 def names(path: Path, *needed: bytes) -> bool:
-    """Whether a torch file that mmreplay did not write names all of these strings."""
+    """Return whether a torch file of others has all of these strings."""
     try:
         file = File.open(path, None)
     except FormatError:
@@ -39,7 +39,7 @@ def names(path: Path, *needed: bytes) -> bool:
 
 
 class TensorRows:
-    """One environment's rows of a tensor that is a ring; see `common.rows.Rows`.
+    """One environment's rows of a circular tensor; see `common.rows.Rows`.
 
     The tensor is ``[environments, slots, *shape]``, or has slots first.
     """
@@ -48,15 +48,15 @@ class TensorRows:
         self, file: File, column: ArrayColumn, env_id: int, first: int, count: int, *,
         slots_first: bool,
     ) -> None:  # fmt: skip
-        """Read a ring.
+        """Read a circular tensor.
 
         Args:
             file: The torch file.
-            column: The tensor, which lies in the file.
+            column: The tensor in the file.
             env_id: The environment.
             first: Slot of the oldest row.
-            count: Rows.
-            slots_first: The first axis is that of slots.
+            count: Number of rows.
+            slots_first: Whether slots are the first axis.
         """
         self.dtype, self.count = column.dtype, count
         self.shape = column.shape[2:]
@@ -65,7 +65,7 @@ class TensorRows:
         self._row_nbytes = column.stored.itemsize
         for axis in self.shape:
             self._row_nbytes *= axis
-        # In rows of one environment: how far its slots lie apart, and where the first.
+        # Distance of the environment's slots, and position of the first, in rows.
         self._step = column.shape[1] if slots_first else 1
         self._begin = env_id if slots_first else env_id * self._slots
         self._first = first
@@ -83,7 +83,7 @@ class TensorRows:
         return native(found, self.dtype)
 
     def _slab(self, slot: int, many: int) -> Array:
-        """Rows of slots that follow each other, those of others read over."""
+        """Return consecutive slots; rows of other environments are skipped."""
         span = (many - 1) * self._step + 1
         slab = np.empty((span, *self.shape), self._column.stored)
         if not slab.size:

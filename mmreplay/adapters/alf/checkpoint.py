@@ -1,4 +1,4 @@
-"""States that alf's own buffers wrote: rows by slot, with their heads and sizes."""
+"""States of alf's own buffers: rows by slot, with heads and sizes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HEADS, SIZES, MASSES = "_current_pos", "_current_size", "_sum_tree._values"
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """What such a state holds.
+    """The content of such a state.
 
     Attributes:
         columns: Leaves ``[E, L, *shape]``, a position's slot being its rest by L.
@@ -36,7 +36,7 @@ class Foreign:
     masses: NDArray[Any] | None
 
     def steps(self) -> Iterator[tuple[Columns, Ids]]:
-        """Rows of environments, oldest first: ``[N, *shape]``, and which those are."""
+        """Yield rows of environments, oldest first, and the environments."""
         length = next(iter(self.columns.values())).shape[1]
         oldest = self.heads - self.sizes
         for age in range(int(self.sizes.max(initial=0))):
@@ -48,7 +48,7 @@ class Foreign:
             )
 
     def priorities(self) -> tuple[Ids, Ids, NDArray[Any]]:
-        """Environments, positions counted from the oldest row, and what is above 0."""
+        """Return environments, positions from the oldest row, and priorities."""
         if self.masses is None:
             return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)
         ids = np.repeat(np.arange(len(self.sizes)), self.sizes)
@@ -64,7 +64,7 @@ class Foreign:
 def read(
     fields: Mapping[str, Field], num_envs: int, state: Mapping[str, Any]
 ) -> Foreign:
-    """Take a state apart.
+    """Read a state.
 
     Args:
         fields: Of the leaves, by path.

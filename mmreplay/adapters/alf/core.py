@@ -1,7 +1,7 @@
-"""One ring and all that is done to it, with arrays, where its writer lives.
+"""The ring of a buffer, and all operations on it, in the process of its writer.
 
-What children of that process call arrives here too; see `sharing`. So whatever comes
-in and goes out is arrays, numbers and dicts of them.
+Calls of child processes arrive here too; see `sharing`. So arguments and results are
+arrays, numbers and dicts of them.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from mmreplay.schema import Field, Schema
 Ids = NDArray[np.int64]
 KIND = "mmreplay.adapters.alf"
 LOOK_S = 1.0
-"""How often a call that waits for another process looks whether that one lives."""
+"""Interval at which a call that waits for another process checks that it is alive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a ring is made of.
+    """The definition of a ring.
 
     Attributes:
         fields: Of the nest's leaves, by path.
@@ -66,7 +66,7 @@ class Core:
     """The ring of one `RingBuffer`; every method may be called from any thread."""
 
     def __init__(self, plan: Plan, home: BufferLocation) -> None:
-        """Make the ring, or open the one that is there."""
+        """Make the ring, or open the existing one."""
         self._plan = plan
         self._log = Log(plan.names, plan.num_envs, plan.keep, plan.rule)
         fields = dict(plan.fields)
@@ -95,7 +95,7 @@ class Core:
             self._log.resume(self.buffer)
 
     def where(self) -> str:
-        """Folder, and whether it stays."""
+        """Return the folder, and whether it is temporary."""
         return repr(self._home)
 
     def close(self) -> None:
@@ -105,23 +105,23 @@ class Core:
             self._home.close()
 
     def stop(self) -> None:
-        """Let who waits go on, with nothing done, as will who is to wait."""
+        """Let waiting calls return without effect, and new ones not wait."""
         with self._turn:
             self._stopped = True
             self._turn.notify_all()
 
     def revive(self) -> None:
-        """Take waiting up again after `stop`."""
+        """Permit waiting again after `stop`."""
         with self._turn:
             self._stopped = False
 
     def bounds(self) -> tuple[Ids, Ids]:
-        """First position alive and one past the last, int64 ``[E]`` each."""
+        """Return the first position alive and one past the last, int64 ``[E]`` each."""
         span = self.buffer.span
         return span.first.copy(), span.stop.copy()
 
     def env_ids(self, env_ids: Ids | None) -> Ids:
-        """Check environments, each once.
+        """Return environments after checks.
 
         Raises:
             RefusedError: There is more than one axis, or one is named twice.
@@ -144,8 +144,8 @@ class Core:
         return ids
 
     def _wait(self, ready: Callable[[], bool]) -> bool:
-        """Wait until something is so; False if waiting was stopped, or for nobody."""
-        # A child that is killed wakes nobody: who waits for it looks now and then.
+        """Wait for a condition; return False if stopped or the caller is gone."""
+        # A killed child notifies no thread, so waiting threads check now and then.
         patience = LOOK_S if serves() else None
         while not (self._stopped or hung_up()):
             if ready():
@@ -154,7 +154,7 @@ class Core:
         return False
 
     def enqueue(self, columns: Columns, env_ids: Ids | None, blocking: bool) -> bool:
-        """Add one row of each environment; False if waiting was stopped."""
+        """Add one row of each environment; return False if waiting was stopped."""
         ids = self.env_ids(env_ids)
         for path, column in columns.items():
             if column.ndim == 0 or len(column) != len(ids):
@@ -183,7 +183,7 @@ class Core:
         return True
 
     def enqueue_plain(self, columns: LeafValues) -> bool:
-        """Add one row of each, in mid-episode; False leaves it to `enqueue`."""
+        """Add one row of each within episodes; return False if `enqueue` has to."""
         with self._turn:
             whole = self._log.plain(columns, self.buffer.published)
             added = None if whole is None else self.buffer.add_as_is(whole)
@@ -218,7 +218,7 @@ class Core:
     def dequeue(
         self, env_ids: Ids | None, count: int, blocking: bool
     ) -> Columns | None:
-        """Take the oldest rows, ``[B, count, *shape]``; None if waiting was stopped."""
+        """Remove the oldest rows ``[B, count, *shape]``; return None if stopped."""
         ids = self.env_ids(env_ids)
         if not 1 <= count <= self._plan.capacity:
             raise RefusedError(
@@ -238,7 +238,7 @@ class Core:
         return self._shaped(batch.fields, len(ids), count)
 
     def remove_up_to(self, count: int, env_ids: Ids | None) -> None:
-        """Take out the oldest rows, as many as there are."""
+        """Remove the oldest rows, at most as many as there are."""
         ids = self.env_ids(env_ids)
         with self._turn:
             counts = np.minimum(self.buffer.span.lengths[ids], count)
@@ -247,7 +247,7 @@ class Core:
             self._turn.notify_all()
 
     def clear(self, env_ids: Ids | None) -> None:
-        """Give up all rows; positions go on."""
+        """Remove all rows; positions continue."""
         ids = self.env_ids(env_ids)
         with self._turn:
             if len(ids):
@@ -256,7 +256,7 @@ class Core:
             self._turn.notify_all()
 
     def _shaped(self, fields: Mapping[str, Any], *lead: int) -> Columns:
-        """Leaves, of which the leading axis is taken apart."""
+        """Return leaves with the leading axis split."""
         return {
             path: np.ascontiguousarray(fields[path]).reshape(
                 *lead, *self._plan.fields[path].shape
@@ -265,7 +265,7 @@ class Core:
         }
 
     def gather_all(self, ignored: int) -> tuple[Columns, Ids, Ids]:
-        """Every row ``[E, T, *shape]``, less ignored ones; environments and starts."""
+        """Return rows ``[E, T, *shape]`` without ignored ones, and their origins."""
         with self._turn:
             first, stop = self.bounds()
             if (first != first[0]).any() or (stop != stop[0]).any():
@@ -288,18 +288,18 @@ class Core:
     def get_field(
         self, paths: tuple[str, ...], env_ids: Ids, positions: Ids
     ) -> Columns:
-        """Some leaves, or what is beside them, of rows, ``[*broadcast, *shape]``."""
+        """Return leaves or fields of episodes of rows, ``[*broadcast, *shape]``."""
         with self._turn, refusing():
             return {
                 path: self.buffer.get_field(path, env_ids, positions) for path in paths
             }
 
     def begins(self, env_ids: Ids, positions: Ids) -> Ids:
-        """Where the episodes of rows began."""
+        """Return the first positions of the episodes of rows."""
         return self._episode_field(BEGIN, env_ids, positions)
 
     def zeros(self, env_ids: Ids, positions: Ids) -> Ids:
-        """The last row of discount 0, or FIRST, up to each."""
+        """Return the last row up to each that is FIRST or has discount 0."""
         return self._episode_field(ZERO, env_ids, positions)
 
     def _episode_field(self, path: str, env_ids: Ids, positions: Ids) -> Ids:
@@ -313,7 +313,7 @@ class Core:
         return found[path].astype(np.int64)
 
     def left(self, env_ids: Ids, positions: Ids) -> Ids:
-        """Rows after each, to the newest one of its episode."""
+        """Return the number of rows after each in its episode."""
         with self._turn:
             self._episode_field(BEGIN, env_ids, positions)
             ids, rows = np.broadcast_arrays(env_ids, positions)
@@ -321,7 +321,7 @@ class Core:
             return found
 
     def sample(self, batch_size: int, length: int) -> dict[str, Any]:
-        """Draw windows ``[B, T, *shape]``; what goes with them stands beside."""
+        """Draw windows ``[B, T, *shape]``, with environments, positions and weights."""
         assert self._sampling is not None
         with self._turn, refusing():
             self._sampling.check(self.buffer, length)
@@ -338,7 +338,7 @@ class Core:
             return found
 
     def update_priority(self, env_ids: Ids, positions: Ids, values: Any) -> int:
-        """Set priorities; how many were dropped, as their rows are gone."""
+        """Set priorities; return how many were dropped because rows are overwritten."""
         assert self._sampling is not None
         self._sampling.check_prioritized()
         nothing = np.empty(0)
@@ -350,17 +350,17 @@ class Core:
                 raise RefusedError(str(error)) from error
 
     def initial_priority(self) -> float:
-        """What a row that is added now enters at."""
+        """Return the priority of a new row."""
         assert self._sampling is not None
         with self._turn:
             return self._sampling.initial_priority(self.buffer)
 
     def take(self, positions: Ids) -> Columns:
-        """Leaves of rows of the only environment."""
+        """Return the leaves of rows of the only environment."""
         return self.get_field(self._leaves, np.zeros_like(positions), positions)
 
     def state_dict(self) -> dict[str, Any]:
-        """Make everything durable, and say which buffer that is."""
+        """Commit, and return a state that identifies the buffer."""
         if self._home.temporary:
             raise FormatError(
                 f"state of the buffer in the temporary folder {self._home.path}: got a "
@@ -378,7 +378,7 @@ class Core:
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state: rows are in the folder, what draws is in the state.
+        """Continue from a state, which has the samplers; rows are in the folder.
 
         Or read in one that alf wrote, which holds the rows.
         """

@@ -1,7 +1,8 @@
-"""Which episode each row is of, counted by rows of step type FIRST, and returns.
+"""Episodes of rows, found by step type FIRST, and returns.
 
-Beside a row stand the position where its episode began, which outlives that row in
-the ring, and that of the last row, itself or before, with a discount of 0 or FIRST.
+With each row the ring stores the first position of its episode, which may be
+overwritten by then, and the position of the last row up to it that is FIRST or has a
+discount of 0.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Paths of the leaves that tell of episodes; None of one that the nest has not."""
+    """Paths of the leaves that define episodes; None for a missing leaf."""
 
     step_type: str | None = None
     discount: str | None = None
@@ -66,7 +67,7 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class ReturnRule:
-    """How returns are summed.
+    """Rule for the sum of returns.
 
     Attributes:
         default: Return of rows whose episode has not ended.
@@ -81,7 +82,7 @@ class ReturnRule:
     def returns(
         self, rewards: NDArray[Any], discounts: NDArray[Any]
     ) -> NDArray[np.float32]:
-        """Returns of rows: ``G[t] = discount[t] * (reward[t + 1] + gamma * G[t + 1])``.
+        """Return ``G[t] = discount[t] * (reward[t + 1] + gamma * G[t + 1])``.
 
         Args:
             rewards: ``[N]``, of the rows after those.
@@ -101,7 +102,7 @@ class ReturnRule:
 
 
 class Log:
-    """Writes what rows are to their episodes, and reads it.
+    """Writes and reads the fields that connect rows with their episodes.
 
     Attributes:
         names: Leaves that tell.
@@ -111,7 +112,7 @@ class Log:
     def __init__(
         self, names: Names, num_envs: int, keep: bool, rule: ReturnRule | None
     ) -> None:
-        """Make one that knows no row.
+        """Make the log of an empty ring.
 
         Args:
             names: Leaves that tell.
@@ -160,14 +161,14 @@ class Log:
         self._no_boundary = False
 
     def forget(self, env_ids: Ids) -> None:
-        """Let the next rows begin episodes, whatever their type."""
+        """Let the next rows begin episodes, whatever their step type."""
         self._no_boundary = False
         self._fresh[env_ids] = self._over[env_ids] = True
 
     def end_unfinished(
         self, buffer: ReplayBuffer, env_ids: Ids, columns: Mapping[str, NDArray[Any]]
     ) -> None:
-        """Tell the buffer of FIRST rows to be added that no LAST one came before.
+        """End episodes whose next row is FIRST without a LAST row before.
 
         Raises:
             SchemaError: It would refuse the rows; nothing is cut then.
@@ -183,9 +184,9 @@ class Log:
                 buffer.end_episodes(torn)
 
     def break_off(self, buffer: ReplayBuffer) -> None:
-        """Turn the newest row of every environment into a LAST one.
+        """Turn the newest row of every environment into a LAST row.
 
-        So that what is added by another run does not go on with its episode.
+        Rows of another run then do not continue its episode.
         """
         if self.names.step_type is not None:
             env_ids = np.flatnonzero(buffer.span.lengths)
@@ -199,7 +200,7 @@ class Log:
         self._heads = buffer.heads.copy()
 
     def resume(self, buffer: ReplayBuffer) -> None:
-        """Go on after another run, which may have died in the middle of an add."""
+        """Continue after another run, which may have died during an add."""
         self._settle(buffer, np.arange(len(self._fresh)))
         self.break_off(buffer)
 
@@ -231,7 +232,7 @@ class Log:
         self._heads[late] = buffer.heads[late]
 
     def plain(self, columns: Mapping[str, object], heads: Ids) -> LeafValues | None:
-        """A row of every environment with what is stored beside it, in few calls.
+        """Return a row of every environment with its episode fields, the fast way.
 
         Args:
             columns: Leaves of the row, an array the one that tells of episodes.
@@ -259,7 +260,7 @@ class Log:
         return {**columns, "terminated": self._none, "truncated": self._none}
 
     def mark_added(self, heads: Ids) -> None:
-        """Take note that the row that `plain` gave is in.
+        """Account for the row of `plain` after it was added.
 
         Args:
             heads: int64 ``[E]``, what the ring published with it; nobody changes them.
@@ -272,7 +273,7 @@ class Log:
     def columns(
         self, env_ids: Ids, positions: Ids, columns: Mapping[str, NDArray[Any]]
     ) -> Columns:
-        """What is stored beside rows that are to be added; changes nothing.
+        """Return the episode fields of rows before they are added; change nothing.
 
         Args:
             env_ids: int64 ``[B]``.
@@ -302,7 +303,7 @@ class Log:
         positions: Ids,
         columns: Mapping[str, NDArray[Any]],
     ) -> None:
-        """Take note of rows that were added, and sum the returns that they settle.
+        """Account for added rows, and store the returns that they complete.
 
         Args:
             buffer: It has them.
@@ -326,7 +327,7 @@ class Log:
         self._heads[env_ids] = positions + 1
 
     def _settle(self, buffer: ReplayBuffer, env_ids: Ids) -> None:
-        """Store what newest rows of discount 0 make known: returns of rows before."""
+        """Store the returns that newest rows of discount 0 complete."""
         rule, names = self._rule, self.names
         if rule is None or names.discount is None or names.reward is None:
             return
@@ -346,7 +347,7 @@ class Log:
 
 
 def last_rows(buffer: ReplayBuffer, env_ids: Ids, positions: Ids) -> Ids:
-    """Newest rows alive of the episodes that rows are of, int64 of their shape.
+    """Return the newest row of each row's episode, int64 of the same shape.
 
     The buffer's index tells them where every row after a LAST one is FIRST. Where it
     is mistaken, they are found by bisection: beginnings grow along a ring.

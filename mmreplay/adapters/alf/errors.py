@@ -1,4 +1,4 @@
-"""Errors that are also what code written for alf catches."""
+"""Errors that code written for alf catches, too."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class RefusedError(ReplayError, AssertionError):
 
 
 class UnfitError(SchemaError, RuntimeError):
-    """Data that does not fit the spec; torch raises a RuntimeError there."""
+    """Data that does not fit the spec, for which torch raises a RuntimeError."""
 
 
 class MissingError(ReplayError, LookupError):
-    """The nest has no part of that name."""
+    """The nest has no child of that name."""
 
 
 class UnknownError(ReplayError, IndexError):

@@ -19,13 +19,13 @@ from mmreplay.adapters.common.values import LOOK_ERRORS, Look
 from mmreplay.schema import Field
 
 STEM = "step"
-"""What all leaves lie under, so that no name of theirs means something to a schema."""
+"""The top of all paths, so that no leaf has a name with a role."""
 
 Columns = dict[str, NDArray[np.generic]]
 
 
 def children(nest: Any) -> dict[Any, Any] | None:
-    """Parts of a nest by key, attribute or number; None of a leaf."""
+    """Return the children of a nest by key, attribute or number; None for a leaf."""
     if isinstance(nest, dict):
         return nest
     if isinstance(nest, tuple) and hasattr(nest, "_fields"):
@@ -36,7 +36,7 @@ def children(nest: Any) -> dict[Any, Any] | None:
 
 
 def leaves(nest: Any, path: str = STEM) -> Iterator[tuple[str, Any]]:
-    """Leaves of a nest by path, in order."""
+    """Yield the leaves of a nest by path, in order."""
     parts = children(nest)
     if parts is None:
         yield path, nest
@@ -46,12 +46,12 @@ def leaves(nest: Any, path: str = STEM) -> Iterator[tuple[str, Any]]:
 
 
 def below(path: str, key: object) -> str:
-    """Path of a part; a separator in the key is percent-encoded."""
+    """Return the path of a child; a separator in the key is percent-encoded."""
     return f"{path}/{str(key).replace('%', '%25').replace('/', '%2F')}"
 
 
 def fields_of(spec: Any) -> dict[str, Field]:
-    """What each leaf of a spec is stored as, by path.
+    """Return the field of each leaf of a spec, by path.
 
     Raises:
         UnfitError: There is no leaf, or one has no shape and dtype.
@@ -82,7 +82,7 @@ def fields_of(spec: Any) -> dict[str, Field]:
 
 
 def flatten(spec: Any, nest: Any, path: str = STEM) -> Columns:
-    """Leaves of a nest as arrays, by path.
+    """Return the leaves of a nest as arrays, by path.
 
     Raises:
         UnfitError: It is not of the spec's structure.
@@ -104,12 +104,12 @@ def flatten(spec: Any, nest: Any, path: str = STEM) -> Columns:
 
 
 Outline = tuple[type, tuple[Any, ...], tuple[Any, ...]]
-"""Of a nest: its type, the keys of its parts, and of each its outline, or its path."""
+"""A nest's type, its keys, and the outline or path of each child."""
 LeafValues = dict[str, object]
 
 
 def outlined(spec: Any, path: str = STEM) -> Outline | str:
-    """What `plain` looks for in nests like a spec's."""
+    """Return the outline of nests like a spec, for `plain`."""
     parts = children(spec)
     if parts is None:
         return path
@@ -120,7 +120,7 @@ def outlined(spec: Any, path: str = STEM) -> Outline | str:
 def plain(
     outline: Outline | str, nest: Any, columns: LeafValues, looks: Mapping[str, Look]
 ) -> bool:
-    """Put the leaves of a nest into a dict, as it mostly comes, in few calls.
+    """Put the leaves of a nest into a dict, the fast way.
 
     Args:
         outline: Of the spec.
@@ -152,7 +152,7 @@ def plain(
 
 
 def never(leaf: torch.Tensor) -> object:
-    """Where a tensor must not go in as it is; see `plain`.
+    """Refuse a tensor that needs a conversion; see `plain`.
 
     Raises:
         TypeError: Always.
@@ -161,7 +161,7 @@ def never(leaf: torch.Tensor) -> object:
 
 
 def array(leaf: Any, *, bits: bool = False) -> NDArray[Any]:
-    """A tensor, of any device, as an array.
+    """Return a tensor of any device as an array.
 
     Args:
         leaf: The tensor, or what numpy makes an array of.
@@ -191,7 +191,7 @@ class Leaf:
 
 
 def leaf_nest(spec: Any, path: str = STEM) -> Any:
-    """A nest of the spec's types with a `Leaf` in place of each leaf.
+    """Return a nest of the spec's types with a `Leaf` in place of each leaf.
 
     Named tuples keep their classes, so their properties lead to leaves as they do in
     the spec. Constructors of named tuples are not called: they may expect tensors.
@@ -208,7 +208,7 @@ def leaf_nest(spec: Any, path: str = STEM) -> Any:
 
 
 def pack(part: Any, columns: Mapping[str, NDArray[Any]], device: Any) -> Any:
-    """Arrays by path as a nest of tensors.
+    """Return arrays by path as a nest of tensors.
 
     Args:
         part: `leaf_nest` of a spec, or a part of it.
@@ -230,7 +230,7 @@ def pack(part: Any, columns: Mapping[str, NDArray[Any]], device: Any) -> Any:
 
 
 def subnest(nest: Any, name: Any) -> Any:
-    """Look a part up as alf does: by attribute, key or number, joined by dots.
+    """Return a child by attribute, key or number, joined by dots as in alf.
 
     Args:
         nest: `leaf_nest` of a spec.
@@ -277,12 +277,12 @@ def subnest(nest: Any, name: Any) -> Any:
 
 
 def is_scalar(field: Field) -> bool:
-    """Whether a leaf is one number per step that arrays hold as it is."""
+    """Return whether a leaf is one number per step that numpy has a dtype for."""
     return not field.shape and field.dtype != "bfloat16"
 
 
 def path_of(fields: Mapping[str, Field], name: str) -> str | None:
-    """Path of the scalar of a name, the least deep if there are several."""
+    """Return the path of the scalar of a name, the shallowest if there are several."""
     columns = [
         path
         for path, field in fields.items()

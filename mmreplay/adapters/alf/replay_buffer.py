@@ -78,7 +78,7 @@ class ReplayBuffer(RingBuffer):
         path: StrPath | None = None,
         resume: bool = False,
     ) -> None:
-        """Make the buffer, or open the one that is there.
+        """Make the buffer, or open the existing one.
 
         Args:
             data_spec: Nest of what has a ``shape`` and a ``dtype``, of one step.
@@ -150,7 +150,7 @@ class ReplayBuffer(RingBuffer):
         return self.enqueue(batch, env_ids, blocking)
 
     def dequeue(self, env_ids: Any = None, n: int = 1, blocking: bool = False) -> Any:
-        """Refuse: a `RingBuffer` gives up what was taken.
+        """Raise an error: only a `RingBuffer` removes steps.
 
         Raises:
             NotImplementedError: Always.
@@ -161,7 +161,7 @@ class ReplayBuffer(RingBuffer):
         )
 
     def get_batch(self, batch_size: int, batch_length: int) -> tuple[Any, BatchInfo]:
-        """Draw windows of consecutive steps, over the ends of episodes.
+        """Draw windows of consecutive steps, which may cross episode ends.
 
         Args:
             batch_size: B.
@@ -185,7 +185,7 @@ class ReplayBuffer(RingBuffer):
         return self._packed(found["data"]), info
 
     def update_priority(self, env_ids: Any, positions: Any, priorities: Any) -> None:
-        """Set priorities of steps; those of steps that are gone are left out.
+        """Set priorities of steps; overwritten steps are skipped.
 
         Args:
             env_ids: int ``[B]``.
@@ -199,7 +199,7 @@ class ReplayBuffer(RingBuffer):
 
     @property
     def initial_priority(self) -> torch.Tensor:
-        """float32, what a step that is added now enters at."""
+        """Priority of a new step, float32."""
         return torch.tensor(self._core.initial_priority(), device=self.device)
 
     def gather_all(
@@ -207,7 +207,7 @@ class ReplayBuffer(RingBuffer):
         ignore_earliest_frames: bool = False,
         convert_to_default_device: bool = True,
     ) -> tuple[Any, BatchInfo]:
-        """Every step, oldest first, copied.
+        """Return copies of all steps, oldest first.
 
         Args:
             ignore_earliest_frames: Leave out those that start no window.
@@ -226,7 +226,7 @@ class ReplayBuffer(RingBuffer):
         return pack(self._nest, found, device), info
 
     def get_field(self, field_name: Any, env_ids: Any, positions: Any) -> Any:
-        """Read parts of steps.
+        """Read fields of steps.
 
         Args:
             field_name: Such as ``"time_step.reward"``, or ``"reward"`` where the nest

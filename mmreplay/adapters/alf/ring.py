@@ -24,7 +24,7 @@ Ids = NDArray[np.int64]
 
 
 class Options(NamedTuple):
-    """What a `ReplayBuffer` has beyond a `RingBuffer`, and if episodes are told."""
+    """Options that a `ReplayBuffer` has in addition to a `RingBuffer`."""
 
     draw_options: DrawOptions | None = None
     keep: bool = False
@@ -63,7 +63,7 @@ class RingBuffer:
         path: StrPath | None = None,
         resume: bool = False,
     ) -> None:
-        """Make the ring, or open the one that is there.
+        """Make the ring, or open the existing one.
 
         Args:
             data_spec: Nest of what has a ``shape`` and a ``dtype``, of one step.
@@ -123,13 +123,13 @@ class RingBuffer:
 
     @property
     def _core(self) -> Core:
-        """The ring: ours, or the owner's, of the same methods."""
+        """The ring, or a proxy of the owner's ring with the same methods."""
         if self._own is not None and (os.getpid() == self._pid or not self._remote):
             return self._own
         return self._remote  # type: ignore[return-value]  # every method is called there
 
     def __getstate__(self) -> dict[str, Any]:
-        """Send to a child what reaches the owner, and no ring.
+        """Pickle the owner's address instead of the ring, for child processes.
 
         Raises:
             RefusedError: It was not made for more processes than one.
@@ -158,7 +158,7 @@ class RingBuffer:
         return pack(self._nest, columns, self.device)
 
     def circular(self, pos: Any) -> Any:
-        """Index of a position in alf's storage: ``pos % max_length``.
+        """Return the index of a position in alf's storage: ``pos % max_length``.
 
         Args:
             pos: int, or ints of any shape.
@@ -166,7 +166,7 @@ class RingBuffer:
         return pos % self._max_length
 
     def check_convert_env_ids(self, env_ids: Any) -> torch.Tensor:
-        """Environments as int64 ``[B]``; all of them for None.
+        """Return environments as int64 ``[B]``; all of them for None.
 
         Raises:
             RefusedError: They have not exactly one axis.
@@ -208,7 +208,7 @@ class RingBuffer:
         return self._core.enqueue(flatten(self._spec, batch), ids, blocking)
 
     def dequeue(self, env_ids: Any = None, n: int = 1, blocking: bool = False) -> Any:
-        """Take out the earliest steps.
+        """Remove and return the earliest steps.
 
         Args:
             env_ids: int ``[B]``; all by default.
@@ -234,27 +234,27 @@ class RingBuffer:
             )
 
     def remove_up_to(self, n: int, env_ids: Any = None) -> None:
-        """Take out the earliest steps, n of each or as many as there are."""
+        """Remove the n earliest steps of each environment, or all of fewer."""
         self._core.remove_up_to(int(n), None if env_ids is None else array(env_ids))
 
     def clear(self, env_ids: Any = None) -> None:
-        """Give up all steps of some environments; positions go on."""
+        """Remove all steps of some environments; positions continue."""
         self._core.clear(None if env_ids is None else array(env_ids))
 
     def stop(self) -> None:
-        """Let who waits return with nothing done, and who is to wait not begin."""
+        """Let waiting calls return without effect, and new ones not wait."""
         self._core.stop()
 
     def revive(self) -> None:
-        """Take waiting up again after `stop`."""
+        """Permit waiting again after `stop`."""
         self._core.revive()
 
     def has_space(self, env_ids: Any = None) -> bool:
-        """Whether none of some environments is full."""
+        """Return whether none of some environments is full."""
         return bool((self._lengths(env_ids) < self._max_length).all())
 
     def has_data(self, env_ids: Any = None, n: int = 1) -> bool:
-        """Whether each of some environments has n steps."""
+        """Return whether each of some environments has n steps."""
         return bool((self._lengths(env_ids) >= n).all())
 
     def _lengths(self, env_ids: Any = None) -> Ids:
@@ -291,7 +291,7 @@ class RingBuffer:
         return self._tensor(self._core.bounds()[1])
 
     def state_dict(self) -> dict[str, Any]:
-        """Make everything durable, and return what a run goes on from.
+        """Commit, and return a state for another run.
 
         Numbers, text and lists; the steps stay in the folder.
 
@@ -303,7 +303,7 @@ class RingBuffer:
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True
     ) -> None:
-        """Go on from a state, in a buffer opened with its path and resume=True.
+        """Continue from a state, in a buffer opened with its path and resume=True.
 
         Or, in a new buffer, from a state that alf wrote, which holds the steps: they
         are added, positions counting from 0, and their priorities set. The newest step
@@ -319,7 +319,7 @@ class RingBuffer:
         self._core.load_state_dict(dict(state_dict))
 
     def close(self) -> None:
-        """Commit and close; who waits is let go. In a child, hang up and no more."""
+        """Commit and close, and let waiting calls return. A child only disconnects."""
         if self._own is not None and os.getpid() == self._pid:
             self._own.close()
             if self._server is not None:
@@ -329,7 +329,7 @@ class RingBuffer:
 
 
 class Answer(int):
-    """A truth value that may also be called, as alf has a method of its name.
+    """A truth value that can also be called, because alf has a method of its name.
 
     Example:
         >>> full = Answer(True)
@@ -347,7 +347,7 @@ class Answer(int):
 
 
 class DataBuffer(RingBuffer):
-    """Rows without environments, of which the newest are kept.
+    """The newest rows, without environments.
 
     It is a `RingBuffer` of one environment, and has all of its calls.
 
@@ -410,7 +410,7 @@ class DataBuffer(RingBuffer):
             )
 
     def get_batch(self, batch_size: int) -> Any:
-        """Draw rows, each as likely, with replacement; a nest of ``[B, *shape]``.
+        """Draw rows uniformly with replacement; a nest of ``[B, *shape]``.
 
         Raises:
             RefusedError: There is none.

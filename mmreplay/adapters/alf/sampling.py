@@ -1,4 +1,4 @@
-"""How batches are drawn: alf's options as samplers."""
+"""alf's options of draws as samplers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mmreplay.samplers.stratified import StratifiedSampler
 
 @dataclass(frozen=True, slots=True)
 class DrawOptions:
-    """What batches are drawn by.
+    """Options of draws.
 
     Attributes:
         ignored: Oldest rows of each environment that start no window.
@@ -41,10 +41,10 @@ class DrawOptions:
 
 
 class WindowSampling:
-    """Samplers of windows, of any length, over one that draws their starts."""
+    """Samplers of windows of any length over one sampler of their starts."""
 
     def __init__(self, options: DrawOptions) -> None:
-        """Make one."""
+        """Make the sampler of starts."""
         self._options = options
         self._priorities: PrioritizedSampler | None = None
         starts: Sampler
@@ -69,7 +69,7 @@ class WindowSampling:
         self._windows: dict[int, SequenceSampler] = {}
 
     def of(self, length: int) -> SequenceSampler:
-        """What draws windows of a length, over the ends of episodes."""
+        """Return the sampler of windows of a length, which cross episode ends."""
         if length not in self._windows:
             self._windows[length] = SequenceSampler(
                 length, self._starts, boundary="any"
@@ -77,7 +77,7 @@ class WindowSampling:
         return self._windows[length]
 
     def check(self, buffer: ReplayBuffer, length: int) -> None:
-        """Refuse windows that an environment is too short for.
+        """Refuse windows that are longer than an environment.
 
         Raises:
             RefusedError: One is, where every environment is drawn from.
@@ -95,11 +95,11 @@ class WindowSampling:
 
     @property
     def prioritized(self) -> bool:
-        """Whether draws are by priorities."""
+        """Whether draws are prioritized."""
         return self._priorities is not None
 
     def check_prioritized(self) -> None:
-        """Refuse priorities where nobody draws by them."""
+        """Refuse priorities of a buffer without prioritized draws."""
         if self._priorities is None:
             raise RefusedError(
                 "update_priority: got a buffer without priorities, expected one with; "
@@ -107,13 +107,13 @@ class WindowSampling:
             )
 
     def weights(self, batch: Batch) -> NDArray[np.float32] | None:
-        """Priorities over the mean of those above 0; None without priorities."""
+        """Return priorities over the mean of those above 0; None without priorities."""
         if self._priorities is None:
             return None
         return (1 / batch.weights).astype(np.float32)  # type: ignore[no-any-return]  # a batch holds any arrays
 
     def initial_priority(self, buffer: ReplayBuffer) -> float:
-        """What a row that is added now enters at."""
+        """Return the priority of a new row."""
         self.check_prioritized()
         assert self._priorities is not None
         assert self._options.initial_priority is not None
@@ -123,11 +123,11 @@ class WindowSampling:
             return max(known.highest(), self._options.initial_priority)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where draws stand; priorities are in the buffer's folder."""
+        """Return the state of the draws; priorities are in the buffer's folder."""
         return dict(self._starts.state_dict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from a state."""
         self._starts.load_state_dict(state)
 
 
@@ -150,7 +150,7 @@ class _OverOpen(Wrapper):
         return replace(draw, weights=(draw.weights / share).astype(np.float32))
 
     def state_dict(self, priorities: bool = False) -> State:
-        """That of the sampler."""
+        """Return the state of the sampler."""
         return state_of(self._sampler, priorities)
 
     def load_state_dict(self, state: State) -> None:

@@ -27,14 +27,14 @@ from typing import Any
 from mmreplay.errors import FailedError
 
 KEY_S = 10
-"""How long who connects may take for each word of the handshake."""
+"""Time limit of each message of a handshake."""
 PAUSE_S = 0.1
-"""Between tries to serve who connects, where files or threads are short."""
+"""Pause between tries to accept a connection when files or threads run out."""
 
 _serving = threading.local()
 
 _ends: weakref.WeakSet[Listener | Connection] = weakref.WeakSet()
-"""What this process serves at."""
+"""Address of this process's server."""
 
 
 def _let_go() -> None:
@@ -48,7 +48,7 @@ os.register_at_fork(after_in_child=_let_go)
 
 
 def hung_up() -> bool:
-    """Whether who waits for an answer of this thread has gone; False for nobody.
+    """Return whether the client that this thread serves has disconnected.
 
     It sends nothing while it waits: what is there to be read is the end.
     """
@@ -57,7 +57,7 @@ def hung_up() -> bool:
 
 
 def serves() -> bool:
-    """Whether this thread answers another process."""
+    """Return whether this thread serves another process."""
     return getattr(_serving, "connection", None) is not None
 
 
@@ -72,7 +72,7 @@ class Server:
     """
 
     def __init__(self, target: object) -> None:
-        """Begin to serve.
+        """Start to serve.
 
         Args:
             target: Its public methods are called, from any thread.
@@ -87,7 +87,7 @@ class Server:
         ).start()
 
     def close(self) -> None:
-        """Take no more connections."""
+        """Accept no more connections."""
         if os.getpid() != self._pid:
             return
         self._closed.set()
@@ -115,7 +115,7 @@ def _accept(
 
 
 def _begin(connection: Connection, target: object, key: bytes) -> None:
-    """Serve who connected by a thread."""
+    """Serve a connection in a thread."""
     _ends.add(connection)
     # Nothing is asked of who connects here, where all others wait for it.
     thread = threading.Thread(
@@ -129,7 +129,7 @@ def _begin(connection: Connection, target: object, key: bytes) -> None:
 
 
 def _reported(error: OSError | RuntimeError) -> bool:
-    """Say that calls wait, which nobody would know otherwise."""
+    """Warn that calls wait, which would go unnoticed otherwise."""
     with suppress(RuntimeWarning):  # where warnings are errors
         warnings.warn(
             f"a ring that children share cannot serve one more ({error}), expected "
@@ -142,7 +142,7 @@ def _reported(error: OSError | RuntimeError) -> bool:
 
 
 def _known(connection: Connection, key: bytes) -> bool:
-    """Whether who connected is of this user and knows the key, and says so in time."""
+    """Return whether the client is of this user and proves that it has the key."""
     end = socket.socket(fileno=connection.fileno())
     end.setblocking(True)  # whatever the program's default timeout is
     try:
@@ -159,7 +159,7 @@ def _known(connection: Connection, key: bytes) -> bool:
 
 
 def _wait_at_most(end: socket.socket, seconds: int) -> None:
-    """Fail a read that waits longer; 0 lets it wait."""
+    """Set the time limit of reads; 0 is none."""
     limit = struct.pack("ll", seconds, 0)
     end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
 
@@ -188,7 +188,7 @@ def _serve(connection: Connection, target: object, key: bytes) -> None:
 
 
 class Remote:
-    """Another process's object; every method is called there.
+    """An object of another process; its methods run there.
 
     Each thread of each process has a connection of its own.
 
@@ -197,7 +197,7 @@ class Remote:
     """
 
     def __init__(self, address: str) -> None:
-        """Make one; the first call connects."""
+        """Make a proxy; the first call connects."""
         self.address = address
         self._pid = os.getpid()
         self._local = threading.local()
@@ -231,7 +231,7 @@ class Remote:
         raise answer
 
     def close(self) -> None:
-        """Hang up, in this thread; the object there stays, and a call connects anew."""
+        """Disconnect this thread; the next call connects again."""
         if os.getpid() == self._pid:
             connection = self._local.__dict__.pop("connection", None)
             if connection is not None:
@@ -247,7 +247,7 @@ class Remote:
 
 
 def serve(owner: object, target: object) -> Server:
-    """Serve a target for as long as its owner lives."""
+    """Serve a target as long as its owner is alive."""
     server = Server(target)
     weakref.finalize(owner, server.close)
     return server

@@ -72,7 +72,7 @@ class SegmentTree:
         return self._capacity
 
     def __setitem__(self, indices: Any, values: Any) -> None:
-        """Write leaves; of equal indices the last one counts.
+        """Write leaves; the last of equal indices wins.
 
         Args:
             indices: int64 ``[B]``, in ``[0, capacity)``.
@@ -99,13 +99,13 @@ class SegmentTree:
         return self._tensor(self._said(self._tree.get, array(indices)))
 
     def summary(self) -> torch.Tensor:
-        """Sum, greatest or least of all leaves, without axes."""
+        """Return the sum, maximum or minimum of all leaves, without axes."""
         tree = self._tree
         total = tree.total if isinstance(tree, SumTree) else tree.summary
         return self._tensor(np.asarray(total))
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The leaves, as alf's tree names them and lays them out.
+        """Return the leaves under the names and in the layout of alf's tree.
 
         Returns:
             ``_values``, ``[2 * capacity]``: the root at 1, parents at half of their
@@ -120,7 +120,7 @@ class SegmentTree:
         return {"_values": self._tensor(whole)}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Take the leaves of a state, also of one that alf wrote.
+        """Load the leaves of a state, also of one that alf wrote.
 
         Raises:
             RefusedError: It is of another capacity, or a leaf cannot be.
@@ -134,7 +134,7 @@ class SegmentTree:
         self._said(self._tree.fill, values[self._leaf_slots()])
 
     def _leaf_slots(self) -> NDArray[np.int64]:
-        """Where leaves lie in alf's array."""
+        """Return the indices of the leaves in alf's array."""
         leftmost = 1 << (self._capacity - 1).bit_length()
         places: NDArray[np.int64] = leftmost + np.arange(self._capacity)
         return np.where(places < 2 * self._capacity, places, places - self._capacity)

@@ -24,25 +24,25 @@ IREW, ACTPROBS = "IntrinsicReward", "ActionProbs"
 OBS2, RHS2, DONE2 = "NextObservation", "NextRecurrentHiddenStates", "NextDone"
 N_STEP = "n_step"
 ENDED = "terminated"
-"""A field of ours: NextDone as the end of an episode, for n-step returns."""
+"""Field of mmreplay: NextDone as the end of an episode, for n-step returns."""
 PRIORITY = "sequence_priority"
-"""A field of ours: at a sequence's first row its mixed error; 0 until there is one."""
+"""Field of mmreplay: the error of a sequence, at its first row; 0 until it is set."""
 KNOWN_ZERO = -1.0
-"""The priority of a sequence whose error was told, and is 0."""
+"""Stored instead of 0 for a sequence whose error is 0."""
 KEY, UNSTORED = "pytorchrl", "unstored"
-"""Where the folder says what else there is: the grid of sequences, and the shapes of
-hidden states that are not stored."""
+"""Keys of the folder's metadata: the grid of sequences, and the shapes of hidden states
+that are not stored."""
 NARROW = frozenset(map(np.dtype, ("bool", "uint8", "int8")))
-"""What is stored as it is; all else is float32, as pytorchrl stores everything."""
+"""Dtypes that are stored; others become float32, as all do in pytorchrl."""
 GAMMAS = "gammas"
-"""Where the folder says from which position on which gamma holds."""
+"""Key of the gammas in the folder's statistics, with their first positions."""
 Columns = dict[str, NDArray[Any]]
 COPY_ROWS = 1024
 
 
 @dataclass(frozen=True)
 class Maker:
-    """Makes storages of a class; a worker in another process may be sent it."""
+    """A factory of storages of a class, which can be sent to another process."""
 
     kind: Callable[..., Any]
     size: int
@@ -106,15 +106,15 @@ class Gammas:
 
 
 class Hooks:
-    """What a learner calls around an update."""
+    """Calls of a learner before and after an update."""
 
     device: Any
 
     def before_gradients(self) -> None:
-        """Nothing is to be done before an update."""
+        """Do nothing."""
 
     def after_gradients(self, batch: Any, info: Any) -> Any:
-        """Nothing is to be done after an update; returns the info."""
+        """Return the info."""
         return info
 
     def _tensors(self, fields: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
@@ -127,14 +127,14 @@ class Hooks:
 
 
 class Storage(Protocol):
-    """What a slice is of."""
+    """The owner of a slice."""
 
     def read(self, first: int, stop: int) -> dict[str, Any]:
         """Rows of positions ``[first, stop)`` by key."""
 
 
 class Slice(Mapping[str, Any]):
-    """Rows of a storage by key, read when they are looked at; pickled, a plain dict."""
+    """Rows of a storage by key, read on access; it pickles as a plain dict."""
 
     def __init__(self, storage: Storage, first: int, stop: int) -> None:
         """Name rows of positions ``[first, stop)``."""
@@ -168,11 +168,11 @@ class Slice(Mapping[str, Any]):
 def uninterrupted_ranges(
     ring: ReplayBuffer, first: int, stop: int
 ) -> Iterator[tuple[int, int, bool]]:
-    """Rows ``[first, stop)`` in parts of which none is interrupted.
+    """Split rows ``[first, stop)`` where a row does not follow the one before.
 
     Yields:
-        Where a part begins and stops, at most `COPY_ROWS` later, and whether its first
-        row does not follow the one before: another writer's, or another slice's.
+        First row and stop of a range of at most `COPY_ROWS` rows, and whether its first
+        row does not follow the one before, as rows of another writer or slice.
     """
     envs = np.arange(ring.num_envs)
     for begin in range(first, stop, COPY_ROWS):

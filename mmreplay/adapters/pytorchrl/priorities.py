@@ -29,28 +29,28 @@ LIMITS = {
     "epsilon": (0.0, MAX_PRIORITY),
     "default_error": (1e-30, MAX_PRIORITY),
 }
-"""The least and the greatest value of what priorities are made with."""
+"""Minimum and maximum of the arguments of priorities."""
 HIGHEST = 0.9
-"""Of a sequence's error, the share of its highest step's; the rest is their mean's."""
+"""Share of the highest step in a sequence's error; the mean has the rest."""
 
 
 @dataclass
 class Exponents:
-    """Alpha and beta as they are now.
+    """The current alpha and beta.
 
-    A sampler looks at these and not at the storage, which would then not go as long as
-    its ring is open.
+    Samplers refer to this object instead of the storage, which would otherwise stay
+    alive as long as its ring is open.
     """
 
     alpha: float
     beta: float
 
     def alpha_at(self, step: int) -> float:
-        """Alpha, whatever the step."""
+        """Return alpha for any step."""
         return self.alpha
 
     def beta_at(self, step: int) -> float:
-        """Beta, whatever the step."""
+        """Return beta for any step."""
         return self.beta
 
 
@@ -136,8 +136,8 @@ class EmphasizingSampler(Wrapper):
 class SequencePriorities(SequenceStorage):
     """Draws sequences of a recurrent actor by their errors.
 
-    A sequence has one error, kept at its first row with epsilon added; one that none
-    was told of yet has the default error, or the highest there is.
+    A sequence has one error, stored with epsilon at its first row. A sequence without
+    an error gets the default error, or the highest one if that is higher.
 
     Attributes:
         error: The default.
@@ -195,7 +195,7 @@ class SequencePriorities(SequenceStorage):
         return env_ids, chosen, {"per_weights": 1.0, "idxs": sequences}
 
     def _learned(self, sequences: Ids, errors: NDArray[np.floating[Any]]) -> None:
-        """Give sequences ``[S, 2]`` the errors of their rows, or of the last ones.
+        """Set the errors of sequences ``[S, 2]`` from those of their rows.
 
         Raises:
             SchemaError: They are of another number, negative, or not finite.
@@ -214,7 +214,7 @@ class SequencePriorities(SequenceStorage):
             )
         by_sequence = errors.reshape(len(sequences), -1)
         mixed = HIGHEST * by_sequence.max(1) + (1 - HIGHEST) * by_sequence.mean(1)
-        # What was overwritten meanwhile is let go.
+        # Overwritten sequences are skipped.
         there = sequences[:, 1] >= self._ring.span.first[sequences[:, 0]]
         env_ids, positions = sequences[there].T
         kept = mixed[there].astype(np.float32)

@@ -1,7 +1,7 @@
 """pytorchrl's storages on disk: model-based, off-policy, n-step and prioritized.
 
-Public names, keys and shapes are those of pytorchrl 3.2.15. The differences are told
-in docs/migrating/pytorchrl.md.
+Public names, keys and shapes are those of pytorchrl 3.2.15.
+docs/migrating/pytorchrl.md lists the differences.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ from mmreplay.transforms.nstep import NStep
 ALGORITHM, EPISODES = "Algorithm", "Episodes"
 HerFunction = Callable[..., tuple[Any, Any, Any, Any, Any]]
 _gammas_of: WeakKeyDictionary[Ring, Gammas] = WeakKeyDictionary()
-"""Of each open ring, the gammas that all its storages share."""
+"""The gammas that all storages of an open ring share."""
 
 
 def unchanged(
@@ -105,7 +105,7 @@ class MBReplayBuffer(RingStorage):
     def generate_batches(
         self, num_mini_batch: int, mini_batch_size: int = 256, num_epochs: int = 1
     ) -> Iterator[dict[str, Any]]:
-        """All rows once, shuffled and normalized by the actor's scaler, fitted to them.
+        """Yield all rows once, shuffled and normalized by the actor's scaler.
 
         Args:
             num_mini_batch: Not used.
@@ -136,7 +136,7 @@ class MBReplayBuffer(RingStorage):
             }
 
     def _examples(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the model is given and what it should give, of every row."""
+        """Return inputs and targets of the model for every row."""
         self._settle()
         if self._ring is None or not self.size:
             raise EmptyError(
@@ -287,7 +287,7 @@ class NStepReplayBuffer(ReplayBuffer):
 
     @property
     def n_step(self) -> int:
-        """Steps that are summed; fixed once there are rows."""
+        """Number of steps in a sum; fixed once there are rows."""
         return self._n_step
 
     @n_step.setter
@@ -307,7 +307,7 @@ class NStepReplayBuffer(ReplayBuffer):
 
     @property
     def gamma(self) -> float:
-        """Discount of rows to come; rows that are complete keep theirs."""
+        """Discount of new rows; complete rows keep theirs."""
         assert self._gammas is not None
         return self._gammas.values[-1]
 
@@ -412,7 +412,7 @@ class NStepReplayBuffer(ReplayBuffer):
         return counted.sum(1), (rewards * exponents[..., None]).sum(1)
 
     def _summed(self, drawn: Batch) -> Any:
-        """How many steps were summed, as the discounts of the ring's transform say."""
+        """Return the numbers of steps in the sums, from the transform's discounts."""
         if not 0 < self._ring_gamma < 1:
             return self.n_step
         # An end leaves 0, which no power of gamma is: nothing is discounted there.
@@ -423,7 +423,7 @@ class NStepReplayBuffer(ReplayBuffer):
         )
 
     def _reported_counts(self, counts: NDArray[np.floating[Any]]) -> Any:
-        """``n_step`` of a batch: n, or ``[B, 1]`` where some rows end at a cut."""
+        """Return ``n_step`` of a batch: n, or ``[B, 1]`` if some sums are shorter."""
         if (counts >= self.n_step).all():
             return self.n_step
         counts = np.minimum(counts, self.n_step).astype(np.float32)
@@ -561,11 +561,11 @@ class PERBuffer(NStepReplayBuffer, SequencePriorities):
         self._error = value
 
     default_error = error
-    """The same, by the name that the constructor has for it."""
+    """The same under the name of the constructor's argument."""
 
     @property
     def _prioritized(self) -> PrioritizedSampler:
-        """What keeps the priorities of steps."""
+        """The sampler with the priorities of steps."""
         assert self._ring is not None
         assert isinstance(self._ring.sampler, PrioritizedSampler)
         return self._ring.sampler
@@ -614,7 +614,7 @@ class PERBuffer(NStepReplayBuffer, SequencePriorities):
         return {"per_weights": torch.from_numpy(drawn.weights[:, None]).to(self.device)}
 
     def after_gradients(self, batch: Any, info: Any) -> Any:
-        """Give the transitions of a batch their errors; returns the info.
+        """Set the errors of the transitions of a batch, and return the info.
 
         Args:
             batch: What `generate_batches` gave; its ``idxs`` are taken out.
@@ -778,7 +778,7 @@ class EREBuffer(PERBuffer):
         return env_ids, chosen, {**extra, "ck": window}
 
     def after_gradients(self, batch: Any, info: Any) -> Any:
-        """Give the transitions of a batch their errors, and adapt eta.
+        """Set the errors of the transitions of a batch, and adapt eta.
 
         Args:
             batch: What `generate_batches` gave; its ``idxs`` and ``ck`` are taken out
@@ -797,7 +797,7 @@ class EREBuffer(PERBuffer):
         return self.update_eta(info)
 
     def update_eta(self, info: Any) -> Any:
-        """Adapt eta to how fast the returns of the last 20 reports have grown.
+        """Adapt eta to the growth of the last 20 returns.
 
         Where they grow fastest it is the initial one, where they fall fastest it is 1.
 
@@ -832,7 +832,7 @@ class EREBuffer(PERBuffer):
 
 
 class HERBuffer(EREBuffer):
-    """Inserts each episode twice: as it was, and as if it had reached its goal.
+    """Inserts each episode twice: unchanged, and with the goal that it reached.
 
     Hindsight experience replay (Andrychowicz et al. 2017). When a step ends the
     episodes of all environments, `her_function` is called with each of the episode's
@@ -921,7 +921,7 @@ class HERBuffer(EREBuffer):
         resume: bool = False,
         **named: Any,
     ) -> Maker:
-        """What makes storages; pickles where `her_function` does.
+        """Return a factory of storages, which pickles if `her_function` does.
 
         Raises:
             SchemaError: An option is out of range.
@@ -1010,7 +1010,7 @@ class HERBuffer(EREBuffer):
             super()._append({path: each[begin:end] for path, each in columns.items()})
 
     def _part(self, columns: Columns, key: str) -> Any:
-        """What `her_function` gets of a key: a float32 array, or a dict of them."""
+        """Return an argument of `her_function`: a float32 array, or a dict of them."""
         found: dict[str, Any] = {}
         for path, array in columns.items():
             if path.partition("/")[0] == key:
@@ -1021,7 +1021,7 @@ class HERBuffer(EREBuffer):
         return first_of(self._empty[key]) if key in self._empty else None
 
     def _relabelled(self, step: Columns, initial: Any, final: Any) -> Columns:
-        """A step as `her_function` makes it, by path, of the same shapes and dtypes."""
+        """Return the step that `her_function` makes, of the same shapes and dtypes."""
         keys = (OBS, RHS, OBS2, RHS2, REW)
         try:
             given = [self._part(step, key) for key in keys]

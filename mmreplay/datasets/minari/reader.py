@@ -31,7 +31,7 @@ METADATA_KEYS = (
     "author_email", "algorithm_name", "code_permalink", "description", "requirements",
     "eval_env_spec", "ref_min_score", "ref_max_score", "num_episodes_average_score",
 )  # fmt: skip
-"""What is kept of a dataset's metadata, as user metadata ``minari``."""
+"""Keys of the metadata that become user metadata ``minari``."""
 
 
 def open_reader(
@@ -98,7 +98,7 @@ def open_reader(
 
 
 def recognizes(path: Path) -> bool:
-    """Whether a folder's metadata is Minari's."""
+    """Return whether a folder has Minari's metadata."""
     folder = _data_folder(path)
     try:
         return folder is not None and "data_format" in _metadata(folder)
@@ -107,7 +107,7 @@ def recognizes(path: Path) -> bool:
 
 
 def located(source: object) -> tuple[Path, dict[str, object]] | None:
-    """The folder of a dataset that Minari has open, or knows by an id.
+    """Return the folder of a dataset that Minari has open or knows by an id.
 
     Args:
         source: A ``minari.MinariDataset``, read with its filter of episodes; or an id
@@ -141,18 +141,18 @@ class Episodes(Protocol):
     """The episodes of one data format.
 
     Attributes:
-        lossy: Some images were kept as JPEG.
-        notes: What was left out.
+        lossy: Whether some images are JPEG.
+        notes: The report.
     """
 
     lossy: bool
     notes: Notes
 
     def names(self) -> list[str]:
-        """One name an episode, in order, to call it by in errors."""
+        """Return one name for each episode, in order, for errors."""
 
     def columns(self, index: int) -> dict[str, Rows]:
-        """Columns of an episode by Minari's names, as ``observations/camera``."""
+        """Return the columns of an episode by Minari's names."""
 
     def close(self) -> None:
         """Close the files."""
@@ -243,7 +243,7 @@ class MinariReader(FragmentReader):
         return None
 
     def _compare(self, metadata: Json, episodes: int) -> None:
-        """Say where the metadata tells other numbers than the data."""
+        """Report where the metadata and the data differ."""
         steps = int(self.tally.rows.sum()) - self.tally.finals
         for key, got in (("total_episodes", episodes), ("total_steps", steps)):
             if metadata.get(key) != got:
@@ -285,7 +285,7 @@ def _checked(indices: Sequence[int], count: int) -> list[int]:
 
 
 def _root() -> Path:
-    """Where Minari keeps the datasets of this user."""
+    """Return the folder of this user's datasets."""
     return Path(
         files.expanded(os.environ.get("MINARI_DATASETS_PATH", "~/.minari/datasets"))
     )

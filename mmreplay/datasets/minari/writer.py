@@ -32,9 +32,9 @@ VERSION = "0.5.4"
 """The version of Minari whose layout this is; newer ones read it."""
 WRITTEN_ID = re.compile(r"([-_\w][-_\w/]*[-_\w]+/)?[-_\w]+?-v\d+")
 ROLE_NAMES = {"observation": "observations", "action": "actions", "reward": "rewards"}
-"""What Minari calls the fields of a role; the others stand under infos."""
+"""Minari's names of roles; other fields are infos."""
 EPISODE_NBYTES = 8 << 20
-"""Of an episode that is kept to be written at once; a longer one grows by pieces."""
+"""Maximum bytes of an episode that is written at once; a longer one is appended to."""
 SPACES = {"observations": "observation_space", "actions": "action_space"}
 
 
@@ -71,7 +71,7 @@ def planned(
 
 
 def owns(folder: Path) -> bool:
-    """Whether a folder holds a dataset as it is written here, and nothing else."""
+    """Return whether a folder holds a dataset written here, and nothing else."""
     data = folder / "data"
     names = sorted(each.name for each in data.iterdir()) if data.is_dir() else []
     return names == [MAIN, METADATA] and [*folder.iterdir()] == [data]
@@ -117,7 +117,7 @@ class MinariWriter(Writer):
             self._put(self._maker.feed(section))
 
     def _put(self, steps: Transitions | None) -> None:
-        """Add steps to the episode that is open, and to those that follow."""
+        """Add steps to the current episode and the following ones."""
         if steps is None:
             return
         first = 0
@@ -149,14 +149,14 @@ class MinariWriter(Writer):
             self._spill()
 
     def _spill(self) -> None:
-        """Write what there is of an episode that goes on."""
+        """Write the buffered rows of an episode that continues."""
         assert self._file is not None
         for name, rows in self._episode.take().items():
             self._file.append(f"{self._episode.group}/{name}", rows)
         self._episode.begun = True
 
     def _end(self, steps: Transitions, last: int) -> None:
-        """Add the row after the last step, and begin the next episode."""
+        """Add the row after the last step, and start the next episode."""
         assert self._file is not None
         episode = self._episode
         for path, values in steps.columns.items():
@@ -174,7 +174,7 @@ class MinariWriter(Writer):
         self._episode = _Episode(episode.index + 1)
 
     def _count_episode(self, steps: Transitions, last: int) -> None:
-        """Count an episode, and say where its last row is not what was seen."""
+        """Count an episode, and report an unknown final observation."""
         ended = steps.terminated[last] or steps.truncated[last]
         self._disconnected += bool(steps.disconnected[last])
         self._unended += not (ended or steps.disconnected[last])
@@ -271,12 +271,12 @@ class _Episode:
         self.begun = False
 
     def add(self, name: str, section: Array) -> None:
-        """Keep rows until there are enough of them."""
+        """Add rows to the buffer."""
         self.sections.setdefault(name, []).append(section)
         self.nbytes += section.nbytes
 
     def take(self) -> dict[str, Array]:
-        """Give the rows that were kept."""
+        """Return the buffered rows, and clear the buffer."""
         found = {
             name: each[0] if len(each) == 1 else np.concatenate(each)
             for name, each in self.sections.items()
@@ -285,7 +285,7 @@ class _Episode:
         return found
 
     def attributes(self) -> dict[str, object]:
-        """What Minari keeps beside an episode."""
+        """Return the attributes of an episode."""
         rewards = np.concatenate(self.rewards).astype(np.float64)
         summary = {
             "sum": rewards.sum(), "mean": rewards.mean(), "std": rewards.std(),
@@ -330,7 +330,7 @@ def _sections(
 
 
 def _source_metadata(description: Description) -> Json:
-    """Metadata that came from Minari, with the spaces that still fit the fields."""
+    """Return metadata that came from Minari, with the spaces that fit the fields."""
     source_metadata = description.user.get("minari")
     found = dict(source_metadata) if isinstance(source_metadata, dict) else {}
     schema = description.schema
@@ -348,7 +348,7 @@ def _source_metadata(description: Description) -> Json:
 
 
 def _checked_id(dataset_id: str | None, target: Path) -> str:
-    """The name of a dataset: what `minari.load_dataset` will be asked for."""
+    """Return the name of a dataset for `minari.load_dataset`."""
     if dataset_id is None:
         above = target.parent.name
         outside = above in ("datasets", "") or not re.fullmatch(r"[-_\w]{2,}", above)
