@@ -983,6 +983,9 @@ class ReplayBuffer:
         stays there. One ``[T, num_envs, *shape]``, or two that follow each other; None
         where environments are not in step, the field is an end of episodes, or the
         engine is not ``"memmap"``: use `gather_all`.
+
+        Args:
+            path: Path of the field, such as ``"observation/pixels"``.
         """
         return self._current().map_field(path)
 

@@ -434,7 +434,9 @@ def test_names_of_infos_are_a_sequence_of_text(keys):
 
 
 def test_copying_infos_is_true_or_false():
-    with pytest.raises(SchemaError, match=r"^copy_info_dict: got .no., expected"):
+    with pytest.raises(
+        SchemaError, match=r"^copy_info_dict must be True or False, got"
+    ):
         HerReplayBuffer(10, SPACE, ACTION, None, copy_info_dict="no")
 
 
