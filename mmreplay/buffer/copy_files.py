@@ -1,25 +1,13 @@
-"""A whole buffer beside another one, as that was at one moment, while it is written.
+"""Snapshots: copies of a buffer's files while its writer goes on.
 
 Where the file system can share blocks (reflink), every file is cloned; elsewhere the
 rows alive are copied, oldest first. Sealed shards, which nobody writes again, are
-linked; never a file of the ring, which is written in place. Samplers' columns come
-along.
+linked; never a file of the ring, which is written in place. Priorities that samplers
+store beside the rows come along.
 
-Takes the rows that are alive now out of a generation that is being written.
-
-The writer's limit is read *after* rows were taken: what it has passed by then may hold
-later rows and is given up, as a reader does.
-
-The samplers' columns of a buffer, taken along with its rows.
-
-What a column has seen is read before the heads are, and its numbers before the limit
-is looked at again: the number of a row that is taken is that row's own.
-
-Takes the rows of a Zarr buffer: sealed shards are linked, the tail is copied.
-
-Nobody writes a published shard again, so a link to it stays what it is when the writer
-puts its place back and removes it. Which of the two holds a place's rows is looked at
-before and after, and taken again where it changed.
+The bytes are copied under a foreign writer, without a lock. So the writer's limit is
+read *after* rows were copied: rows that it has passed by then may be torn, and are
+lost to the snapshot, as they would be to a reader.
 """
 
 from __future__ import annotations
@@ -39,7 +27,7 @@ from numpy.typing import NDArray
 
 from mmreplay import process
 from mmreplay.buffer import opening
-from mmreplay.buffer.new_generation import filled
+from mmreplay.buffer.new_generation import NewGeneration, new_folder
 from mmreplay.buffer.open_files import OpenFiles
 from mmreplay.buffer.statistics import (
     FILE_NAME as STATISTICS,
@@ -63,13 +51,10 @@ from mmreplay.format import metadata as metadata_file
 from mmreplay.format.metadata import Metadata
 from mmreplay.samplers import priority_file
 from mmreplay.samplers.priority_file import COLUMN, NAME, STATE, StateRecord
-from mmreplay.storage import recovery
 from mmreplay.storage.commit_state import refuse_cut
-from mmreplay.storage.engines import create_store
 from mmreplay.storage.layout import FLAGS, SUMS, record_layout
 from mmreplay.storage.store import CheckedStore
 from mmreplay.storage.zarr import group
-from mmreplay.storage.zarr.engine import ZarrStore
 from mmreplay.storage.zarr.shards import DTYPE, FILE_NAME, ShardStates
 
 Array = NDArray[np.int64]
@@ -85,7 +70,7 @@ CANNOT_CLONE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Block:
     """Slots ``[slot, slot + count)`` of environments whose rows lie side by side."""
 
     ids: Array
@@ -94,14 +79,18 @@ class Piece:
     count: int
 
 
-class Taking:
-    """Takes the rows that are alive now out of one generation, into another store.
+class FileCopy:
+    """Copies the rows that are alive now out of the files of one generation.
 
     Attributes:
         heads: int64 ``[E]``, when it began.
         firsts: int64 ``[E]``, oldest alive when it began.
-        lost: int64 ``[E]``, positions below were overwritten before they were taken.
+        lost: int64 ``[E]``, positions below were overwritten before they were copied.
+        nbytes: Bytes copied or shared.
+        how: Whether blocks were shared, shards linked, or all was copied.
     """
+
+    how: How = "copy"
 
     def __init__(
         self,
@@ -116,7 +105,7 @@ class Taking:
             opened: Of the source, open for reading.
             store: The target's.
             columns: Files with a value a row beside the store's, and their copies.
-            progress: Called with (bytes taken, bytes to take).
+            progress: Called with (bytes copied, bytes to copy).
         """
         self._commit = opened.commit
         self._commit.refresh()
@@ -138,37 +127,39 @@ class Taking:
 
     @property
     def tails(self) -> Array:
-        """int64 ``[E]``, the oldest position that was taken whole."""
+        """int64 ``[E]``, the oldest position that was copied whole."""
         return np.minimum(np.maximum(self.firsts, self.lost), self.heads)
 
     @property
     def cut_rows(self) -> int:
-        """Rows that the writer gave up before they were taken."""
+        """Rows that the writer overwrote before they were copied."""
         return int((self.tails - self.firsts).sum())
 
-    def run(self) -> How:
-        """Take everything; see `commit_state.refuse_cut`."""
-        how: How = "copy"
-        if self._cloned():
-            self._look(self._begins, self.heads)
+    def run(self) -> None:
+        """Copy everything.
+
+        Raises:
+            FailedError: Another writer cut rows, after a failed sync.
+        """
+        if self._clone():
+            self._recheck(self._begins, self.heads)
             self.nbytes = sum(target.nbytes for _, target in self._pairs)
-            how = "reflink"
+            self.how = "reflink"
         else:
-            self._copied()
+            self._copy_all()
         refuse_cut(self._commit)
         self._forget_lost()
-        return how
 
-    def _copied(self) -> None:
+    def _copy_all(self) -> None:
         """Copy the rows, and the sums."""
         # The sums first: they may be another lap's by the time the rows are here.
         for source, target in self._pairs:
             if target.path.name == SUMS:
                 self._copy(source, target, 0, target.nbytes)
         for piece in self._pieces():
-            self._take(piece)
+            self._copy_and_recheck(piece)
 
-    def _cloned(self) -> bool:
+    def _clone(self) -> bool:
         """Share the blocks of every file, if the file system can."""
         for source, target in self._pairs:
             try:
@@ -179,7 +170,7 @@ class Taking:
                 raise system_error("clone into", target.path, error) from error
         return True
 
-    def _pieces(self) -> Iterator[Piece]:
+    def _pieces(self) -> Iterator[Block]:
         """What is to be copied, oldest first, in pieces of bounded size."""
         ring = self._ring
         row_nbytes = sum(self._row_nbytes(t) for _, t in self._pairs)
@@ -200,16 +191,16 @@ class Taking:
         stop = min(stop, first + ring.slots)
         yield from self._cuts(np.arange(ring.num_envs), first, stop, size)
 
-    def _cuts(self, ids: Array, first: int, stop: int, size: int) -> Iterator[Piece]:
+    def _cuts(self, ids: Array, first: int, stop: int, size: int) -> Iterator[Block]:
         slots = self._ring.slots
         while first < stop:
             slot = first % slots
             count = min(size, stop - first, slots - slot)
-            yield Piece(ids, self._ring.row(int(ids[0]), first), slot, count)
+            yield Block(ids, self._ring.row(int(ids[0]), first), slot, count)
             first += count
 
-    def _take(self, piece: Piece) -> None:
-        """Copy the rows of a piece, and see which of them the writer passed."""
+    def _copy_and_recheck(self, piece: Block) -> None:
+        """Copy the rows of a block, and see which of them the writer passed."""
         slots = np.arange(piece.slot, piece.slot + piece.count)[:, None]
         begins, heads = self._begins[piece.ids], self.heads[piece.ids]
         positions = begins + (slots - begins) % self._ring.slots
@@ -219,20 +210,20 @@ class Taking:
         self._carry(piece, len(piece.ids))
         firsts = np.where(alive, positions, np.iinfo(np.int64).max).min(axis=0)
         stops = np.where(alive, positions + 1, 0).max(axis=0)
-        self._look(firsts, stops, piece.ids)
+        self._recheck(firsts, stops, piece.ids)
 
-    def _carry(self, piece: Piece, width: int) -> None:
+    def _carry(self, piece: Block, width: int) -> None:
         """Copy the rows of a piece, of every file that has rows."""
         for source, target in self._pairs:
             if target.path.name != SUMS:
                 self._copy_rows(source, target, piece, width)
 
-    def _copy_rows(self, source: File, target: File, piece: Piece, width: int) -> None:
+    def _copy_rows(self, source: File, target: File, piece: Block, width: int) -> None:
         size = self._row_nbytes(target)
         count = piece.count * width * size
         self._copy(source, target, piece.row * size, count)
 
-    def _look(self, firsts: Array, stops: Array, ids: Array | None = None) -> None:
+    def _recheck(self, firsts: Array, stops: Array, ids: Array | None = None) -> None:
         """Note which of the positions ``[firsts, stops)`` just taken are lost."""
         self._commit.refresh()
         envs: Array | slice = slice(None) if ids is None else ids
@@ -281,10 +272,12 @@ class Taking:
 FOLDER = "samplers"
 
 
-class Columns:
-    """The columns of a source that fit its ring, and their copies.
+class PriorityCopies:
+    """Copies of the stored priorities that fit a buffer's ring.
 
-    Those that are damaged, or of another ring, are left: their samplers begin anew.
+    Those that are damaged, or of another ring, are left out: their samplers begin anew.
+    What a sampler has seen is read before the heads are, and its priorities before the
+    limits are looked at again: so the priority of a row in the snapshot is its own.
 
     Attributes:
         pairs: The file of numbers of each, and its copy.
@@ -378,8 +371,14 @@ TRIES = 1000
 CANNOT_LINK = {*CANNOT_CLONE, errno.EMLINK}
 
 
-class ShardTaking(Taking):
-    """See `Taking`; the sealed places' numbers are the target's own."""
+class ShardCopy(FileCopy):
+    """Copies a Zarr buffer: sealed shards are linked, staging rows are copied.
+
+    Nobody writes a published shard again, so a link to it stays what it is when the
+    writer puts its rows back and removes it. Whether shards or staging files hold the
+    rows of a shard's span is looked at before and after the copy, which is made again
+    where that changed. The shard index is the target's own.
+    """
 
     def __init__(
         self,
@@ -388,7 +387,7 @@ class ShardTaking(Taking):
         columns: Pairs,
         progress: Progress | None,
     ) -> None:
-        """See `Taking`."""
+        """Look at what is alive; see `FileCopy`."""
         super().__init__(opened, store, columns, progress)
         metadata = opened.metadata
         assert metadata.sharding is not None
@@ -403,38 +402,36 @@ class ShardTaking(Taking):
         self._target = store.files[0].path.parent
         self._raw: set[int] = set()
         self._sealed: set[int] = set()
-        self._linked = False
         self._names = _tail_names(store)
 
-    def run(self) -> How:
-        """Take everything."""
+    def run(self) -> None:
+        """Copy everything; see `FileCopy.run`."""
         self._places = ShardStates.open(
             self._source, self._count, writable=False, mapped=True
         )
         try:
-            self._copied()
+            self._copy_all()
         finally:
             self._places.file.close()
         refuse_cut(self._commit)
         self._forget_lost()
         self._publish()
-        return "link" if self._linked else "copy"
 
-    def _cuts(self, ids: Array, first: int, stop: int, size: int) -> Iterator[Piece]:
+    def _cuts(self, ids: Array, first: int, stop: int, size: int) -> Iterator[Block]:
         """Pieces of one place each."""
         while first < stop:
             end = min(stop, (first // self._steps + 1) * self._steps)
             yield from super()._cuts(ids, first, end, size)
             first = end
 
-    def _carry(self, piece: Piece, width: int) -> None:
+    def _carry(self, piece: Block, width: int) -> None:
         """Link the shards of a piece's place, or copy its rows out of the tail."""
         number = piece.row // self._place_rows
         if number not in self._sealed:
             self._settle(number, piece, width)
         self._copy_tail(piece, width, kept=True)
 
-    def _settle(self, number: int, piece: Piece, width: int) -> None:
+    def _settle(self, number: int, piece: Block, width: int) -> None:
         for _ in range(TRIES):
             before = self._places.get(number)
             sealed = bool(before & 1)
@@ -459,10 +456,10 @@ class ShardTaking(Taking):
             )
         if sealed and number in self._raw:
             # Rows copied before may be others' in the shards.
-            self._look(self._begins, self.heads)
+            self._recheck(self._begins, self.heads)
         (self._sealed if sealed else self._raw).add(number)
 
-    def _copy_tail(self, piece: Piece, width: int, *, kept: bool) -> None:
+    def _copy_tail(self, piece: Block, width: int, *, kept: bool) -> None:
         """Copy a piece of the files whose rows shards have, or of the others."""
         for source, target in self._pairs:
             name = target.path.name
@@ -493,7 +490,7 @@ class ShardTaking(Taking):
         if not stat.S_ISREG(status.st_mode):
             files.remove_tree(target)
             raise files.irregular(source)
-        self._linked = True
+        self.how = "link"
         return status.st_size
 
     def _doubled(self, source: Path, target: Path) -> int:
@@ -592,7 +589,7 @@ def snapshot(
     progress: Progress | None = None,
 ) -> Snapshot:
     """Make a snapshot of a buffer's folder; see `ReplayBuffer.snapshot`."""
-    # What is no buffer is told so, and no file of a pause is left in it.
+    # A folder that is no buffer is refused before a pause leaves a file in it.
     metadata_file.load(source)
     opening.refuse_inside(target, source)
     with ExitStack() as stack:
@@ -607,42 +604,46 @@ def snapshot(
                 f"{source} uses the features {list(metadata.unknown_features)}, which "
                 "this mmreplay cannot copy; install a newer mmreplay"
             )
-        stack.enter_context(filled(target, allow_network))
-        return _build(opened, source, target, progress)
+        stack.enter_context(new_folder(target, allow_network))
+        with NewGeneration(target, metadata) as new:
+            priorities = PriorityCopies(source, target, metadata)
+            stack.callback(priorities.close)
+            copied = copy_files(opened, new, priorities.pairs, progress)
+            new.finish(copied.heads, copied.tails, seal=False)
+            priorities.finish(copied.heads)
+        _copy_statistics(source, target)
+        new.publish()
+        return Snapshot(
+            target, copied.how, copied.tails, copied.heads, copied.cut_rows,
+            copied.nbytes,
+        )  # fmt: skip
 
 
-def _build(
-    opened: OpenFiles, source: Path, target: Path, progress: Progress | None
-) -> Snapshot:
-    """Fill the target's folder; metadata.json is the last file to appear in it."""
-    metadata = opened.metadata
-    folder = target / metadata.folder
-    files.make_folder(folder)
-    columns = Columns(source, target, metadata)
-    store = create_store(folder, metadata)
-    try:
-        kind = ShardTaking if metadata.engine == "zarr" else Taking
-        taking = kind(opened, store, columns.pairs, progress)
-        how = taking.run()
-        if isinstance(store, ZarrStore):
-            store.settle(taking.tails, taking.heads, seal=False)
-        store.sync()
-        taking.sum()
-        store.sync_sums()
-        columns.finish(taking.heads)
-    finally:
-        columns.close()
-        store.close()
-        store.unmap()
-    recovery.create(folder, metadata, taking.heads, taking.tails)
-    files.sync_folder(folder)
-    _copy_statistics(source, target)
-    encoded = metadata_file.encode(metadata)
-    files.replace_bytes(target / metadata_file.FILE_NAME, encoded)
-    files.remove_tree(target / recovery.HALF)
-    return Snapshot(
-        target, how, taking.tails, taking.heads, taking.cut_rows, taking.nbytes
-    )
+def copy_files(
+    opened: OpenFiles,
+    target: NewGeneration,
+    columns: Pairs = (),
+    progress: Progress | None = None,
+) -> FileCopy:
+    """Copy the files of a generation that is being written into a new one.
+
+    Args:
+        opened: The source, open for reading.
+        target: The new generation, of the same metadata; its blocks are summed.
+        columns: Files with a value a row beside the store's, and their copies.
+        progress: Called with (bytes copied, bytes to copy).
+
+    Returns:
+        What was copied.
+
+    Raises:
+        FailedError: Another writer cut rows, after a failed sync.
+    """
+    kind = ShardCopy if target.metadata.engine == "zarr" else FileCopy
+    copy = kind(opened, target.store, columns, progress)
+    copy.run()
+    copy.sum()
+    return copy
 
 
 def _copy_statistics(source: Path, target: Path) -> None:

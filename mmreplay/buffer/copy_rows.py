@@ -1,16 +1,17 @@
-"""Another generation of a buffer: its newest rows under another ring or schema.
+"""Copies of a buffer's rows: resize, add_field, and compact.
 
-The new folder is complete and synced before metadata.json is renamed: the rename
-is the one switch, and a kill on either side of it leaves one whole buffer.
+A resize or a new field copies the newest rows into another generation of the same
+buffer. Its folder is whole and synced before metadata.json is renamed: the rename is
+the one switch, and a kill on either side of it leaves one whole buffer.
 
-A buffer's rows in another engine or codec: from files to shards, and back.
+`compact` copies rows into a new buffer of another engine or codec.
 """
 
 from __future__ import annotations
 
 import errno
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,10 +21,11 @@ from numpy.typing import NDArray
 
 from mmreplay.arguments import format_size, integer
 from mmreplay.buffer import opening
-from mmreplay.buffer.new_generation import filled
+from mmreplay.buffer.new_generation import NewGeneration, new_folder
 from mmreplay.buffer.open_files import OpenFiles
 from mmreplay.buffer.opening import ROWS_EACH
 from mmreplay.buffer.reader import SCAN_ROWS, Reader
+from mmreplay.buffer.statistics import FILE_NAME as STATISTICS
 from mmreplay.buffer.statistics import left_behind, read_statistics, write_statistics
 from mmreplay.disk import files
 from mmreplay.disk.files import rename
@@ -34,16 +36,15 @@ from mmreplay.format.sharding import Codec, Sharding
 from mmreplay.ring import Ring, runs
 from mmreplay.schema import Field, Schema
 from mmreplay.schema.convert import shape_of
-from mmreplay.storage import disk_space, recovery
+from mmreplay.storage import disk_space
 from mmreplay.storage.commit_state import CommitWriter, refuse_cut
-from mmreplay.storage.engines import create_store
-from mmreplay.storage.store import CheckedStore, Store
+from mmreplay.storage.store import Store
 from mmreplay.storage.zarr import group
-from mmreplay.storage.zarr.engine import ZarrStore
 
 SCAN_NBYTES = 64 << 20
 """Rows copied at a time take no more than this, nor more than SCAN_ROWS."""
 Fill = dict[str, NDArray[np.generic]] | None
+Ids = NDArray[np.int64]
 Progress = Callable[[int, int], None]
 
 
@@ -87,74 +88,93 @@ def refuse_role(before: Schema, after: Schema, value: NDArray[np.generic]) -> No
             )
 
 
-def swap(
+def replace_generation(
     reader: Reader,
     ring: Ring,
     schema: Schema,
     fill: Fill,
     commit_every: float | None,
 ) -> OpenFiles:
-    """Put another generation of a buffer in force and return it open for writing.
+    """Replace a buffer's generation by another one, and return it open for writing.
 
     Adding waits meanwhile. All that may fail comes before the switch, and leaves the
     buffer as it was; a failure of the switch itself ends this writer, as it is unknown
     which generation a later opening finds. The former one stays open to read, for
-    threads that draw; `Parts.retire` it.
+    threads that draw; `OpenFiles.retire` it.
+
+    Args:
+        reader: Of the current generation.
+        ring: The new one's.
+        schema: The new one's.
+        fill: By path, what rows of a new field read as.
+        commit_every: Seconds between commits by a thread; None for none.
     """
     former = reader.files
+    metadata = former.metadata.next_generation(ring, schema)
     if former.path is None:
-        return in_memory(reader, ring, schema, fill)
+        return _replace_in_memory(reader, metadata, fill)
     assert former.committer is not None
     assert isinstance(former.commit, CommitWriter)
     former.committer.commit()
     former.refuse_elsewhere()
-    metadata = former.metadata.next_generation(ring, schema)
-    encoded = metadata_file.encode(metadata)
-    target = former.path / metadata_file.FILE_NAME
-    folder = former.path / metadata.folder
-    files.remove_tree(folder)
     fresh = None
     try:
         try:
-            files.make_folder(folder)
-            _fill(reader, folder, metadata, fill)
+            with NewGeneration(former.path, metadata) as new:
+                tails = copy_rows(reader, new.store, fill)
+                new.sum_blocks(tails, reader.span.stop)
+                # The group is for the writer that goes on with this generation.
+                new.finish(reader.span.stop, tails, seal=None)
             fresh = opening.open_next(former, metadata, commit_every)
-            staged = files.stage_bytes(target, encoded)
+            target = former.path / metadata_file.FILE_NAME
+            staged = files.stage_bytes(target, new.encoded)
         except BaseException as error:
-            _take_back(folder, fresh)
+            _take_back(former.path / metadata.folder, fresh)
             if isinstance(error, FullError) and error.errno != errno.EFBIG:
-                raise _no_room(former.path, metadata, reader, error) from error
+                raise _no_space(former.path, metadata, reader, error) from error
             raise
         try:
             rename(staged, target)
         except FullError as error:
-            # Without room for the new entry, the folder keeps the old one.
+            # Without space for the new entry, the folder keeps the old one.
             if metadata_file.load(former.path).generation != former.metadata.generation:
                 raise
-            _take_back(folder, fresh)
-            raise _no_room(former.path, metadata, reader, error) from error
+            _take_back(new.folder, fresh)
+            raise _no_space(former.path, metadata, reader, error) from error
         former.committer.stop()
         # Without the record, readers follow when they next look up the path.
         with suppress(OSError):
             former.commit.mark_moved()
     except BaseException as error:
         if fresh is not None and not fresh.closed:
-            # Nothing more may be added to a generation that may not be in force.
+            # Nothing more may be added to a generation that may not be current.
             why = str(error) or type(error).__name__
             former.committer.poison(f"the switch to {metadata.folder} failed: {why}")
             fresh.discard()
         raise
-    # What is cut short from here on must not add to what is not in force.
+    # What is cut short from here on must not add to a generation that is not current.
     former.committer.poison(f"the switch to {metadata.folder} was cut short")
+    # The lock is handed over last: while either generation may still be the current
+    # one, no other process may write.
     fresh.lock, former.lock = former.lock, None
+    return fresh
+
+
+def _replace_in_memory(reader: Reader, metadata: Metadata, fill: Fill) -> OpenFiles:
+    fresh = opening.create_memory(metadata)
+    tails = copy_rows(reader, fresh.store, fill)
+    assert fresh.appender is not None
+    assert reader.files.appender is not None
+    fresh.appender.adopt(reader.span.stop, tails)
+    fresh.appender.follow(reader.files.appender)
     return fresh
 
 
 def _take_back(folder: Path, fresh: OpenFiles | None) -> None:
     """Remove a generation that did not come into force.
 
-    What cannot be removed is left to the next opening; why it was half made is what is
-    told.
+    What cannot be removed is left to the next opening: the error to raise is why the
+    generation is half made.
     """
     if fresh is not None:
         fresh.discard()
@@ -162,7 +182,7 @@ def _take_back(folder: Path, fresh: OpenFiles | None) -> None:
         files.remove_tree(folder)
 
 
-def _no_room(
+def _no_space(
     path: Path, metadata: Metadata, reader: Reader, error: FullError
 ) -> FullError:
     """Say what was missing: both rings are on the disk until one of them is whole."""
@@ -181,43 +201,21 @@ def _no_room(
     )
 
 
-def _fill(reader: Reader, folder: Path, metadata: Metadata, fill: Fill) -> None:
-    """Make the files of a generation, with the rows alive now, durable as a whole."""
-    store = create_store(folder, metadata)
-    try:
-        firsts = copy(reader, store, fill)
-        heads = reader.span.stop
-        store.sync()
-        sum_blocks(store, firsts, heads)
-        store.sync_sums()
-        recovery.create(folder, metadata, heads, firsts)
-        files.sync_folder(folder)
-    finally:
-        store.close()
-
-
-def in_memory(reader: Reader, ring: Ring, schema: Schema, fill: Fill) -> OpenFiles:
-    """The same in RAM."""
-    former = reader.files
-    metadata = former.metadata.next_generation(ring, schema)
-    fresh = opening.create_memory(metadata)
-    firsts = copy(reader, fresh.store, fill)
-    assert fresh.appender is not None
-    assert former.appender is not None
-    fresh.appender.adopt(reader.span.stop, firsts)
-    fresh.appender.follow(former.appender)
-    return fresh
-
-
-def copy(
-    reader: Reader, store: Store, fill: Fill, progress: Progress | None = None
-) -> NDArray[np.int64]:
+def copy_rows(
+    reader: Reader, store: Store, fill: Fill = None, progress: Progress | None = None
+) -> Ids:
     """Copy the newest rows that fit, and return the first position of each env.
 
     The newest row of each environment comes along also where it was given up: if an
     episode ends there, its final row is still to come, and an opening that goes on
-    tells so by the flags of the row before. Environments go side by side, so that what
-    is sealed step by step can be.
+    knows so by the flags of the row before. Environments go side by side, so that
+    what is sealed step by step can be.
+
+    Args:
+        reader: The source.
+        store: The target.
+        fill: By path, what rows of a field that the source lacks read as.
+        progress: Called with (rows copied, rows in all).
     """
     span = reader.span
     ring = store.ring
@@ -225,7 +223,11 @@ def copy(
     oldest = np.maximum(0, np.minimum(firsts, span.stop - 1))
     size = max(1, min(SCAN_ROWS, SCAN_NBYTES // max(1, store.schema.row_nbytes)))
     done, rows = 0, int((span.stop - oldest).sum())
-    for first in _pieces(oldest, span.stop, size):
+    first = 0
+    # One environment may be any number of steps ahead of another: stretches that hold
+    # no row of any are left out.
+    while (left := span.stop > np.maximum(first, oldest)).any():
+        first = max(first, int(oldest[left].min()))
         for env_id in range(ring.num_envs):
             begin = max(first, int(oldest[env_id]))
             positions = np.arange(begin, min(first + size, int(span.stop[env_id])))
@@ -240,37 +242,8 @@ def copy(
             done += len(positions)
             if progress is not None:
                 called("progress", progress, done, rows)
-    return firsts
-
-
-def _pieces(
-    firsts: NDArray[np.int64], stops: NDArray[np.int64], size: int
-) -> Iterator[int]:
-    """Where pieces begin that hold all rows; stretches that hold none are left out.
-
-    One environment may be any number of steps ahead of another.
-    """
-    first = 0
-    while (left := stops > np.maximum(first, firsts)).any():
-        first = max(first, int(firsts[left].min()))
-        yield first
         first += size
-
-
-def sum_blocks(
-    store: CheckedStore, firsts: NDArray[np.int64], heads: NDArray[np.int64]
-) -> None:
-    """Write the checksums of every whole block that holds a row."""
-    size = store.ring.block_rows
-    # The first block may begin with rows that were never written, and a hole that is
-    # read through a mapping is a SIGBUS where tmpfs is full.
-    store.allocate(firsts // size * size, firsts)
-    for env_id in range(store.ring.num_envs):
-        first = int(firsts[env_id]) // size
-        blocks = range(first, int(heads[env_id]) // size)
-        sums = [store.checksum(env_id, block) for block in blocks]
-        if sums:
-            store.write_sums(env_id, first, np.array(sums, np.uint32))
+    return firsts
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,17 +316,31 @@ def compact(
         stack.callback(opened.close)
         opening.refuse_inside(place, where)
         metadata = _described(opened.metadata, codec, level, chunk_crc32c)
-        stack.enter_context(filled(place, allow_network))
-        rows = _fill_compacted(opened, place, metadata, progress)
-        if (where / "statistics.json").exists():
+        stack.enter_context(new_folder(place, allow_network))
+        reader = Reader(opened)
+        # All rows that are to be copied are alive here, or the copy is refused below.
+        span = reader.span
+        with NewGeneration(place, metadata) as new:
+            tails = copy_rows(reader, new.store, progress=progress)
+            refuse_cut(opened.commit)
+            reader.refresh()
+            overwritten = (reader.span.first > tails) & (tails < span.stop)
+            if overwritten.any():
+                raise StaleError(
+                    f"environment {int(np.flatnonzero(overwritten)[0])}: rows were "
+                    "given up while they were copied, expected a buffer that nobody "
+                    "writes; stop its writer, or take a snapshot first"
+                )
+            new.sum_blocks(tails, span.stop)
+            new.finish(span.stop, tails)
+        if (where / STATISTICS).exists():
             write_statistics(place, read_statistics(where))
-        encoded = metadata_file.encode(metadata)
-        files.replace_bytes(place / metadata_file.FILE_NAME, encoded)
-        files.remove_tree(place / recovery.HALF)
+        new.publish()
         _, before = opened.store.disk_nbytes()
     fresh = opening.open_reader(place)
     try:
         nbytes, left = fresh.store.disk_nbytes()[1], left_behind(where)
+        rows = int((span.stop - tails).sum())
         return CompactReport(place, rows, before, nbytes, tuple(left))
     finally:
         fresh.close()
@@ -381,44 +368,3 @@ def _described(
         metadata, uuid=secrets.token_bytes(16), generation=1, engine=engine,
         ring=ring, sharding=sharding,
     )  # fmt: skip
-
-
-def _fill_compacted(
-    opened: OpenFiles,
-    target: Path,
-    metadata: Metadata,
-    progress: Progress | None,
-) -> int:
-    """Fill the target's folder, synced, with COMMIT; return the rows copied."""
-    folder = target / metadata.folder
-    files.make_folder(folder)
-    reader = Reader(opened)
-    span = reader.span
-    store = create_store(folder, metadata)
-    try:
-        firsts = copy(reader, store, None, progress)
-        refuse_cut(opened.commit)
-        sum_blocks(store, firsts, span.stop)
-        store.sync_sums()
-        # Last: what this gives back nothing asks space for again.
-        if isinstance(store, ZarrStore):
-            store.settle(firsts, span.stop)
-        store.sync()
-    finally:
-        store.close()
-        store.unmap()
-    reader.refresh()
-    given_up = reader.span.first > firsts
-    if (given_up & (firsts < span.stop)).any():
-        raise StaleError(
-            f"environment {int(np.flatnonzero(given_up)[0])}: rows were given up while "
-            "they were copied, expected a buffer that nobody writes; stop its writer, "
-            "or take a snapshot first"
-        )
-    recovery.create(folder, metadata, span.stop, firsts)
-    files.sync_folder(folder)
-    return _count(span.stop - firsts)
-
-
-def _count(lengths: NDArray[np.int64]) -> int:
-    return int(lengths.sum())

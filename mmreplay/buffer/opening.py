@@ -16,9 +16,12 @@ from enum import Enum
 from pathlib import Path
 from typing import cast
 
+import numpy as np
+
 from mmreplay import strict_json
 from mmreplay.arguments import integer, number, one_of
 from mmreplay.buffer.append import Writer
+from mmreplay.buffer.new_generation import NewGeneration, prepare_folder
 from mmreplay.buffer.open_files import OpenFiles
 from mmreplay.disk import files
 from mmreplay.disk.lock import WriterLock, locked, refuse_network
@@ -38,12 +41,12 @@ from mmreplay.schema import Schema
 from mmreplay.storage import recovery
 from mmreplay.storage.commit_state import MemoryCommitState
 from mmreplay.storage.committer import Committer
-from mmreplay.storage.engines import ON_DISK, create_store, open_store
+from mmreplay.storage.engines import ON_DISK, open_store
 from mmreplay.storage.foreign_zarr.remote import url_of
 from mmreplay.storage.memmap import POLICY
 from mmreplay.storage.memory import MemoryStore
 from mmreplay.storage.recovery import Recovery
-from mmreplay.storage.store import CheckedStore, ReadPolicy
+from mmreplay.storage.store import ReadPolicy
 from mmreplay.storage.zarr import group
 from mmreplay.storage.zarr.engine import ZarrStore
 from mmreplay.strict_json import Json
@@ -238,9 +241,10 @@ def create(
 ) -> OpenFiles:
     """Make a buffer's folder and open it for writing."""
     check_interval(commit_every)
-    encoded, there = metadata_file.encode(metadata), os.path.exists(path)
+    metadata_file.encode(metadata)  # what cannot be written is refused first
+    there = os.path.exists(path)
     way_out = "open it with ReplayBuffer.open(path, 'r+'), or choose another path"
-    make_place(path, way_out)
+    prepare_folder(path, way_out)
     refuse_network(path, allow_network)
     lock = WriterLock(path)
     opened = None
@@ -255,12 +259,15 @@ def create(
                 DurabilityWarning,
                 stacklevel=3,
             )
-        make_place(path, way_out)  # again: another process may have had the lock
+        prepare_folder(path, way_out)  # again: another process may have had the lock
         # metadata.json appears last: without it the folder is no buffer yet.
         recovery.clear_half(path)
         recovery.sweep(path, metadata)
-        build(path, metadata).close()
-        files.replace_bytes(path / metadata_file.FILE_NAME, encoded)
+        zeros = np.zeros(metadata.ring.num_envs, np.int64)
+        with NewGeneration(path, metadata) as new:
+            # The group of a Zarr buffer is made by its writer.
+            new.finish(zeros, zeros, seal=None)
+        new.publish()
         opened = _open_locked(path, metadata, lock)
         opened.recovery = Recovery("new", opened.commit.heads, opened.commit.heads)
         _start(opened, commit_every)
@@ -269,23 +276,6 @@ def create(
         _abort(opened, lock)
         raise
     return opened
-
-
-def build(path: Path, metadata: Metadata) -> CheckedStore:
-    """Create the data folder and files of a generation, synced, with COMMIT."""
-    folder = path / metadata.folder
-    files.remove_tree(folder)
-    files.make_folder(folder)
-    store = create_store(folder, metadata)
-    try:
-        store.sync()
-        store.sync_sums()
-        recovery.create(folder, metadata)
-        files.sync_folder(folder)
-    except BaseException:
-        store.close()
-        raise
-    return store
 
 
 def refuse_inside(target: Path, source: Path, folder: Path | None = None) -> None:
@@ -306,58 +296,6 @@ def refuse_inside(target: Path, source: Path, folder: Path | None = None) -> Non
         raise FormatError(
             f"{target} is {where}, expected a path elsewhere; choose one beside it"
         )
-
-
-def make_place(path: Path, otherwise: str = "choose another, or remove it") -> None:
-    """Make a buffer's folder, or accept an empty one or a creation cut short.
-
-    Args:
-        path: The folder.
-        otherwise: The way out of a buffer there.
-    """
-    # By os.path, to which a folder that may not be passed through is no error yet.
-    for place in (path, *path.parents):
-        _refuse_no_folder(place)
-    if os.path.exists(path / metadata_file.FILE_NAME):
-        raise FormatError(
-            f"{path} already holds a buffer, expected a new path; {otherwise}"
-        )
-    if os.path.isdir(path):
-        strangers = [
-            name
-            for name in files.names(path)
-            if name != "LOCK" and not name.startswith(("data-", "tmp-"))
-        ]
-        if strangers and not (path / recovery.HALF).exists():
-            raise FormatError(
-                f"{path} is a folder with other files ({strangers[0]!r}, ...), "
-                "expected a new or empty one; choose another path"
-            )
-        # Made by a creation that was killed, perhaps, before it could sync this.
-        files.sync_entry(path)
-        return
-    # Likewise a folder on the way, in which nothing was made yet.
-    standing = next(p for p in absolute(path).parents if os.path.exists(p))
-    if os.access(standing, os.R_OK) and not files.names(standing):
-        files.sync_entry(standing)
-    for parent in [*reversed(path.parents), path]:
-        if not os.path.exists(parent):
-            files.make_folder(parent, exist_ok=True)
-
-
-def _refuse_no_folder(place: Path) -> None:
-    """Refuse a place where no folder can be made."""
-    # In this order: another process may make it meanwhile.
-    if not os.path.lexists(place) or os.path.isdir(place):
-        return
-    if os.path.exists(place):
-        raise FormatError(
-            f"{place} is a file, expected a folder to create; choose another path"
-        )
-    raise FormatError(
-        f"{place} is a link to {os.readlink(place)!r}, which is not there, expected a "
-        "folder to create; make that one, remove the link, or choose another path"
-    )
 
 
 def open_reader(path: Path, policy: ReadPolicy = POLICY) -> OpenFiles:

@@ -128,6 +128,7 @@ class ReplayBuffer:
         (32, 3)
     """
 
+    limit: Limit | None = None
     _finalizer: weakref.finalize[..., ReplayBuffer]
 
     if not TYPE_CHECKING:
@@ -178,7 +179,6 @@ class ReplayBuffer:
         self.sampler = UniformSampler() if sampler is None else sampler
         self._default_sampler = self.sampler if sampler is None else None
         self._limiter = limiter
-        self.limit: Limit | None = None
         if limiter is not None:
             ring = opened.metadata.ring
             try:
@@ -1141,7 +1141,9 @@ class ReplayBuffer:
         if former.path is not None:
             nbytes = disk_space.ring_nbytes(former.metadata, former.commit.heads)
             disk_space.warn_where_short(former.path, metadata, nbytes, 3)
-        fresh = copy_rows.swap(reader, ring, schema, fill, self._commit_every)
+        fresh = copy_rows.replace_generation(
+            reader, ring, schema, fill, self._commit_every
+        )
         try:
             self._switch_to(fresh, reader)
         except BaseException:

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from mmreplay.buffer.new_generation import NewGeneration
 from mmreplay.buffer.statistics import write_statistics
 from mmreplay.convert.base import Block, Notes, Writer
 from mmreplay.convert.description import PRIORITY, Description
@@ -24,21 +25,16 @@ from mmreplay.convert.direct_writer import DirectWriter, laying
 from mmreplay.convert.episode_ends import alone, check_env_ids
 from mmreplay.convert.staging import Staging
 from mmreplay.convert.stored_priorities import PriorityWriter
-from mmreplay.disk import files
 from mmreplay.disk.files import File
 from mmreplay.disk.filesystem import NETWORK, file_system
 from mmreplay.episodes import ALL_FLAGS, CUT, FINAL, START, TERMINATED, TRUNCATED
 from mmreplay.errors import ReplayError, SchemaError, SourceError
-from mmreplay.format import metadata as metadata_file
 from mmreplay.format.metadata import Metadata
 from mmreplay.process import Worker
 from mmreplay.ring import Span
-from mmreplay.storage import recovery
-from mmreplay.storage.engines import create_store
 from mmreplay.storage.layout import SUMS, record_layout
 from mmreplay.storage.memory_usage import available_nbytes
 from mmreplay.storage.store import CheckedStore
-from mmreplay.storage.zarr.engine import ZarrStore
 from mmreplay.verify.boundaries import alone_problem, names, pair_problem
 
 SHARE = 4
@@ -91,7 +87,6 @@ class BufferWriter(Writer):
         self.notes = Notes()
         self._description = description
         self._metadata = metadata
-        self._encoded = metadata_file.encode(metadata)
         self._served = record_layout(description.schema).served
         self._paths = [p for p in description.schema.paths if p not in self._served]
         self._kept = np.maximum(
@@ -101,7 +96,7 @@ class BufferWriter(Writer):
         self._last = np.full(description.num_envs, NONE, np.uint8)
         self._tell_dropped()
         self._staging = Staging(target, overwrite=overwrite, folder=True)
-        self._store: CheckedStore | None = None
+        self._new: NewGeneration | None = None
         self._laying: DirectWriter | None = None
         self._priorities: PriorityWriter | None = None
         try:
@@ -110,12 +105,10 @@ class BufferWriter(Writer):
                 self._priorities = PriorityWriter(
                     self._staging.path, metadata, description.priorities
                 )
-            self._folder = self._staging.path / metadata.folder
-            files.make_folder(self._folder)
-            self._store = create_store(self._folder, metadata)
-            self._reserve_holes(self._store)
+            self._new = NewGeneration(self._staging.path, metadata)
+            self._reserve_holes(self._new.store)
             span = Span(self._kept, description.stop)
-            self._laying = laying(self._store, self._paths, span)
+            self._laying = laying(self._new.store, self._paths, span)
         except BaseException:
             self.abort()
             raise
@@ -295,22 +288,18 @@ class BufferWriter(Writer):
                 f"environment {which}: got rows up to position {self._next[which]}, "
                 f"expected them up to {stop[which]}; the source was cut"
             )
-        assert self._store is not None
+        assert self._new is not None
         assert self._laying is not None
+        # Blocks are summed as they are written.
         self._laying.finish()
-        if isinstance(self._store, ZarrStore):
-            self._store.settle(self._kept, stop)
-        self._store.sync()
-        self._store.sync_sums()
-        recovery.create(self._folder, self._metadata, stop, self._kept)
-        files.sync_folder(self._folder)
+        self._new.finish(stop, self._kept)
         if self._priorities is not None:
             # Closed, they speak of durable rows alone, which these now are.
             self._priorities.finish()
         folder = self._staging.path
         if self._description.statistics:
             write_statistics(folder, self._description.statistics)
-        files.replace_bytes(folder / metadata_file.FILE_NAME, self._encoded)
+        self._new.publish()
         past = self._laying.past
         self._close()
         self.nbytes = self._staging.publish()
@@ -323,9 +312,9 @@ class BufferWriter(Writer):
         if self._priorities is not None:
             column, self._priorities = self._priorities, None
             column.close()
-        if self._store is not None:
-            store, self._store = self._store, None
-            store.close()
+        if self._new is not None:
+            new, self._new = self._new, None
+            new.close()
 
     def abort(self) -> None:
         """See `Writer.abort`."""

@@ -20,14 +20,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay.buffer import copy_rows, opening
-from mmreplay.buffer.new_generation import filled
+from mmreplay.buffer import opening
+from mmreplay.buffer.new_generation import NewGeneration, new_folder
 from mmreplay.buffer.statistics import left_behind, read_statistics, write_statistics
 from mmreplay.disk import files
 from mmreplay.disk.lock import WriterLock, holder, locked
 from mmreplay.episodes import ALL_FLAGS, BREAK, CUT, FINAL, START
 from mmreplay.errors import OR_REPAIR, FormatError, LockedError, called
-from mmreplay.format import metadata as metadata_file
 from mmreplay.repairing.scan import (
     Evidence,
     ShortStore,
@@ -37,10 +36,8 @@ from mmreplay.repairing.scan import (
     row_sizes,
 )
 from mmreplay.ring import Ring, Run, runs
-from mmreplay.storage import recovery
-from mmreplay.storage.engines import create_store
 from mmreplay.storage.layout import FLAGS, SUMS
-from mmreplay.storage.memmap import MemmapStore
+from mmreplay.storage.store import CheckedStore
 from mmreplay.storage.zarr.engine import ZarrStore
 from mmreplay.verify.boundaries import alone_problem, pair_problem
 from mmreplay.verify.rows import unreadable as torn
@@ -422,7 +419,7 @@ def repair(
         refuse_oversized(evidence)
         opening.refuse_inside(where, source)
         kept, cuts = _choose(evidence, keep_unproven)
-        stack.enter_context(filled(where, False))
+        stack.enter_context(new_folder(where, False))
         if in_place:
             # Who came to write meanwhile would go on in what is moved away.
             stack.callback(WriterLock(source).release)
@@ -551,35 +548,40 @@ def _build(
     """Fill the target's folder; metadata.json is the last file to appear in it."""
     old = evidence.metadata
     metadata = replace(old, uuid=secrets.token_bytes(16), generation=1)
-    folder = target / metadata.folder
-    files.make_folder(folder)
     totals = np.array([each.total for each in kept])
     tails = evidence.heads - totals
     # Forged metadata may claim a ring of any size, with sparse files.
-    there = sum(file.disk_nbytes()[1] for file in evidence.opened.values())
-    store = create_store(folder, metadata, there)
-    try:
-        if isinstance(store, ZarrStore):
-            copied(evidence, kept, store, tails, progress)
-        else:
-            _write(evidence, kept, store, tails, progress)
-        copy_rows.sum_blocks(store, tails, evidence.heads)
-        store.sync_sums()
-        # Last: what this gives back nothing asks space for again.
-        if isinstance(store, ZarrStore):
-            store.settle(tails, evidence.heads)
-        store.sync()
-    finally:
-        store.close()
-        store.unmap()
-    recovery.create(folder, metadata, evidence.heads, tails)
-    files.sync_folder(folder)
+    existing_nbytes = sum(file.disk_nbytes()[1] for file in evidence.opened.values())
+    with NewGeneration(target, metadata, max_sums_nbytes=existing_nbytes) as new:
+        write_surviving_rows(evidence, kept, new.store, tails, progress)
+        new.sum_blocks(tails, evidence.heads)
+        new.finish(evidence.heads, tails)
     _copy_statistics(evidence, target)
     evidence.restored += left_behind(evidence.path)
-    encoded = metadata_file.encode(metadata)
-    files.replace_bytes(target / metadata_file.FILE_NAME, encoded)
-    files.remove_tree(target / recovery.HALF)
+    new.publish()
     return int(totals.sum())
+
+
+def write_surviving_rows(
+    evidence: Evidence,
+    kept: list[SurvivingRows],
+    store: CheckedStore,
+    tails: Array,
+    progress: Progress | None,
+) -> None:
+    """Write the rows that survive to their new positions.
+
+    Args:
+        evidence: Of the damaged buffer.
+        kept: What stays, by environment.
+        store: The new buffer's.
+        tails: int64 ``[E]``, the oldest position of the new buffer.
+        progress: Called with (rows written, rows to write).
+    """
+    if isinstance(store, ZarrStore):
+        copied(evidence, kept, store, tails, progress)
+    else:
+        _write(evidence, kept, store, tails, progress)
 
 
 def _copy_statistics(evidence: Evidence, target: Path) -> None:
@@ -596,7 +598,7 @@ def _copy_statistics(evidence: Evidence, target: Path) -> None:
 def _write(
     evidence: Evidence,
     kept: list[SurvivingRows],
-    store: MemmapStore,
+    store: CheckedStore,
     tails: Array,
     progress: Progress | None,
 ) -> None:

@@ -17,7 +17,7 @@ from mmreplay.adapters import skrl, tmrl, velora
 from mmreplay.adapters.common import location
 from mmreplay.adapters.common.location import BufferLocation
 from mmreplay.adapters.tmrl.memory import STATS
-from mmreplay.buffer import opening
+from mmreplay.buffer import new_generation
 from mmreplay.disk import files
 from mmreplay.disk.calls import Disk
 from mmreplay.disk.lock import WriterLock
@@ -224,7 +224,7 @@ def test_a_folder_that_is_made_at_the_same_moment_is_taken(tmp_path, monkeypatch
 
     monkeypatch.setattr(Disk, "mkdir", late)
     path = tmp_path / "a" / "b" / "c"
-    opening.make_place(path)
+    new_generation.prepare_folder(path)
     assert made == ["a", "b", "c"]
     assert path.is_dir()
     (tmp_path / "file").touch()
@@ -418,6 +418,6 @@ def test_a_place_that_another_process_makes_meanwhile_is_taken(tmp_path, monkeyp
         return told
 
     monkeypatch.setattr(os.path, "isdir", late)
-    opening.make_place(place)
+    new_generation.prepare_folder(place)
     monkeypatch.undo()
     assert place.is_dir()

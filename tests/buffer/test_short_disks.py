@@ -226,7 +226,7 @@ def test_a_creation_that_fails_leaves_what_others_put_there(tmp_path, monkeypatc
         raise mr.FullError("no space")
 
     with monkeypatch.context() as patch:
-        patch.setattr(opening, "build", build)
+        patch.setattr(opening, "NewGeneration", build)
         with pytest.raises(mr.FullError, match="no space"):
             mr.ReplayBuffer.create(path, SCHEMA, 9)
     assert [each.name for each in path.iterdir()] == ["events.log"]

@@ -20,8 +20,8 @@ SCHEMA = mr.Schema(
 )
 WITHIN = {
     "buffer/opening.py", "buffer/open_files.py", "storage/committer.py",
-    "buffer/replay_buffer.py", "buffer/copy_rows.py", "disk/lock.py",
-    "storage/recovery.py",
+    "buffer/replay_buffer.py", "buffer/copy_rows.py", "buffer/new_generation.py",
+    "disk/lock.py", "storage/recovery.py",
 }  # fmt: skip
 OPENING = WITHIN | {
     "disk/files.py", "buffer/reader.py", "samplers/priority_file.py",
