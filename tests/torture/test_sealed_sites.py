@@ -8,6 +8,7 @@ with ``TORTURE_STRIDE=1``.
 import errno
 import os
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -32,10 +33,9 @@ def sealed(monkeypatch):
 
     def give(self, work):
         if self.failure is None:
-            self._queue.put(work)
-            self._queue.put(None)
-            self._run()
-            self._ended.get()
+            self._given += 1
+            given = iter([work, None])
+            self._run(SimpleNamespace(get=lambda: next(given)))
 
     monkeypatch.setattr(Sealer, "give", give)
 
