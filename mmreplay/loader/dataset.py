@@ -1,6 +1,7 @@
-"""What a DataLoader hands over: whole batches as they are, single steps stacked.
+"""A buffer as a map-style torch Dataset: whole draws, or single steps by rank.
 
-A buffer as a map-style torch Dataset: whole draws, or single steps by rank.
+Whole draws are made by a sampler in the main process, and gathered in any. `collate`
+passes their batches on as they are, and stacks single steps.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ from mmreplay.transforms.base import Transform
 
 
 def collate(items: Batch | list[dict[str, Any]]) -> Any:
-    """Put together what `ReplayDataset` gave for one batch.
+    """Collate items of a `ReplayDataset` into one batch.
 
-    A `Batch`, which is what a whole draw gives, passes as it is. Give it as
-    ``collate_fn`` along with ``batch_sampler=dataset.draws(...)``.
+    The `Batch` of a whole draw passes as it is. Pass this function as ``collate_fn``
+    along with ``batch_sampler=dataset.draws(...)``.
 
     Args:
         items: A batch, or single steps as nested dicts of tensors.
@@ -44,7 +45,7 @@ def collate(items: Batch | list[dict[str, Any]]) -> Any:
         The batch, or the nested dict with every tensor ``[B, *shape]``.
 
     Raises:
-        SchemaError: It is a list of batches.
+        SchemaError: The items are a list of batches.
 
     Example:
         >>> from torch.utils.data import DataLoader
@@ -59,16 +60,17 @@ def collate(items: Batch | list[dict[str, Any]]) -> Any:
 
 def _refuse(batches: Sequence[Batch], **_: object) -> NoReturn:
     raise SchemaError(
-        f"collate: got a list of Batch, {len(batches)} of them, expected single steps, "
-        "for these are whole batches already; give the DataLoader batch_size=None"
+        f"collate: got a list of {len(batches)} batches, expected single steps; pass "
+        "batch_size=None to the DataLoader, as each item is a whole batch already"
     )
 
 
-# torch would say which types it can stack, and not what to do.
+# Otherwise torch lists the types that it can stack, and not what to do.
 default_collate_fn_map[Batch] = _refuse
 
 
 MAX_TRIES = 10
+"""Draws that may be overwritten one after the other before their copies are done."""
 
 Ids = NDArray[np.int64]
 
@@ -87,16 +89,16 @@ class ReplayDataset(Dataset[Any]):
 
         DataLoader(dataset, batch_size=256, shuffle=True)
 
-    Draws give a `Batch` of tensors, single steps nested dicts of tensors, both made
-    by the buffer's transforms. Workers get the path and open the buffer themselves,
-    read-only, by fork or spawn. A buffer that is being written is followed. What its
-    writer overwrites between a draw and its gathering is left out, and the batch is
-    shorter by it: the rest is what the sampler draws of the steps that are alive, by
-    their probabilities and weights, and of epochs each step once. Whoever gathers has
-    not the sampler, so that none could be put in their place which were so.
+    The item of a draw is a `Batch` of tensors, that of a single step a nested dict of
+    tensors, both after the buffer's transforms. Workers get the path and open the
+    buffer themselves, read-only, by fork or spawn. The dataset follows a writer. Steps
+    that it overwrites between draw and gather are dropped, and the batch is shorter:
+    workers do not hold the sampler and cannot draw replacements. The rest keeps the
+    sampler's probabilities and weights; of an epoch it still has each step once.
 
     Attributes:
-        left_out: Steps, or windows, left out so, in this process.
+        left_out: Steps, or windows, dropped because they were overwritten, in this
+            process.
 
     Example:
         >>> from torch.utils.data import DataLoader
@@ -114,29 +116,29 @@ class ReplayDataset(Dataset[Any]):
 
         Args:
             source: A folder, or an open buffer; one in RAM takes num_workers=0.
-            transforms: What is made of stored steps, in order; an open buffer has its
-                own. Workers get copies, by pickle where they are spawned.
+            transforms: Applied to stored steps, in order; an open buffer has its own.
+                Workers get copies, by pickle where they are spawned.
 
         Raises:
             FormatError: There is no buffer at the path.
-            SchemaError: A transform cannot stand where it does, or it is several
-                buffers.
+            SchemaError: A transform does not fit where it stands, or the source is
+                several buffers.
         """
         if isinstance(source, Concat):
             raise SchemaError(
-                "source: got several buffers, expected one; pass what concat gave to "
-                "ConcatDataset or ConcatStream"
+                "source: got several buffers, expected one; pass the result of concat "
+                "to ConcatDataset or ConcatStream"
             )
         if not isinstance(source, ReplayBuffer):
             source = ReplayBuffer.open(source, transforms=transforms)
         elif transforms:
             raise SchemaError(
-                "ReplayDataset: got an open buffer and transforms, expected the "
-                "transforms with the buffer; pass them to ReplayBuffer.open or create"
+                "ReplayDataset: got an open buffer and transforms, but an open buffer "
+                "has its own; pass them to ReplayBuffer.open or create"
             )
-        self._adopt(source)
+        self._use(source)
 
-    def _adopt(self, buffer: ReplayBuffer) -> None:
+    def _use(self, buffer: ReplayBuffer) -> None:
         self._buffer: ReplayBuffer | None = buffer
         self._path: StrPath | None = buffer.source or buffer.path
         self._transforms = buffer.transforms
@@ -149,17 +151,17 @@ class ReplayDataset(Dataset[Any]):
         """The buffer, as this process has it open.
 
         Raises:
-            SchemaError: It is in the RAM of the process that forked this one.
+            SchemaError: It is in the RAM of the process that this one was forked from.
             ForkedError: A `ReplayLoader` ran its threads there.
         """
         if self._buffer is None or self._pid != os.getpid():
-            # A mapping and its bookkeeping survive a fork; sharing them does not
-            # survive a thread that held them at that moment.
+            # A fork holds copies of the parent's buffer, but also of locks that the
+            # parent's threads held at that time. So it opens the buffer again.
             process.refuse_fork_with_threads("ReplayDataset")
             if self._path is None:
                 raise _in_ram()
             policy = self._policy
-            self._adopt(
+            self._use(
                 ReplayBuffer.open(
                     self._path, transforms=self._transforms,
                     read_mode=policy.read_mode, advise=policy.advise,
@@ -169,16 +171,18 @@ class ReplayDataset(Dataset[Any]):
         return self._buffer
 
     def __repr__(self) -> str:
-        """Show the call that makes it again."""
+        """Show the call that makes an equal one."""
         if self._path is None:
             return "<ReplayDataset of a buffer in RAM>"
         path = self._path
         where = os.fspath(path) if isinstance(path, os.PathLike) else path
-        made = f", transforms={list(self._transforms)}" if self._transforms else ""
-        return f"ReplayDataset({where!r}{made})"
+        transforms = ""
+        if self._transforms:
+            transforms = f", transforms={list(self._transforms)}"
+        return f"ReplayDataset({where!r}{transforms})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """What goes to a spawned worker: the path, transforms, and how to read."""
+        """Return what a spawned worker needs: path, transforms and read policy."""
         if self._path is None:
             raise _in_ram()
         return {
@@ -188,7 +192,7 @@ class ReplayDataset(Dataset[Any]):
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take the path; the buffer is opened when it is first used."""
+        """Restore the path; the buffer is opened when it is first used."""
         self._path = state["path"]
         self._transforms = state["transforms"]
         self._policy = state["policy"]
@@ -222,11 +226,11 @@ class ReplayDataset(Dataset[Any]):
         return _rows(self._take(lambda: self._at(ranks, strict=True)))[0]
 
     def __getitems__(self, indices: Draw | Sequence[int]) -> Any:
-        """Gather what a DataLoader asks for at once.
+        """Gather the items of one batch of a DataLoader.
 
         Args:
-            indices: A draw, or ranks; where a living writer has meanwhile taken
-                legal starts away, ranks beyond their number count from 0 again.
+            indices: A draw, or ranks. Where a writer has meanwhile overwritten legal
+                starts, ranks beyond their number count from 0 again.
 
         Returns:
             A `Batch` of a draw, otherwise a list of nested dicts.
@@ -241,10 +245,10 @@ class ReplayDataset(Dataset[Any]):
     def draws(
         self, sampler: Sampler, batch_size: int, num_batches: int | None = None
     ) -> Draws:
-        """Bind a sampler, for a DataLoader's ``sampler`` or ``batch_sampler``.
+        """Return draws for a DataLoader's ``sampler`` or ``batch_sampler``.
 
         Args:
-            sampler: Draws in the main process; its state is there.
+            sampler: Draws in the main process, where its state is.
             batch_size: Steps a draw, at least 1.
             num_batches: Draws an iteration; without end by default.
         """
@@ -260,69 +264,68 @@ class ReplayDataset(Dataset[Any]):
             beyond = int(ranks[(ranks < 0) | (ranks >= count)][0])
             if strict or not self.written:
                 raise IndexError(
-                    f"rank {beyond}: got a buffer with {count} legal starts, expected "
-                    f"a rank in [0, {count}); ask len(dataset) anew"
+                    f"rank {beyond} must be in [0, {count}), as the buffer has {count} "
+                    "legal starts. Read len(dataset) again."
                 )
             if count == 0:
                 raise EmptyError(
-                    f"rank {beyond}: got a buffer without a legal start, expected at "
-                    "least one; its writer cleared it, add steps first"
+                    f"rank {beyond}: the buffer has no legal start, as its writer "
+                    "cleared it. Add steps first."
                 )
             ranks = ranks % count
         env_ids, positions = view.start_at(ranks)
-        # The ranks are shuffled by torch; what transforms draw follows from them.
+        # torch shuffles the ranks; the seed of random transforms follows from them.
         key = zlib.crc32(ranks.tobytes())
         share, one = np.full(len(ranks), 1 / count), np.ones(len(ranks), np.float32)
         return Draw(env_ids, positions, share, one, key)
 
     @property
     def written(self) -> bool:
-        """Whether a writer lives that may take rows away."""
+        """Whether there is a writer, which may overwrite rows."""
         buffer = self.buffer
         return buffer.writable or (buffer.path is not None and locked(buffer.path))
 
     def _gather(self, draw: Draw) -> Batch:
-        """The data of a draw, without what is gone of it.
+        """Gather a draw without the steps that were overwritten since.
 
         Raises:
-            SchemaError: Another buffer's dataset made it.
+            SchemaError: The draw is of another buffer.
         """
         if draw.buffer not in (b"", self.buffer.metadata.uuid):
             raise SchemaError(
                 f"index: got a draw of buffer {draw.buffer.hex()}, expected one of "
-                f"{self.buffer.metadata.uuid.hex()} ({self._path or 'in RAM'}); give "
-                "the DataLoader what draws of this same dataset returned"
+                f"{self.buffer.metadata.uuid.hex()} ({self._path or 'in RAM'}); pass "
+                "the DataLoader the draws of this same dataset"
             )
-        left = [draw]
+        left = draw
 
-        def alive() -> Draw:
-            left[0] = self._left(left[0])
-            return left[0]
+        def not_overwritten() -> Draw:
+            nonlocal left
+            overwritten = _overwritten(self.buffer.view, left)
+            if overwritten.any():
+                rows, rest = left_of(left, ~overwritten)
+                if len(rows) == 0:
+                    raise StaleError(
+                        f"all {len(left)} steps or windows of a draw were overwritten "
+                        "before they were read. Draw fewer batches ahead, or enlarge "
+                        f"the capacity ({self.buffer.capacity})."
+                    )
+                left = rest
+            return left
 
-        batch = self._take(alive).torch()
+        batch = self._take(not_overwritten).torch()
         self.left_out += len(draw) - len(batch)
         return batch
 
-    def _left(self, draw: Draw) -> Draw:
-        """What was not given up of a draw."""
-        gone = _gone(self.buffer.view, draw)
-        if not gone.any():
-            return draw
-        places, left = left_of(draw, ~gone)
-        if len(places) == 0:
-            raise StaleError(
-                f"a draw of {len(draw)} steps or windows: got every one given up "
-                "since, expected one to be left; draw fewer batches ahead, or enlarge "
-                f"the capacity ({self.buffer.capacity})"
-            )
-        return left
-
     def _take(self, draws: Callable[[], Draw]) -> Batch:
-        """Gather a draw, which is asked for anew when the writer was faster.
+        """Gather a draw; make it again when the writer overwrote steps of it.
+
+        Args:
+            draws: Makes the draw, under the view's lock.
 
         Returns:
-            A batch whose arrays own their memory, each apart: views of one packed
-            array would each carry all of it to the main process.
+            A batch whose arrays are copies of their own: each view of one packed
+            array would send all of it from the worker to the main process.
         """
         for _ in range(MAX_TRIES):
             with self.buffer.view.lock:
@@ -330,26 +333,27 @@ class ReplayDataset(Dataset[Any]):
             try:
                 batch = self.buffer.gather(draw)
             except StaleError:
-                # Only a row that was given up since is a reason to try again.
-                if not _gone(self.buffer.view, draw).any():
+                # Only overwritten rows are a reason to try again.
+                if not _overwritten(self.buffer.view, draw).any():
                     raise
                 continue
             fields = {p: np.ascontiguousarray(a) for p, a in batch.fields.items()}
             return replace(batch, fields=fields)
         raise StarvedError(
-            f"a batch of {len(draw)} steps was overwritten before it could be "
-            f"read, {MAX_TRIES} times over, expected a writer slower than that; "
-            f"enlarge the capacity ({self.buffer.capacity}) or draw smaller batches"
+            f"gave up after {MAX_TRIES} attempts: the writer overwrote steps of a "
+            f"batch of {len(draw)} before they were read. Enlarge the capacity "
+            f"({self.buffer.capacity}) or draw smaller batches."
         )
 
 
-def _gone(view: Reader, draw: Draw) -> NDArray[np.bool_]:
+def _overwritten(view: Reader, draw: Draw) -> NDArray[np.bool_]:
     """Which steps, or windows, cannot be drawn any more, bool ``[B]``."""
     oldest = draw.positions if draw.windows is None else draw.windows.positions[:, 0]
-    # Clipped: that an environment is unknown is for `gather` to say. What transforms
-    # need before a step may be gone while the step is not.
-    gone: NDArray[np.bool_] = oldest < view.starts.first.take(draw.env_ids, mode="clip")
-    return gone
+    # Clipped: `gather` refuses an unknown environment. By `starts`: rows before a step
+    # that transforms need may be overwritten while the step is not.
+    first = view.starts.first.take(draw.env_ids, mode="clip")
+    result: NDArray[np.bool_] = oldest < first
+    return result
 
 
 def _ranks(indices: Sequence[int]) -> Ids:
@@ -362,14 +366,14 @@ def _ranks(indices: Sequence[int]) -> Ids:
     ):
         kind = "a list of Draws" if drawn else type(indices[0]).__name__
         raise SchemaError(
-            f"index: got {kind}, expected an integer or a Draw; give draws as sampler "
+            f"index: got {kind}, expected an integer or a Draw; pass draws as sampler "
             "with batch_size=None, or as batch_sampler with collate_fn=mr.collate"
         )
     return ranks.astype(np.int64)
 
 
 def _rows(batch: Batch) -> list[dict[str, Any]]:
-    """Nested dicts of single steps."""
+    """Split a batch into nested dicts of single steps."""
     columns = {path: array.unbind(0) for path, array in batch.torch().fields.items()}
     return [
         unflatten({path: column[row] for path, column in columns.items()})
@@ -379,6 +383,6 @@ def _rows(batch: Batch) -> list[dict[str, Any]]:
 
 def _in_ram() -> SchemaError:
     return SchemaError(
-        "ReplayDataset: got a buffer in RAM in a worker process, expected one with a "
-        "folder that workers can open; use num_workers=0, or create it with a path"
+        "ReplayDataset: the buffer is in the RAM of another process; use "
+        "num_workers=0, or create the buffer with a path, which workers can open"
     )

@@ -1,6 +1,7 @@
-"""States with tensors for arrays, which torch loads with ``weights_only=True``.
+"""Draws of a sampler from a dataset, as torch's DataLoader iterates over them.
 
-A sampler bound to a dataset, as torch's DataLoader iterates over it.
+Their states have tensors in place of arrays, so that torch loads them with
+``weights_only=True``.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def as_tensors(state: Any) -> Any:
-    """A state with a tensor, of memory of its own, for each array in it."""
+    """Return a state with a tensor, in memory of its own, in place of each array."""
     if isinstance(state, dict):
         return {name: as_tensors(value) for name, value in state.items()}
     if isinstance(state, list):
@@ -41,7 +42,7 @@ def as_tensors(state: Any) -> Any:
 
 
 def as_arrays(state: Any) -> Any:
-    """A state with an array for each tensor in it, wherever that was loaded to."""
+    """Return a state with an array in place of each tensor, on whichever device."""
     if isinstance(state, dict):
         return {name: as_arrays(value) for name, value in state.items()}
     if isinstance(state, list):
@@ -50,16 +51,16 @@ def as_arrays(state: Any) -> Any:
 
 
 MAX_AHEAD = 1024
+"""States that are remembered: a DataLoader may draw so many batches ahead."""
 
 
 class Draws:
     """Draws of one sampler, made in the main process, one a batch.
 
-    Each is made from what the buffer holds when it is asked for, so that a buffer
-    which is being written is followed; loaders ask a few batches ahead. Iterating
-    again goes on with the sampler where it is. A sampler that goes by epochs, such
-    as `ShuffledSampler`, ends each iteration with its epoch, unless num_batches says
-    otherwise.
+    Each draw is made when the DataLoader asks for it, a few batches ahead, from the
+    steps in the buffer at that time: it follows a writer. Iterating again continues
+    with the sampler as it is. Where the sampler has epochs, as `ShuffledSampler` does,
+    each iteration ends with the epoch, unless num_batches is given.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Draws:
         batch_size: int,
         num_batches: int | None,
     ) -> None:
-        """Bind a sampler; see `ReplayDataset.draws`."""
+        """Make the draws of `ReplayDataset.draws`."""
         check_counts(batch_size, num_batches)
         self._dataset = dataset
         self._sampler = checked(sampler)
@@ -78,7 +79,7 @@ class Draws:
         self._states: deque[tuple[int, State]] = deque(maxlen=MAX_AHEAD)
 
     def __repr__(self) -> str:
-        """Say what it is."""
+        """Show the dataset, the sampler and the sizes."""
         numbers = f"batch_size={self._batch_size}"
         if self._num_batches is not None:
             numbers += f", num_batches={self._num_batches}"
@@ -86,7 +87,7 @@ class Draws:
 
     def __iter__(self) -> Iterator[Draw]:
         """Draw num_batches times, or until an epoch ends, or without end."""
-        # Now and not when the first draw is asked for: see state_after.
+        # Now, and not with the first draw: `state_after(0)` is asked for before it.
         self._states.clear()
         self._states.append((0, self._sampler.state_dict()))
         return self._draws()
@@ -97,7 +98,7 @@ class Draws:
         epoch = None if epochs is None else epochs.epoch
         while self._num_batches is None or done < self._num_batches:
             view = self._dataset.buffer.view
-            # Another thread may be drawing from the buffer, too.
+            # One lock for the look and the draw: another thread may draw, too.
             with view.lock:
                 if epochs is not None and (
                     epochs.epoch != epoch or not epochs.more(view, self._batch_size)
@@ -109,7 +110,7 @@ class Draws:
             yield draw
 
     def another(self) -> Draw:
-        """Draw once more, beside those that are iterated over."""
+        """Draw once more, outside the iteration."""
         view = self._dataset.buffer.view
         with view.lock:
             draw = self._sampler.draw(view, self._batch_size)
@@ -118,34 +119,34 @@ class Draws:
     def state_after(self, num_batches: int) -> State:
         """Return the sampler's state after so many batches of this iteration.
 
-        A DataLoader with workers asks for draws ahead of the batches it hands over,
-        and the sampler's own state is ahead with it. To resume after the batches
-        seen, give this one to `load_state_dict`. It is without priorities.
+        A DataLoader with workers draws ahead of the batches that it returns, and the
+        sampler's own state is ahead with it. To resume after the batches seen, pass
+        this state to `load_state_dict`. It has no priorities.
 
         Args:
-            num_batches: Batches taken from the DataLoader since it was iterated
-                over, at least 0.
+            num_batches: Batches taken from the DataLoader in this iteration, at least
+                0.
 
         Raises:
-            SchemaError: So many were not drawn yet, or more than 1024 others since.
+            SchemaError: So many were not drawn yet, or more than 1024 since.
         """
         for done, state in self._states:
             if done == num_batches:
                 return as_tensors(state)  # type: ignore[no-any-return]  # a State too
-        kept = [done for done, _ in self._states]
+        known = [done for done, _ in self._states]
         raise SchemaError(
             f"num_batches: got {num_batches}, expected the batches taken in this "
-            f"iteration, of which states {kept[:1]} to {kept[-1:]} are kept; ask "
-            "while iterating"
+            f"iteration, with states from {known[:1]} to {known[-1:]}; ask while "
+            "iterating"
         )
 
     def load_state_dict(self, state: State) -> None:
-        """Let the sampler go on from a state, with the next iteration.
+        """Have the sampler draw from a state on, in the next iteration.
 
-        That one ends with the epoch, or after num_batches of its own.
+        That iteration ends with the epoch, or after num_batches of its own.
 
         Args:
-            state: What `state_after` returned, or the sampler's ``state_dict``.
+            state: From `state_after`, or the sampler's ``state_dict``.
 
         Raises:
             FormatError: It is another sampler's, or not a state at all.
@@ -155,26 +156,26 @@ class Draws:
         self._states.clear()
 
     def update_priorities(self, batch: Batch, values: ArrayLike) -> int:
-        """Give the steps, or windows, of a batch new priorities.
+        """Set the priorities of a batch's steps, or windows.
 
-        They count for every draw made after it; loaders ask a few batches ahead.
+        Later draws use them; a DataLoader draws a few batches ahead.
 
         Args:
-            batch: What the DataLoader gave, or the dataset.
+            batch: From the DataLoader, or the dataset.
             values: As in `ReplayBuffer.update_priorities`.
 
         Returns:
-            How many were dropped, because they have been overwritten since.
+            Number of values dropped, because their steps have been overwritten since.
 
         Raises:
-            SchemaError: The sampler keeps no priorities, or values do not fit.
+            SchemaError: The sampler has no priorities, or values do not fit.
             StaleError: A position was never written.
         """
         sampler = self._sampler
         if not keeps_priorities(sampler):
             raise SchemaError(
-                f"update_priorities: got draws of a {type(sampler).__name__}, which "
-                "keeps no priorities, expected a sampler that does; make them by "
+                f"update_priorities: these are draws of a {type(sampler).__name__}, "
+                "which keeps no priorities; make them by "
                 "dataset.draws(mmreplay.PrioritizedSampler(...), batch_size)"
             )
         while True:
@@ -182,14 +183,14 @@ class Draws:
             try:
                 return reading.update_priorities(sampler, batch, values)
             except ReplacedError:
-                # By a thread that resized the buffer meanwhile.
+                # Another thread resized the buffer meanwhile.
                 continue
 
     def __len__(self) -> int:
         """Batches an iteration; of epochs, those of a whole one.
 
         Raises:
-            TypeError: There is no end.
+            TypeError: Iterations have no end.
         """
         if self._num_batches is None:
             epochs = epochs_of(self._sampler)
@@ -197,21 +198,21 @@ class Draws:
                 view = self._dataset.buffer.view
                 return epochs.num_batches(view, self._batch_size)
             raise TypeError(
-                "draws: got no num_batches, so they have no end, expected a number "
-                "for a length; pass num_batches to dataset.draws"
+                "draws: got no num_batches, so that there is no length; pass "
+                "num_batches to dataset.draws"
             )
         return self._num_batches
 
 
 def check_counts(batch_size: object, num_batches: object) -> None:
-    """Refuse what are no numbers of steps and batches.
+    """Refuse illegal numbers of steps and batches.
 
     Args:
-        batch_size: To be an integer of at least 1.
-        num_batches: Likewise, or None for no end.
+        batch_size: An integer of at least 1.
+        num_batches: An integer of at least 1, or None for no end.
 
     Raises:
-        SchemaError: One is not.
+        SchemaError: One is not legal.
     """
     integer("batch_size", batch_size, 1, "Pass a number of steps.")
     if num_batches is not None:

@@ -1,17 +1,12 @@
-"""Draws that are made now and copied later, in any thread, and who makes them.
+"""Batches drawn and gathered ahead of the learner, by threads, in the order of draws.
 
-How soon a learner comes back for the next batch, and what follows from it.
+**Order.** Draws are made one after another under one lock, each from what the buffer
+holds and from its priorities at that time. The disk is asked for a draw's rows at once.
+Threads gather the draws in that order, and the learner takes them in that order.
 
-Asking the disk ahead of gathers: within bounds, and seldom where it need not be.
-
-Draws, reads ahead and gathers in threads, in the order of the draws.
-
-Draws are made one after another under one lock, each from what the buffer holds and
-its priorities are at that moment; the disk is asked for their rows at once, and
-threads copy them in that order. The learner takes them in that order, too.
-
-The learner waits on no lock of Python's own: Ctrl-C inside one may leave it held. What
-is done is written down first and told afterwards: an interrupted call is made again.
+**Ctrl-C.** The learner waits on no lock that is written in Python, such as an
+`Event`'s: Ctrl-C inside one may leave it held. What is done is written down before
+anybody is woken for it, so that an interrupted call is made again.
 """
 
 from __future__ import annotations
@@ -39,17 +34,17 @@ from mmreplay.storage.read_ahead import Gathering
 
 
 @dataclass(slots=True)
-class Part:
-    """What was drawn from one buffer.
+class PendingShare:
+    """The draw from one buffer, as the whole of a batch or a share of it.
 
     Attributes:
-        number: Which buffer.
+        buffer_id: Number of the buffer.
         fraction: Its share of all steps.
-        reader: What it was drawn with.
+        reader: The generation of the buffer that it was drawn from.
         drawn: The draw.
     """
 
-    number: int
+    buffer_id: int
     fraction: float
     reader: Reader
     drawn: PendingDraw
@@ -59,354 +54,366 @@ class Part:
         return len(self.drawn.draw)
 
 
-class Order:
-    """A batch that was drawn and is to be copied.
+class PendingBatch:
+    """A batch that was drawn and is not gathered yet, or the error in its place.
 
     Attributes:
-        state: That of the source before the draw; None where even that failed.
-        parts: What was drawn, of each buffer.
-    """
-
-    __slots__ = ("parts", "state")
-
-    def __init__(self) -> None:
-        self.state: State | None = None
-        self.parts: Sequence[Part] = ()
-
-
-class PendingBatch(Order):
-    """One batch on its way, or the error in its place.
-
-    Attributes:
-        nbytes: What it is read from.
-        asked: The disk was asked for it, or it was left at what was seen before.
-        early: Pages were missing, and are on their way.
-        result: What the learner is to have.
+        state: State of the source before the draw; None where even that failed.
+        shares: The draws, one of each buffer that has a share.
+        nbytes: Bytes that it is gathered from.
+        requested: The disk was asked for its rows, or a look was not worth it.
+        prefetched: Pages of its rows were missing, and are being read.
+        result: What the learner gets.
         error: Raised in the learner.
-        done: One of both is there.
+        done: Either the result or the error is there.
     """
 
-    __slots__ = ("asked", "done", "early", "error", "nbytes", "result")
+    # Defaults of the class: a learner that samples by itself makes one a batch.
+    state: State | None = None
+    shares: Sequence[PendingShare] = ()
+    nbytes = 0
+    requested = prefetched = done = False
+    result: Any = None
+    error: BaseException | None = None
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.nbytes = 0
-        self.asked = self.early = self.done = False
-        self.result: Any = None
-        self.error: BaseException | None = None
 
+class Drawable(Protocol):
+    """What a loader draws from: one buffer, or several.
 
-class Source(Protocol):
-    """What is drawn from. One thread at a time draws; any may copy."""
+    Threads: one at a time draws, samples and begins; any may gather.
+    """
+
+    @property
+    def limits(self) -> Sequence[Limit]:
+        """Rate limits that have to allow each batch, and count it."""
 
     def begin(self) -> None:
-        """Begin an iteration, which ends where the epoch does that is under way.
+        """Begin an iteration, which ends with the sampler's current epoch.
 
         Raises:
-            FailedError: Another loader goes through the sampler's epoch.
+            FailedError: Another loader iterates over the sampler's epoch.
         """
 
     def end(self) -> None:
-        """Leave the sampler to others; a second call does nothing."""
+        """Leave the sampler's epoch to other loaders; a second call does nothing."""
 
-    def held(self) -> bool:
-        """Whether this thread is in the middle of what draws wait for."""
+    def owned_by_thread(self) -> bool:
+        """Whether this thread holds a lock that draws wait for."""
 
     def more(self, count: int) -> bool:
-        """Whether the epoch has another batch."""
+        """Whether the epoch has another batch of so many steps."""
 
-    def draw(self, order: Order, count: int) -> bool:
-        """Fill an order with the next draw.
+    def draw(self, pending: PendingBatch, count: int) -> bool:
+        """Fill a pending batch with the next draw.
 
-        The state from before it is there first: who is interrupted goes back to it.
+        Its state, that of before the draw, is set first: an interrupted caller loads
+        it and draws again.
 
         Returns:
-            Whether the epoch had another batch; where not, nothing was drawn.
+            Whether the epoch had another batch; if not, nothing was drawn.
         """
 
-    def make(self, order: Order, count: int) -> Batch | None:
-        """Draw and copy at once, until there is something; None: an epoch is over."""
+    def gather(self, pending: PendingBatch) -> Batch | None:
+        """Copy the data of a draw.
 
-    def nbytes(self, order: Order) -> int:
-        """Bytes that it is copied from."""
+        Returns:
+            The batch; None where each of its steps was overwritten and the sampler
+            draws each step once.
+        """
 
-    def ask(self, order: Order) -> int:
-        """Ask the disk for its rows; return bytes asked for, 0 where all are there."""
+    def sample(self, pending: PendingBatch, count: int) -> Batch | None:
+        """Draw and gather at once; None where the epoch is over.
 
-    def finish(self, order: Order) -> Batch | None:
-        """Copy the data of an order; None where nothing is left of it to be had."""
+        Args:
+            pending: Gets the state of before the draw, first of all.
+            count: Steps, or windows.
+        """
+
+    def nbytes(self, pending: PendingBatch) -> int:
+        """Bytes that a draw is gathered from."""
+
+    def prefetch(self, pending: PendingBatch) -> int:
+        """Ask the disk for a draw's rows; return the bytes that were missing."""
 
     def num_batches(self, count: int) -> int:
         """Batches of a whole epoch.
 
         Raises:
-            TypeError: There are no epochs.
+            TypeError: The sampler has no epochs.
         """
 
     def state_dict(self, priorities: bool = False) -> State:
-        """State of what draws now."""
+        """State of the samplers now."""
 
     def load_state_dict(self, state: State) -> None:
         """Draw from a state on."""
 
     def update_priorities(self, batch: Batch, values: ArrayLike) -> int:
-        """Give the steps of a batch new priorities; return how many were dropped."""
-
-    @property
-    def limits(self) -> Sequence[Limit]:
-        """What has to allow a batch, and is told of it."""
+        """Set the priorities of a batch's steps; return how many were overwritten."""
 
     def count(self, batch: Batch, size: int) -> None:
-        """Tell limits of a batch."""
+        """Count a batch in the limits.
 
-
-def raisable(error: BaseException) -> BaseException:
-    """The error itself, unless it would end the learner's loop without a word."""
-    if not isinstance(error, StopIteration):
-        return error
-    changed = RuntimeError("a sampler or transform raised StopIteration")
-    changed.__cause__ = error
-    return changed
+        Args:
+            batch: As the learner got it.
+            size: Steps that were asked for.
+        """
 
 
 QUICK_S = 100e-6
-"""A learner that is back sooner makes small batches itself: to have a thread make one
-and wait for it takes longer than the batch (tools/bench/bench_loader.py)."""
+"""A learner that asks again sooner gathers small batches itself: a thread's batch,
+waited for, comes later than its own (tools/bench/bench_loader.py)."""
 HURRIED = 0.25
-"""A learner that is back within so much of the time that a gather takes is going to
-wait, and leaves its core to one thread more: at less than a half, two batches are done
-sooner than one after the other beside what the learner does."""
+"""A learner that asks again within so much of the time of a gather is going to wait,
+and leaves its core to one more thread: below a half, two gathers at once are done
+sooner than one after the other beside the learner's work."""
 
 
 class LearnerTiming:
-    """Of one learner.
+    """How soon the learner asks for the next batch.
 
     Attributes:
-        quick: It is back at once, for a small batch.
-        hurried: It is back long before a gather is over.
-        gather_s: What the last gather took, in seconds.
+        quick: At once, and the batches are small.
+        hurried: Long before a gather would be over.
+        gather_s: Seconds that the last gather took.
     """
 
     def __init__(self) -> None:
         """Know nothing yet."""
         self.quick = self.hurried = False
-        self.gather_s = self._left_at = 0.0
+        self.gather_s = self._delivered_at = 0.0
 
-    def back(self, small: bool) -> None:
-        """It asks for a batch, a small one or not."""
-        away_s = perf_counter() - self._left_at
+    def requested(self, small: bool) -> None:
+        """Note that the learner asks for a batch, and whether batches are small."""
+        away_s = perf_counter() - self._delivered_at
         self.hurried = away_s < HURRIED * self.gather_s
         self.quick = small and away_s < QUICK_S
 
-    def leaves(self) -> None:
-        """It has got one."""
-        self._left_at = perf_counter()
+    def delivered(self) -> None:
+        """Note that the learner gets a batch."""
+        self._delivered_at = perf_counter()
 
 
-MAX_RESTS = 64
-"""Draws between two looks whether pages are missing, where none was for long."""
+MAX_SKIPS = 64
+"""Draws between two looks for missing pages, where none was missing for long."""
 SMALL_NBYTES = 1 << 20
-"""Larger ones pay for the way between threads: 256 rows of pixels came twice as fast
-from a thread, 4,096 rows of vectors, 680 KB, a fifth slower (bench_loader)."""
+"""Larger batches are worth the hand-over between threads: 256 rows of pixels come twice
+as fast from a thread, 4,096 rows of vectors, 680 KB, a fifth slower (bench_loader)."""
 
 
 class ReadAheadBudget:
-    """Asks for batches in the order of their draws.
+    """Asks the disk for batches in the order of their draws, within a number of bytes.
 
     Attributes:
-        rests: Draws to come that are not looked at.
+        skips: Draws to come whose pages are not looked at.
     """
 
-    def __init__(self, source: Source, most_nbytes: int) -> None:
-        """Ask for at most so many bytes at a time, and for a batch whatever it has."""
+    def __init__(self, source: Drawable, max_nbytes: int) -> None:
+        """Make one.
+
+        Args:
+            source: Where the batches are drawn from.
+            max_nbytes: Bytes asked for and not gathered yet, at most; one batch is
+                asked for whatever its size.
+        """
         self._source = source
-        self._most_nbytes = most_nbytes
-        self._nbytes = self._rest = 0
-        self.rests = 0
+        self._max_nbytes = max_nbytes
+        self._nbytes = self._last_skips = 0
+        self.skips = 0
 
     @property
     def small(self) -> bool:
         """Whether batches are small, and no page was missing at the last look."""
-        return self._rest > 0 and self._nbytes < SMALL_NBYTES
+        return self._last_skips > 0 and self._nbytes < SMALL_NBYTES
 
     @staticmethod
-    def under_way(entries: deque[PendingBatch]) -> int:
+    def under_way(drawn: deque[PendingBatch]) -> int:
         """Bytes that were asked for and are not gathered yet."""
-        # A copy, made at once: the learner takes out what is done.
-        each = tuple(entries)
-        return sum([entry.nbytes for entry in each if entry.asked and not entry.done])
+        # A copy, made in one step of C: the learner takes batches out meanwhile.
+        batches = tuple(drawn)
+        return sum([b.nbytes for b in batches if b.requested and not b.done])
 
-    def finish(self, entry: PendingBatch) -> Batch | None:
-        """Copy the data of an entry; see `Source.finish`."""
-        with Gathering(entry.early):
-            return self._source.finish(entry)
-
-    def ask(self, entries: deque[PendingBatch], pending: deque[PendingBatch]) -> None:
-        """Ask for the oldest that were not asked for yet.
+    def request(
+        self, drawn: deque[PendingBatch], ungathered: deque[PendingBatch]
+    ) -> None:
+        """Ask for the oldest batches that were not asked for yet.
 
         Args:
-            entries: All that were drawn and not taken.
-            pending: Those that no thread gathers yet.
+            drawn: All batches that the learner has not taken.
+            ungathered: Those of them that no thread gathers yet.
         """
-        asked = self.under_way(entries)
-        for entry in pending:
-            if entry.asked:
+        nbytes = self.under_way(drawn)
+        for pending in ungathered:
+            if pending.requested:
                 continue
-            entry.nbytes = self._nbytes = self._source.nbytes(entry)
-            if asked and asked + entry.nbytes > self._most_nbytes:
+            pending.nbytes = self._nbytes = self._source.nbytes(pending)
+            if nbytes and nbytes + pending.nbytes > self._max_nbytes:
                 return
-            entry.asked, asked = True, asked + entry.nbytes
-            if self.rests:
-                self.rests -= 1
-            elif self._source.ask(entry):
-                self._rest, entry.early = 0, True
+            pending.requested, nbytes = True, nbytes + pending.nbytes
+            if self.skips:
+                self.skips -= 1
+            elif self._source.prefetch(pending):
+                self._last_skips, pending.prefetched = 0, True
             else:
-                # All is in memory: look less and less often, gathers look as well.
-                self.rests = self._rest = min(MAX_RESTS, 2 * self._rest + 1)
+                # Nothing is missing: look less and less often. Gathers look as well.
+                self.skips = self._last_skips = min(MAX_SKIPS, 2 * self._last_skips + 1)
 
 
 POLL_S = 0.1
-"""Between looks of a thread that waits for the lock whether it is to stop: a signal's
-handler may have come over who holds it, and wait for that thread."""
+"""Seconds that a thread waits for the lock before it looks whether it is to stop: the
+lock's owner may be in a signal's handler that waits for this thread."""
 NOTHING = object()
-"""In place of a batch that a thread is to make."""
+"""Returned in place of a batch that a thread is to gather."""
 
 
 class Prefetcher:
-    """Batches of one source, ahead of who takes them.
+    """Draws and gathers batches of one source ahead of the learner.
 
-    Threads: one learner calls; the others are its own.
+    Threads: the learner calls `next`, `more`, `state` and `begin`; workers call `run`.
+    `_lock` is held for draws. The learner takes batches out of `_drawn` without it.
     """
 
     def __init__(
         self,
-        source: Source,
+        source: Drawable,
         batch_size: int,
         prefetch: int,
         read_ahead_nbytes: int,
-        recycler: BufferPool,
+        pool: BufferPool,
         send: Callable[[Batch], Any],
-        at_once: tuple[int, int] = (1, 1),
+        max_gathering: tuple[int, int] = (1, 1),
     ) -> None:
         """Make one that has not begun.
 
         Args:
-            source: What is drawn from.
+            source: Where batches are drawn from.
             batch_size: Steps a batch.
             prefetch: Batches drawn and not yet taken, at most.
             read_ahead_nbytes: Bytes that the disk is asked for at a time.
-            recycler: Memory of the batches.
-            send: Makes of a batch what the learner is given; called in threads.
-            at_once: Threads that gather at a time, and while the learner waits that
-                came back at once.
+            pool: Memory of the batches.
+            send: Makes of a batch what the learner gets; called in threads.
+            max_gathering: Threads that gather at a time: as a rule, and while the
+                learner waits that asked again at once.
         """
         self._source, self._batch_size = source, batch_size
         self._prefetch = prefetch
-        self._asking = ReadAheadBudget(source, read_ahead_nbytes)
-        self._recycler, self._send = recycler, send
-        self._turn = threading.RLock()
-        self._making: Order | None = None
-        self._pace, self._taking = LearnerTiming(), False
-        self._entries: deque[PendingBatch] = deque()
-        self._pending: deque[PendingBatch] = deque()
-        self._at_once = at_once
-        self._gathering = 0
-        self._drawing = self._told = False
+        self._budget = ReadAheadBudget(source, read_ahead_nbytes)
+        self._pool, self._send = pool, send
+        # Owned by a thread, and entered again by it: a signal's handler that closes the
+        # loader, or a destructor, may run in the middle of a draw.
+        self._lock = threading.RLock()
+        # The batch that is being drawn, or sampled, now: its state is the loader's.
+        self._in_draw: PendingBatch | None = None
+        self._timing, self._in_next = LearnerTiming(), False
+        # Batches that were drawn and not taken, oldest first: the order of hand-over.
+        self._drawn: deque[PendingBatch] = deque()
+        # Those of them that no thread gathers yet, in the same order.
+        self._ungathered: deque[PendingBatch] = deque()
+        self._max_gathering = max_gathering
+        self._num_gathering = 0
+        # Whether the epoch that was begun has more batches to draw.
+        self._draws_on = False
+        # A draw that failed ends draws until the learner, which got its error, asks
+        # again: it may have done something about it.
         self._failed: PendingBatch | None = None
-        self._idle, self._stop, self._waits, self._abandoned = 0, False, False, False
+        self._failure_taken = False
+        self._num_idle, self._stopping = 0, False
+        self._learner_waits, self._abandoned = False, False
         self._alive: set[int] = set()
         self._wake: SimpleQueue[None] = SimpleQueue()
         self._ready: SimpleQueue[None] = SimpleQueue()
 
     def begin(self) -> None:
-        """Draw from here on; what was drawn and not taken comes first.
+        """Draw from here on; batches that were drawn and not taken come first.
 
         Raises:
-            FailedError: See `Source.begin`.
+            FailedError: See `Drawable.begin`.
         """
-        with self._turn:
-            if not self._drawing:
+        with self._lock:
+            if not self._draws_on:
                 self._source.begin()
-                self._stop, self._drawing = False, True
-        self._call()
+                self._stopping, self._draws_on = False, True
+        self._wake_thread()
 
     def more(self) -> bool:
-        """Whether there is another batch, as far as can be told before it is drawn."""
-        with self._turn:
-            if self._entries or not self._drawing:
-                return len(self._entries) > 0
+        """Whether there is another batch, as far as is known before it is drawn."""
+        with self._lock:
+            if self._drawn or not self._draws_on:
+                return len(self._drawn) > 0
             return self._source.more(self._batch_size)
 
-    def take(self) -> Any:
+    def next(self) -> Any:
         """Return the next batch, or None where the epoch is over.
 
         Raises:
-            BaseException: What failed in a thread.
+            BaseException: The error of its draw or gather, in whichever thread.
             FailedError: Another call is under way.
         """
-        if self._taking:
+        if self._in_next:
             raise FailedError(
-                "ReplayLoader: got next while another is under way, expected one at a "
-                "time; give each thread a loader over a buffer of its own"
+                "ReplayLoader: next was called while another call of it is under way; "
+                "take batches in one thread, or give each thread a loader over a "
+                "buffer of its own"
             )
-        # Nothing is called in between, so neither a thread nor Ctrl-C comes there.
-        self._taking = True
+        # No call lies between the look and this line, so that neither another thread
+        # nor Ctrl-C comes between them.
+        self._in_next = True
         try:
-            return self._take()
+            if self._failure_taken:
+                self._failed, self._failure_taken = None, False
+            # While pages are missing, threads look further ahead than a learner does.
+            small = self._budget.small
+            self._timing.requested(small)
+            if small and self._budget.skips and not self._drawn:
+                # Nothing is drawn ahead for a learner that was quick so far, or that is
+                # faster than threads.
+                batch = self._sample()
+                if batch is not NOTHING:
+                    if not self._timing.quick:
+                        self._wake_thread()
+                    self._timing.delivered()
+                    return batch
+            while True:
+                pending = self._take_oldest()
+                self._timing.delivered()
+                if pending is None:
+                    return None
+                if pending.error is not None:
+                    break
+                # A thread that waits still names the last batch that it gathered:
+                # memory that it referred to would not be used again.
+                result, pending.result = pending.result, None
+                if result is not None:
+                    return result
+            # The traceback of an error holds the frames of whoever called, and the
+            # loader with them: held here, it would keep the loader and its threads
+            # alive when everybody else has dropped it.
+            error, pending.error = pending.error, None
+            try:
+                raise _raisable(error)
+            finally:
+                del pending, error
         finally:
-            self._taking = False
+            self._in_next = False
 
-    def _take(self) -> Any:
-        if self._told:
-            # Only now: the learner may have done something about it.
-            self._failed, self._told = None, False
-        # While pages are missing, threads look further ahead than a learner does.
-        small = self._asking.small
-        self._pace.back(small)
-        if small and self._asking.rests and not self._entries:
-            # None is ahead of one that was quick so far, or is faster than threads.
-            found = self._make()
-            if found is not NOTHING:
-                if not self._pace.quick:
-                    self._call()
-                self._pace.leaves()
-                return found
-        while True:
-            entry = self._first()
-            self._pace.leaves()
-            if entry is None:
+    def _take_oldest(self) -> PendingBatch | None:
+        """Take the oldest batch out once it is done; None where none is to come."""
+        drawn = self._drawn
+        while not (drawn and drawn[0].done):
+            if self._stopping or not (drawn or self._draws_on):
                 return None
-            if entry.error is not None:
-                break
-            # A thread that waits still names the last entry that it made.
-            result, entry.result = entry.result, None
-            if result is not None:
-                return result
-        # The error's traceback holds whoever called, and the loader: what is held here
-        # would keep it and its threads alive when everybody else has dropped it.
-        error, entry.error = entry.error, None
-        try:
-            raise raisable(error)
-        finally:
-            del entry, error
+            if not (self._timing.quick and self._gather_oldest()):
+                self._wait()
+        pending = drawn[0]
+        # Written down before the batch is out: a draw that failed is over only once.
+        self._failure_taken = self._failed is pending
+        drawn.popleft()
+        if not self._timing.quick:
+            self._wake_thread()
+        return pending
 
-    def _first(self) -> PendingBatch | None:
-        """Take the oldest out once it is done; None where none is to come."""
-        entries = self._entries
-        while not (entries and entries[0].done):
-            if self._stop or not (entries or self._drawing):
-                return None
-            if not (self._pace.quick and self._help()):
-                self._await()
-        entry = entries[0]
-        self._told = self._failed is entry
-        entries.popleft()
-        if not self._pace.quick:
-            self._call()
-        return entry
-
-    def _make(self) -> Any:
-        """Draw and make a batch here and now, none being under way.
+    def _sample(self) -> Any:
+        """Draw and gather a batch in the learner's thread, none being drawn ahead.
 
         Returns:
             The batch; None where the epoch is over; NOTHING where threads have begun.
@@ -414,217 +421,243 @@ class Prefetcher:
         Raises:
             BaseException: What failed.
         """
-        order = Order()
+        pending = PendingBatch()
         try:
-            with self._turn, self._recycler:
-                self._making = order
-                if not self._drawing or self._entries or self._failed or self._stop:
+            with self._lock, self._pool:
+                self._in_draw = pending
+                if (
+                    not self._draws_on
+                    or self._drawn
+                    or self._failed is not None
+                    or self._stopping
+                ):
                     return NOTHING
-                self._asking.rests -= 1
-                batch = self._source.make(order, self._batch_size)
+                self._budget.skips -= 1
+                batch = self._source.sample(pending, self._batch_size)
                 if batch is None:
-                    self._drawing = False
+                    self._draws_on = False
                     return None
                 return self._send(batch)
         except StopIteration as error:
-            raise raisable(error) from error
+            raise _raisable(error) from error
         except Exception:
             raise
         except BaseException:
-            # Ctrl-C: what it struck is drawn when the learner asks again.
-            if order.state is not None:
-                self._source.load_state_dict(order.state)
+            # Ctrl-C: the batch that it struck is drawn when the learner asks again.
+            if pending.state is not None:
+                self._source.load_state_dict(pending.state)
             raise
         finally:
-            self._making = None
+            self._in_draw = None
 
-    def _help(self) -> bool:
-        """Make the batch to be taken next, if no thread has begun it."""
-        with self._turn:
-            if not self._entries and self._drawing and self._failed is None:
+    def _gather_oldest(self) -> bool:
+        """Gather the oldest batch in the learner's thread, if no thread has begun it.
+
+        Returns:
+            Whether the oldest batch is done.
+        """
+        with self._lock:
+            if not self._drawn and self._draws_on and self._failed is None:
                 self._draw()
-                if self._asking.rests:
-                    self._asking.rests -= 1
+                if self._budget.skips:
+                    self._budget.skips -= 1
                 else:
-                    self._asking.ask(self._entries, self._pending)
-            if not self._pending or self._pending[0] is not self._entries[0]:
-                return bool(self._entries) and self._entries[0].done
-            entry = self._pending.popleft()
+                    self._budget.request(self._drawn, self._ungathered)
+            if not self._ungathered or self._ungathered[0] is not self._drawn[0]:
+                return bool(self._drawn) and self._drawn[0].done
+            pending = self._ungathered.popleft()
         try:
-            with self._recycler:
-                self._gather(entry, Exception)
+            with self._pool:
+                self._gather(pending, Exception)
         except BaseException:
-            # Ctrl-C: it is made when the learner asks again.
-            self._pending.appendleft(entry)
+            # Ctrl-C: it is gathered when the learner asks again.
+            self._ungathered.appendleft(pending)
             raise
-        if entry.error is not None and not self._entries:
-            # By a signal's handler that closed the loader meanwhile.
-            raise raisable(entry.error)
+        if pending.error is not None and not self._drawn:
+            # A signal's handler closed the loader meanwhile.
+            raise _raisable(pending.error)
         return True
 
-    def _await(self) -> None:
-        """Wait until an entry is done, or none is to come."""
-        entries = self._entries
-        self._waits = True
+    def _wait(self) -> None:
+        """Wait, in the learner's thread, until a batch is done or none is to come."""
+        drawn = self._drawn
+        # Said before the look: a thread that is done after it wakes the learner.
+        self._learner_waits = True
         try:
-            come = entries[0].done if entries else not self._drawing
-            if not come and not self._stop:
-                self._call()
+            come = drawn[0].done if drawn else not self._draws_on
+            if not come and not self._stopping:
+                self._wake_thread()
                 self._ready.get()
         finally:
-            self._waits = False
+            self._learner_waits = False
 
-    def _call(self) -> None:
+    def _wake_thread(self) -> None:
         """Have a thread look for work, if one has none."""
-        if self._idle:
+        if self._num_idle:
             self._wake.put(None)
 
-    def _tell(self) -> None:
-        """Have the learner look, if it waits."""
-        if self._waits:
+    def _wake_learner(self) -> None:
+        """Have the learner look for its batch, if it waits."""
+        if self._learner_waits:
             self._ready.put(None)
 
     def state(self) -> State:
-        """The source's state before the draw of the batch to be taken next."""
-        if self._source.held():
-            # Nobody else draws meanwhile, and who began to may have the lock.
-            return self._before()
-        with self._turn:
-            return self._before()
+        """State of the source before the draw of the batch that the learner takes next.
 
-    def _before(self) -> State:
-        order = self._entries[0] if self._entries else self._making
-        before = order and order.state
-        return before or self._source.state_dict()
+        Draws are ahead of the learner by up to `prefetch` batches, and so is the state
+        of the sampler.
+        """
+        if self._source.owned_by_thread():
+            # Nobody else draws meanwhile; a thread that began to may hold the lock.
+            return self._state_before()
+        with self._lock:
+            return self._state_before()
 
-    def entangled(self) -> bool:
-        """Whether this thread holds what the others may wait for."""
-        return owned_by_thread(self._turn) or self._source.held()
+    def _state_before(self) -> State:
+        pending = self._drawn[0] if self._drawn else self._in_draw
+        state = None if pending is None else pending.state
+        return state or self._source.state_dict()
+
+    def owned_by_thread(self) -> bool:
+        """Whether this thread holds a lock that the other threads may wait for."""
+        return owned_by_thread(self._lock) or self._source.owned_by_thread()
 
     def stop(self, num_threads: int) -> None:
-        """Have every thread end after what it is doing, and the learner not wait."""
-        self._stop = True
+        """Have every thread end after its current batch, and the learner not wait."""
+        self._stopping = True
         for _ in range(num_threads):
             self._wake.put(None)
         self._ready.put(None)
 
-    def forget(self) -> None:
-        """Drop what was drawn and put the source back; no thread may be running."""
-        before = self._entries[0].state if self._entries else None
+    def reset(self) -> None:
+        """Drop what was drawn, and put the sampler back to where the learner is.
+
+        No thread may run.
+        """
+        before = self._drawn[0].state if self._drawn else None
         if before is not None:
             self._source.load_state_dict(before)
         self._source.end()
-        self._entries.clear()
-        self._pending.clear()
-        self._idle = self._gathering = 0
-        self._drawing = self._told = self._abandoned = False
+        self._drawn.clear()
+        self._ungathered.clear()
+        self._num_idle = self._num_gathering = 0
+        self._draws_on = self._failure_taken = self._abandoned = False
         self._failed = None
 
     def abandon(self) -> None:
-        """Have the last thread `forget` when it ends."""
+        """Have the last thread `reset` this as it ends."""
         self._abandoned = True
         if not self._alive:
-            self.forget()
+            self.reset()
 
     def run(self, _: Worker[None]) -> None:
-        """Draw and gather until the end, in each worker."""
+        """Draw and gather until the end, in a worker."""
         self._alive.add(threading.get_ident())
         try:
-            with self._recycler:
-                self._work()
+            with self._pool:
+                pending = None
+                while not self._stopping:
+                    pending = self._draw_ahead(pending is not None)
+                    if pending is not None:
+                        self._gather(pending)
+                    elif not self._stopping:
+                        self._wake.get()
+                        if self._acquire():
+                            self._num_idle -= 1
+                            self._lock.release()
         finally:
             self._alive.discard(threading.get_ident())
             if self._abandoned and not self._alive:
-                with self._turn:
-                    self.forget()
+                with self._lock:
+                    self.reset()
 
-    def _work(self) -> None:
-        """Draw and gather until told to stop."""
-        entry = None
-        while not self._stop:
-            entry = self._next(entry is not None)
-            if entry is not None:
-                self._gather(entry)
-            elif not self._stop:
-                self._wake.get()
-                if self._enter():
-                    self._idle -= 1
-                    self._turn.release()
-
-    def _enter(self) -> bool:
-        """Take the lock, in a thread; False where it is to stop instead."""
-        while not self._turn.acquire(timeout=POLL_S):
-            if self._stop:
+    def _acquire(self) -> bool:
+        """Take the lock, in a worker; False where it is to stop instead."""
+        while not self._lock.acquire(timeout=POLL_S):
+            if self._stopping:
                 return False
         return True
 
-    def _next(self, gathered: bool) -> PendingBatch | None:
-        """Draw what may be drawn, and take the oldest that is to be gathered.
+    def _draw_ahead(self, gathered: bool) -> PendingBatch | None:
+        """Draw what may be drawn, and take the oldest batch that is to be gathered.
 
         Where there is none, this thread counts as idle.
 
         Args:
-            gathered: This thread has done so with another.
+            gathered: This thread has just gathered another batch.
         """
-        if not self._enter():
+        if not self._acquire():
             return None
         try:
-            self._gathering -= gathered
-            # Said before it is looked: who makes room meanwhile then calls.
-            self._idle += 1
+            self._num_gathering -= gathered
+            # Said before the look: a learner that takes a batch meanwhile wakes it.
+            self._num_idle += 1
             while (
-                self._drawing and not self._pace.quick and not self._stop
-                and self._failed is None and len(self._entries) < self._prefetch
+                self._draws_on and not self._timing.quick and not self._stopping
+                and self._failed is None and len(self._drawn) < self._prefetch
             ):  # fmt: skip
                 self._draw()
-            # What is wrong here is wrong with the gather as well, which says so.
+            # What fails here fails in the gather as well, which raises it.
             with suppress(Exception):
-                self._asking.ask(self._entries, self._pending)
-            most = self._at_once[self._pace.hurried]
-            if not self._pending or self._stop or self._gathering >= most:
+                self._budget.request(self._drawn, self._ungathered)
+            limit = self._max_gathering[self._timing.hurried]
+            if not self._ungathered or self._stopping or self._num_gathering >= limit:
                 return None
-            entry = self._pending.popleft()
-            self._idle -= 1
-            self._gathering += 1
-            if self._pending and self._gathering < most:
-                self._call()
-            return entry
+            pending = self._ungathered.popleft()
+            self._num_idle -= 1
+            self._num_gathering += 1
+            if self._ungathered and self._num_gathering < limit:
+                self._wake_thread()
+            return pending
         finally:
-            self._turn.release()
+            self._lock.release()
 
     def _draw(self) -> None:
         """Draw one batch, under the lock."""
-        self._making = entry = PendingBatch()
+        self._in_draw = pending = PendingBatch()
         try:
-            if not self._source.draw(entry, self._batch_size):
-                self._drawing = False
-                self._tell()
+            if not self._source.draw(pending, self._batch_size):
+                self._draws_on = False
+                self._wake_learner()
                 return
-            self._pending.append(entry)
-            self._entries.append(entry)
+            # In this order: whoever finds it as the oldest drawn batch finds it among
+            # the ungathered ones, too.
+            self._ungathered.append(pending)
+            self._drawn.append(pending)
         except BaseException as error:
-            if not isinstance(error, Exception) and entry.state is not None:
+            if not isinstance(error, Exception) and pending.state is not None:
                 # Ctrl-C: what it struck is drawn when the learner asks again.
-                self._source.load_state_dict(entry.state)
-            entry.error, entry.done = error, True
-            self._failed = entry
-            self._entries.append(entry)
-            self._tell()
+                self._source.load_state_dict(pending.state)
+            pending.error, pending.done = error, True
+            self._failed = pending
+            self._drawn.append(pending)
+            self._wake_learner()
         finally:
-            self._making = None
+            self._in_draw = None
 
     def _gather(
-        self, entry: PendingBatch, caught: type[BaseException] = BaseException
+        self, pending: PendingBatch, caught: type[BaseException] = BaseException
     ) -> None:
-        """Copy a batch and say that it is done, or what was caught on the way."""
+        """Gather a batch and mark it done, with its result or what was caught."""
         began = perf_counter()
         try:
-            batch = self._asking.finish(entry)
-            # Where nothing was left of it, the learner goes on with the next one.
-            entry.result = None if batch is None else self._send(batch)
+            with Gathering(pending.prefetched):
+                batch = self._source.gather(pending)
+            # Where no step was left of it, the learner goes on with the next batch.
+            pending.result = None if batch is None else self._send(batch)
         except caught as error:
-            entry.error = error
-        entry.parts = ()
-        self._pace.gather_s = perf_counter() - began
-        entry.done = True
-        self._tell()
+            pending.error = error
+        # The draw refers to a view of the buffer, and that to its files.
+        pending.shares = ()
+        self._timing.gather_s = perf_counter() - began
+        pending.done = True
+        self._wake_learner()
+
+
+def _raisable(error: BaseException) -> BaseException:
+    """The error itself, unless it would end the learner's loop without a word."""
+    if not isinstance(error, StopIteration):
+        return error
+    changed = RuntimeError("a sampler or transform raised StopIteration")
+    changed.__cause__ = error
+    return changed

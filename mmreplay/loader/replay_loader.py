@@ -15,19 +15,15 @@ from mmreplay.arguments import integer
 from mmreplay.batch import Batch
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.concatenation import Concat
-from mmreplay.errors import (
-    FailedError,
-    FormatError,
-    no_thread,
-)
+from mmreplay.errors import FailedError, FormatError, no_thread
 from mmreplay.loader.devices import Sender, sender_of
 from mmreplay.loader.draws import as_arrays, as_tensors
 from mmreplay.loader.prefetch import Prefetcher
 from mmreplay.loader.sources import (
-    calls_functions,
-    most_alike,
-    recycler_of,
-    source_of,
+    calls_user_functions,
+    drawable_of,
+    max_equal_arrays,
+    pool_type_of,
 )
 from mmreplay.process import ProcessGuard, Worker
 from mmreplay.samplers.base import State
@@ -37,12 +33,14 @@ if TYPE_CHECKING:
     from torch import device as Device
 
 READ_AHEAD_NBYTES = 64 << 20
-CLOSED_S = 60.0
-"""What the threads of a loader that is closed are waited for, at most."""
-DROPPED_S = 5.0
-"""The same of one that was dropped: a collector of garbage may hold what they want."""
-ENTANGLED_S = 0.5
-"""The same by who certainly does: a signal's handler in the middle of a draw."""
+CLOSE_S = 60.0
+"""Seconds that `close` waits for the threads, at most."""
+DROP_S = 5.0
+"""The same where the loader was dropped: the garbage collector may have interrupted a
+call that holds a lock the threads wait for."""
+OWNED_S = 0.5
+"""The same where this thread holds such a lock for certain: in a signal's handler, in
+the middle of a draw."""
 
 
 class ReplayLoader:
@@ -50,27 +48,26 @@ class ReplayLoader:
 
     **Order.** Batches come in the order in which the buffer's sampler draws them,
     through the buffer's transforms. At most `prefetch` of them are drawn and not yet
-    handed over. An update of priorities counts for every draw that is made after it:
-    for all but the next `prefetch` batches at most. A sampler that goes by epochs ends
-    each iteration with its epoch; the next epoch's steps are those that there are when
-    it is iterated over. Iterating again goes on where it was left.
+    taken. Updated priorities count for every draw after the update: for all but the
+    next `prefetch` batches at most. Where the sampler has epochs, each iteration ends
+    with the epoch; the steps of the next epoch are those in the buffer when it begins.
+    Iterating again continues with the next batch.
 
-    **Memory.** A batch is the learner's for as long as anything refers to it or to a
-    part of it. Its memory is used again only when nothing does; on a GPU only when
-    the streams that it was handed to, the current one at that time, have done what
-    was queued until it was dropped.
+    **Memory.** A batch is the learner's for as long as anything refers to it or to one
+    of its arrays. Only then is its memory used again; on a GPU only when the stream
+    that was current at `next` has done the work that was queued until then.
 
-    **Writers.** A buffer that is being written is followed. A batch of which steps
-    were overwritten between draw and copy is drawn anew, or comes without them where
-    the sampler draws each step once.
+    **Writers.** The loader follows a writer. If steps were overwritten between draw and
+    gather, the batch is drawn again; where the sampler draws each step once, the batch
+    comes without them.
 
-    **Threads.** One at a time takes batches. Whoever else draws from the open buffer
-    meanwhile draws from the same sampler, and takes part of what it draws.
+    **Threads.** One thread at a time takes batches. Other draws from the open buffer
+    use the same sampler, and the loader does not see those steps.
 
-    **End.** Close it, or use ``with``; dropping it and the end of the program close
-    it, too. That leaves the buffer's sampler where the learner is. What fails in a
-    thread is raised by the `next` that would have returned that batch; the one after
-    it goes on. A process must not be forked meanwhile.
+    **End.** Close it, or use ``with``; dropping it and the end of the program close it,
+    too. That leaves the buffer's sampler where the learner is. An error in a thread is
+    raised by the `next` that would have returned that batch; the call after it
+    continues. Do not fork the process while the loader is open.
 
     Attributes:
         prefetch: Batches drawn ahead, at most.
@@ -102,34 +99,43 @@ class ReplayLoader:
             batch_size: Steps, or windows, a batch, at least 1.
             prefetch: Batches drawn ahead, at least 1.
             device: Where tensors are handed over, such as ``"cuda"``.
-            num_threads: Threads that gather, at least 1; on a fast disk or with
-                costly transforms more than one help. None is one, and one more while
-                the learner waits that came back at once, unless a transform calls a
-                function of yours.
-            read_ahead_nbytes: Bytes that the disk is asked for ahead of gathers, at
-                least 1; one batch is asked for whatever its size.
+            num_threads: Threads that gather, at least 1; several help on a fast disk
+                or with costly transforms. None is one thread, and a second one while
+                the learner waits after asking again at once, unless a transform calls
+                a function of yours.
+            read_ahead_nbytes: Bytes requested from the disk ahead of gathers, at least
+                1; one batch is requested whatever its size.
 
         Raises:
             SchemaError: An argument is not legal, or there is no such device.
         """
-        kind = recycler_of(buffer)
+        pool_type = pool_type_of(buffer)
         self._batch_size = integer(
             "batch_size", batch_size, 1, "Pass a number of steps."
         )
         self.prefetch = integer("prefetch", prefetch, 1, "Pass a number of batches.")
-        at_once = _at_once(buffer, num_threads)
-        self._num_threads = at_once[True]
+        if num_threads is not None:
+            self._num_threads = integer("num_threads", num_threads, 1)
+            max_gathering = self._num_threads, self._num_threads
+        else:
+            # A second thread takes the learner's core while the learner waits; where
+            # there is one core, or a function that may not bear threads, none does.
+            cores = len(os.sched_getaffinity(0))
+            second = cores > 1 and not calls_user_functions(buffer)
+            self._num_threads = 2 if second else 1
+            max_gathering = 1, self._num_threads
         read_ahead_nbytes = integer(
             "read_ahead_nbytes", read_ahead_nbytes, 1, "Pass a number of bytes."
         )
-        # What is filled, what waits, what the learner has and what it had before.
-        batches = self.prefetch + self._num_threads + 2
-        room = batches * most_alike(buffer.schema)
-        self._sender: Sender = sender_of(device, room, kind)
-        self._source = source_of(buffer, self._sender.recycler)
+        # Batches that are being filled, those that wait, the learner's, and the one
+        # that it had before.
+        num_batches = self.prefetch + self._num_threads + 2
+        max_arrays = num_batches * max_equal_arrays(buffer.schema)
+        self._sender: Sender = sender_of(device, max_arrays, pool_type)
+        self._source = drawable_of(buffer, self._sender.pool)
         self._work = Prefetcher(
             self._source, self._batch_size, self.prefetch, read_ahead_nbytes,
-            self._sender.recycler, self._sender.send, at_once,
+            self._sender.pool, self._sender.send, max_gathering,
         )  # fmt: skip
         self._workers: list[Worker[None]] = []
         self._owner = ProcessGuard(
@@ -137,13 +143,13 @@ class ReplayLoader:
             "make a loader in the child, over a buffer opened there",
         )
         self._begun = self._closed = False
-        # Threads hold the work and not the loader: one that was dropped ends.
+        # Threads refer to the work and not to the loader, so that a dropped one ends.
         self._finalizer = weakref.finalize(
             self, _end, self._work, self._workers, self._sender, self._owner
         )
 
     def __repr__(self) -> str:
-        """Say what it is."""
+        """Show the buffer and the sizes."""
         closed = ", closed" if self._closed else ""
         return (
             f"<ReplayLoader of {self._source!r}, batch_size={self._batch_size}, "
@@ -151,7 +157,7 @@ class ReplayLoader:
         )
 
     def __iter__(self) -> Iterator[Batch]:
-        """Go on with the batches; start the threads if they do not run.
+        """Return this loader; start the threads if they do not run.
 
         Under a limiter they start with the first batch that it allows.
         """
@@ -177,11 +183,11 @@ class ReplayLoader:
             self._start()
         elif self._owner.forked:
             self._check()
-        found = self._work.take()
-        if found is None:
+        sent = self._work.next()
+        if sent is None:
             self._check()
             raise StopIteration
-        batch = self._sender.receive(found)
+        batch = self._sender.receive(sent)
         if limits:
             self._source.count(batch, self._batch_size)
         return batch
@@ -189,8 +195,8 @@ class ReplayLoader:
     def _start(self) -> None:
         self._check()
         self._work.begin()
-        # A start that Ctrl-C interrupted may have left a worker that never began.
-        workers = [worker for worker in self._workers if worker.running]
+        # A start that Ctrl-C interrupted may have left a worker that never begins.
+        workers = [worker for worker in self._workers if not worker.join(0)]
         while len(workers) < self._num_threads:
             worker: Worker[None] = Worker("mmreplay-load", self._work.run)
             # Listed before it runs: the end of an interrupted loader waits for it, too.
@@ -207,46 +213,44 @@ class ReplayLoader:
             process.threads_started(self._work)
         self._begun = True
         if self._closed:
-            # By another thread, which may have looked for these before they were there.
+            # Another thread closed it meanwhile, maybe before these were listed.
             self._workers[:] = workers
             self._stop()
             self._check()
 
     def _stop(self) -> bool:
         self._begun = False
-        return _end(self._work, self._workers, self._sender, self._owner, CLOSED_S)
+        return _end(self._work, self._workers, self._sender, self._owner, CLOSE_S)
 
     def _check(self) -> None:
         self._owner.check()
         if self._closed:
-            raise FailedError(
-                "ReplayLoader: got one that is closed, expected it open; make another"
-            )
+            raise FailedError("ReplayLoader: this loader is closed; make another one")
 
     def __len__(self) -> int:
         """Batches of a whole epoch.
 
         Raises:
-            TypeError: The sampler knows no epochs, so there is no end.
+            TypeError: The sampler has no epochs, so that there is no end.
         """
         return self._source.num_batches(self._batch_size)
 
     def update_priorities(self, batch: Batch, values: ArrayLike) -> int:
-        """Give the steps of a batch new priorities; see `ReplayBuffer`.
+        """Set the priorities of a batch's steps; see `ReplayBuffer.update_priorities`.
 
-        Draws made after it heed it: the batches that are drawn already come first.
+        Later draws use them; batches that are drawn already come first.
         """
         return self._source.update_priorities(batch, values)
 
     def state_dict(self, priorities: bool = False) -> State:
-        """What it takes to go on with the batch that would be next.
+        """Return the state to continue with the next batch.
 
-        That is the sampler's state from before that batch was drawn. Loaded over a
-        buffer that nobody wrote meanwhile, the batches are the same; with priorities
-        they are if none was updated since the next batch was drawn.
+        It is the sampler's state of before that batch was drawn. Loaded over a buffer
+        that nobody wrote meanwhile, the batches are the same. With priorities they are
+        the same if none was updated since the next batch was drawn.
 
         Args:
-            priorities: Also those that the sampler keeps, as tensors.
+            priorities: Include the sampler's priorities, as tensors.
 
         Returns:
             Numbers, strings, lists, dicts and tensors: what ``torch.save`` writes and
@@ -254,14 +258,14 @@ class ReplayLoader:
         """
         state = self._work.state()
         if priorities:
-            state = _over(self._source.state_dict(priorities=True), state)
+            state = _with_values(self._source.state_dict(priorities=True), state)
         return {"kind": "ReplayLoader", "sampler": as_tensors(state)}
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from a state; what was drawn ahead is dropped.
+        """Continue from a state; batches that were drawn ahead are dropped.
 
         Args:
-            state: What `state_dict` returned.
+            state: From `state_dict`.
 
         Raises:
             FormatError: It is no loader's, or its sampler's does not fit.
@@ -270,30 +274,30 @@ class ReplayLoader:
         check_kind(state, "ReplayLoader", "loader")
         if not isinstance(state.get("sampler"), dict):
             raise FormatError(
-                "loader state: got no sampler's state in it, expected one; pass what "
-                "state_dict returned, unchanged"
+                "loader state: there is no sampler's state in it; pass what state_dict "
+                "returned, unchanged"
             )
         self._check()
-        if self._work.entangled() or not self._stop():
+        if self._work.owned_by_thread() or not self._stop():
             raise FailedError(
-                "ReplayLoader: got a state to load while a batch is being made, "
-                "expected none under way; in a signal's handler, a sampler or a "
-                "transform note what is to be loaded, and load it between two batches"
+                "ReplayLoader: load_state_dict was called while a batch is being made, "
+                "such as in a signal's handler, a sampler or a transform; keep the "
+                "state, and load it between two batches"
             )
         self._source.load_state_dict(as_arrays(state["sampler"]))
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """Whether the loader was closed."""
         return self._closed
 
     def close(self) -> None:
-        """End the threads and give memory back; a second call does nothing.
+        """End the threads and release memory; a second call does nothing.
 
-        Batches that were handed over stay as they are, and the buffer open.
+        Batches that were taken stay as they are, and the buffer stays open.
         """
         self._closed = True
-        # Ctrl-C may have cut a call before this one short.
+        # Also where it is closed already: Ctrl-C may have interrupted that call.
         self._stop()
         self._finalizer.detach()
 
@@ -302,7 +306,7 @@ class ReplayLoader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
+        """Close the loader."""
         self.close()
 
 
@@ -311,49 +315,42 @@ def _end(
     workers: list[Worker[None]],
     sender: Sender,
     owner: ProcessGuard,
-    timeout_s: float = DROPPED_S,
+    timeout_s: float = DROP_S,
 ) -> bool:
     """End the threads, and leave the sampler where the learner is.
 
+    A forked child has none of the threads, and the sampler is the parent's to put back.
+
     Returns:
-        Whether they have ended; if not, the last of them does the rest.
+        Whether they have ended; if not, the last of them resets the work as it ends.
     """
     if owner.forked:
         return True
     work.stop(len(workers))
-    until = monotonic() + (ENTANGLED_S if work.entangled() else timeout_s)
+    until = monotonic() + (OWNED_S if work.owned_by_thread() else timeout_s)
     ended = [worker.join(max(0.0, until - monotonic())) for worker in workers]
     if not all(ended):
         work.abandon()
         return False
     workers.clear()
-    work.forget()
+    work.reset()
     sender.settle()
     process.threads_stopped(work)
     return True
 
 
-def _over(whole: State, part: State) -> State:
-    """A state with another's values in place of its own, those it has."""
-    found = dict(whole)
-    for name, value in part.items():
-        own = found.get(name)
+def _with_values(state: State, values: State) -> State:
+    """Return a state with values in place of its own, where both have them."""
+    result = dict(state)
+    for name, value in values.items():
+        own = result.get(name)
         if isinstance(own, dict) and isinstance(value, dict):
-            found[name] = _over(own, value)
+            result[name] = _with_values(own, value)
         elif isinstance(own, list) and isinstance(value, list):
-            found[name] = [
-                _over(a, b) if isinstance(a, dict) and isinstance(b, dict) else b
+            result[name] = [
+                _with_values(a, b) if isinstance(a, dict) and isinstance(b, dict) else b
                 for a, b in zip(own, value, strict=True)
             ]
         else:
-            found[name] = value
-    return found
-
-
-def _at_once(buffer: ReplayBuffer | Concat, num_threads: int | None) -> tuple[int, int]:
-    """Threads that gather at a time, and while the learner waits that hurries."""
-    if num_threads is not None:
-        number = integer("num_threads", num_threads, 1)
-        return number, number
-    cores = len(os.sched_getaffinity(0))
-    return 1, 1 if cores == 1 or calls_functions(buffer) else 2
+            result[name] = value
+    return result

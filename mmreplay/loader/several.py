@@ -1,6 +1,6 @@
-"""Several buffers as one torch Dataset of whole draws.
+"""Several buffers for torch's DataLoader: a Dataset of whole draws, and a stream.
 
-Several buffers as an iterable torch Dataset: every worker draws for itself.
+`ConcatDataset` draws in the main process, `ConcatStream` in each worker.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from torch.utils.data import Dataset
 
 from mmreplay.batch import Batch
 from mmreplay.buffer.replay_buffer import ReplayBuffer
-from mmreplay.concatenation import Concat, ConcatDraw, joined
+from mmreplay.concatenation import Concat, ConcatDraw, join_batches
 from mmreplay.errors import SchemaError
 from mmreplay.loader.dataset import ReplayDataset
 from mmreplay.loader.draws import MAX_AHEAD, as_arrays, as_tensors, check_counts
 from mmreplay.loader.stream import (
     InterleavedStream,
-    check_dealt,
+    check_interleaved,
     check_seeded,
-    gathered,
+    gather_or_redraw,
 )
 from mmreplay.samplers.base import State
 
@@ -50,21 +50,21 @@ class ConcatDataset(Dataset[Any]):
         """Make a dataset.
 
         Args:
-            concat: What draws; buffers in RAM take num_workers=0.
+            concat: From `concat`; buffers in RAM take num_workers=0.
 
         Raises:
-            SchemaError: It is not what `concat` gave.
+            SchemaError: It is not from `concat`.
         """
         check_several(concat)
         self._concat: Concat | None = concat
         self._datasets = [ReplayDataset(buffer) for buffer in concat.buffers]
 
     def __repr__(self) -> str:
-        """Say what it is."""
+        """Show the datasets of the buffers."""
         return f"<ConcatDataset of {self._datasets}>"
 
     def __getstate__(self) -> dict[str, Any]:
-        """What goes to a spawned worker: the folders."""
+        """Return what a spawned worker needs: the folders."""
         return {"_datasets": self._datasets, "_concat": None}
 
     def __len__(self) -> int:
@@ -72,7 +72,7 @@ class ConcatDataset(Dataset[Any]):
         return sum(len(dataset) for dataset in self._datasets)
 
     def draws(self, batch_size: int, num_batches: int | None = None) -> ConcatDraws:
-        """Draws for a DataLoader's ``sampler`` or ``batch_sampler``.
+        """Return draws for a DataLoader's ``sampler`` or ``batch_sampler``.
 
         Args:
             batch_size: Steps a draw, of all buffers together, at least 1.
@@ -83,8 +83,8 @@ class ConcatDataset(Dataset[Any]):
         """
         if self._concat is None:
             raise SchemaError(
-                "draws: got a dataset that was sent to another process, expected the "
-                "one it was made in; draw in the main process"
+                "draws: this dataset was sent to another process, and has no sampler "
+                "there; draw in the main process"
             )
         return ConcatDraws(self._concat, batch_size, num_batches)
 
@@ -95,23 +95,23 @@ class ConcatDataset(Dataset[Any]):
             Tensors ``[B, *shape]``, buffer by buffer, and ``batch.buffer_ids``.
 
         Raises:
-            SchemaError: It is no draw of `draws`.
+            SchemaError: The index is no draw of `draws`.
         """
         if not isinstance(index, ConcatDraw):
             raise SchemaError(
-                f"index: got {type(index).__name__}, expected a draw; give "
-                "dataset.draws(batch_size) to the DataLoader as sampler with "
+                f"index: got {type(index).__name__}, expected a draw; pass "
+                "dataset.draws(batch_size) to the DataLoader as sampler, with "
                 "batch_size=None"
             )
-        found = [self._datasets[part.number][part.draw] for part in index.parts]
-        # Of what was gathered: steps that a writer overwrote since are left out.
-        numbers = torch.tensor([part.number for part in index.parts])
-        counts = torch.tensor([len(batch) for batch in found])
+        batches = [self._datasets[one.buffer_id][one.draw] for one in index.draws]
+        # By the lengths of the batches, which lack steps that were overwritten since.
+        numbers = torch.tensor([one.buffer_id for one in index.draws])
+        counts = torch.tensor([len(batch) for batch in batches])
         buffer_ids = torch.repeat_interleave(numbers, counts)
-        return replace(joined(found, torch.cat), buffer_ids=buffer_ids)
+        return replace(join_batches(batches, torch.cat), buffer_ids=buffer_ids)
 
     def __getitems__(self, indices: ConcatDraw) -> Batch:
-        """Gather what a DataLoader asks for at once."""
+        """Gather a draw, as the items of one batch of a DataLoader."""
         return self[indices]
 
     def opened(self) -> list[ReplayBuffer]:
@@ -120,10 +120,10 @@ class ConcatDataset(Dataset[Any]):
 
 
 def check_several(concat: object) -> None:
-    """Refuse what is not several buffers as one.
+    """Refuse an object that is not from `concat`.
 
     Raises:
-        SchemaError: It is not what `concat` gave.
+        SchemaError: It is not.
     """
     if not isinstance(concat, Concat):
         raise SchemaError(
@@ -139,7 +139,7 @@ class ConcatDraws:
     def __init__(
         self, concat: Concat, batch_size: int, num_batches: int | None
     ) -> None:
-        """Bind them; see `ConcatDataset.draws`."""
+        """Make the draws of `ConcatDataset.draws`."""
         check_counts(batch_size, num_batches)
         self._concat = concat
         self._batch_size = batch_size
@@ -147,7 +147,7 @@ class ConcatDraws:
         self._states: deque[tuple[int, State]] = deque(maxlen=MAX_AHEAD)
 
     def __repr__(self) -> str:
-        """Say what it is."""
+        """Show the buffers and the sizes."""
         numbers = f"batch_size={self._batch_size}"
         if self._num_batches is not None:
             numbers += f", num_batches={self._num_batches}"
@@ -168,14 +168,14 @@ class ConcatDraws:
             yield draw
 
     def another(self) -> ConcatDraw:
-        """Draw once more, beside those that are iterated over."""
+        """Draw once more, outside the iteration."""
         return self._concat.draw(self._batch_size)
 
     def state_after(self, num_batches: int) -> State:
         """Return the state of `Concat` after so many batches; see `Draws.state_after`.
 
         Raises:
-            SchemaError: So many were not drawn yet, or more than 1024 others since.
+            SchemaError: So many were not drawn yet, or more than 1024 since.
         """
         for done, state in self._states:
             if done == num_batches:
@@ -186,7 +186,7 @@ class ConcatDraws:
         )
 
     def load_state_dict(self, state: State) -> None:
-        """Let `Concat` go on from a state; see `Draws.load_state_dict`.
+        """Have `Concat` draw from a state on; see `Draws.load_state_dict`.
 
         Raises:
             FormatError: It is of other buffers' samplers, or not a state at all.
@@ -196,9 +196,9 @@ class ConcatDraws:
         self._states.clear()
 
     def update_priorities(self, batch: Batch, values: ArrayLike) -> int:
-        """Give the steps of a batch new priorities; see `Concat.update_priorities`.
+        """Set the priorities of a batch's steps; see `Concat.update_priorities`.
 
-        They count for every draw made after it; loaders ask a few batches ahead.
+        Later draws use them; a DataLoader draws a few batches ahead.
         """
         return self._concat.update_priorities(batch, values)
 
@@ -206,12 +206,12 @@ class ConcatDraws:
         """Batches an iteration.
 
         Raises:
-            TypeError: There is no end.
+            TypeError: Iterations have no end.
         """
         if self._num_batches is None:
             raise TypeError(
-                "draws: got no num_batches, so they have no end, expected a number "
-                "for a length; pass num_batches to dataset.draws"
+                "draws: got no num_batches, so that there is no length; pass "
+                "num_batches to dataset.draws"
             )
         return self._num_batches
 
@@ -219,11 +219,11 @@ class ConcatDraws:
 class ConcatStream(InterleavedStream):
     """Batches of `concat` for torch's DataLoader, drawn in its workers.
 
-    What holds of a `ReplayStream` holds of it: over buffers that nobody writes the
-    batches of a rank are the same whatever the workers, and those of all ranks are
-    those of one process. It has no epochs of its own, whatever the buffers' samplers
-    go by: an iteration has num_batches, or no end. Each worker follows writers at its
-    own pace. Samplers that keep priorities are refused.
+    As with a `ReplayStream`, over buffers that nobody writes the batches of a rank are
+    the same with any number of workers, and the batches of all ranks are those of one
+    process. There are no epochs, whatever the buffers' samplers have: an iteration has
+    num_batches, or no end. Each worker follows writers at its own pace. Samplers with
+    priorities are refused.
 
     Example:
         >>> from torch.utils.data import DataLoader
@@ -247,23 +247,24 @@ class ConcatStream(InterleavedStream):
         """Make a stream.
 
         Args:
-            concat: What draws, as it is, and the stream's from now on; buffers in RAM
-                take num_workers=0. Spawned workers get the samplers by pickle.
+            concat: From `concat`, in any state, and used by the stream alone from now
+                on; buffers in RAM take num_workers=0. Spawned workers get the samplers
+                by pickle.
             batch_size: Steps a batch, of all buffers together, at least 1.
             num_batches: Batches of this rank an iteration; without end by default.
-            rank: This process's, in ``[0, num_ranks)``.
-            num_ranks: Processes that share the draws, at least 1. Several need one
-                seed of `concat` and of each sampler.
+            rank: Rank of this process, in ``[0, num_ranks)``.
+            num_ranks: Processes that share the draws, at least 1. Several need the
+                same seeds, of `concat` and of each sampler.
 
         Raises:
-            SchemaError: It is not what `concat` gave, a sampler keeps priorities, a
-                number is not legal, or there are several ranks and no seed.
+            SchemaError: It is not from `concat`, a sampler has priorities, a number is
+                not legal, or there are several ranks and no seed.
         """
         check_several(concat)
         check_counts(batch_size, num_batches)
         self._samplers = [buffer.sampler for buffer in concat.buffers]
         for sampler in self._samplers:
-            check_dealt(type(self).__name__, sampler, rank, num_ranks)
+            check_interleaved(type(self).__name__, sampler, rank, num_ranks)
         check_seeded(concat, num_ranks)
         self._dataset = ConcatDataset(concat)
         self._shares = concat.shares
@@ -274,18 +275,18 @@ class ConcatStream(InterleavedStream):
         super().__init__(concat.state_dict(), rank, num_ranks)
 
     def __repr__(self) -> str:
-        """Say what it is."""
+        """Show the dataset, the size and the rank."""
         return (
             f"<ConcatStream of {self._dataset!r}, batch_size={self._batch_size}, "
             f"rank {self._rank} of {self._num_ranks}>"
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """What goes to a spawned worker: the folders, samplers and shares."""
+        """Return what a spawned worker needs: folders, samplers and shares."""
         return {**self.__dict__, "_concat": None}
 
     def _own(self) -> Concat:
-        """What draws in this process."""
+        """The `Concat` of this process, which opens the buffers again after a fork."""
         if self._concat is None or self._pid != os.getpid():
             buffers = self._dataset.opened()
             for buffer, sampler in zip(buffers, self._samplers, strict=True):
@@ -301,12 +302,12 @@ class ConcatStream(InterleavedStream):
         draws = ConcatDraws(self._own(), self._batch_size, self._steps)
         gather = self._dataset.__getitem__
         for draw in draws:
-            yield partial(gathered, gather, draw, draws.another)
+            yield partial(gather_or_redraw, gather, draw, draws.another)
 
     def __len__(self) -> int:
         """Batches of this rank an iteration.
 
         Raises:
-            TypeError: There is no end.
+            TypeError: Iterations have no end.
         """
-        return self._dealt(len(self._dataset.draws(self._batch_size, self._steps)))
+        return self._num_own(len(self._dataset.draws(self._batch_size, self._steps)))

@@ -33,34 +33,35 @@ T = TypeVar("T")
 
 
 class InterleavedStream(IterableDataset[Batch]):
-    """Draws of one sequence, dealt out to ranks and their workers; see `ReplayStream`.
+    """Draws of one sequence, interleaved over ranks and workers; see `ReplayStream`.
 
-    Whoever builds on it draws and gathers.
+    Each worker makes all draws, and gathers those that are its own. Subclasses draw and
+    gather.
     """
 
     # The `kind` of states, written out: renaming a class changes no state.
     _kind: ClassVar[str]
 
     def __init__(self, state: State, rank: int, num_ranks: int) -> None:
-        """Deal out what follows from a state of what draws."""
+        """Interleave the draws that follow from a sampler's state."""
         self._state = state
         self._rank, self._num_ranks = rank, num_ranks
         self._iterations = Iterations()
 
     def _begin(self, state: State) -> None:
-        """Draw from a state on, in this worker."""
+        """Have this worker draw from a state on."""
         raise NotImplementedError
 
     def _gathered(self) -> Iterator[Callable[[], Batch]]:
-        """Draw, and give for each draw what gathers it, if it is to be gathered."""
+        """Draw, and yield for each draw a function that gathers it."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[Batch]:
         """Begin the next iteration, in this worker.
 
         Raises:
-            SchemaError: With the first batch: it is an epoch of a buffer that is being
-                written.
+            SchemaError: With the first batch, where it is an epoch of a buffer that is
+                being written.
         """
         info = get_worker_info()
         worker, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
@@ -76,32 +77,32 @@ class InterleavedStream(IterableDataset[Batch]):
             if (number - done) % num_workers == worker:
                 yield gather()
 
-    def _dealt(self, steps: int) -> int:
-        """Of so many draws of all ranks, those of this one."""
+    def _num_own(self, steps: int) -> int:
+        """Number of this rank's draws among so many of all ranks."""
         return (steps - self._rank + self._num_ranks - 1) // self._num_ranks
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which iteration comes next, of all ranks alike.
+        """Set the number of the next iteration, the same in all ranks.
 
         Args:
-            epoch: At least 0; iterations are counted from there on.
+            epoch: At least 0; later iterations are counted from it.
 
         Raises:
-            SchemaError: It is no integer of at least 0.
+            SchemaError: The epoch is no integer of at least 0.
         """
         self._iterations.choose(
             integer("epoch", epoch, 0, "Iterations are counted from 0.")
         )
 
     def state_after(self, num_batches: int) -> State:
-        """State after so many batches that the DataLoader gave in this iteration.
+        """Return the state after so many batches of this iteration.
 
         Args:
-            num_batches: At least 1; workers may have gathered more.
+            num_batches: Batches from the DataLoader, at least 1; workers may have
+                gathered more.
 
         Raises:
-            SchemaError: It is no integer of at least 1, or nothing was iterated over
-                yet.
+            SchemaError: It is no integer of at least 1, or no iteration was begun yet.
         """
         way_out = (
             "Call it after a batch; before the first batch, save the iteration's "
@@ -117,15 +118,15 @@ class InterleavedStream(IterableDataset[Batch]):
         return {"kind": self._kind, "epoch": epoch, "batches": done}
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from `state_after` with the next iteration, whatever the workers.
+        """Continue from `state_after` with the next iteration, with any workers.
 
-        The sampler, batch_size and ranks are to be as they were.
+        The sampler, batch_size and ranks have to be as they were.
 
         Args:
-            state: What `state_after` returned.
+            state: From `state_after`.
 
         Raises:
-            FormatError: It is no stream's state.
+            FormatError: It is not the state of such a stream.
         """
         check_kind(state, self._kind, "stream")
         epoch, done = stored_integer(state, "epoch"), stored_integer(state, "batches")
@@ -135,24 +136,25 @@ class InterleavedStream(IterableDataset[Batch]):
 class ReplayStream(InterleavedStream):
     """Batches of a buffer for torch's DataLoader, drawn in its workers.
 
-    Draws are steps of one sequence, which the sampler's seed decides. Rank r of R
-    takes steps r, r + R, ...; of those, worker w of W takes every W-th. Each makes all
-    draws, which are cheap, and gathers its own. So over a buffer that nobody writes
-    the batches of a rank are the same, in the same order, whatever the number of
-    workers, and those of all ranks are those of one process.
+    All draws form one sequence, which follows from the sampler's seed. Rank r of R
+    takes draws r, r + R, ... of it; of those, worker w of W takes every W-th. Each
+    worker makes all draws, which is cheap, and gathers its own. So over a buffer that
+    nobody writes the batches of a rank are the same, in the same order, with any number
+    of workers, and the batches of all ranks are those of one process.
 
-    **Iterations.** A sampler that goes by epochs ends an iteration with its epoch;
-    others go on for num_batches, or without end. The first iteration draws as the
-    sampler does by itself, each later one by seeds that follow from the sampler's and
-    the iteration's number. It is counted in shared memory, an iteration being begun
-    when the first of its workers begins it, whatever DataLoader that is of. Two of
-    them at once need a batch from one before the other is begun.
+    **Iterations.** Where the sampler has epochs, an iteration ends with the epoch;
+    otherwise after num_batches, or never. The first iteration draws as the sampler does
+    by itself, each later one with seeds that follow from the sampler's seed and the
+    number of the iteration. That number is counted in shared memory: an iteration
+    begins when the first of its workers begins it, in any DataLoader. To run two
+    iterations at once, take a batch of one before the other begins.
 
-    **Writers.** A buffer that is being written is followed by each worker at its own
-    pace: the law of the sampler holds, not the same draws. Epochs over it are refused.
+    **Writers.** Each worker follows a writer at its own pace: the sampler's
+    probabilities hold, but workers do not make the same draws. Epochs over such a
+    buffer are refused.
 
-    Prioritized samplers are refused: their priorities are in one process. Make their
-    draws there, by `ReplayDataset.draws` or a `ReplayLoader`.
+    Prioritized samplers are refused: their priorities are in one process. Draw there,
+    by `ReplayDataset.draws` or a `ReplayLoader`.
 
     Example:
         >>> from torch.utils.data import DataLoader
@@ -180,26 +182,26 @@ class ReplayStream(InterleavedStream):
 
         Args:
             source: A folder, or an open buffer; one in RAM takes num_workers=0.
-            sampler: As it was made, and the stream's from now on. Spawned workers get
-                it by pickle.
+            sampler: A new sampler, which the stream alone uses from now on. Spawned
+                workers get it by pickle.
             batch_size: Steps, or windows, a batch, at least 1.
             num_batches: Batches of this rank an iteration; by default those of the
                 epoch, or without end.
-            transforms: As of `ReplayDataset`.
-            rank: This process's, in ``[0, num_ranks)``. Ranks may get numbers of
-                batches that differ by one; where all need as many, let a
-                ``ShuffledSampler(rank=..., num_ranks=..., drop_last=True)`` share the
-                epoch out, and leave rank and num_ranks here.
-            num_ranks: Processes that share the draws, at least 1. Several need one
-                seed.
+            transforms: As in `ReplayDataset`.
+            rank: Rank of this process, in ``[0, num_ranks)``. Ranks may get numbers of
+                batches that differ by one; where all need the same number, let a
+                ``ShuffledSampler(rank=..., num_ranks=..., drop_last=True)`` divide the
+                epoch, and leave out rank and num_ranks here.
+            num_ranks: Processes that share the draws, at least 1. Several need the
+                same seed.
 
         Raises:
-            SchemaError: The sampler is none or keeps priorities, a number is not
+            SchemaError: The sampler is not a sampler or has priorities, a number is not
                 legal, or there are several ranks and no seed.
             FormatError: There is no buffer at the path.
         """
         check_counts(batch_size, num_batches)
-        check_dealt(type(self).__name__, sampler, rank, num_ranks)
+        check_interleaved(type(self).__name__, sampler, rank, num_ranks)
         self._dataset = ReplayDataset(source, transforms)
         steps = None if num_batches is None else num_batches * num_ranks
         self._draws = self._dataset.draws(sampler, batch_size, steps)
@@ -208,50 +210,54 @@ class ReplayStream(InterleavedStream):
         super().__init__(sampler.state_dict(), rank, num_ranks)
 
     def __repr__(self) -> str:
-        """Show the call that makes it again."""
+        """Show the call that makes an equal one."""
         source = repr(self._dataset).removeprefix("ReplayDataset(").removesuffix(")")
         path, comma, transforms = source.partition(", transforms=")
-        told = f"{path}, {self._sampler!r}, batch_size={self._batch_size}"
+        call = f"{path}, {self._sampler!r}, batch_size={self._batch_size}"
         if self._num_batches is not None:
-            told += f", num_batches={self._num_batches}"
-        told += comma + transforms
+            call += f", num_batches={self._num_batches}"
+        call += comma + transforms
         if self._num_ranks > 1:
-            told += f", rank={self._rank}, num_ranks={self._num_ranks}"
-        return f"ReplayStream({told})"
+            call += f", rank={self._rank}, num_ranks={self._num_ranks}"
+        return f"ReplayStream({call})"
 
     def _begin(self, state: State) -> None:
         self._sampler.load_state_dict(state)
 
     def _gathered(self) -> Iterator[Callable[[], Batch]]:
-        self._refuse_writers()
-        gather = self._dataset.__getitem__
-        for draw in self._draws:
-            yield partial(gathered, gather, draw, self._draws.another)
-
-    def _refuse_writers(self) -> None:
         by_epochs = self._num_batches is None and epochs_of(self._sampler) is not None
         if by_epochs and self._dataset.written:
             raise SchemaError(
                 f"ReplayStream: got {type(self._sampler).__name__} over a buffer that "
-                "is being written, of which each worker would begin an epoch of its "
-                "own, expected one that nobody writes; draw in the main process, by "
-                "ReplayDataset.draws, or give num_batches"
+                "is being written, where the epoch of each worker would have other "
+                "steps; draw in the main process, by ReplayDataset.draws, or pass "
+                "num_batches"
             )
+        gather = self._dataset.__getitem__
+        for draw in self._draws:
+            yield partial(gather_or_redraw, gather, draw, self._draws.another)
 
     def __len__(self) -> int:
         """Batches of this rank an iteration.
 
         Raises:
-            TypeError: There is no end.
+            TypeError: Iterations have no end.
         """
-        return self._dealt(len(self._draws))
+        return self._num_own(len(self._draws))
 
 
-def gathered(gather: Callable[[T], Batch], draw: T, another: Callable[[], T]) -> Batch:
-    """The data of a draw, or of another one where nothing is left of it.
+def gather_or_redraw(
+    gather: Callable[[T], Batch], draw: T, another: Callable[[], T]
+) -> Batch:
+    """Gather a draw, or another one where every step of it was overwritten.
 
-    A worker that had to wait for its processor may find it lapped. What it draws by
-    itself has the same law whenever it does.
+    A worker that waited long for a processor may find its draw overwritten. It holds
+    the sampler, and a later draw has the same probabilities.
+
+    Args:
+        gather: Copies the data of a draw.
+        draw: The first draw to try.
+        another: Draws once more.
     """
     for _ in range(MAX_TRIES - 1):
         with suppress(StaleError):
@@ -260,59 +266,68 @@ def gathered(gather: Callable[[T], Batch], draw: T, another: Callable[[], T]) ->
     return gather(draw)
 
 
-def check_dealt(who: str, sampler: Sampler, rank: int, num_ranks: int) -> None:
-    """Refuse what cannot be dealt out to ranks and workers.
+def check_interleaved(who: str, sampler: Sampler, rank: int, num_ranks: int) -> None:
+    """Refuse draws that cannot be interleaved over ranks and workers.
+
+    Args:
+        who: Name of the stream's class.
+        sampler: What draws.
+        rank: Rank of this process.
+        num_ranks: Number of ranks.
 
     Raises:
-        SchemaError: The sampler is none or keeps priorities, the ranks are no numbers
-            of ranks, shares are shared out twice, or each rank would have a seed of
-            its own.
+        SchemaError: The sampler is not a sampler or has priorities, a rank is not
+            legal, the sampler divides epochs between ranks as well, or each rank would
+            have a seed of its own.
     """
     if keeps_priorities(checked(sampler)):
         raise SchemaError(
-            f"{who}: got {type(sampler).__name__}, which keeps priorities, and "
-            "workers would each have their own, expected a sampler without; use "
-            "ReplayDataset.draws, of several buffers ConcatDataset.draws, which draw "
-            "in the main process, or a ReplayLoader"
+            f"{who}: got {type(sampler).__name__}, which keeps priorities, and each "
+            "worker would have its own; draw in the main process, by "
+            "ReplayDataset.draws, ConcatDataset.draws or a ReplayLoader"
         )
     way_out = "Pass torch.distributed's rank and world size."
     integer("num_ranks", num_ranks, 1, way_out)
     integer("rank", rank, 0, way_out, maximum=num_ranks - 1)
     if num_ranks > 1 and getattr(sampler, "num_ranks", 1) > 1:
         raise SchemaError(
-            f"num_ranks: got {num_ranks} and a {type(sampler).__name__} that is one of "
-            "several ranks itself, expected one of both; leave rank and num_ranks of "
-            "the stream out"
+            f"num_ranks: got {num_ranks} and a {type(sampler).__name__} that divides "
+            "its epochs between ranks as well; leave out rank and num_ranks of the "
+            "stream"
         )
     check_seeded(sampler, max(num_ranks, getattr(sampler, "num_ranks", 1)))
 
 
 def check_seeded(drawing: object, num_ranks: int) -> None:
-    """Refuse what draws by a seed from the system, which each rank takes for itself.
+    """Refuse several ranks without a seed, of which each would draw by another one.
+
+    Args:
+        drawing: A sampler, or `Concat`.
+        num_ranks: Number of ranks.
 
     Raises:
-        SchemaError: It does, and there are several ranks.
+        SchemaError: There is no seed, and there are several ranks.
     """
     name = unseeded(drawing) if num_ranks > 1 else None
     if name is not None:
         raise SchemaError(
             f"num_ranks: got {num_ranks} and a {name} without a seed, so that each "
-            "rank would draw by another one, expected one seed for all; pass the same "
-            "seed=... in each rank, or load the state of one into the others and itself"
+            "rank would draw by another one; pass the same seed=... in each rank, or "
+            "load the state of one rank into all"
         )
 
 
 def _of_epoch(state: Any, epoch: int) -> Any:
-    """A sampler's state with the seeds of one iteration, those of its parts too."""
+    """Return a state with the seeds of one iteration, in the samplers below it too."""
     if epoch == 0:
         return state
     if isinstance(state, list):
-        return [_of_epoch(part, epoch) for part in state]
+        return [_of_epoch(item, epoch) for item in state]
     if not isinstance(state, dict):
         return state
-    found = {name: _of_epoch(part, epoch) for name, part in state.items()}
+    result = {name: _of_epoch(value, epoch) for name, value in state.items()}
     if type(state.get("seed")) is int:
         text = f"{state['seed']}/{epoch}".encode()
         digest = hashlib.blake2b(text, digest_size=8).digest()
-        found["seed"] = int.from_bytes(digest, "little") >> 1
-    return found
+        result["seed"] = int.from_bytes(digest, "little") >> 1
+    return result

@@ -116,7 +116,7 @@ def test_a_buffer_in_ram_serves_the_process_it_is_in():
 
 def test_a_buffer_in_ram_is_not_pickled():
     dataset = mr.ReplayDataset(fill(None, engine="memory", close=False))
-    with pytest.raises(SchemaError, match=r"a buffer in RAM.*use num_workers=0"):
+    with pytest.raises(SchemaError, match=r"RAM of another process; use num_workers=0"):
         pickle.dumps(dataset)
 
 
@@ -157,14 +157,14 @@ def test_a_forked_child_opens_its_own(tmp_path, engine):
     if engine == "memmap":
         assert told == "False False"
     else:
-        assert "a buffer in RAM in a worker process" in told
+        assert "the buffer is in the RAM of another process" in told
 
 
 @pytest.mark.parametrize("rank", [10_000, -10_000])
 def test_a_rank_beyond_the_legal_starts_is_refused(path, rank):
     dataset = mr.ReplayDataset(path)
     count = len(dataset)
-    pattern = rf"rank -?\d+: got a buffer with {count} legal starts, expected"
+    pattern = rf"rank -?\d+ must be in \[0, {count}\), as the buffer has {count} legal"
     with pytest.raises(IndexError, match=pattern):
         dataset[rank]
     with pytest.raises(IndexError, match=pattern):
@@ -179,7 +179,7 @@ def test_ranks_that_a_writer_took_away_begin_again(tmp_path):
     assert len(dataset) < before
     items = dataset.__getitems__([before - 1])
     assert items[0]["observation"]["number"].item() % 2 == 1
-    with pytest.raises(IndexError, match="ask len"):
+    with pytest.raises(IndexError, match="Read len"):
         dataset[before - 1]
     buffer.clear()
     with pytest.raises(EmptyError, match="its writer cleared it"):
@@ -295,7 +295,7 @@ def test_a_draw_of_which_nothing_is_left_is_an_error(tmp_path):
     dataset = mr.ReplayDataset(buffer)
     draw = next(iter(dataset.draws(mr.UniformSampler(seed=1), 5)))
     buffer.clear()
-    with pytest.raises(StaleError, match="a draw of 5 steps or windows: got every one"):
+    with pytest.raises(StaleError, match="all 5 steps or windows of a draw were"):
         dataset[draw]
     buffer.close()
 
@@ -333,7 +333,7 @@ def test_a_writer_that_is_always_faster_is_named(tmp_path, monkeypatch):
         return gather(self, draw)
 
     monkeypatch.setattr(mr.ReplayBuffer, "gather", overtaken)
-    with pytest.raises(StarvedError, match=r"10 times over.*enlarge the capacity"):
+    with pytest.raises(StarvedError, match=r"after 10 attempts.*Enlarge the capacity"):
         dataset[0]
     buffer.close()
 
@@ -362,7 +362,7 @@ def test_draws_have_a_length_where_they_have_an_end(path):
     dataset = mr.ReplayDataset(path)
     draws = dataset.draws(mr.UniformSampler(0), 4, num_batches=3)
     assert len(draws) == len(list(draws)) == 3
-    with pytest.raises(TypeError, match="got no num_batches, so they have no end"):
+    with pytest.raises(TypeError, match="no num_batches, so that there is no length"):
         len(dataset.draws(mr.UniformSampler(0), 4))
 
 

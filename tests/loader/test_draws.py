@@ -98,7 +98,7 @@ def test_priorities_that_nobody_keeps_are_refused(paths):
     dataset = mr.ReplayDataset(paths[0])
     draws = dataset.draws(mr.UniformSampler(0), 4)
     batch = next(iter(loader_of(dataset, draws)))
-    told = r"update_priorities: got draws of a UniformSampler, .*; make them by dataset"
+    told = r"these are draws of a UniformSampler, .*; make them by dataset"
     with pytest.raises(SchemaError, match=told):
         draws.update_priorities(batch, np.ones(4))
     with pytest.raises(

@@ -77,7 +77,8 @@ def test_states_that_are_not_kept_are_refused(path):
     next(iter(draws))
     for number in (2, -1):
         with pytest.raises(
-            SchemaError, match=rf"num_batches: got {number}, .* \[0\] to \[1\] are kept"
+            SchemaError,
+            match=rf"num_batches: got {number}, .* from \[0\] to \[1\]",
         ):
             draws.state_after(number)
 

@@ -86,6 +86,6 @@ def test_windows_that_died_are_left_out(tmp_path):
     number = batch.window_positions * 2 + batch.env_ids[:, None]
     assert (batch["observation/number"] == number).all()
     buffer.clear()
-    with pytest.raises(StaleError, match="a draw of 40 steps or windows: got every"):
+    with pytest.raises(StaleError, match="all 40 steps or windows of a draw were"):
         dataset[draw]
     buffer.close()

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, _utils
 
 import mmreplay as mr
 from mmreplay.loader import iterations
-from mmreplay.loader.iterations import KEPT, Iterations
+from mmreplay.loader.iterations import MAX_BEGUN, Iterations
 from tests.contracts.sampler import places
 from tests.loader.support import fill, legal
 from tests.loader.test_workers import options
@@ -70,7 +70,7 @@ def test_all_that_begin_get_the_number_whoever_was_ended(
     processes, rng, alike, persistent
 ):
     kept = processes.workers(77, 3)
-    for number in range(3 * KEPT):
+    for number in range(3 * MAX_BEGUN):
         if persistent:
             # Resumed ones all begin, in any order.
             begun = [kept[at] for at in rng.permutation(3)]

@@ -127,8 +127,8 @@ def test_draws_are_made_so_far_ahead_and_no_further(path, prefetch):
             next(found)
             assert sampler.draws <= taken + prefetch
         # A learner that takes its time finds them all drawn.
-        loader._work._pace.quick = False
-        loader._work._call()
+        loader._work._timing.quick = False
+        loader._work._wake_thread()
         assert sampler.there.wait(20)
         assert sampler.draws == 3 + prefetch
 
@@ -153,15 +153,15 @@ def test_a_batch_that_is_kept_does_not_change(path):
 
 def test_memory_of_batches_that_nobody_holds_is_used_again(path):
     with loading(path, 64, prefetch=2) as (_, loader):
-        recycler = loader._sender.recycler
+        pool = loader._sender.pool
         made = Counter()
-        make = recycler._make
+        make = pool._make
 
         def counted(shape, dtype):
             made[shape] += 1
             return make(shape, dtype)
 
-        recycler._make = counted
+        pool._make = counted
         for place, _ in enumerate(zip(loader, range(200), strict=False)):
             # A learner that hurries makes batches itself, one that does not has them.
             if place % 8 == 0:
@@ -169,8 +169,8 @@ def test_memory_of_batches_that_nobody_holds_is_used_again(path):
         # Two drawn ahead, one being filled, the learner's, new and old, and one that
         # both threads looked for at once; each with the pixels before and after.
         assert 2 <= made[64, 64, 65] <= 6 * 2
-        assert recycler.nbytes < 6 * 2 * 64 * 64 * 65 + (1 << 20)
-    assert loader._sender.recycler.nbytes == 0
+        assert pool.nbytes < 6 * 2 * 64 * 64 * 65 + (1 << 20)
+    assert loader._sender.pool.nbytes == 0
 
 
 def test_an_update_counts_for_every_draw_made_after_it(path):
@@ -245,7 +245,7 @@ def test_priorities_go_with_the_state_if_asked_for(path):
 
 @pytest.mark.parametrize("state", [{}, {"kind": "ReplayLoader", "sampler": 3}, None])
 def test_what_is_no_loaders_state_is_refused(path, state):
-    refused = pytest.raises(FormatError, match="state: got")
+    refused = pytest.raises(FormatError, match=r"state: (got|there is no)")
     with loading(path, 4) as (_, loader), refused:
         loader.load_state_dict(state)
 
@@ -296,7 +296,7 @@ def test_an_epoch_that_was_left_goes_on(path):
 
 
 def test_without_epochs_there_is_no_length(path):
-    refused = pytest.raises(TypeError, match="got UniformSampler, which draws without")
+    refused = pytest.raises(TypeError, match="UniformSampler draws without an end")
     with loading(path, 4) as (_, loader), refused:
         len(loader)
 

@@ -125,7 +125,7 @@ def test_a_closed_loader_has_no_threads_and_says_that_it_is_closed(buffer):
     assert loader.closed
     assert loaders() == []
     for call in (lambda: next(loader), lambda: iter(loader)):
-        with pytest.raises(FailedError, match="got one that is closed, expected it op"):
+        with pytest.raises(FailedError, match="this loader is closed; make another"):
             call()
     with pytest.raises(FailedError, match="closed"):
         loader.load_state_dict({"kind": "ReplayLoader", "sampler": {}})
@@ -205,7 +205,7 @@ def test_a_thousand_loaders_leave_nothing_behind(path):
             next(loader)
             most = max(most, threading.active_count())
             loader.close()
-        assert loader._sender.recycler.nbytes == 0
+        assert loader._sender.pool.nbytes == 0
     del buffer, loader
     gc.collect()
     assert threading.active_count() == running
@@ -388,15 +388,15 @@ def test_what_is_read_ahead_is_bounded(path, monkeypatch):
         ) as loader:
             found = iter(loader)
             work = loader._work
-            while len(work._entries) < 6:
+            while len(work._drawn) < 6:
                 threading.Event().wait(0.001)
-            with work._turn:
+            with work._lock:
                 assert len(asked) == 3
-                assert work._asking.under_way(work._entries) == 3 * nbytes
+                assert work._budget.under_way(work._drawn) == 3 * nbytes
             gate.set()
             for _ in range(20):
                 next(found)
-                assert work._asking.under_way(work._entries) <= 3 * nbytes
+                assert work._budget.under_way(work._drawn) <= 3 * nbytes
             assert len(asked) >= 20
     assert np.all(np.array(asked) == 16)
 

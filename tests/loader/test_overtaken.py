@@ -43,7 +43,7 @@ def test_an_epoch_ends_with_itself_whatever_was_lost_of_it(tmp_path, lost):
     with buffer, mr.ReplayLoader(buffer, 10, prefetch=4, num_threads=1) as loader:
         batches = iter(loader)
         gate.inside.wait(20)
-        while len(loader._work._entries) < 4:
+        while len(loader._work._drawn) < 4:
             threading.Event().wait(0.001)
         # The first batch is being made; its rows and the next ones' are overwritten.
         buffer.extend(steps(100, lost, 1))
@@ -69,7 +69,7 @@ def test_a_run_goes_on_exactly_where_batches_were_lost(tmp_path):
         with mr.ReplayLoader(buffer, 10, prefetch=4, num_threads=1) as loader:
             batches = iter(loader)
             gate.inside.wait(20)
-            while len(loader._work._entries) < 4:
+            while len(loader._work._drawn) < 4:
                 threading.Event().wait(0.001)
             buffer.extend(steps(400, 80, 1))
             gate.open.set()

@@ -30,7 +30,7 @@ def path(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def made(monkeypatch):
     """Whoever comes back is quick; how many batches were made so."""
-    counted, make = [], prefetch.Prefetcher._make
+    counted, make = [], prefetch.Prefetcher._sample
 
     def counting(self):
         found = make(self)
@@ -39,7 +39,7 @@ def made(monkeypatch):
         return found
 
     monkeypatch.setattr(prefetch, "QUICK_S", 60.0)
-    monkeypatch.setattr(prefetch.Prefetcher, "_make", counting)
+    monkeypatch.setattr(prefetch.Prefetcher, "_sample", counting)
     return counted
 
 

@@ -108,7 +108,7 @@ def test_a_signals_handler_is_given_the_state_of_the_next_batch(path):
 
 
 def test_it_may_be_closed_by_a_collector_in_one_of_its_threads(path, monkeypatch):
-    monkeypatch.setattr(replay_loader, "CLOSED_S", 3600.0)
+    monkeypatch.setattr(replay_loader, "CLOSE_S", 3600.0)
     ended = []
 
     class Collecting(mr.UniformSampler):
@@ -189,9 +189,11 @@ def test_two_threads_are_not_given_batches_at_once(path):
         other = threading.Thread(target=lambda: found.append(next(loader)))
         other.start()
         inside.wait(20)
-        while not loader._work._taking:
+        while not loader._work._in_next:
             threading.Event().wait(0.001)
-        with pytest.raises(FailedError, match="next while another is under way"):
+        with pytest.raises(
+            FailedError, match="next was called while another call of it is under way"
+        ):
             next(loader)
         gate.set()
         other.join()
@@ -220,7 +222,7 @@ def test_two_loaders_do_not_share_an_epoch(path):
     with mr.ReplayBuffer.open(path, sampler=mr.ShuffledSampler(seed=0)) as buffer:
         with mr.ReplayLoader(buffer, 16) as one, mr.ReplayLoader(buffer, 16) as two:
             first = len(next(one))
-            with pytest.raises(FailedError, match="another loader goes by the same"):
+            with pytest.raises(FailedError, match="another loader iterates over"):
                 next(two)
             rows = first + sum(len(batch) for batch in one)
             assert rows == len(set(_places(buffer)))

@@ -213,9 +213,7 @@ def test_batches_are_counted_by_whole_numbers(path, num_batches):
 @pytest.mark.parametrize("options", [{}, {"batch_size": 4}, {"collate_fn": mr.collate}])
 def test_batches_are_not_put_into_batches(path, workers, options):
     loader = DataLoader(stream_of(path, "uniform"), num_workers=workers, **options)
-    told = (
-        r"got a list of Batch, [14] of them, expected single steps, .* batch_size=None"
-    )
+    told = r"got a list of [14] batches, expected single steps; pass batch_size=None"
     with pytest.raises(SchemaError, match=told):
         next(iter(loader))
 
@@ -224,7 +222,7 @@ def test_ranks_are_counted_once(path):
     with pytest.raises(SchemaError, match=r"rank must be .* in \[0, 1\], got 2"):
         mr.ReplayStream(path, mr.UniformSampler(0), 16, rank=2, num_ranks=2)
     sampler = mr.ShuffledSampler(seed=0, rank=1, num_ranks=2)
-    with pytest.raises(SchemaError, match=r"got 2 and a ShuffledSampler that is one"):
+    with pytest.raises(SchemaError, match=r"got 2 and a ShuffledSampler that divides"):
         mr.ReplayStream(path, sampler, 16, rank=1, num_ranks=2)
     found = []
     for rank in range(2):
@@ -255,8 +253,11 @@ def test_ranks_are_counted_once(path):
     ],
 )
 def test_ranks_with_seeds_of_their_own_are_refused(path, sampler, name):
-    told = f"num_ranks: got 2 and a {name} without a seed, .* expected one seed for all"
-    with pytest.raises(SchemaError, match=rf"{told}; pass the same seed=\.\.\."):
+    refused = (
+        f"num_ranks: got 2 and a {name} without a seed, so that each rank would draw "
+        r"by another one; pass the same seed=\.\.\."
+    )
+    with pytest.raises(SchemaError, match=refused):
         mr.ReplayStream(path, sampler, 16, rank=0, num_ranks=2)
     mr.ReplayStream(path, sampler, 16)
     # One that goes on from a state has the seed of that one.
@@ -272,7 +273,7 @@ def test_ranks_of_a_sampler_need_a_seed_as_those_of_a_stream(path):
 
 def test_without_an_end_there_is_no_length(path):
     stream = mr.ReplayStream(path, mr.UniformSampler(0), 16)
-    with pytest.raises(TypeError, match="no end"):
+    with pytest.raises(TypeError, match="there is no length"):
         len(stream)
     loader = loader_of(stream, 2, "fork")
     assert len(list(itertools.islice(loader, 5))) == 5
@@ -368,5 +369,8 @@ def test_a_writer_that_laps_every_draw_is_told(tmp_path, monkeypatch):
         return gather(dataset, draw)
 
     monkeypatch.setattr(mr.ReplayDataset, "__getitem__", late)
-    with writer, pytest.raises(StaleError, match="got every one given up since"):
+    with (
+        writer,
+        pytest.raises(StaleError, match="overwritten before they were read"),
+    ):
         next(iter(stream))
