@@ -1,10 +1,11 @@
 """Build the documentation site into build/site, and check that it needs no network.
 
-``python -m tools.docs_site`` runs ``mkdocs build --strict`` and then looks through the
-built pages for scripts, styles, fonts and images of other hosts. mkdocs calls the
-functions ``on_files`` and ``on_page_markdown`` of this module (mkdocs.yml, ``hooks``):
-they add the pages that are not written under docs/, which are the API reference, made
-of the docstrings of all public names, and CHANGELOG, CONTRIBUTING and SECURITY.
+``python -m tools.docs_site [FOLDER]`` runs ``mkdocs build --strict`` and then looks
+through the built pages for scripts, styles, fonts and images of other hosts. mkdocs
+calls the functions ``on_files`` and ``on_page_markdown`` of this module (mkdocs.yml,
+``hooks``): they add the pages that are not written under docs/, which are the API
+reference, made of the docstrings of all public names, and CHANGELOG, CONTRIBUTING and
+SECURITY.
 """
 
 from __future__ import annotations
@@ -154,22 +155,24 @@ def external_loads(site: Path) -> Iterator[tuple[Path, str]]:
             yield path, address
 
 
-def main() -> int:
-    """Build the site, strictly, and check it."""
+def main(site: Path = SITE) -> int:
+    """Build the site into a folder, strictly, and check it."""
     # Not --quiet, which has --strict overlook warnings.
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--clean"]
     # The theme prints an announcement about its successor otherwise.
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, check=False)
+    done = subprocess.run(
+        [*command, "--site-dir", str(site)], cwd=ROOT, env=environment, check=False
+    )
     if done.returncode:
         return done.returncode
-    loads = list(external_loads(SITE))
+    loads = list(external_loads(site))
     for path, address in loads:
-        print(f"{path.relative_to(SITE)} loads {address}", file=sys.stderr)
+        print(f"{path.relative_to(site)} loads {address}", file=sys.stderr)
     if not loads:
-        print(f"{(SITE / 'index.html').relative_to(ROOT)}")
+        print(site / "index.html")
     return 1 if loads else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*(Path(folder).resolve() for folder in sys.argv[1:2])))
