@@ -287,6 +287,22 @@ class NarrowingSampler(Wrapper):
             )
         return epochs.num_batches(self.shown(view), batch_size)
 
+    def update_priorities(
+        self,
+        view: View,
+        env_ids: Ids,
+        positions: Ids,
+        values: NDArray[np.generic],
+        mask: NDArray[np.bool_] | None = None,
+    ) -> int:
+        """Pass priorities on to the part; see `PrioritySampler`."""
+        if not self.keeps_priorities:
+            return super().update_priorities(view, env_ids, positions, values, mask)
+        # To go through all parts takes 0.4 of the 4.4 µs of an update of 64.
+        update = ask(self.parts[0], "update_priorities")
+        dropped: int = update(self.shown(view), env_ids, positions, values, mask)
+        return dropped
+
 
 class Shares:
     """Splits batches so that every part's total follows its share.
