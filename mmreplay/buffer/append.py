@@ -1,4 +1,14 @@
-"""The one writer: it puts rows into a store and moves the heads that publish them."""
+"""Adds rows to an open buffer: flags them, stores them, and publishes the heads.
+
+A step goes one of two ways. `Appender.try_add` takes a step whose values need no
+conversion: the store checks and packs it in one call, and writes the packed rows.
+`Appender.add` casts any other step first, and then takes it the same way. Blocks, final
+observations and heads that differ by environment go through `Store.write`.
+
+The order is the same in both, and makes a kill between any two instructions harmless:
+validate, raise the limits if the rows are old ones, write data and flags, publish the
+heads. What was written and not published is no row: the next step overwrites it.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay import process
-from mmreplay.buffer.flag_rules import EpisodeFlags, as_laid, expand, laid_out
-from mmreplay.buffer.validation import Columns, StepValidator, tell
+from mmreplay.buffer.flag_rules import EpisodeFlags, as_rows, expand, with_final_rows
+from mmreplay.buffer.validation import StepValidator, frames_to_caller, note_progress
 from mmreplay.episodes import BREAK, CUT, END, FINAL, START
 from mmreplay.episodes.autoreset import (
     MIN_ENDS,
@@ -23,23 +33,24 @@ from mmreplay.errors import AutoresetWarning, ReplayError, SchemaError
 from mmreplay.process import ProcessGuard
 from mmreplay.ring import Run, runs
 from mmreplay.schema import Schema
-from mmreplay.storage.commit_state import Book, refuse_overflow
+from mmreplay.storage.commit_state import WritableCommitState, refuse_overflow
 from mmreplay.storage.committer import Committer
 from mmreplay.storage.disk_space import targets
-from mmreplay.storage.fast_append import lane_of
-from mmreplay.storage.store import Store
+from mmreplay.storage.fast_append import fast_append_of
+from mmreplay.storage.store import Columns, Store
 
 Array = NDArray[np.int64]
-Hold = Callable[[Array, Array, Array, Array], Array]
-# First-lap space is promised this far ahead of the head, at least one row.
+Heads = NDArray[np.int64]
+BeforeOverwrite = Callable[[Array, Array, Array, Array], Array]
 ALLOCATE_AHEAD_NBYTES = 16 << 20
+"""Space is reserved so far ahead of the head in the first lap, and at least one row."""
 # The check of rows after episode ends reads at most so many flags, ends and rewards.
 CHECKED_ROWS = 1 << 20
 CHECKED_ENDS = 64
 CHECKED_REWARDS = 4096
 
 
-class Writer:
+class Appender:
     """Adds rows to one open buffer.
 
     All or nothing: everything is validated, then written, then published by moving the
@@ -47,19 +58,32 @@ class Writer:
 
     Attributes:
         owner: The process that opened the buffer.
+        validator: Checks and casts what users pass.
         checks_ends: Whether rows after episode ends are still to be checked for
             resets of next-step mode, which another ``autoreset`` takes for steps.
+        before_overwrite: Called before rows are overwritten, with heads, tails, the
+            heads that are needed and the new limits; it may return lower limits.
     """
 
     def __init__(
-        self, store: Store, book: Book, committer: Committer | None,
+        self, store: Store, commit: WritableCommitState, committer: Committer | None,
         schema: Schema, autoreset: str, row_nbytes: int,
     ) -> None:  # fmt: skip
-        self._store, self._book, self._committer = store, book, committer
+        """Continue after the rows that are published.
+
+        Args:
+            store: Where rows go.
+            commit: Publishes them.
+            committer: Makes limits durable before rows are overwritten; None in RAM.
+            schema: Of the rows.
+            autoreset: Of the buffer's metadata.
+            row_nbytes: Bytes of a row.
+        """
+        self._store, self._commit, self._committer = store, commit, committer
         self._ring = ring = store.ring
         self._autoreset, follows = autoreset, autoreset == "next_step"
-        self._marker = EpisodeFlags(schema, ring.num_envs, final_follows=follows)
-        self.intake = StepValidator(schema, ring.num_envs)
+        self._flags = EpisodeFlags(schema, ring.num_envs, final_follows=follows)
+        self.validator = StepValidator(schema, ring.num_envs)
         self._fields = schema.fields
         self.owner = ProcessGuard(
             "this buffer was opened for writing",
@@ -69,78 +93,87 @@ class Writer:
         rewarded = len(schema.role_paths("reward")) == 1
         self.checks_ends = not follows and rewarded and ends != (None, None)
         self._num_ends, self._check_at = 0, MIN_KNOWN_ENDS
-        self.hold: Hold | None = None
+        self.before_overwrite: BeforeOverwrite | None = None
         self._add_lock = threading.Lock()
-        self._ahead = max(2, ALLOCATE_AHEAD_NBYTES // max(1, row_nbytes))
-        self._slots, self._wide = ring.slots, ring.num_envs > 1
-        self._straight = not self._wide or ring.layout == "time_major"
+        self._ahead_rows = max(2, ALLOCATE_AHEAD_NBYTES // max(1, row_nbytes))
+        self._slots = ring.slots
+        # A step's rows of all environments lie side by side.
+        self._together = ring.num_envs == 1 or ring.layout == "time_major"
         self._one, self._limits = np.ones((2, ring.num_envs), np.int64)
-        self._bases = [env * ring.slots for env in range(ring.num_envs)]
-        self._lane = lane_of(store, book)
-        self._know(book.heads, book.limits, book.tails)
+        self._first_rows = [env * ring.slots for env in range(ring.num_envs)]
+        self._fast_append = fast_append_of(store, commit)
+        self._set_published(commit.heads, commit.limits, commit.tails)
 
-    def adopt(self, heads: Array, tails: Array) -> None:
-        """Go on from rows that somebody else put into the store."""
+    def start_from(self, heads: Array, tails: Array) -> None:
+        """Publish rows that a copy put into the store."""
         heads = heads.copy()
-        self._book.publish(heads, heads, tails)
-        self._know(heads, heads, tails)
+        self._commit.publish(heads, heads, tails)
+        self._set_published(heads, heads, tails)
 
-    def follow(self, writer: Writer) -> None:
-        """Go on where another writer of the same steps stopped."""
-        writer._catch_up()
-        self._marker.follow(writer._marker)
-        self.hold = writer.hold
-        self.checks_ends = writer.checks_ends
-        self._num_ends, self._check_at = writer._num_ends, writer._check_at
+    def continue_from(self, other: Appender) -> None:
+        """Continue the episodes of another appender of the same steps."""
+        other._recover_interrupted()
+        self._flags.continue_from(other._flags)
+        self.before_overwrite = other.before_overwrite
+        self.checks_ends = other.checks_ends
+        self._num_ends, self._check_at = other._num_ends, other._check_at
         # Warn once per buffer, also after a resize.
-        self.intake.unrounded &= writer.intake.unrounded
+        self.validator.unrounded &= other.validator.unrounded
 
-    def _know(self, heads: Array, limits: Array, tails: Array) -> None:
+    def _set_published(self, heads: Array, limits: Array, tails: Array) -> None:
         """Note what was published, and the head that all environments share, if any.
 
-        What tells an interrupted call from a whole one, the arrays themselves, is
-        set last, here and wherever they are set: see `_catch_up`.
+        The arrays themselves are set last, here and wherever they are set: an
+        interrupted call is recognised by them, see `_recover_interrupted`.
         """
         if limits is not self._limits:
             self._store.give_up(limits)
         first = int(heads[0])
-        # Ends of agents are joined in Python: no way for lockstep takes such steps.
-        in_step = self._marker.num_agents is None and (heads == first).all()
-        self._lockstep = first if in_step else -1
-        self._room = int(limits.min())
-        self._early = self._room - self._ring.reserve // 2
+        # Ends of agents are joined in Python: no short way takes such steps.
+        equal = self._flags.num_agents is None and (heads == first).all()
+        self._common_head = first if equal else -1
+        self._lowest_limit = int(limits.min())
+        # Limits are raised in the background from here on, so that an add seldom waits
+        # for the sync that makes them durable: half a reserve takes longer to fill.
+        self._refill_at = self._lowest_limit - self._ring.reserve // 2
         self._heads, self._limits, self._tails = heads, limits, tails
 
     def resume(self, how: str, env_ids: Array | None = None) -> None:
-        """Say how the rows on disk are followed, in some environments or all."""
+        """Decide how the next rows follow those on disk, in some environments or all.
+
+        Args:
+            how: ``"break"``, ``"truncate"`` or ``"continue"``; see `ReplayBuffer.open`.
+            env_ids: int64 ``[N]``; all by default.
+        """
         if how == "continue":
-            self._go_on()
+            self._continue_episodes()
             return
-        self._catch_up()
+        self._recover_interrupted()
         begun = np.flatnonzero(self._heads)
         begun = begun if env_ids is None else np.intersect1d(begun, env_ids)
         last = self._last_flags(begun, self._heads)
-        running = ((last & (END | FINAL)) == 0) & (self._heads > self._tails)[begun]
-        cut = np.uint8(CUT if how == "truncate" else 0)
-        self._marker.interrupt(begun, np.uint8(START | BREAK) | (running * cut))
+        unfinished = (last & (END | FINAL)) == 0
+        unfinished &= (self._heads > self._tails)[begun]
+        truncated = np.uint8(CUT if how == "truncate" else 0)
+        self._flags.interrupt(begun, np.uint8(START | BREAK) | (unfinished * truncated))
 
-    def _go_on(self) -> None:
-        """Know the newest rows again, also those given up but not overwritten yet.
+    def _continue_episodes(self) -> None:
+        """Read the flags of the newest rows, also of those given up and still there.
 
         An end that was given up before its final row came is still followed by it.
         """
         heads, slots = self._heads, self._ring.slots
-        known = np.flatnonzero((heads > 0) & (heads > self._limits - slots))
-        self._marker.note(known, self._last_flags(known, heads))
-        emptied = known[heads[known] == self._tails[known]]
-        self._marker.forget(emptied, np.ones(len(emptied), bool))
+        there = np.flatnonzero((heads > 0) & (heads > self._limits - slots))
+        self._flags.note(there, self._last_flags(there, heads))
+        emptied = there[heads[there] == self._tails[there]]
+        self._flags.forget(emptied, np.ones(len(emptied), bool))
 
     def _last_flags(self, env_ids: Array, heads: Array) -> NDArray[np.uint8]:
         """Flags of the newest rows of some environments that have one."""
         return self._store.flags(self._ring.rows(env_ids, heads[env_ids] - 1))
 
     def check(self) -> None:
-        """Refuse a forked child and a writer whose device failed.
+        """Refuse a forked child and an appender whose device failed.
 
         Raises:
             ForkedError: This process is not the one that opened the buffer.
@@ -149,208 +182,370 @@ class Writer:
         if self.owner.num_forks != process.num_forks:
             self.owner.check()
         committer = self._committer
-        if committer is not None and (committer.failure is not None or committer.owed):
+        if committer is not None and (
+            committer.failure is not None or committer.commit_overdue
+        ):
             committer.check()
 
-    def add_plain(self, given: Mapping[str, object]) -> Array | None:
-        """Write one step that needs no conversion; None leaves it to `add`.
+    def try_add(
+        self, data: Mapping[str, object], after: Heads | None = None
+    ) -> Heads | None:
+        """Add one step of each environment, if no value needs a conversion.
 
-        In as few calls as can be, which are what a step costs.
+        Args:
+            data: A nested or flat mapping of values that nobody checked yet.
+            after: The heads that the step follows: None is returned if others are
+                published.
 
         Returns:
-            int64 ``[E]``, the heads that it made: see `Book`.
+            int64 ``[E]``, the heads now published; None for a step that was not added.
         """
         self.check()
         with self._add_lock:
-            self._catch_up()
-            head, marker, lane = self._lockstep, self._marker, self._lane
-            short = lane and 0 <= head < self._early and marker.calm()
-            if lane and short and (heads := lane.add(given, head)) is not None:
-                marker.note_calm()
-                self._lockstep = head + 1
-                self._heads = heads
-                return heads
-            ends = self._store.wide(given) if self._wide else self._store.step(given)
-            if ends < 0 or head < 0:
+            self._recover_interrupted()
+            if after is not None and self._heads is not after:
                 return None
-            if self.checks_ends and not marker.calm():
-                # Before the step: a warning that is an error leaves nothing visible.
-                self._check_ends()
-                self._num_ends += self._ends_followed(None)
-            if head >= self._room:
-                self._make_room(self._heads + self._one)
-            laid: Columns = given  # type: ignore[assignment]  # arrays where the store looks for them
-            if self._wide:
-                flags = marker.wide(laid, ends)
-                self._store.write_wide(self._places(head), laid, flags)
-            else:
-                alone = marker.one(ends)
-                self._store.write_step(head % self._slots, laid, alone)
-            heads = self._heads + self._one
-            self._book.publish(heads, self._limits, self._tails)
-            # Noted only now: an add that raised before must leave no trace. The heads
-            # last: see `_catch_up`.
-            if self._wide:
-                marker.note_wide(flags, ends)
-            else:
-                marker.note_one(alone)
-            self._lockstep = head + 1
-            self._heads = heads
-            if head >= self._early:
-                self._look_ahead()
-            elif lane:
-                lane.lease(head + 1)
-            return heads
-
-    def _places(self, head: int) -> list[Run]:
-        """Where one step of all environments goes."""
-        slot, envs = head % self._slots, self._ring.num_envs
-        if self._straight:
-            return [(slot * envs, 0, envs)]
-        return [(base + slot, e, e + 1) for e, base in enumerate(self._bases)]
+            head, flags = self._common_head, self._flags
+            # A step without flags, below the limits: one call of C does all the rest.
+            fast = self._fast_append
+            if fast is not None and 0 <= head < self._refill_at and flags.no_boundary():
+                heads = fast.add(data, head)
+                if heads is not None:
+                    flags.note_no_flags()
+                    self._common_head = head + 1
+                    self._heads = heads
+                    return heads
+            if head < 0:
+                return None
+            ends = self._store.prepare(data)
+            if ends < 0:
+                return None
+            return self._add_prepared(ends)
 
     def add(
         self,
-        given: Mapping[str, object],
-        final_observation: object,
-        env_ids: NDArray[np.int64] | None,
-    ) -> None:
-        """Write one step of each environment; see `ReplayBuffer.add`."""
+        data: Mapping[str, object],
+        final_observation: object = None,
+        env_ids: object = None,
+    ) -> Heads:
+        """Add one step of each environment, or of some; see `ReplayBuffer.add`.
+
+        Returns:
+            int64 ``[E]``, the heads now published.
+        """
+        if final_observation is None and env_ids is None:
+            heads = self.try_add(data)
+            if heads is not None:
+                return heads
+        flat, ids = self.validator.flat(data), self.validator.env_ids(env_ids)
         self.check()
-        count = self._ring.num_envs if env_ids is None else len(env_ids)
-        columns = self.intake.step(given, count)
+        count = self._ring.num_envs if ids is None else len(ids)
+        columns = self.validator.step(flat, count)
         with self._add_lock:
-            self._catch_up()
-            if self.checks_ends and not self._marker.calm():
+            self._recover_interrupted()
+            if final_observation is None and ids is None and self._common_head >= 0:
+                ends = self._store.prepare(columns)
+                assert ends >= 0, "columns that were cast need no conversion"
+                return self._add_prepared(ends)
+            if self.checks_ends and not self._flags.no_boundary():
                 self._check_ends()
-                self._num_ends += self._ends_followed(env_ids)
-            if final_observation is None and env_ids is None and self._lockstep >= 0:
-                self._add_lockstep(columns)
-                return
-            wide = {
+                self._num_ends += self._ends_followed(ids)
+            block = {
                 path: np.asarray(column, field.numpy).reshape(1, count, *field.shape)
                 for path, column in columns.items()
                 if (field := self._fields[path])
             }
-            final = None
+            finals = None
             if final_observation is not None:
-                given_final = self._final(final_observation, (count,), columns)
-                final = {path: column[None] for path, column in given_final.items()}
-            self._add_block(wide, final, env_ids)
+                last = self._final(final_observation, (count,), columns)
+                finals = {path: column[None] for path, column in last.items()}
+            self._add_block(block, finals, ids)
+            return self._heads
 
-    def _catch_up(self) -> None:
+    def _add_prepared(self, ends: int) -> Heads:
+        """Write and publish the step that the store prepared, at equal heads."""
+        head, flags = self._common_head, self._flags
+        if self.checks_ends and not flags.no_boundary():
+            # Before the step: a warning that is an error leaves nothing visible.
+            self._check_ends()
+            self._num_ends += self._ends_followed(None)
+        if head >= self._lowest_limit:
+            self._raise_limits(self._heads + self._one)
+        row_flags = flags.step(ends, self._store.ends)
+        slot, envs = head % self._slots, self._ring.num_envs
+        rows: list[Run]
+        if self._together:
+            rows = [(slot * envs, 0, envs)]
+        else:
+            rows = [(row + slot, e, e + 1) for e, row in enumerate(self._first_rows)]
+        # Published only when all of it is in the files: a reader in another process,
+        # and the next opening after a kill, believe every row below the heads.
+        self._store.write_prepared(rows, row_flags)
+        heads = self._heads + self._one
+        self._commit.publish(heads, self._limits, self._tails)
+        # Noted only now: an add that raised before must leave no trace. The heads
+        # last: see `_recover_interrupted`.
+        flags.note_step(row_flags, ends)
+        self._common_head = head + 1
+        self._heads = heads
+        if head >= self._refill_at:
+            self._wake_committer()
+        return heads
+
+    def _recover_interrupted(self) -> None:
         """Note what an interrupted call published and had no time to note.
 
-        Ctrl-C may come between any two lines. Every call notes the arrays it
-        published when all else is noted, so a call cut short is told by them.
+        Ctrl-C may come between any two lines. Every call notes the arrays that it
+        published when all else is noted, so an interrupted call is recognised by
+        them: three comparisons, in each call.
         """
-        book = self._book
-        heads, limits, tails = book.heads, book.limits, book.tails
+        commit = self._commit
+        heads, limits, tails = commit.heads, commit.limits, commit.tails
         if heads is self._heads and limits is self._limits and tails is self._tails:
             return
         moved = np.flatnonzero(self._heads != heads)
-        self._marker.note(moved, self._last_flags(moved, heads))
+        self._flags.note(moved, self._last_flags(moved, heads))
         emptied = np.flatnonzero((self._tails != tails) & (tails == heads))
         if len(emptied):
-            self._marker.forget(emptied, heads[emptied] > 0)
-        self._know(heads, limits, tails)
+            self._flags.forget(emptied, heads[emptied] > 0)
+        self._set_published(heads, limits, tails)
 
     def _final(
         self, observation: object, lead: tuple[int, ...], columns: Columns
     ) -> Columns:
-        """Check final observations of steps; see `Intake.final`."""
+        """Check final observations of steps; see `StepValidator.final`."""
         if self._autoreset == "next_step":
             raise SchemaError(
                 "final_observation: got one, expected none in a buffer with autoreset="
                 "'next_step', where the row after an end holds it; leave it out"
             )
         ended = np.zeros(lead, bool)
-        ends = self._marker.ends(columns)
+        ends = self._flags.ends(columns)
         for role in ("terminated", "truncated"):
             if (path := self._store.schema.role(role)) is not None:
                 ended |= np.reshape(np.asarray(ends[path], bool), lead)
-        return self.intake.final(observation, ended)
+        return self.validator.final(observation, ended)
 
-    def _add_lockstep(self, columns: Columns) -> None:
-        """Write one step of all environments when their heads are equal."""
-        head = self._lockstep
-        if head >= self._room:
-            self._make_room(self._heads + 1)
-        flags = self._marker.step(columns)
-        self._store.write(self._places(head), columns, flags)
-        heads = self._heads + 1
-        self._book.publish(heads, self._limits, self._tails)
-        self._marker.note_all(flags)
-        self._lockstep = head + 1
-        self._heads = heads
-        if head >= self._early:
-            self._look_ahead()
-
-    def _look_ahead(self) -> None:
-        """Have the limits raised before an add must wait for it."""
-        self._early = self._room
+    def _wake_committer(self) -> None:
+        """Have the limits raised in the background, before an add must wait for it."""
+        self._refill_at = self._lowest_limit
         if self._committer is not None:
             self._committer.wake()
 
-    def extend_plain(self, given: Mapping[str, object]) -> bool:
-        """Write many steps that need no conversion; False leaves them to `extend`."""
-        self.check()
-        with self._add_lock:
-            self._catch_up()
-            steps = self._store.block(given)
-            if steps < 1 or self._lockstep < 0:
-                return False
-            laid: Columns = given  # type: ignore[assignment]  # arrays, as the store says
-            flags, size = self._marker.plain(laid, steps), self._ring.reserve
-            if self.checks_ends:
-                self._num_ends += self._ends_followed(None)
-            for first in range(0, steps, size):
-                try:
-                    self._add_laid(laid, flags, first, min(first + size, steps))
-                except OSError as error:
-                    tell(error, first, steps)
-                    raise
-            if self.checks_ends:
-                self._num_ends += int(np.count_nonzero(flags[:-1] & END))
-                self._check_ends()
-        return True
-
     def extend(
         self,
-        given: Mapping[str, object],
-        final_observation: object,
-        env_ids: NDArray[np.int64] | None,
+        data: Mapping[str, object],
+        final_observation: object = None,
+        env_ids: object = None,
     ) -> None:
-        """Write many steps of each environment; see `ReplayBuffer.extend`."""
-        self.check()
-        count = self._ring.num_envs if env_ids is None else len(env_ids)
-        columns, steps = self.intake.block(given, count)
-        final = None
-        if final_observation is not None:
-            final = self._final(final_observation, (steps, count), columns)
-        size = self._ring.reserve if final is None else self._ring.reserve // 2
+        """Add many steps of each environment, or of some; see `ReplayBuffer.extend`."""
+        columns: Columns
+        plain = ids = final = None
+        if final_observation is None and env_ids is None:
+            plain = self.validator.plain_block(data)
+        if plain is None:
+            flat, ids = self.validator.flat(data), self.validator.env_ids(env_ids)
+            self.check()
+            count = self._ring.num_envs if ids is None else len(ids)
+            columns, steps = self.validator.block(flat, count)
+            if final_observation is not None:
+                final = self._final(final_observation, (steps, count), columns)
+        else:
+            self.check()
+            columns, steps = plain, len(next(iter(plain.values())))
         with self._add_lock:
-            self._catch_up()
+            self._recover_interrupted()
             if self.checks_ends:
-                self._num_ends += self._ends_followed(env_ids)
-            for first in range(0, steps, size):
-                piece = slice(first, min(first + size, steps))
-                part = {path: column[piece] for path, column in columns.items()}
-                ends = final and {path: column[piece] for path, column in final.items()}
-                try:
-                    self._add_block(part, ends, env_ids)
-                except OSError as error:
-                    tell(error, first, steps)
-                    raise
+                self._num_ends += self._ends_followed(ids)
+            if final is None and ids is None and self._common_head >= 0:
+                ends = self._add_together(columns, steps, contiguous=plain is not None)
+            else:
+                if plain is not None and self._ring.num_envs == 1:
+                    columns = {
+                        path: column.reshape(steps, 1, *self._fields[path].shape)
+                        for path, column in plain.items()
+                    }
+                ends = self._add_apart(columns, steps, final, ids)
             if self.checks_ends:
-                for role in ("terminated", "truncated"):
-                    if (path := self._store.schema.role(role)) is not None:
-                        self._num_ends += int(np.count_nonzero(columns[path][:-1]))
+                self._num_ends += ends
                 self._check_ends()
+
+    def _add_together(self, columns: Columns, steps: int, *, contiguous: bool) -> int:
+        """Write and publish blocks of steps of all environments, at equal heads.
+
+        Args:
+            columns: Per path ``[T, E, *shape]``, or ``[T, *shape]`` of one environment.
+            steps: T.
+            contiguous: They are C-contiguous.
+
+        Returns:
+            Ends of episodes that another of these steps follows.
+        """
+        ring, envs = self._ring, self._ring.num_envs
+        flags = self._flags.all_steps(columns, steps)
+        if self._together and not contiguous:
+            columns = {path: as_rows(ring, values) for path, values in columns.items()}
+        for first in range(0, steps, ring.reserve):
+            stop = min(first + ring.reserve, steps)
+            try:
+                if self._together:
+                    self._add_rows(columns, flags, first * envs, flags[first:stop])
+                else:
+                    block = {
+                        p: as_rows(ring, c[first:stop]) for p, c in columns.items()
+                    }
+                    self._add_rows(block, flags[first:stop], 0, flags[first:stop])
+            except OSError as error:
+                note_progress(error, first, steps)
+                raise
+        return int(np.count_nonzero(flags[:-1] & END)) if self.checks_ends else 0
+
+    def _add_rows(
+        self,
+        columns: Columns,
+        flags: NDArray[np.uint8],
+        skipped: int,
+        block_flags: NDArray[np.uint8],
+    ) -> None:
+        """Write and publish one block, at equal heads.
+
+        Args:
+            columns: Per path ``[N, *shape]`` in the order of the ring's rows, in one
+                axis or two.
+            flags: uint8 ``[T, E]`` of all columns.
+            skipped: Items of the columns before the block's.
+            block_flags: uint8 ``[T, E]`` of the block, at most `reserve` steps.
+        """
+        ring, head, count = self._ring, self._common_head, len(block_flags)
+        heads = self._heads + count
+        if head + count > self._lowest_limit:
+            self._raise_limits(heads)
+        row, num_rows = head % self._slots * ring.num_envs, count * ring.num_envs
+        if self._together and row + num_rows <= ring.num_rows:
+            spans = [(row, skipped, skipped + num_rows)]
+            self._store.write(spans, columns, flags.reshape(-1))
+        else:
+            spans = [
+                (row, skipped + first, skipped + stop)
+                for row, first, stop in ring.block_runs(head, count)
+            ]
+            self._store.write(spans, columns, as_rows(ring, flags))
+        self._commit.publish(heads, self._limits, self._tails)
+        self._flags.note_all(block_flags[-1])
+        self._common_head = head + count
+        # Last: see `_recover_interrupted`.
+        self._heads = heads
+        if head + count >= self._refill_at:
+            self._wake_committer()
+
+    def _add_apart(
+        self, columns: Columns, steps: int, final: Columns | None, ids: Array | None
+    ) -> int:
+        """The same at heads that differ, of some environments, or with final rows.
+
+        Args:
+            columns: Per path ``[T, N, *shape]``.
+            steps: T.
+            final: Likewise, of the observation's fields: final rows, where a step ends.
+            ids: int64 ``[N]``; None for all environments.
+
+        Returns:
+            As `_add_together` does.
+        """
+        # A step and its final row are published together, and take two rows.
+        size = self._ring.reserve if final is None else self._ring.reserve // 2
+        for first in range(0, steps, size):
+            span = slice(first, min(first + size, steps))
+            block = {path: column[span] for path, column in columns.items()}
+            last = final and {path: column[span] for path, column in final.items()}
+            try:
+                self._add_block(block, last, ids)
+            except OSError as error:
+                note_progress(error, first, steps)
+                raise
+        ends = 0
+        for role in ("terminated", "truncated"):
+            if (path := self._store.schema.role(role)) is not None:
+                ends += int(np.count_nonzero(columns[path][:-1]))
+        return ends
+
+    def _add_block(
+        self, columns: Columns, final: Columns | None, ids: Array | None
+    ) -> None:
+        """Write and publish one block of `_add_apart`."""
+        envs: Array | slice = slice(None) if ids is None else ids
+        env_ids = np.arange(self._ring.num_envs) if ids is None else ids
+        before, pending = self._flags.before[envs], self._flags.pending[envs]
+        count = len(next(iter(columns.values())))
+        flags = self._flags.steps(columns, count, before, pending)
+        ended = (flags & END) != 0
+        rows_of = expand(ended if final is not None else np.zeros_like(ended))
+        heads = self._heads.copy()
+        heads[envs] += rows_of.counts
+        if (heads > self._limits).any():
+            self._raise_limits(heads)
+        positions = self._heads[env_ids][rows_of.env] + rows_of.offset
+        rows = self._ring.rows(env_ids[rows_of.env], positions)
+        row_flags = flags.reshape(-1)[rows_of.source]
+        row_flags[rows_of.final] = FINAL
+        columns = with_final_rows(columns, final, rows_of)
+        self._store.write(runs(rows), columns, row_flags)
+        self._commit.publish(heads, self._limits, self._tails)
+        self._flags.note(envs, row_flags[np.cumsum(rows_of.counts) - 1])
+        self._set_published(heads, self._limits, self._tails)
+
+    def _raise_limits(self, heads: Array) -> None:
+        """Raise the limits to take in heads, before a byte below them is written.
+
+        In this order: the durable limits, so that a power cut never leaves a COMMIT
+        that vouches for rows half overwritten; the space, so that a full disk refuses
+        here; the published limits, so that readers draw none of these rows again and
+        drop those that they are copying.
+        """
+        refuse_overflow(heads, self._ring.slots)
+        now = self._heads, self._limits, heads, self._ahead_rows, self._store.limit_step
+        target, free = targets(self._ring, self._committer, *now)
+        if self._committer is not None and not free:
+            durable = self._committer.durable_limits(heads, target)
+            target = np.maximum(self._limits, durable)
+        if self.before_overwrite is not None:
+            target = self.before_overwrite(self._heads, self._tails, heads, target)
+        target = np.maximum(self._limits, target)
+        # In any lap: a ring that was enlarged is empty from its head on.
+        self._store.allocate(self._limits, target)
+        self._commit.publish(self._heads, target, self._tails)
+        self._set_published(self._heads, target, self._tails)
+
+    def clear(self, env_ids: Array | None) -> None:
+        """Give up every row of some environments; positions go on."""
+        self.check()
+        envs: Array | slice = slice(None) if env_ids is None else env_ids
+        with self._add_lock:
+            self._recover_interrupted()
+            tails = self._tails.copy()
+            tails[envs] = self._heads[envs]
+            self._commit.publish(self._heads, self._limits, tails)
+            self._flags.forget(envs, self._heads[envs] > 0)
+            self._tails = tails
+
+    def drop(self, env_ids: Array, firsts: Array) -> None:
+        """Give up the rows below some positions.
+
+        Args:
+            env_ids: int64 ``[N]``, each once.
+            firsts: int64 ``[N]``, the oldest positions to stay.
+        """
+        self.check()
+        with self._add_lock:
+            self._recover_interrupted()
+            tails = self._tails.copy()
+            tails[env_ids] = np.maximum(tails[env_ids], firsts)
+            self._commit.publish(self._heads, self._limits, tails)
+            self._tails = tails
 
     def _ends_followed(self, env_ids: NDArray[np.int64] | None) -> int:
         """Count the episode ends, stored before, that the next step follows."""
-        ended = (self._marker.before & (END | FINAL)) != 0
+        ended = (self._flags.before & (END | FINAL)) != 0
         ended &= self._heads > self._tails
         return int(np.count_nonzero(ended if env_ids is None else ended[env_ids]))
 
@@ -386,8 +581,7 @@ class Writer:
             "environments do by default, such rows are no steps: create the buffer "
             f"with autoreset='next_step'. {otherwise}",
             AutoresetWarning,
-            # The user's call of the buffer's, which called the writer's, called this.
-            stacklevel=4,
+            stacklevel=frames_to_caller(),
         )
 
     def _next_step_rows(self) -> str | None:
@@ -434,107 +628,3 @@ class Writer:
             rewards = [bits.astype(np.uint16) << 1 for bits in rewards]
         self.checks_ends = len(after) < MIN_ENDS
         return next_step_signature(rewards[0], rewards[1], known, *observed)
-
-    def _add_block(
-        self,
-        columns: Columns,
-        final: Columns | None,
-        env_ids: NDArray[np.int64] | None,
-    ) -> None:
-        """Write and publish a block of at most `reserve` rows an environment."""
-        if final is None and env_ids is None and self._lockstep >= 0:
-            self._add_lockstep_block(columns)
-            return
-        envs: NDArray[np.int64] | slice = slice(None) if env_ids is None else env_ids
-        ids = np.arange(self._ring.num_envs) if env_ids is None else env_ids
-        before, pending = self._marker.before[envs], self._marker.pending[envs]
-        flags = self._marker.block(columns, before, pending)
-        ended = (flags & END) != 0
-        layout = expand(ended if final is not None else np.zeros_like(ended))
-        heads = self._heads.copy()
-        heads[envs] += layout.counts
-        if (heads > self._limits).any():
-            self._make_room(heads)
-        positions = self._heads[ids][layout.env] + layout.offset
-        rows = self._ring.rows(ids[layout.env], positions)
-        row_flags = flags.reshape(-1)[layout.source]
-        row_flags[layout.final] = FINAL
-        self._store.write(runs(rows), laid_out(columns, final, layout), row_flags)
-        self._book.publish(heads, self._limits, self._tails)
-        self._marker.note(envs, row_flags[np.cumsum(layout.counts) - 1])
-        self._know(heads, self._limits, self._tails)
-
-    def _add_lockstep_block(self, columns: Columns) -> None:
-        """The same for all environments at equal heads, with no final rows."""
-        flags = self._marker.block(columns, self._marker.before, self._marker.pending)
-        laid = {path: as_laid(self._ring, column) for path, column in columns.items()}
-        self._add_laid(laid, flags, 0, len(flags))
-
-    def _add_laid(
-        self, laid: Columns, flags: NDArray[np.uint8], first: int, stop: int
-    ) -> None:
-        """Write and publish steps ``[first, stop)`` of what is laid out as the rows.
-
-        Args:
-            laid: Per path ``[N, *shape]``, in the order of the ring's rows.
-            flags: uint8 ``[T, E]``.
-            first: Its first step to write; 0 unless the order is step by step.
-            stop: The step after the last one.
-        """
-        ring = self._ring
-        skipped, count = first * ring.num_envs, stop - first
-        heads = self._heads + count
-        if self._lockstep + count > self._room:
-            self._make_room(heads)
-        row, head = self._lockstep % self._slots * ring.num_envs, self._lockstep + count
-        if self._straight and row + count * ring.num_envs <= ring.num_rows:
-            places = [(row, skipped, skipped + count * ring.num_envs)]
-            self._store.write(places, laid, flags.reshape(-1))
-        else:
-            places = ring.block_runs(self._lockstep, count)
-            places = [(row, skipped + a, skipped + b) for row, a, b in places]
-            self._store.write(places, laid, as_laid(ring, flags))
-        self._book.publish(heads, self._limits, self._tails)
-        self._marker.note_all(flags[stop - 1])
-        self._lockstep = head
-        self._heads = heads
-        if head >= self._early:
-            self._look_ahead()
-
-    def _make_room(self, heads: Array) -> None:
-        """Raise the limits to take in heads, before a byte below them is written."""
-        refuse_overflow(heads, self._ring.slots)
-        known = self._heads, self._limits, heads, self._ahead, self._store.grain
-        target, free = targets(self._ring, self._committer, *known)
-        if self._committer is not None and not free:
-            target = np.maximum(self._limits, self._committer.given_up(heads, target))
-        if self.hold is not None:
-            target = self.hold(self._heads, self._tails, heads, target)
-        # In any lap: a ring that was enlarged is empty from its head on.
-        target = np.maximum(self._limits, target)
-        self._store.allocate(self._limits, target)
-        # Readers must know before the first of these rows is overwritten.
-        self._book.publish(self._heads, target, self._tails)
-        self._know(self._heads, target, self._tails)
-
-    def clear(self, env_ids: NDArray[np.int64] | None) -> None:
-        """Give up every row of some environments; positions go on."""
-        self.check()
-        envs: NDArray[np.int64] | slice = slice(None) if env_ids is None else env_ids
-        with self._add_lock:
-            self._catch_up()
-            tails = self._tails.copy()
-            tails[envs] = self._heads[envs]
-            self._book.publish(self._heads, self._limits, tails)
-            self._marker.forget(envs, self._heads[envs] > 0)
-            self._tails = tails
-
-    def drop(self, env_ids: NDArray[np.int64], firsts: NDArray[np.int64]) -> None:
-        """Give up the rows below firsts."""
-        self.check()
-        with self._add_lock:
-            self._catch_up()
-            tails = self._tails.copy()
-            tails[env_ids] = np.maximum(tails[env_ids], firsts)
-            self._book.publish(self._heads, self._limits, tails)
-            self._tails = tails

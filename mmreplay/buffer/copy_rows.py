@@ -165,8 +165,8 @@ def _replace_in_memory(reader: Reader, metadata: Metadata, fill: Fill) -> OpenFi
     tails = copy_rows(reader, fresh.store, fill)
     assert fresh.appender is not None
     assert reader.files.appender is not None
-    fresh.appender.adopt(reader.span.stop, tails)
-    fresh.appender.follow(reader.files.appender)
+    fresh.appender.start_from(reader.span.stop, tails)
+    fresh.appender.continue_from(reader.files.appender)
     return fresh
 
 

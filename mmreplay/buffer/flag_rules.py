@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -9,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay import kernels
-from mmreplay.buffer.validation import Columns
 from mmreplay.episodes import (
     ALL_FLAGS,
     BREAK,
@@ -27,15 +27,16 @@ if TYPE_CHECKING:
 
 rows: RowsKernel = cast("RowsKernel", kernels.load("rows"))
 
+Columns = Mapping[str, NDArray[np.generic]]
 Envs = NDArray[np.int64] | slice
 ONLY = tuple(np.array([flags], np.uint8) for flags in range(ALL_FLAGS + 1))
-"""Flags of the last row of an only environment, made once: nobody may change them."""
-for _each in ONLY:
-    _each.flags.writeable = False
+"""Flags of a row of an only environment, made once; not to be changed."""
+for _flags in ONLY:
+    _flags.flags.writeable = False
 
 
 class EpisodeFlags:
-    """Gives every row its flags, knowing what stands before it.
+    """Gives every row its flags, knowing the row before it.
 
     Attributes:
         before: uint8 ``[E]``, flags of each environment's last row; FINAL for none,
@@ -45,19 +46,24 @@ class EpisodeFlags:
     """
 
     def __init__(self, schema: Schema, num_envs: int, *, final_follows: bool) -> None:
+        """Begin before the first row.
+
+        Args:
+            schema: Of the rows.
+            num_envs: Environments.
+            final_follows: The row after an end is the final row (``"next_step"``).
+        """
         self._num_envs = num_envs
         self._final_follows = final_follows
         self._terminated = schema.role("terminated")
         self._truncated = schema.role("truncated")
-        ends = {self._terminated, self._truncated} - {None}
-        self._endless = {path: np.zeros(num_envs, bool) for path in ends if path}
-        self._bools = all(schema.fields[path].dtype == "bool" for path in ends if path)
         self.num_agents = schema.num_agents
         self.before = np.full(num_envs, FINAL, np.uint8)
+        # Most steps have no flag, and what is compared by identity costs least.
         self._none = self.pending = np.zeros(num_envs, np.uint8)
         self._none.flags.writeable = False
-        # What was before, where it is known to have ended nowhere.
-        self._calm: NDArray[np.uint8] | None = None
+        # The array of flags before that is known to have no end or final row in it.
+        self._no_ends: NDArray[np.uint8] | None = None
 
     def ends(self, columns: Columns) -> Columns:
         """Ends of steps by path, those of agents joined; see `Schema.num_agents`.
@@ -78,7 +84,7 @@ class EpisodeFlags:
             if path is not None
         }
         over = np.logical_or.reduce(list(each.values())).all(axis=1)
-        joined: Columns = {}
+        joined: dict[str, NDArray[np.generic]] = {}
         if self._terminated is not None:
             joined[self._terminated] = over & each["terminated"].all(axis=1)
         if self._truncated is not None:
@@ -86,14 +92,20 @@ class EpisodeFlags:
         return joined
 
     def interrupt(self, envs: Envs, flags: NDArray[np.uint8] | np.uint8) -> None:
-        """Let the next row of some environments start anew, with flags of its own."""
+        """Start a new episode with the next row of some environments.
+
+        Args:
+            envs: Which.
+            flags: uint8 ``[N]``, or of all, that those rows carry as well.
+        """
+        # Arrays are replaced, never changed: a step may have been given them as flags.
         self.before = self.before.copy()
         self.pending = self.pending.copy()
         self.before[envs] = FINAL
         self.pending[envs] |= flags
 
     def forget(self, envs: Envs, begun: NDArray[np.bool_]) -> None:
-        """Let the next row start anew: the rows before it are given up.
+        """Start a new episode with the next row: the rows before it are given up.
 
         Where the environment's own final row follows an end, the end was given up
         and that row is still to come: it is no step, whatever stands before it.
@@ -102,17 +114,17 @@ class EpisodeFlags:
             envs: Which.
             begun: bool ``[N]``, whether they had a row at all.
         """
-        kept = self.before[envs]
-        due = self._final_follows & ((kept & END) != 0)
+        former = self.before[envs]
+        due = self._final_follows & ((former & END) != 0)
         self.interrupt(envs, np.where(due | ~begun, 0, START | BREAK).astype(np.uint8))
-        self.before[envs] = np.where(due, kept, np.uint8(FINAL))
+        self.before[envs] = np.where(due, former, np.uint8(FINAL))
 
-    def follow(self, marker: EpisodeFlags) -> None:
-        """Go on where another one stopped; its schema may have had other ends."""
-        self.before, self.pending = marker.before, marker.pending
+    def continue_from(self, other: EpisodeFlags) -> None:
+        """Take over the last rows of another one, whose schema may have other ends."""
+        self.before, self.pending = other.before, other.pending
 
     def note(self, envs: Envs, last: NDArray[np.uint8]) -> None:
-        """Take in the flags of the rows just published."""
+        """Take in the flags of the last rows published of some environments."""
         self.before = self.before.copy()
         self.before[envs] = last
         if self.pending is not self._none:
@@ -124,62 +136,57 @@ class EpisodeFlags:
         self.before = last.copy()
         self.pending = self._none
 
-    def note_one(self, last: int) -> None:
-        """The same for the only environment."""
-        self.before = ONLY[last]
-        self.pending = self._none
+    def note_step(self, flags: NDArray[np.uint8], ends: int) -> None:
+        """The same for a step that `step` gave its flags.
 
-    def note_wide(self, last: NDArray[np.uint8], ends: int) -> None:
-        """The same for all environments, of what `wide` gave."""
-        self.before, self.pending = last, self._none
-        if last is self._none or (not ends and not (last & (END | FINAL)).any()):
-            self._calm = last
+        Args:
+            flags: uint8 ``[E]``, as it returned them.
+            ends: As it was given them.
+        """
+        self.before, self.pending = flags, self._none
+        if self._num_envs > 1 and not ends and not (flags & (END | FINAL)).any():
+            self._no_ends = flags
 
-    def calm(self) -> bool:
-        """Whether a step that ends nowhere has no flags, in any environment."""
+    def no_boundary(self) -> bool:
+        """Whether the next step has no flag but its own ends, in any environment."""
         if self.pending is not self._none:
             return False
         if self.before is self._none:
             return True
         if self._num_envs == 1:
             return not self.before.item() & (END | FINAL)
-        return self.before is self._calm
+        return self.before is self._no_ends
 
-    def note_calm(self) -> None:
-        """Take in that such a step was published."""
-        self.before = self._calm = self._none
+    def note_no_flags(self) -> None:
+        """Take in that a step without any flag was published."""
+        self.before = self._none
 
-    def wide(self, columns: Columns, ends: int) -> NDArray[np.uint8]:
-        """Flags of one step of all environments, uint8 ``[E]``; nobody may change them.
+    def step(self, ends: int, each: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Flags of one step of all environments, uint8 ``[E]``; not to be changed.
 
         Args:
-            columns: Per path ``[E, *shape]``, looked at where the step may end.
-            ends: TERMINATED and TRUNCATED, as the step may say somewhere.
+            ends: TERMINATED and TRUNCATED bits, as the step says of some environment.
+            each: uint8 ``[E]``, those of each.
         """
-        if not ends and self.before is self._calm and self.pending is self._none:
+        if not ends and self.no_boundary():
             return self._none
-        told = columns if ends else self._endless
-        flags: NDArray[np.uint8] = self.plain(told, 1)[0]
-        return flags
-
-    def step(self, columns: Columns) -> NDArray[np.uint8]:
-        """Flags of one step of all environments, uint8 ``[E]``."""
         if self._num_envs == 1:
-            columns, ends = self.ends(columns), 0
-            if self._terminated and columns[self._terminated]:
-                ends |= TERMINATED
-            if self._truncated and columns[self._truncated]:
-                ends |= TRUNCATED
-            return np.array([self.one(ends)], np.uint8)
-        flags: NDArray[np.uint8] = self.plain(columns, 1)[0]
-        return flags
+            return ONLY[self._alone(ends)]
+        flags = np.empty((1, self._num_envs), np.uint8)
+        rows.mark(
+            flags,
+            self.before,
+            each & TERMINATED if ends & TERMINATED else None,  # type: ignore[arg-type]  # bytes that are not 0 are true
+            each & TRUNCATED if ends & TRUNCATED else None,  # type: ignore[arg-type]
+            self._final_follows,
+        )
+        if self.pending is not self._none:
+            flags |= self.pending
+        found: NDArray[np.uint8] = flags[0]
+        return found
 
-    def one(self, ends: int) -> int:
-        """Flags of one step of the only environment: arrays cost more than integers.
-
-        Args:
-            ends: TERMINATED and TRUNCATED, as the step says.
-        """
+    def _alone(self, ends: int) -> int:
+        """Flags of a step of an only environment: integers cost less than arrays."""
         before: int = self.before.item()
         flags = ends
         if self.pending is not self._none:
@@ -191,45 +198,30 @@ class EpisodeFlags:
             flags = FINAL
         return flags | START if start else flags
 
-    def plain(self, columns: Columns, steps: int) -> NDArray[np.uint8]:
-        """Flags of T steps of all environments, as plain arrays; see `block`.
+    def all_steps(self, columns: Columns, steps: int) -> NDArray[np.uint8]:
+        """Flags of T steps of all environments, uint8 ``[T, E]``.
 
         Args:
-            columns: Per path ``[T, E, *shape]``; without an axis that is 1 long.
+            columns: Per path ``[T, E, *shape]``, or without an axis that is 1 long.
             steps: T.
         """
-        if not self._bools or self.num_agents is not None:
-            return self.block(columns, self.before, self.pending, steps)
-        flags = np.empty((steps, self._num_envs), np.uint8)
-        terminated, truncated = self._terminated, self._truncated
-        rows.mark(
-            flags,
-            self.before,
-            None if terminated is None else columns[terminated],  # type: ignore[arg-type]  # bools, as asked before
-            None if truncated is None else columns[truncated],  # type: ignore[arg-type]
-            self._final_follows,
-        )
-        if self.pending is not self._none:
-            flags[0] |= self.pending
-        return flags
+        return self.steps(columns, steps, self.before, self.pending)
 
-    def block(
+    def steps(
         self,
         columns: Columns,
+        steps: int,
         before: NDArray[np.uint8],
         pending: NDArray[np.uint8],
-        steps: int | None = None,
     ) -> NDArray[np.uint8]:
         """Flags of T steps of N environments, uint8 ``[T, N]``.
 
         Args:
-            columns: Per path ``[T, N, *shape]``; without the axis that is 1 long.
+            columns: Per path ``[T, N, *shape]``, or without an axis that is 1 long.
+            steps: T.
             before: uint8 ``[N]``.
             pending: uint8 ``[N]``.
-            steps: T, where it is known.
         """
-        if steps is None:
-            steps = len(next(iter(columns.values())))
         columns = self.ends(columns)
         flags = np.empty((steps, len(before)), np.uint8)
         rows.mark(
@@ -250,8 +242,11 @@ def _ends(
     """One kind of ends as bool ``[T, N]``, or None where the schema has none."""
     if path is None:
         return None
-    ends: NDArray[np.bool_] = np.asarray(columns[path], bool)
-    return ends if ends.shape == shape else ends.reshape(shape)
+    ends: NDArray[np.bool_] = columns[path]  # type: ignore[assignment]  # a schema's ends are bools
+    if ends.shape == shape or (ends.ndim == 1 and 1 in shape):
+        # The kernel takes ends without an axis that is 1 long as well.
+        return ends
+    return ends.reshape(shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +288,7 @@ def expand(finals: NDArray[np.bool_]) -> Expansion:
     )
 
 
-def as_laid(ring: Ring, column: NDArray[Any]) -> NDArray[Any]:
+def as_rows(ring: Ring, column: NDArray[Any]) -> NDArray[Any]:
     """A block ``[T, E, *shape]`` as ``[N, *shape]`` in the order of the ring's rows."""
     if ring.layout == "env_major" and ring.num_envs > 1:
         column = column.swapaxes(0, 1)
@@ -301,9 +296,11 @@ def as_laid(ring: Ring, column: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(column).reshape(count, *column.shape[2:])
 
 
-def laid_out(columns: Columns, final: Columns | None, layout: Expansion) -> Columns:
+def with_final_rows(
+    columns: Columns, final: Columns | None, layout: Expansion
+) -> Columns:
     """Columns of a block in the order of its rows, final rows put in."""
-    found: Columns = {}
+    found: dict[str, NDArray[np.generic]] = {}
     for path, column in columns.items():
         steps, envs, *shape = column.shape
         flat = column.reshape(steps * envs, *shape)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from mmreplay.buffer.append import Writer
+from mmreplay.buffer.append import Appender
 from mmreplay.disk.lock import WriterLock
 from mmreplay.errors import FailedError, RemovedError, ReplayError
 from mmreplay.format import commit as records
@@ -56,7 +56,7 @@ class OpenFiles:
     store: Store
     commit: CommitReader | CommitWriter | MemoryCommitState
     recovery: Recovery
-    appender: Writer | None = None
+    appender: Appender | None = None
     committer: Committer | None = None
     lock: WriterLock | None = None
     policy: ReadPolicy = POLICY
@@ -73,7 +73,7 @@ class OpenFiles:
         """What messages call the buffer."""
         return str(self.path or self.source or "this buffer")
 
-    def check_writable(self) -> Writer:
+    def check_writable(self) -> Appender:
         """Return the appender.
 
         Raises:
@@ -92,7 +92,7 @@ class OpenFiles:
     def mark_changed(self) -> None:
         """Have the next commit due although no row came or went."""
         if self.committer is not None:
-            self.committer.touched = True
+            self.committer.rows_modified = True
 
     def close(self) -> None:
         """Commit what is open for writing, and close all files.

@@ -20,7 +20,7 @@ import numpy as np
 
 from mmreplay import strict_json
 from mmreplay.arguments import integer, number, one_of
-from mmreplay.buffer.append import Writer
+from mmreplay.buffer.append import Appender
 from mmreplay.buffer.new_generation import NewGeneration, prepare_folder
 from mmreplay.buffer.open_files import OpenFiles
 from mmreplay.disk import files
@@ -228,7 +228,7 @@ def create_memory(metadata: Metadata) -> OpenFiles:
     ring = metadata.ring
     store = MemoryStore(ring, metadata.schema)
     commit = MemoryCommitState(ring.num_envs)
-    appender = Writer(
+    appender = Appender(
         store, commit, None, metadata.schema, metadata.autoreset,
         metadata.schema.row_nbytes,
     )  # fmt: skip
@@ -409,8 +409,8 @@ def _open_locked(
         store.sealing.refuse_removed = where.refuse_removed
     committer = Committer(store, commit, path, where.refuse_removed)
     # Values that a killed writer set are committed in time like those set from now on.
-    committer.touched = recovered.how == "killed"
-    appender = Writer(
+    committer.rows_modified = recovered.how == "killed"
+    appender = Appender(
         store, commit, committer, metadata.schema, metadata.autoreset,
         metadata.schema.row_nbytes,
     )  # fmt: skip
@@ -434,7 +434,7 @@ def open_next(
     try:
         assert fresh.appender is not None
         assert former.appender is not None
-        fresh.appender.follow(former.appender)
+        fresh.appender.continue_from(former.appender)
         _start(fresh, commit_every)
     except BaseException:
         fresh.discard()

@@ -1,8 +1,8 @@
 """ReplayBuffer: a circular buffer of environment steps that lives in a folder.
 
 The public class: create, open and close it, add rows, draw and read them, change what
-is there. The work is done by others: `Writer` adds rows, `Reader` reads one generation
-of the files, and a resize switches to the next one.
+is there. The work is done by others: `Appender` adds rows, `Reader` reads one
+generation of the files, and a resize switches to the next one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from numpy.typing import ArrayLike, NDArray
 from mmreplay import kernels, moved, process
 from mmreplay.batch import OWN, Batch
 from mmreplay.buffer import copy_rows, opening, zarr_group
-from mmreplay.buffer.append import Hold, Writer
+from mmreplay.buffer.append import Appender, BeforeOverwrite
 from mmreplay.buffer.copy_files import Snapshot, snapshot
 from mmreplay.buffer.draw import batch_transform, listed
 from mmreplay.buffer.limiting import Limit, Limiter
@@ -733,33 +733,35 @@ class ReplayBuffer:
         if self.limit is not None:
             self._await_insert()
         with self._turn:
-            appender = self._appender()
-            plain = final_observation is None and env_ids is None
-            plain = plain and (data is None or not fields)
-            if (
-                plain
-                and appender.add_plain(fields if data is None else data) is not None
-            ):
-                return
-            given = appender.intake.flat(data, fields)
-            ids = None if env_ids is None else appender.intake.env_ids(env_ids)
-            appender.add(given, final_observation, ids)
+            # As `_appender` does, whose call a step would notice.
+            opened = self._files
+            appender = opened.appender
+            if appender is None or opened.closed:
+                appender = self._appender()
+            if data is None:
+                data = fields
+            elif fields:
+                appender.validator.refuse_both(fields)
+            appender.add(data, final_observation, env_ids)
 
-    def add_as_is(
-        self, data: Mapping[str, object], published: Heads | None = None
+    def try_add(
+        self, data: Mapping[str, object], after: Heads | None = None
     ) -> Heads | None:
-        """Add one step of each environment, if no value is to be cast or shaped.
+        """Add one step of each environment, if no value needs a conversion.
 
-        For who makes steps of other libraries' and knows a longer way for all others,
-        which tells what is wrong with a step.
+        A fast path for adapters: of any other step it returns None, and `add` casts the
+        step or says what is wrong with it.
 
         Args:
-            data: By path, with no mapping in it: arrays, numbers, or DLPack capsules of
-                arrays' values; see `PackerKernel.step`.
-            published: What `published` is to be, if the step follows what is there.
+            data: A nested mapping, or a flat one with paths as keys: arrays of the
+                fields' dtypes, ``[E, *shape]``, or ``[*shape]`` where num_envs is 1;
+                of one environment scalars as well. A DLPack capsule of an array's
+                values stands for the array.
+            after: The `published` heads that the step follows; with others it is not
+                added.
 
         Returns:
-            int64 ``[E]``, `published` from now on; None for a step that is not in.
+            int64 ``[E]``, `published` from now on; None for a step that was not added.
 
         Raises:
             FullError: As in `add`.
@@ -773,9 +775,7 @@ class ReplayBuffer:
             appender = opened.appender
             if appender is None or opened.closed:
                 appender = self._appender()
-            if published is not None and opened.commit.heads is not published:
-                return None
-            return appender.add_plain(data)
+            return appender.try_add(data, after)
 
     def extend(
         self,
@@ -812,13 +812,11 @@ class ReplayBuffer:
             self._await_insert()
         with self._turn:
             appender = self._appender()
-            plain = final_observation is None and env_ids is None
-            plain = plain and (data is None or not fields)
-            if plain and appender.extend_plain(fields if data is None else data):
-                return
-            given = appender.intake.flat(data, fields)
-            ids = None if env_ids is None else appender.intake.env_ids(env_ids)
-            appender.extend(given, final_observation, ids)
+            if data is None:
+                data = fields
+            elif fields:
+                appender.validator.refuse_both(fields)
+            appender.extend(data, final_observation, env_ids)
 
     def _await_insert(self) -> None:
         # Who closes the buffer in another thread takes it away meanwhile.
@@ -835,7 +833,7 @@ class ReplayBuffer:
         """
         self._appender().checks_ends = False
 
-    def hold_rows(self, hold: Hold | None) -> None:
+    def hold_rows(self, hold: BeforeOverwrite | None) -> None:
         """Have somebody asked before rows are given up, or nobody any more.
 
         Args:
@@ -853,12 +851,12 @@ class ReplayBuffer:
                 f"{self._name} is not open for writing, expected its writer's rows to "
                 "be held; use ReplayBuffer.open(path, 'r+')"
             )
-        if hold is not None and appender.hold is not None:
+        if hold is not None and appender.before_overwrite is not None:
             raise FailedError(
                 f"rows of {self._name} are held by another already, expected one; "
                 "close that first"
             )
-        appender.hold = hold
+        appender.before_overwrite = hold
 
     # Drawing and reading.
 
@@ -1051,7 +1049,7 @@ class ReplayBuffer:
         """
         with self._turn:
             appender = self._appender()
-            batch = self._current().oldest(count, appender.intake.env_ids(env_ids))
+            batch = self._current().oldest(count, appender.validator.env_ids(env_ids))
             firsts = batch.positions.reshape(-1, count)[:, -1] + 1
             appender.drop(batch.env_ids.reshape(-1, count)[:, 0], firsts)
             return batch
@@ -1072,7 +1070,7 @@ class ReplayBuffer:
         """
         with self._turn:
             appender = self._appender()
-            appender.clear(appender.intake.env_ids(env_ids))
+            appender.clear(appender.validator.env_ids(env_ids))
             self.commit()
 
     def end_episodes(self, env_ids: ArrayLike | None = None) -> None:
@@ -1086,7 +1084,7 @@ class ReplayBuffer:
         """
         with self._turn:
             appender = self._appender()
-            appender.resume("truncate", appender.intake.env_ids(env_ids))
+            appender.resume("truncate", appender.validator.env_ids(env_ids))
 
     def cut(self, env_ids: ArrayLike | None = None) -> None:
         """Truncate unfinished episodes; see `end_episodes`, the new name."""
@@ -1295,7 +1293,7 @@ class ReplayBuffer:
                 self, close_in_owner, opened, os.getpid()
             )
 
-    def _appender(self) -> Writer:
+    def _appender(self) -> Appender:
         """Return what adds rows.
 
         Raises:

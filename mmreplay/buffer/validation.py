@@ -1,4 +1,4 @@
-"""What the user hands to add and extend, checked and cast before a byte is written."""
+"""Steps and blocks that users pass to add and extend, checked and cast."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import sys
 import warnings
 from collections.abc import Mapping
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from mmreplay.errors import SchemaError
 from mmreplay.nesting import flatten, meant
 from mmreplay.schema import Field, Schema
 from mmreplay.schema.convert import array_of, as_numpy, shape_of
+from mmreplay.storage.layout import packer, record_layout
 
 Columns = dict[str, NDArray[np.generic]]
 
@@ -23,17 +25,16 @@ ANY = (-math.inf, math.inf)
 """Bounds that need no comparison."""
 
 
-def tell(error: OSError, done: int, steps: int) -> None:
-    """Say in an error how much of a call was published before."""
+def note_progress(error: OSError, done: int, steps: int) -> None:
+    """Add to an error how many steps of its call were published before it."""
     error.add_note(f"{done} of {steps} steps of this call are in")
 
 
 class StepValidator:
-    """Checks steps against one schema.
+    """Checks steps and blocks against one schema, and casts them.
 
-    The common case, plain arrays of the right dtype and shape under top-level
-    names, is told by a few comparisons a field; everything else goes the long way
-    round through `Field.convert`.
+    Values of the right dtype and shape are recognised by a few comparisons a field;
+    all others go through `Field.convert`.
     """
 
     def __init__(self, schema: Schema, num_envs: int) -> None:
@@ -49,6 +50,7 @@ class StepValidator:
             path: _scalars(field) if single else {}
             for path, field in schema.fields.items()
         }
+        self._packer = packer(schema, record_layout(schema), num_envs)
         self._observation = schema.role("observation")
         # Rewards are rounded in silence: Gymnasium gives float64 for all of them. So
         # is what goes into bfloat16, which numpy does not have.
@@ -60,32 +62,44 @@ class StepValidator:
         }
         """Fields that were given no float yet that they do not hold exactly."""
 
-    def flat(
-        self, data: Mapping[str, object] | Batch | None, fields: Mapping[str, object]
-    ) -> Mapping[str, object]:
-        """Values by path, of one nested mapping or of keywords.
+    def refuse_both(self, fields: Mapping[str, object]) -> NoReturn:
+        """Refuse keywords beside a mapping.
 
         Raises:
-            SchemaError: Both or neither were given, or names differ.
+            SchemaError: Always.
         """
-        if data is not None and fields:
-            raise SchemaError(
-                "add: got a mapping and keywords, expected one of them; put "
-                f"{sorted(fields)} into the mapping"
-            )
-        if data is not None and not isinstance(data, Mapping):
+        raise SchemaError(
+            "add: got a mapping and keywords, expected one of them; put "
+            f"{sorted(fields)} into the mapping"
+        )
+
+    def flat(self, data: Mapping[str, object] | Batch) -> Mapping[str, object]:
+        """Values by path of a nested or flat mapping.
+
+        Raises:
+            SchemaError: It is no mapping, or its names are not the schema's.
+        """
+        if not isinstance(data, Mapping):
             if not isinstance(data, Batch):
                 raise SchemaError(
                     f"got {type(data).__name__}, expected a mapping of "
                     f"{list(self._names)} or keywords; pass the step's fields by name"
                 )
             data = dict(data)
-        given = fields if data is None else data
-        if given.keys() != self._names:
-            given = flatten(given)
-            if given.keys() != self._names:
-                raise self._misnamed(given)
-        return given
+        if data.keys() != self._names:
+            data = flatten(data)
+            if data.keys() != self._names:
+                raise self._misnamed(data)
+        return data
+
+    def plain_block(self, data: Mapping[str, object]) -> Mapping[str, Any] | None:
+        """Columns by path of a block that needs no conversion; None of any other.
+
+        Returns:
+            C-contiguous, ``[T, E, *shape]``, or ``[T, *shape]`` of one environment; T
+            is at least 1.
+        """
+        return self._packer.block(data)
 
     def _misnamed(self, given: Mapping[str, object]) -> SchemaError:
         unknown = sorted(set(given) - set(self._names))
@@ -133,7 +147,7 @@ class StepValidator:
                 if bounds is ANY or (
                     bounds is not None and bounds[0] <= value <= bounds[1]  # type: ignore[operator]  # its type is one that compares
                 ):
-                    columns[path] = value  # type: ignore[assignment]  # assigned like an array of no axes
+                    columns[path] = np.array(value, dtype)
                     continue
             columns[path] = self._convert(path, value, count)
         return columns
@@ -168,7 +182,7 @@ class StepValidator:
                 f"such as {number!s}; these and later ones are rounded. Pass .astype("
                 f"{kept!r}) where that is meant, or declare the field {got}",
                 RuntimeWarning,
-                stacklevel=_callers(),
+                stacklevel=frames_to_caller(),
             )
         return column
 
@@ -373,8 +387,8 @@ def _is_list(values: object) -> bool:
     return objects or isinstance(values, list)
 
 
-def _callers() -> int:
-    """Frames of the package between this call's caller and the user's call."""
+def frames_to_caller() -> int:
+    """The ``stacklevel`` by which a warning of the caller's names the user's line."""
     frame, count = sys._getframe(1), 0
     while frame.f_back and frame.f_globals["__name__"].startswith("mmreplay."):
         frame, count = frame.f_back, count + 1
@@ -384,9 +398,9 @@ def _callers() -> int:
 def _scalars(field: Field) -> dict[type, tuple[float, float]]:
     """Scalar types that one step of this field may come as, and their bounds.
 
-    Within them the store's own assignment casts as `Field.convert` would; NaN and
-    whatever else is outside goes the long way. The field's own type has none: to
-    compare a numpy scalar costs more than to store it.
+    Within them numpy casts as `Field.convert` would; NaN and whatever else is outside
+    goes the long way. The field's own type has none: to compare a numpy scalar costs
+    more than to store it.
     """
     if field.shape or field.mutable or field.dtype == "bfloat16":
         return {}

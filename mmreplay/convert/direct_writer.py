@@ -29,8 +29,7 @@ from mmreplay.convert.base import Block
 from mmreplay.convert.direct_file import Direct, Syncs
 from mmreplay.convert.episode_ends import alone, firsts
 from mmreplay.ring import Ring, Run, Span, runs
-from mmreplay.storage import write_path
-from mmreplay.storage.layout import FLAGS, RECORDS, SUMS, record_layout
+from mmreplay.storage.layout import FLAGS, RECORDS, SUMS, packer, record_layout
 from mmreplay.storage.memmap import STAGE_NBYTES, MemmapStore
 from mmreplay.storage.store import CheckedStore
 from mmreplay.storage.zarr.engine import ZarrStore
@@ -296,7 +295,7 @@ class Passed:
             for name, file in self._files.items()
             if name != SUMS
         }
-        self._packer = write_path.packer(schema, placement, ring.num_envs)
+        self._packer = packer(schema, placement, ring.num_envs)
         room = max(1, STAGE_NBYTES // max(1, placement.stride))
         # Padding between fields is never packed, and must be zeros.
         self._stage = np.zeros((room, placement.stride), np.uint8)

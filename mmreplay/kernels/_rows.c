@@ -49,7 +49,7 @@ contiguous(PyObject *value, Py_buffer *view, int writable)
 #include "_rows_sum.h"
 #include "_rows_slot.h"
 #include "_rows_packer.h"
-#include "_rows_lane.h"
+#include "_rows_append.h"
 
 /* ---- mark ------------------------------------------------------------------ */
 
@@ -190,8 +190,8 @@ mark(PyObject *module, PyObject *args)
 static int
 execute(PyObject *module)
 {
-    PyType_Spec *specs[] = {&Slot_spec, &Packer_spec, &Lane_spec};
-    const char *names[] = {"Slot", "Packer", "Lane"};
+    PyType_Spec *specs[] = {&Slot_spec, &Packer_spec, &Append_spec};
+    const char *names[] = {"Slot", "Packer", "Append"};
     fill_tables();
     for (int i = 0; i < 3; i++) {
         PyObject *type = PyType_FromModuleAndSpec(module, specs[i], NULL);

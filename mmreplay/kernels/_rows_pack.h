@@ -44,7 +44,7 @@ pack_rows(Packer *self, const Py_buffer *views, char *out, Py_ssize_t first,
           Py_ssize_t stop)
 {
     /* A few records at a time: they are in the first cache until all is written. */
-    Py_ssize_t stride = self->view.len, most = stride < BATCH ? BATCH / stride : 1;
+    Py_ssize_t stride = self->stride, most = stride < BATCH ? BATCH / stride : 1;
     for (Py_ssize_t row = first; row < stop; row += most) {
         Py_ssize_t rows = stop - row < most ? stop - row : most;
         for (Py_ssize_t i = 0; i < self->count; i++) {
@@ -63,7 +63,7 @@ pack_whole(Packer *self, const Py_buffer *views, char *out, Py_ssize_t first,
            Py_ssize_t stop)
 {
     if (self->gaps)
-        memset(out, 0, (size_t)((stop - first) * self->view.len));
+        memset(out, 0, (size_t)((stop - first) * self->stride));
     pack_rows(self, views, out, first, stop);
 }
 
@@ -96,7 +96,7 @@ stream_rows(Packer *self, const Py_buffer *views, char *out, Py_ssize_t first,
             Py_ssize_t stop)
 {
     _Alignas(LINE) char batch[BATCH + LINE];
-    size_t stride = (size_t)self->view.len, begin = (uintptr_t)out % LINE, at = begin;
+    size_t stride = (size_t)self->stride, begin = (uintptr_t)out % LINE, at = begin;
     char *base = out - begin;
     Py_ssize_t most = (Py_ssize_t)(BATCH / stride);
     if (most < 1) {

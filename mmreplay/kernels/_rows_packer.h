@@ -37,12 +37,16 @@ read_member(Packer *self, Member *member, PyObject *item)
         return -1;
     if (read_shape(member, shape) < 0)
         return -1;
-    if (member->offset >= 0 && member->offset > self->view.len - member->nbytes) {
+    if (member->offset >= 0 && member->offset > self->stride - member->nbytes) {
         PyErr_Format(PyExc_ValueError, "Packer: %R ends outside the record", path);
         return -1;
     }
     if (kind_length && (member->ndim || member->itemsize > 8)) {
         PyErr_Format(PyExc_ValueError, "Packer: %R takes no scalars", path);
+        return -1;
+    }
+    if (member->mark && member->nbytes != 1) {
+        PyErr_Format(PyExc_ValueError, "Packer: %R is no bool that ends a step", path);
         return -1;
     }
     if (code_of(dtype, &member->code) < 0)
@@ -58,48 +62,114 @@ read_member(Packer *self, Member *member, PyObject *item)
     return 0;
 }
 
+static int
+read_key(Packer *self, Key *key, PyObject *item)
+{
+    PyObject *name;
+    if (!PyTuple_Check(item) ||
+        !PyArg_ParseTuple(item, "Unn", &name, &key->member, &key->count))
+        return -1;
+    Py_INCREF(name);
+    key->name = name;
+    PyUnicode_InternInPlace(&key->name);
+    /* `find_values` follows these numbers without a look. */
+    if (key->member >= self->count || key->count < 0) {
+        PyErr_Format(PyExc_ValueError, "Packer: %R is no key of a field", name);
+        return -1;
+    }
+    return 0;
+}
+
+/* Where the keys of a branch end; -1 where they are not all there. */
+static Py_ssize_t
+end_of(const Packer *self, Py_ssize_t at)
+{
+    if (at >= self->num_keys)
+        return -1;
+    const Key *key = &self->keys[at++];
+    if (key->member < 0)
+        for (Py_ssize_t i = 0; i < key->count && at >= 0; i++)
+            at = end_of(self, at);
+    return at;
+}
+
+/* Whether every field has one key. */
+static int
+each_has_a_key(const Packer *self)
+{
+    for (Py_ssize_t i = 0; i < self->count; i++) {
+        Py_ssize_t found = 0;
+        for (Py_ssize_t at = 0; at < self->num_keys; at++)
+            found += self->keys[at].member == i;
+        if (found != 1)
+            return 0;
+    }
+    return 1;
+}
+
+/* Zeroed bytes that Python sees, and this holds. */
+static PyObject *
+room_for(Py_ssize_t nbytes, Py_buffer *view)
+{
+    PyObject *bytes = PyByteArray_FromStringAndSize(NULL, nbytes);
+    if (bytes != NULL && contiguous(bytes, view, 1) < 0)
+        Py_CLEAR(bytes);
+    if (bytes != NULL)
+        memset(view->buf, 0, (size_t)nbytes);
+    return bytes;
+}
+
 static PyObject *
 Packer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    PyObject *members, *array_type, *double_type;
+    PyObject *members, *keys, *array_type, *double_type;
     Py_ssize_t nbytes, num_envs, most;
     allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     if (kwargs && PyDict_Size(kwargs))
         return PyErr_Format(PyExc_TypeError, "Packer takes no keywords");
-    if (!PyArg_ParseTuple(args, "O!nnnOO:Packer", &PyTuple_Type, &members, &nbytes,
-                          &num_envs, &most, &array_type, &double_type))
+    if (!PyArg_ParseTuple(args, "O!O!nnnOO:Packer", &PyTuple_Type, &members,
+                          &PyTuple_Type, &keys, &nbytes, &num_envs, &most, &array_type,
+                          &double_type))
         return NULL;
     Packer *self = (Packer *)alloc(type, 0);
     if (self == NULL)
         return NULL;
     self->num_envs = num_envs;
+    self->stride = nbytes;
     Py_INCREF(array_type);
     Py_INCREF(double_type);
     self->array_type = array_type;
     self->double_type = double_type;
     self->dtype_name = PyUnicode_InternFromString("dtype");
-    self->record = PyByteArray_FromStringAndSize(NULL, nbytes);
-    if (self->record == NULL || contiguous(self->record, &self->view, 1) < 0)
+    self->together = nbytes && num_envs > 0 && (num_envs == 1 || most / nbytes >= num_envs);
+    self->rows = room_for(self->together ? num_envs * nbytes : 0, &self->rows_view);
+    self->ends = room_for(num_envs > 0 ? num_envs : 0, &self->ends_view);
+    if (self->rows == NULL || self->ends == NULL)
         goto failed;
-    memset(self->view.buf, 0, (size_t)nbytes);
-    self->together = nbytes && num_envs > 0 && most / nbytes >= num_envs;
-    most = self->together ? num_envs * nbytes : 0;
-    self->rows = PyByteArray_FromStringAndSize(NULL, most);
-    if (self->rows == NULL || contiguous(self->rows, &self->rows_view, 1) < 0)
-        goto failed;
-    memset(self->rows_view.buf, 0, (size_t)most);
-    Py_ssize_t count = PyTuple_Size(members);
+    Py_ssize_t count = PyTuple_Size(members), num_keys = PyTuple_Size(keys);
     self->members = PyMem_Calloc((size_t)count + 1, sizeof(Member));
-    if (self->members == NULL) {
+    self->keys = PyMem_Calloc((size_t)num_keys + 1, sizeof(Key));
+    self->unpacked = PyMem_Calloc((size_t)count + 1, sizeof(PyObject *));
+    if (self->members == NULL || self->keys == NULL || self->unpacked == NULL) {
         PyErr_NoMemory();
         goto failed;
     }
-    for (; self->count < count; self->count++)
-        if (read_member(self, &self->members[self->count],
-                        PyTuple_GetItem(members, self->count)) < 0) {
-            self->count++;
+    while (self->count < count) {
+        Member *member = &self->members[self->count];
+        PyObject *item = PyTuple_GetItem(members, self->count++);
+        if (read_member(self, member, item) < 0)
             goto failed;
-        }
+    }
+    while (self->num_keys < num_keys) {
+        Key *key = &self->keys[self->num_keys];
+        PyObject *item = PyTuple_GetItem(keys, self->num_keys++);
+        if (read_key(self, key, item) < 0)
+            goto failed;
+    }
+    if (end_of(self, 0) != num_keys || !each_has_a_key(self)) {
+        PyErr_Format(PyExc_ValueError, "Packer: the keys are no tree of the fields");
+        goto failed;
+    }
     self->gaps = nbytes;
     for (Py_ssize_t i = 0; i < count; i++)
         if (self->members[i].offset >= 0)
@@ -120,14 +190,20 @@ Packer_dealloc(Packer *self)
         Py_XDECREF(self->members[i].dtype);
         Py_XDECREF(self->members[i].scalar);
         PyMem_Free(self->members[i].shape);
+        if (self->unpacked)
+            Py_XDECREF(self->unpacked[i]);
     }
+    for (Py_ssize_t i = 0; i < self->num_keys; i++)
+        Py_XDECREF(self->keys[i].name);
     PyMem_Free(self->members);
-    if (self->view.obj)
-        PyBuffer_Release(&self->view);
+    PyMem_Free(self->keys);
+    PyMem_Free(self->unpacked);
     if (self->rows_view.obj)
         PyBuffer_Release(&self->rows_view);
-    Py_XDECREF(self->record);
+    if (self->ends_view.obj)
+        PyBuffer_Release(&self->ends_view);
     Py_XDECREF(self->rows);
+    Py_XDECREF(self->ends);
     Py_XDECREF(self->array_type);
     Py_XDECREF(self->double_type);
     Py_XDECREF(self->dtype_name);
@@ -135,48 +211,88 @@ Packer_dealloc(Packer *self)
     Py_DECREF(type);
 }
 
-/* The value of a field in a mapping of exactly the fields, borrowed; NULL without an
- * error where it is none. */
-static PyObject *
-value_of(Packer *self, PyObject *given, const Member *member)
+/* ---- the walk of a mapping -------------------------------------------------- */
+
+static void
+forget(PyObject **values, Py_ssize_t count)
 {
-    if (!PyDict_CheckExact(given) || PyDict_Size(given) != self->count)
-        return NULL;
-    return PyDict_GetItemWithError(given, member->path);
+    for (Py_ssize_t i = 0; i < count; i++)
+        Py_CLEAR(values[i]);
 }
 
-/* Takes one value of a field, and the bits of what it says: TAKEN, ODD for what is left
- * to Python, or FAILED. */
-typedef int (*Take)(Packer *, const Member *, PyObject *, long *);
-
-/* All fields of a step, -1 where one is odd. */
-static PyObject *
-take_all(Packer *self, PyObject *given, Take one)
+/* Finds the values below the branch whose own key is at `at`, and moves that on. Only
+ * dicts of exactly these keys are followed: whatever else maps names may say anything
+ * at each call. */
+static int
+find_values(Packer *self, PyObject *branch, Py_ssize_t *at, PyObject **values)
 {
-    long marks = 0;
-    for (Py_ssize_t i = 0; i < self->count; i++) {
-        const Member *member = &self->members[i];
-        PyObject *value = value_of(self, given, member);
-        int told = ODD;
-        if (value != NULL) {
-            Py_INCREF(value);
-            told = one(self, member, value, &marks);
-            Py_DECREF(value);
+    Py_ssize_t left = self->keys[(*at)++].count;
+    if (!PyDict_CheckExact(branch) || PyDict_Size(branch) != left)
+        return ODD;
+    for (; left; left--) {
+        const Key *key = &self->keys[*at];
+        PyObject *value = PyDict_GetItemWithError(branch, key->name);
+        if (value == NULL)
+            return PyErr_Occurred() ? FAILED : ODD;
+        Py_INCREF(value);
+        if (key->member >= 0) {
+            values[key->member] = value;
+            (*at)++;
+            continue;
         }
-        if (PyErr_Occurred())
-            return NULL;
-        if (told != TAKEN)
-            return PyLong_FromLong(-1);
+        int status = find_values(self, value, at, values);
+        Py_DECREF(value);
+        if (status != TAKEN)
+            return status;
     }
-    return PyLong_FromLong(self->count ? marks : -1);
+    return TAKEN;
 }
 
-static PyObject *
-Packer_step(Packer *self, PyObject *given)
+/* The same where the keys are whole paths. */
+static int
+find_flat(Packer *self, PyObject *data, PyObject **values)
 {
-    if (self->num_envs != 1)
-        return PyLong_FromLong(-1);
-    return take_all(self, given, take);
+    if (!PyDict_CheckExact(data) || PyDict_Size(data) != self->count)
+        return ODD;
+    for (Py_ssize_t i = 0; i < self->count; i++) {
+        PyObject *value = PyDict_GetItemWithError(data, self->members[i].path);
+        if (value == NULL)
+            return PyErr_Occurred() ? FAILED : ODD;
+        Py_INCREF(value);
+        values[i] = value;
+    }
+    return TAKEN;
+}
+
+enum { FEW = 32 };
+
+/* Values of all fields, in memory for a few of them or in new memory; NULL where there
+ * is no memory, or one is not found: `status` says which. */
+static PyObject **
+values_of(Packer *self, PyObject *data, PyObject **few, int *status)
+{
+    PyObject **values = few;
+    Py_ssize_t at = 0;
+    if (self->count > FEW) {
+        values = PyMem_Malloc((size_t)self->count * sizeof(PyObject *));
+        if (values == NULL) {
+            PyErr_NoMemory();
+            *status = FAILED;
+            return NULL;
+        }
+    }
+    memset(values, 0, (size_t)self->count * sizeof(PyObject *));
+    *status = self->count ? find_values(self, data, &at, values) : ODD;
+    if (*status == ODD && self->num_keys > self->count + 1) {
+        forget(values, self->count);
+        *status = find_flat(self, data, values);
+    }
+    if (*status == TAKEN)
+        return values;
+    forget(values, self->count);
+    if (values != few)
+        PyMem_Free(values);
+    return NULL;
 }
 
 /* The steps that an array [T, E, *shape], or [T, *shape] of an only environment, has;
@@ -205,43 +321,102 @@ steps_of(Packer *self, const Member *member, PyObject *value)
 }
 
 static PyObject *
-Packer_block(Packer *self, PyObject *given)
+Packer_block(Packer *self, PyObject *data)
 {
-    Py_ssize_t steps = -1;
-    for (Py_ssize_t i = 0; i < self->count; i++) {
-        const Member *member = &self->members[i];
-        PyObject *value = value_of(self, given, member);
-        Py_ssize_t told = 0;
-        if (value != NULL) {
-            Py_INCREF(value);
-            told = steps_of(self, member, value);
-            Py_DECREF(value);
-        }
-        if (PyErr_Occurred())
-            return NULL;
-        if (told < 1 || (i && told != steps))
-            return PyLong_FromLong(-1);
-        steps = told;
-    }
-    return PyLong_FromSsize_t(steps);
-}
-
-/* The bytes of an array, of a copy where it is not contiguous. */
-static int
-bytes_of(PyObject *array, Py_buffer *view)
-{
-    if (contiguous(array, view, 0) == 0)
-        return 0;
-    PyErr_Clear();
-    PyObject *copied = PyObject_CallMethod(array, "copy", NULL);
-    if (copied == NULL)
-        return -1;
-    int told = contiguous(copied, view, 0);
-    Py_DECREF(copied);
-    return told;
+    PyObject *few[FEW], *columns = NULL;
+    int status;
+    PyObject **values = values_of(self, data, few, &status);
+    if (values == NULL && status == FAILED)
+        return NULL;
+    if (values == NULL)
+        Py_RETURN_NONE;
+    Py_ssize_t steps = steps_of(self, &self->members[0], values[0]);
+    for (Py_ssize_t i = 1; i < self->count && steps > 0; i++)
+        if (steps_of(self, &self->members[i], values[i]) != steps)
+            steps = 0;
+    if (steps > 0 && !PyErr_Occurred())
+        columns = PyDict_New();
+    for (Py_ssize_t i = 0; i < self->count && columns; i++)
+        if (PyDict_SetItem(columns, self->members[i].path, values[i]) < 0)
+            Py_CLEAR(columns);
+    forget(values, self->count);
+    if (values != few)
+        PyMem_Free(values);
+    if (columns == NULL && !PyErr_Occurred())
+        Py_RETURN_NONE;
+    return columns;
 }
 
 #include "_rows_wide.h"
+
+/* Checks and packs a step: the ends that it says of some environment, ODD_STEP, or
+ * FAILED_STEP with an error set. */
+enum { ODD_STEP = -1, FAILED_STEP = -2 };
+
+static long
+prepare(Packer *self, PyObject *data)
+{
+    PyObject *few[FEW];
+    long marks = 0;
+    int status;
+    PyObject **values = values_of(self, data, few, &status);
+    if (values == NULL)
+        return status == FAILED ? FAILED_STEP : ODD_STEP;
+    unsigned char *ends = self->ends_view.buf;
+    if (self->num_envs > 1)
+        memset(ends, 0, (size_t)self->num_envs);
+    for (Py_ssize_t i = 0; i < self->count && status == TAKEN; i++) {
+        const Member *member = &self->members[i];
+        status = self->num_envs == 1 ? take(self, member, values[i], &marks)
+                                     : take_each(self, member, values[i], &marks);
+        if (PyErr_Occurred())
+            status = FAILED;
+    }
+    if (self->num_envs == 1)
+        ends[0] = (unsigned char)marks;
+    for (Py_ssize_t i = 0; i < self->count; i++) {
+        const Member *member = &self->members[i];
+        PyObject *former = values[i];
+        if (status == TAKEN && !member->mark && member->nbytes &&
+            (member->offset < 0 || !self->together)) {
+            former = self->unpacked[i];
+            self->unpacked[i] = values[i];
+        }
+        Py_XDECREF(former);
+    }
+    if (values != few)
+        PyMem_Free(values);
+    return status == TAKEN ? marks : status == FAILED ? FAILED_STEP : ODD_STEP;
+}
+
+static PyObject *
+Packer_prepare(Packer *self, PyObject *data)
+{
+    long marks = prepare(self, data);
+    return marks == FAILED_STEP ? NULL : PyLong_FromLong(marks);
+}
+
+static PyObject *
+Packer_unpacked(Packer *self, PyObject *unused)
+{
+    (void)unused;
+    PyObject *columns = PyDict_New();
+    if (columns == NULL)
+        return NULL;
+    for (Py_ssize_t i = 0; i < self->count; i++) {
+        PyObject *value = self->unpacked[i];
+        if (value == NULL)
+            continue;
+        self->unpacked[i] = NULL;
+        int status = PyDict_SetItem(columns, self->members[i].path, value);
+        Py_DECREF(value);
+        if (status < 0) {
+            Py_DECREF(columns);
+            return NULL;
+        }
+    }
+    return columns;
+}
 
 /* Buffers of the fields in the record; how many of the first are held. */
 static Py_ssize_t
@@ -290,17 +465,17 @@ pack_with(Packer *self, PyObject *args, PackRows way)
         PyMem_Free(views);
         return NULL;
     }
-    if (self->view.len < 1 || first < 0 || first > stop ||
-        out.len / self->view.len < stop - first)
+    if (self->stride < 1 || first < 0 || first > stop ||
+        out.len / self->stride < stop - first)
         PyErr_Format(PyExc_ValueError,
                      "pack: got %zd bytes for rows %zd to %zd of %zd bytes, expected "
                      "room for each",
-                     out.len, first, stop, self->view.len);
+                     out.len, first, stop, self->stride);
     else {
         held = hold(self, given, views, stop);
         if (held == self->count) {
             /* Long ones let others go on meanwhile; to ask for that takes time, too. */
-            int lengthy = stop - first >= LENGTHY / self->view.len;
+            int lengthy = stop - first >= LENGTHY / self->stride;
             PyThreadState *state = lengthy ? PyEval_SaveThread() : NULL;
             way(self, views, out.buf, first, stop);
             if (state)
@@ -330,32 +505,30 @@ Packer_stream(Packer *self, PyObject *args)
 }
 
 static PyObject *
-Packer_record(Packer *self, void *closure)
-{
-    (void)closure;
-    Py_INCREF(self->record);
-    return self->record;
-}
-
-static PyObject *
 Packer_rows(Packer *self, void *closure)
 {
     (void)closure;
-    Py_INCREF(self->rows);
-    return self->rows;
+    return Py_NewRef(self->rows);
+}
+
+static PyObject *
+Packer_ends(Packer *self, void *closure)
+{
+    (void)closure;
+    return Py_NewRef(self->ends);
 }
 
 static PyMethodDef Packer_methods[] = {
-    {"step", (PyCFunction)(void (*)(void))Packer_step, METH_O, NULL},
+    {"prepare", (PyCFunction)(void (*)(void))Packer_prepare, METH_O, NULL},
+    {"unpacked", (PyCFunction)(void (*)(void))Packer_unpacked, METH_NOARGS, NULL},
     {"block", (PyCFunction)(void (*)(void))Packer_block, METH_O, NULL},
-    {"wide", (PyCFunction)(void (*)(void))Packer_wide, METH_O, NULL},
     {"pack", (PyCFunction)(void (*)(void))Packer_pack, METH_VARARGS, NULL},
     {"stream", (PyCFunction)(void (*)(void))Packer_stream, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 static PyGetSetDef Packer_attributes[] = {
-    {"record", (getter)(void (*)(void))Packer_record, NULL, NULL, NULL},
     {"rows", (getter)(void (*)(void))Packer_rows, NULL, NULL, NULL},
+    {"ends", (getter)(void (*)(void))Packer_ends, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 static PyType_Slot Packer_slots[] = {

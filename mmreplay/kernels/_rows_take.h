@@ -9,15 +9,24 @@ typedef struct {
     uint8_t code;
 } Member;
 
+/* A key of the mapping that holds a step: of a field, whose number is `member`, or of a
+ * branch, where that is -1; the `count` keys of a branch stand right behind its own. */
+typedef struct {
+    PyObject *name;
+    Py_ssize_t member, count;
+} Key;
+
 typedef struct {
     PyObject_HEAD
     Member *members;
-    Py_ssize_t count, num_envs, gaps;
-    PyObject *record, *rows, *array_type, *double_type, *dtype_name;
-    Py_buffer view, rows_view;
-    /* Rows of a step of all environments are packed by the look at it; and some ends
-     * of that step came in capsules. */
-    int together, hidden;
+    Key *keys;
+    /* By member: the value of the step prepared last, where no row has its bytes. */
+    PyObject **unpacked;
+    Py_ssize_t count, num_keys, num_envs, stride, gaps;
+    PyObject *rows, *ends, *array_type, *double_type, *dtype_name;
+    Py_buffer rows_view, ends_view;
+    /* Rows of a step are packed while it is prepared. */
+    int together;
 } Packer;
 
 enum { TAKEN = 0, ODD = 1, FAILED = -1 };
@@ -29,7 +38,7 @@ static int
 put(Packer *self, const Member *member, const void *bytes, long *marks)
 {
     if (member->offset >= 0)
-        copy((char *)self->view.buf + member->offset, bytes, (size_t)member->nbytes);
+        copy((char *)self->rows_view.buf + member->offset, bytes, (size_t)member->nbytes);
     if (member->mark && *(const char *)bytes)
         *marks |= member->mark;
     return TAKEN;
@@ -60,6 +69,21 @@ same_dtype(Packer *self, const Member *member, PyObject *value)
     return same;
 }
 
+/* The bytes of an array, of a copy where it is not contiguous. */
+static int
+bytes_of(PyObject *array, Py_buffer *view)
+{
+    if (contiguous(array, view, 0) == 0)
+        return 0;
+    PyErr_Clear();
+    PyObject *copied = PyObject_CallMethod(array, "copy", NULL);
+    if (copied == NULL)
+        return -1;
+    int status = contiguous(copied, view, 0);
+    Py_DECREF(copied);
+    return status;
+}
+
 static int
 take_array(Packer *self, const Member *member, PyObject *value, long *marks)
 {
@@ -67,13 +91,23 @@ take_array(Packer *self, const Member *member, PyObject *value, long *marks)
     int same = same_dtype(self, member, value);
     if (same != 1)
         return same < 0 ? FAILED : ODD;
-    if (PyObject_GetBuffer(value, &view, PyBUF_C_CONTIGUOUS) < 0) {
+    if (PyObject_GetBuffer(value, &view, PyBUF_STRIDED_RO) < 0) {
         PyErr_Clear();
         return ODD;
     }
-    int told = same_shape(member, &view) ? put(self, member, view.buf, marks) : ODD;
+    int taken = same_shape(member, &view) ? TAKEN : ODD;
+    /* Of a value that no row holds the shape alone is looked at. */
+    int packed = member->offset >= 0 || member->mark;
+    if (taken == TAKEN && packed && PyBuffer_IsContiguous(&view, 'C'))
+        taken = put(self, member, view.buf, marks);
+    else if (taken == TAKEN && packed) {
+        PyBuffer_Release(&view);
+        if (bytes_of(value, &view) < 0)
+            return FAILED;
+        taken = put(self, member, view.buf, marks);
+    }
     PyBuffer_Release(&view);
-    return told;
+    return taken;
 }
 
 static int

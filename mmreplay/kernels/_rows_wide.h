@@ -1,4 +1,4 @@
-/* One step of all environments, looked at and packed at once; see rows.py. */
+/* One step of several environments, checked and packed at once; see rows.py. */
 
 enum { SCATTERED = 2 };
 
@@ -22,12 +22,12 @@ laid(Packer *self, const Member *member, const Py_buffer *view, Py_ssize_t *apar
     return told;
 }
 
-/* Puts each environment's value into its record, or notes whether one is true. */
+/* Puts each environment's value into its record, and the ends among `ends`. */
 static void
 put_each(Packer *self, const Member *member, const char *from, Py_ssize_t apart,
          long *marks)
 {
-    size_t stride = (size_t)self->view.len;
+    size_t stride = (size_t)self->stride;
     char *to = (char *)self->rows_view.buf + member->offset;
     if (member->offset >= 0 && self->together) {
         if (apart == member->nbytes)
@@ -39,13 +39,12 @@ put_each(Packer *self, const Member *member, const char *from, Py_ssize_t apart,
     }
     if (!member->mark)
         return;
-    if (member->nbytes != 1) {
-        *marks |= member->mark;
-        return;
-    }
+    unsigned char *ends = self->ends_view.buf;
     for (Py_ssize_t env = 0; env < self->num_envs; env++)
-        if (from[env * apart])
+        if (from[env * apart]) {
+            ends[env] |= (unsigned char)member->mark;
             *marks |= member->mark;
+        }
 }
 
 /* Long values are not packed here: who writes them looks for arrays. */
@@ -60,7 +59,6 @@ take_each_exchanged(Packer *self, const Member *member, const Exchanged *value,
         laid(self, member, &seen.view, &apart) != TAKEN)
         return ODD;
     put_each(self, member, seen.view.buf, apart, marks);
-    self->hidden |= member->mark != 0;
     return TAKEN;
 }
 
@@ -98,16 +96,4 @@ take_each(Packer *self, const Member *member, PyObject *value, long *marks)
         put_each(self, member, view.buf, apart, marks);
     PyBuffer_Release(&view);
     return told;
-}
-
-static PyObject *
-Packer_wide(Packer *self, PyObject *given)
-{
-    self->hidden = 0;
-    PyObject *told = take_all(self, given, take_each);
-    if (told == NULL || !self->hidden || PyLong_AsLong(told) <= 0)
-        return told;
-    /* Where the ends are is looked up in arrays. */
-    Py_DECREF(told);
-    return PyLong_FromLong(-1);
 }

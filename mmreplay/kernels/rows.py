@@ -1,21 +1,22 @@
 """Rows of bytes, packed, marked and published: the numpy twin of ``_rows.c``.
 
 A *record* is one row of small fields; a *slot* one publication of heads, limits and
-tails with its checksum (slot.py); a *lane* stores and publishes by one call (lane.py).
+tails with its checksum (slot.py); an *append* stores and publishes by one call
+(append.py).
 Functions take contiguous arrays; C writes into their bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mmreplay.kernels import crc, exchange
-from mmreplay.kernels.lane import Lane as Lane
-from mmreplay.kernels.lane import LaneKernel
+from mmreplay.kernels.append import Append as Append
+from mmreplay.kernels.append import AppendKernel
 from mmreplay.kernels.slot import Slot as Slot
 from mmreplay.kernels.slot import SlotKernel
 
@@ -31,51 +32,82 @@ by its bytes, or None; the kind of Python scalars that are cast, ``"f"``, ``"i"`
 -1 for a field that is not in it; and the bit that its truth sets, or 0."""
 
 
+Key = tuple[str, int, int]
+"""One key of a step's mapping: its name; the number of its field, or -1 for a branch;
+and how many keys a branch has, which follow it."""
+
+
+def keys_of(paths: Sequence[str]) -> tuple[Key, ...]:
+    """Keys of the nested mapping that holds fields of some paths, depth first.
+
+    Args:
+        paths: Of the fields, by number.
+    """
+    tree: dict[str, Any] = {}
+    for number, path in enumerate(paths):
+        *branches, last = path.split("/")
+        branch = tree
+        for name in branches:
+            branch = branch.setdefault(name, {})
+        branch[last] = number
+    return tuple(_keys("", tree))
+
+
+def _keys(name: str, below: Any) -> Iterator[Key]:
+    if isinstance(below, int):
+        yield name, below, 0
+        return
+    yield name, -1, len(below)
+    for key, value in below.items():
+        yield from _keys(key, value)
+
+
 class PackerKernel(Protocol):
-    """Packs records, and takes steps that need no conversion.
+    """Packs records, and prepares steps that need no conversion.
 
     Attributes:
-        record: The last step taken, packed; its bytes change with every step.
-        rows: Likewise of all environments, one record after the other; empty where
-            those are too long to be packed before they are written.
+        rows: Records of the step prepared last, one of each environment; they change
+            with every step. Empty where they are too long to be packed before they are
+            written.
+        ends: The TERMINATED and TRUNCATED bits of each environment of that step.
     """
 
-    record: bytearray
     rows: bytearray
+    ends: bytearray
 
-    def step(self, given: Mapping[str, object], /) -> int:
-        """Take one step of the only environment, if every value is plain.
+    def prepare(self, data: Mapping[str, object], /) -> int:
+        """Check one step of all environments, and pack it, if every value is plain.
 
-        Plain is a dict of exactly the fields: arrays of the dtype, C-contiguous, of
-        the field's shape or with one axis of 1 before it; the field's own numpy
+        Plain is a dict of exactly the fields: nested, with a dict for each branch of
+        their paths, or flat, with paths as keys. Its values are arrays of the field's
+        dtype and of any strides, ``[E, *shape]``, or ``[*shape]`` where there is one
+        environment. Of one environment scalars are plain as well: the field's own numpy
         scalars; finite floats and ints within the field's range; bools. Or a DLPack
-        capsule (``"dltensor"``) of what such an array holds, on the CPU, for a field of
-        the record or an end; of an end also with one axis of 1 behind it. A capsule
-        may be used up by it.
+        capsule (``"dltensor"``) of an array's values, on the CPU, for a field of the
+        record or an end; of an end also with one axis of 1 behind it. A capsule may be
+        used up by it.
 
         Returns:
-            The bits of the fields that are true, or -1: the step is not plain, and
-            the record means nothing.
+            The bits of the fields that are true in some environment, or -1: the step is
+            not plain, and `rows` and `ends` mean nothing.
         """
 
-    def block(self, given: Mapping[str, object], /) -> int:
-        """Count the steps of a block, if every value is plain.
+    def unpacked(self) -> dict[str, NDArray[Any]]:
+        """Hand over values of the prepared step that `rows` does not hold, by path.
 
-        Plain is a dict of exactly the fields: arrays of the dtype, C-contiguous, of
-        ``[T, E, *shape]``, or of ``[T, *shape]`` where there is one environment.
-
-        Returns:
-            T, at least 1, or -1: the block is not plain.
+        Those are of large and mutable fields; of all fields that are stored where
+        `rows` is empty.
         """
 
-    def wide(self, given: Mapping[str, object], /) -> int:
-        """Take one step of all environments, if every value is plain.
+    def block(self, data: Mapping[str, object], /) -> dict[str, NDArray[Any]] | None:
+        """Return a block's columns by path, if every value is plain.
 
-        Plain is as in `block`, of ``[E, *shape]`` and of any strides. DLPack capsules
-        are as in `step`, where `rows` is not empty and no end of theirs is true.
+        Plain is a mapping as in `prepare`, of arrays of the dtype, C-contiguous, of
+        ``[T, E, *shape]``, or of ``[T, *shape]`` where there is one environment; T is
+        at least 1.
 
         Returns:
-            As `step` does, the bits of the fields that may be true somewhere.
+            Its arrays as they are; None if the block is not plain.
         """
 
     def pack(
@@ -107,8 +139,8 @@ class RowsKernel(Protocol):
     """What both twins offer."""
 
     def Packer(
-        self, members: tuple[Member, ...], nbytes: int, num_envs: int, most: int,
-        array: type, double: type, /,
+        self, members: tuple[Member, ...], keys: tuple[Key, ...], nbytes: int,
+        num_envs: int, most: int, array: type, double: type, /,
     ) -> PackerKernel:  # fmt: skip
         """Make a packer of records of so many bytes; see `Packer`."""
 
@@ -117,8 +149,8 @@ class RowsKernel(Protocol):
     ) -> SlotKernel:
         """Make a slot from a record's bytes; see `Slot`."""
 
-    def Lane(self, packer: PackerKernel, slot: SlotKernel, /) -> LaneKernel:
-        """Make what stores steps and publishes them; see `Lane`."""
+    def Append(self, packer: PackerKernel, slot: SlotKernel, /) -> AppendKernel:
+        """Make an append that stores steps and publishes them; see `Append`."""
 
     def mark(
         self, out: Bytes, before: Bytes, terminated: NDArray[np.bool_] | None,
@@ -143,6 +175,7 @@ def mark(
         out: uint8 ``[T, E]``, written.
         before: uint8 ``[E]``, flags of the row before the block; FINAL for none.
         terminated: bool ``[T, E]``, without an axis that is 1 long; None for never.
+            Bytes that are not 0 are true.
         truncated: Likewise.
         final_follows: The row after an end is the final row (``"next_step"``).
 
@@ -163,7 +196,7 @@ def mark(
         alone = 1 in flags.shape and ends.shape == (flags.size,)
         if ends.shape != flags.shape and not alone:
             raise ValueError(f"mark: expected bools {list(flags.shape)}")
-        flags |= ends.reshape(flags.shape) * np.uint8(bit)
+        flags |= (ends.reshape(flags.shape) != 0) * np.uint8(bit)
     if len(flags):
         _bound(flags, before, final_follows)
 
@@ -193,6 +226,7 @@ class Packer:
     def __init__(
         self,
         members: tuple[Member, ...],
+        keys: tuple[Key, ...],
         nbytes: int,
         num_envs: int,
         most: int,
@@ -200,96 +234,149 @@ class Packer:
         double: type,
         /,
     ) -> None:
-        """Begin with a record of zeros.
+        """Begin with records of zeros.
 
         Args:
-            members: How each field is taken.
+            members: How each field is checked and packed.
+            keys: As `keys_of` makes them of the fields' paths.
             nbytes: Bytes of a record.
             num_envs: Environments.
-            most: Bytes that `rows` may have.
+            most: Bytes that `rows` may have of several environments.
             array: ``numpy.ndarray``: C knows it by no other way.
             double: ``numpy.float64``.
 
         Raises:
-            ValueError: A member does not fit.
+            ValueError: A member does not fit, or the keys are others than the fields'.
         """
-        self.record = bytearray(nbytes)
-        together = 0 < num_envs * nbytes <= most
+        self.stride, self.num_envs = nbytes, num_envs
+        step_nbytes = num_envs * nbytes
+        together = step_nbytes > 0 and (num_envs == 1 or step_nbytes <= most)
         self.rows = bytearray(num_envs * nbytes if together else 0)
-        self._members, self.num_envs = members, num_envs
+        self.ends = bytearray(max(0, num_envs))
+        # Arrays over them would not keep them from being resized.
+        self._exports = memoryview(self.rows), memoryview(self.ends)
+        self._members, self._keys = members, keys
         self._array, self._double = array, double
+        self._unpacked: dict[str, Any] = {}
         self._views: list[NDArray[Any] | None] = []
-        self._wide: list[NDArray[Any] | None] = []
-        for path, dtype, _, kind, itemsize, shape, offset, _ in members:
+        for path, dtype, _, kind, itemsize, shape, offset, mark in members:
             count = int(np.prod(shape, dtype=np.int64))
             if offset >= 0 and offset > nbytes - count * itemsize:
                 raise ValueError(f"Packer: {path!r} ends outside the record")
             if kind and (shape or itemsize > 8):
                 raise ValueError(f"Packer: {path!r} takes no scalars")
+            if mark and count * itemsize != 1:
+                raise ValueError(f"Packer: {path!r} is no bool that ends a step")
             view = None
-            if offset >= 0:
-                view = np.frombuffer(self.record, dtype, count, offset).reshape(shape)
+            if offset >= 0 and together:
+                inner = np.empty(shape, dtype).strides
+                strides = (nbytes, *inner)
+                each = num_envs, *shape
+                view = np.ndarray(each, dtype, self.rows, offset, strides)
             self._views.append(view)
-            if view is not None and together:
-                each, laid = (num_envs, *shape), (nbytes, *view.strides)
-                view = np.ndarray(each, dtype, self.rows, offset, laid)
-            self._wide.append(view if together else None)
+        leaves = sorted(key[1] for key in keys if key[1] >= 0)
+        if leaves != list(range(len(members))) or self._end_of(0) != len(keys):
+            raise ValueError("Packer: the keys are no tree of the fields")
 
-    def step(self, given: Mapping[str, object], /) -> int:
-        """See `PackerKernel.step`."""
-        if self.num_envs > 1 or not self._exact(given):
+    def _end_of(self, at: int) -> int:
+        """Where the keys of a branch end; -1 where they are not all there."""
+        if not 0 <= at < len(self._keys):
             return -1
-        marks = 0
-        for member, view in zip(self._members, self._views, strict=True):
-            value: Any = given[member[0]]
-            seen = exchange.shown(value, bool(member[-1] and not member[5]))
-            if seen is not None:
-                value = None if view is None and not member[-1] else seen
-            if not self._plain(value, member):
+        _, number, count = self._keys[at]
+        at += 1
+        for _ in range(count if number < 0 else 0):
+            at = self._end_of(at)
+        return at
+
+    def _values(self, data: object) -> list[Any] | None:
+        """Values by number of a nested mapping, or of a flat one; None where not."""
+        paths = [member[0] for member in self._members]
+        if not paths:
+            return None
+        values: list[Any] = [None] * len(paths)
+        if self._find(data, 0, values) > 0:
+            return values
+        if type(data) is dict and len(data) == len(paths) and data.keys() == set(paths):
+            return [data[path] for path in paths]
+        return None
+
+    def _find(self, branch: object, at: int, values: list[Any]) -> int:
+        """Fill in the values below a branch; return where its keys end, -1 if odd."""
+        _, _, count = self._keys[at]
+        if type(branch) is not dict or len(branch) != count:
+            return -1
+        at += 1
+        for _ in range(count):
+            name, number, _ = self._keys[at]
+            if name not in branch:
                 return -1
-            if view is not None:
-                shaped = view[None] if np.ndim(value) > view.ndim else view
-                shaped[...] = value
-            marks |= member[-1] if member[-1] and value else 0
-        return marks
+            if number >= 0:
+                values[number] = branch[name]
+                at += 1
+                continue
+            at = self._find(branch[name], at, values)
+            if at < 0:
+                return -1
+        return at
 
-    def _exact(self, given: Mapping[str, object]) -> bool:
-        if type(given) is not dict or len(given) != len(self._members):
-            return False
-        return bool(given) and all(member[0] in given for member in self._members)
-
-    def block(self, given: Mapping[str, object], /) -> int:
-        """See `PackerKernel.block`."""
-        if not self._exact(given):
+    def prepare(self, data: Mapping[str, object], /) -> int:
+        """See `PackerKernel.prepare`."""
+        values = self._values(data)
+        if values is None:
             return -1
-        steps = {self._steps(given[member[0]], member) for member in self._members}
-        return max(steps) if len(steps) == 1 and min(steps) else -1
-
-    def wide(self, given: Mapping[str, object], /) -> int:
-        """See `PackerKernel.wide`."""
-        if not self._exact(given):
-            return -1
-        marks = hidden = 0
-        for member, view in zip(self._members, self._wide, strict=True):
-            value = cast("NDArray[Any]", given[member[0]])
-            seen = exchange.shown(value, bool(member[-1] and not member[5]))
-            if seen is not None:
-                value = seen
-                hidden |= member[-1]
-                known = len(self.rows) and (view is not None or member[-1])
-                if not known or not value[:1].flags.c_contiguous:
+        several, marks = self.num_envs > 1, 0
+        ends = np.frombuffer(self.ends, np.uint8)
+        ends[...] = 0
+        unpacked = {}
+        for value, member, view in zip(values, self._members, self._views, strict=True):
+            path, _, _, _, itemsize, shape, offset, mark = member
+            found = exchange.shown(value, bool(mark and not shape))
+            if found is not None:
+                # Long values are written from arrays alone.
+                ordered = not several or found[:1].flags.c_contiguous
+                packed = mark or (offset >= 0 and len(self.rows) > 0)
+                contiguous = several or found.flags.c_contiguous
+                if not (packed and ordered and contiguous):
                     return -1
-            if type(value) is not self._array or value.dtype != member[1]:
-                return -1
-            if value.shape != (self.num_envs, *member[5]):
+                value = found
+            if not (
+                self._each(value, member) if several else self._plain(value, member)
+            ):
                 return -1
             if view is not None:
                 view[...] = value
-            # Only of single bytes is the truth looked for.
-            if member[-1] and (value[0].nbytes != 1 or value.view(np.uint8).any()):
-                marks |= member[-1]
-        # Where the ends are is looked up in arrays.
-        return -1 if marks and hidden else marks
+            if mark:
+                bits = np.where(value, np.uint8(mark), np.uint8(0))
+                ends |= bits.reshape(-1)
+                marks |= int(np.bitwise_or.reduce(bits, None))
+            elif itemsize * int(np.prod(shape, dtype=np.int64)) and view is None:
+                unpacked[path] = value
+        self._unpacked |= unpacked
+        return marks
+
+    def unpacked(self) -> dict[str, NDArray[Any]]:
+        """See `PackerKernel.unpacked`."""
+        found, self._unpacked = self._unpacked, {}
+        return found
+
+    def block(self, data: Mapping[str, object], /) -> dict[str, NDArray[Any]] | None:
+        """See `PackerKernel.block`."""
+        values = self._values(data)
+        if values is None:
+            return None
+        pairs = list(zip(values, self._members, strict=True))
+        steps = {self._steps(value, member) for value, member in pairs}
+        if len(steps) > 1 or not min(steps):
+            return None
+        return {member[0]: value for value, member in pairs}
+
+    def _each(self, value: Any, member: Member) -> bool:
+        """Whether a value is an array of all environments'."""
+        if type(value) is not self._array:
+            return False
+        array = cast("NDArray[Any]", value)
+        whole = array.shape == (self.num_envs, *member[5])
+        return bool(whole and array.dtype == member[1])
 
     def _steps(self, value: Any, member: Member) -> int:
         """Steps of an array, 0 where it must be looked at."""
@@ -308,7 +395,7 @@ class Packer:
         self, out: Bytes, given: Mapping[str, Any], first: int, stop: int, /
     ) -> None:
         """See `PackerKernel.pack`."""
-        flat, stride = out.reshape(-1), len(self.record)
+        flat, stride = out.reshape(-1), self.stride
         if stride < 1 or not 0 <= first <= stop or flat.size // stride < stop - first:
             raise ValueError(
                 f"pack: got {flat.size} bytes for rows {first} to {stop} of {stride} "
@@ -335,7 +422,7 @@ class Packer:
     ) -> None:
         """See `PackerKernel.stream`."""
         target = np.frombuffer(out, np.uint8)
-        target[: (stop - first) * len(self.record)] = 0
+        target[: (stop - first) * self.stride] = 0
         self.pack(target, given, first, stop)
 
     def _plain(self, value: Any, member: Member) -> bool:
@@ -343,7 +430,7 @@ class Packer:
         if type(value) is self._array:
             array = cast("NDArray[Any]", value)
             one = array.shape == shape or array.shape == (1, *shape)
-            return bool(one and array.dtype == dtype and array.flags.c_contiguous)
+            return bool(one and array.dtype == dtype)
         if type(value) is scalar:
             return True
         if kind == "b":

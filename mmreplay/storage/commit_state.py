@@ -35,7 +35,7 @@ from mmreplay.format.commit import Identity, Record
 from mmreplay.format.slots import HEADER_NBYTES
 
 if TYPE_CHECKING:
-    from mmreplay.kernels.lane import LaneKernel
+    from mmreplay.kernels.append import AppendKernel
     from mmreplay.kernels.rows import RowsKernel
 
 FILE_NAME = "COMMIT"
@@ -85,12 +85,8 @@ class CommitState(Protocol):
         """Give the file back."""
 
 
-class Book(Protocol):
-    """The ledger as its writer sees it; one in RAM, one on disk."""
-
-    heads: Array
-    limits: Array
-    tails: Array
+class WritableCommitState(CommitState, Protocol):
+    """The commit state as its writer sees it; one in RAM, one on disk."""
 
     def publish(self, heads: Array, limits: Array, tails: Array) -> None:
         """Make rows visible; see `CommitWriter.publish`."""
@@ -113,7 +109,7 @@ class CommitWriter:
         next_live: Where the next one goes: one of `commit.LIVE_SLOTS`.
         committed: The last durable record.
         closed: Nothing is published any more.
-        lane: What publishes steps that it stores itself, if anything does.
+        fast_append: Stores and publishes steps by itself, where there is one.
     """
 
     heads: Array
@@ -149,7 +145,7 @@ class CommitWriter:
         self._show(live.heads, live.limits, live.tails)
         self.cuts, self.cut_epoch = live.cuts, live.cut_epoch
         self.committed, self.closed = durable, False
-        self.lane: LaneKernel | None = None
+        self.fast_append: AppendKernel | None = None
 
     @property
     def file(self) -> File:
@@ -227,7 +223,7 @@ class CommitWriter:
         )
         self._write_durable(record)
 
-    def disown(self) -> None:
+    def distrust_page_cache(self) -> None:
         """Have the next opening cut what was published and is not committed.
 
         It needs no sync: within this boot the page cache says it, and in another one
@@ -262,8 +258,8 @@ class CommitWriter:
     def close(self) -> None:
         """Give the file back."""
         self.closed = True
-        if self.lane is not None:
-            self.lane.revoke()
+        if self.fast_append is not None:
+            self.fast_append.release()
         self._file.close()
 
 

@@ -22,7 +22,7 @@ from mmreplay.disk.pause import await_release
 from mmreplay.errors import FailedError, FullError, RemovedError, no_thread
 from mmreplay.process import Worker
 from mmreplay.storage.commit_state import CommitWriter
-from mmreplay.storage.store import CheckedStore, ShardError, whole
+from mmreplay.storage.store import CheckedStore, ShardError, rounded_up
 
 Array = NDArray[np.int64]
 
@@ -35,7 +35,7 @@ class Committer:
     next sync would succeed and lie.
 
     Attributes:
-        touched: Rows that were there before have changed since the last commit.
+        rows_modified: Rows that were there before have changed since the last commit.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class Committer:
         self._ledger = ledger
         self._slot_lock = threading.Lock()
         self._commit_lock = threading.Lock()
-        self.touched = False
+        self.rows_modified = False
         self._stop = False
         self._worker: Worker[None] | None = None
         self.failure: str | None = None
-        self.owed = False
+        self.commit_overdue = False
 
     @property
     def committed(self) -> Array:
@@ -79,7 +79,7 @@ class Committer:
             FullError: No space is left.
         """
         self._refuse()
-        if self.owed:
+        if self.commit_overdue:
             self._make_up()
 
     def _make_up(self) -> None:
@@ -103,7 +103,7 @@ class Committer:
                 "cuts it: close the buffer, check the disk, and open it again"
             )
 
-    def given_up_blocks(self) -> Array:
+    def free_blocks(self) -> Array:
         """int64 ``[E]``, blocks that no power cut brings back: writing is free there.
 
         None in a new buffer's first lap, of which nothing is overwritten; after a
@@ -111,7 +111,7 @@ class Committer:
         """
         return self._ledger.committed.tails // self._store.ring.block_rows
 
-    def given_up(self, needed: Array, target: Array) -> Array:
+    def durable_limits(self, needed: Array, target: Array) -> Array:
         """Durable limits of at least needed; raised to target where they are not.
 
         Waits while somebody pauses the ring, to copy rows that would go.
@@ -149,7 +149,7 @@ class Committer:
             try:
                 self.refuse_removed()
             except RemovedError:
-                self.owed = True
+                self.commit_overdue = True
                 raise
 
     def _commit(self, flags: int) -> None:
@@ -157,18 +157,18 @@ class Committer:
             heads, tails = self._ledger.published
             done = self._ledger.committed.heads
             # What is set from here on may come too late for the sync.
-            self.touched = False
+            self.rows_modified = False
             aside = None
             try:
                 aside = self._sync()
                 if self._sum_blocks(done, heads, tails):
                     self._store.sync_sums()
             except FailedError:
-                self._disown()
+                self._distrust_page_cache()
                 raise
             with self._slot_lock:
                 self._ledger.commit(heads, tails, flags)
-            self.owed = False
+            self.commit_overdue = False
             if aside is not None:
                 raise ShardError(
                     f"{aside}; every row added so far is committed, and sealing is "
@@ -184,7 +184,7 @@ class Committer:
             return error
         return None
 
-    def _disown(self) -> None:
+    def _distrust_page_cache(self) -> None:
         """Keep the next opening from believing what a sync has lost.
 
         The page cache, whose pages count as clean now, would pass for the disk there.
@@ -192,7 +192,7 @@ class Committer:
         if any(file.unsynced for file in self._store.files):
             # On a disk that takes nothing any more nobody can be told.
             with self._slot_lock, contextlib.suppress(OSError):
-                self._ledger.disown()
+                self._ledger.distrust_page_cache()
 
     def _sum_blocks(self, done: Array, heads: Array, tails: Array) -> bool:
         """Write the checksums of the blocks that became whole since done."""
@@ -255,7 +255,7 @@ class Committer:
                 # Memory or space that was short may be there by the next turn. What
                 # was due is made up by a call of the user's, which raises where it
                 # cannot: no commit is left out in silence.
-                self.owed = self.owed or time.monotonic() >= due
+                self.commit_overdue = self.commit_overdue or time.monotonic() >= due
             if time.monotonic() >= due:
                 due = time.monotonic() + every_s
 
@@ -263,7 +263,7 @@ class Committer:
         if self._stop:
             return
         ring = self._store.ring
-        target = whole(self._ledger.heads + ring.reserve, self._store.grain)
+        target = rounded_up(self._ledger.heads + ring.reserve, self._store.limit_step)
         if (target > ring.slots).any():
             self._give_up(target)
         if time.monotonic() >= due and self._dirty():
@@ -273,7 +273,7 @@ class Committer:
         heads, tails = self._ledger.published
         done = self._ledger.committed
         moved = (heads != done.heads).any() or (tails != done.tails).any()
-        return bool(moved or self.touched)
+        return bool(moved or self.rows_modified)
 
     def poison(self, why: str) -> None:
         """Refuse all later work."""
@@ -293,7 +293,7 @@ class _Poisoning:
         self, kind: object, error: BaseException | None, trace: object
     ) -> None:
         if error is not None:
-            self._committer.touched = True
+            self._committer.rows_modified = True
         # A write that found the disk full harmed nothing, and may be made again; what
         # failed beside the rows is told again by each call, and commits go on.
         harmless = isinstance(error, FullError | ShardError)

@@ -17,14 +17,14 @@ from mmreplay.format.metadata import Metadata
 from mmreplay.ring import Ring
 from mmreplay.storage.committer import Committer
 from mmreplay.storage.layout import record_layout
-from mmreplay.storage.store import whole
+from mmreplay.storage.store import rounded_up
 
 Array = NDArray[np.int64]
 
 
 def targets(
     ring: Ring, committer: Committer | None,
-    heads: Array, limits: Array, needed: Array, ahead_rows: int, grain: int,
+    heads: Array, limits: Array, needed: Array, ahead_rows: int, limit_step: int,
 ) -> tuple[Array, bool]:  # fmt: skip
     """Limits to ask for, and whether nothing is overwritten below them.
 
@@ -35,17 +35,17 @@ def targets(
         limits: int64 ``[E]``, what may be.
         needed: int64 ``[E]``, what is to be.
         ahead_rows: Rows whose space is promised in the first lap.
-        grain: See `Store`.
+        limit_step: See `Store`.
     """
     ahead = np.maximum(heads + min(ring.reserve, ahead_rows), needed)
     free: Array | int = ring.slots
     if committer is not None:
-        free = free + committer.given_up_blocks() * ring.block_rows
+        free = free + committer.free_blocks() * ring.block_rows
     first_lap = np.minimum(ahead, np.maximum(free, needed))
     if (first_lap <= free).all():
         return np.maximum(first_lap, limits), True
     wide = np.maximum(heads + ring.reserve, needed)
-    return np.maximum(whole(wide, grain), limits), False
+    return np.maximum(rounded_up(wide, limit_step), limits), False
 
 
 def ring_nbytes(metadata: Metadata, heads: Array | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Plain steps taken, stored and published by one call, where their pages are ready.
+"""Plain steps prepared, stored and published by one call, where their pages are ready.
 
 What a step costs are the calls between its values and the files: of 5 us that a ring
 took for one, 3 were those to store and to publish it (tools/bench/bench_adapters.py).
@@ -7,6 +7,7 @@ took for one, 3 were those to store and to publish it (tools/bench/bench_adapter
 from __future__ import annotations
 
 from collections.abc import Mapping
+from time import monotonic
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from mmreplay import kernels
 from mmreplay.disk import files
 from mmreplay.disk.calls import Disk
-from mmreplay.storage.commit_state import BOTH_LIVE, Book, CommitWriter
+from mmreplay.storage.commit_state import BOTH_LIVE, CommitWriter, WritableCommitState
 from mmreplay.storage.memmap import MemmapStore
 from mmreplay.storage.store import Store
 from mmreplay.storage.write_path import MappedWriter
@@ -24,131 +25,135 @@ if TYPE_CHECKING:
     from mmreplay.kernels.rows import RowsKernel
 
 Array = NDArray[np.int64]
-COMING = 64
-"""Heads made at a time."""
-NOTHING = np.empty(0, np.int64)
-"""Limits that no book has."""
+NUM_HEADS = 64
+"""Arrays of heads made at a time, which takes as long as to make one."""
+NONE = np.empty(0, np.int64)
+"""Limits that no commit state has."""
 rows: RowsKernel = cast("RowsKernel", kernels.load("rows"))
 
 
 class FastAppend:
-    """The short way into one store and its book, for whoever writes both.
+    """Adds plain steps to one store and publishes them, both in one call of C.
 
-    Rows are leased to it for as long as the ways to their files are near (`Inlet`).
+    It stores through mappings, into rows that were reserved for it: rows below the
+    limits, whose pages `MappedWriter` made ready. The reservation holds for the limits
+    and tails that were published when it was made, and for a second at most.
     """
 
     def __init__(
         self,
         store: MemmapStore,
-        inlets: tuple[MappedWriter, MappedWriter],
-        book: CommitWriter,
+        writers: tuple[MappedWriter, MappedWriter],
+        commit: CommitWriter,
     ) -> None:
-        """Make one that takes nothing yet.
+        """Begin without a reservation.
 
         Args:
             store: Without large fields, its environments' rows side by side.
-            inlets: The ways to its records and their flags.
-            book: What publishes its rows.
+            writers: Of its records and of their flags.
+            commit: Publishes its rows.
         """
-        self._book, self._inlets = book, inlets
-        self._kernel = rows.Lane(store.packer, book.slot)
+        self._commit, self._writers = commit, writers
+        self._kernel = rows.Append(store.packer, commit.slot)
         self._add = self._kernel.add
-        book.lane = self._kernel
-        self._stride = len(store.packer.record)
+        commit.fast_append = self._kernel
+        self._stride = store.placement.stride
         self._envs, self._slots = store.ring.num_envs, store.ring.slots
-        self._limits = self._tails = NOTHING
-        self._low = self._high = 0
-        self._first, self._coming = -COMING, [NOTHING] * COMING
-        self._until = 0.0
+        self._limits = self._tails = NONE
+        self._low, self._high, self._until = 0, 0, 0.0
+        self._fresh_of, self._fresh = NONE, 0
+        self._first, self._next_heads = -NUM_HEADS, [NONE] * NUM_HEADS
 
-    def add(self, given: Mapping[str, object], head: int) -> Array | None:
-        """Write and publish a step that ends nowhere and needs no conversion.
+    def add(self, data: Mapping[str, object], head: int) -> Array | None:
+        """Store and publish a step that ends no episode and needs no conversion.
 
         Args:
-            given: Per path one value, checked by nobody yet.
-            head: Its position, in every environment.
+            data: A nested or flat mapping of values that nobody checked yet.
+            head: The step's position, in every environment.
 
         Returns:
-            int64 ``[E]``, the heads published; None where nothing was written.
+            int64 ``[E]``, the heads published; None where nothing was stored.
         """
-        book = self._book
+        commit = self._commit
         if (
-            book.closed
-            or self._limits is not book.limits
-            or self._tails is not book.tails
-            or files.disk.__class__ is not Disk  # which others look at, call by call
+            commit.closed
+            # A test that replaces the disk counts, fails and cuts its calls, and C
+            # makes none of them: such a step goes through `Store.write_prepared`.
+            or files.disk.__class__ is not Disk
         ):
             return None
-        at, live = head - self._first, book.next_live
-        heads = self._coming[at] if 0 <= at < COMING else self._after(head)
-        row, place = head % self._slots * self._envs, book.size * live
+        row = head % self._slots * self._envs
+        reserved = (
+            self._limits is commit.limits
+            and self._tails is commit.tails
+            and self._low <= row <= self._high - self._envs
+        )
+        if not reserved and not self._reserve(row):
+            return None
+        at, live = head - self._first, commit.next_live
+        heads = self._next_heads[at] if 0 <= at < NUM_HEADS else self._heads_after(head)
+        offset = commit.size * live
         try:
-            added = self._add(given, row, place, next(book.numbers), heads)
-            if not added and self._goes_on(row, head):
-                added = self._add(given, row, place, next(book.numbers), heads)
+            added = self._add(data, row, offset, next(commit.numbers), heads)
+            if not added and monotonic() >= self._until and self._reserve(row):
+                added = self._add(data, row, offset, next(commit.numbers), heads)
             if not added:
                 return None
-            book.next_live = BOTH_LIVE - live
-            book.heads, book.published = heads, (heads, book.tails)
+            commit.next_live = BOTH_LIVE - live
+            commit.heads, commit.published = heads, (heads, commit.tails)
         except BaseException:
-            # All of this is what `CommitWriter.publish` does, around one call.
-            book.recall()
+            # Ctrl-C may come between the publication and its note: as in
+            # `CommitWriter.publish`, the file says what was published.
+            commit.recall()
             raise
         return heads
 
-    def _after(self, head: int) -> Array:
-        """The heads after a position, with those to come: many at once take as long."""
-        every = np.arange(head + 1, head + 1 + COMING, dtype=np.int64)
-        self._coming = list(every.repeat(self._envs).reshape(COMING, -1))
+    def _heads_after(self, head: int) -> Array:
+        """Heads after a position; those of the next steps are made with them."""
+        every = np.arange(head + 1, head + 1 + NUM_HEADS, dtype=np.int64)
+        self._next_heads = list(every.repeat(self._envs).reshape(NUM_HEADS, -1))
         self._first = head
-        return self._coming[0]
+        return self._next_heads[0]
 
-    def _goes_on(self, row: int, head: int) -> bool:
-        """Lease the rows behind those that were leased, once they are used up."""
-        if not row <= self._high < row + self._envs:
+    def _reserve(self, row: int) -> bool:
+        """Reserve rows from one on, as far as their pages are ready."""
+        commit, stride, stop = self._commit, self._stride, row + self._envs
+        limits, tails = commit.limits, commit.tails
+        if self._fresh_of is not limits:
+            # In the first lap rows below the limits hold nothing yet, and
+            # `Store.allocate` reserved their space before the limits were published.
+            first_lap = int(limits.max()) <= self._slots
+            self._fresh = int(limits.min()) * self._envs if first_lap else 0
+            self._fresh_of = limits
+        records, flags = self._writers
+        if not records.ready(row * stride, stop * stride, self._fresh * stride):
             return False
-        (records, flags), stop = self._inlets, row + self._envs
-        ready = flags.ready(row, stop)
-        if not records.ready(row * self._stride, stop * self._stride) or not ready:
+        if not flags.ready(row, stop, self._fresh):
             return False
-        self.lease(head)
-        return self._allows(row)
-
-    def _allows(self, row: int) -> bool:
-        book = self._book
-        good = self._limits is book.limits and self._tails is book.tails
-        return good and self._low <= row <= self._high - self._envs
-
-    def lease(self, head: int) -> None:
-        """Take the rows from a position on whose pages are ready, if any are."""
-        book, (records, flags) = self._book, self._inlets
-        row, until = head % self._slots * self._envs, min(records.until, flags.until)
-        if row >= flags.far or (until == self._until and self._allows(row)):
-            return
-        low = max(-(-records.near // self._stride), flags.near)
-        high = min(records.far // self._stride, flags.far)
-        if not low <= row <= high - self._envs or book.closed:
-            return
-        # What says that the lease is good comes last: Ctrl-C may come in between.
-        self._limits, self._until = NOTHING, 0.0
-        limits, tails = book.limits, book.tails
-        self._kernel.lease(
-            records.mapping, flags.mapping, book.mapping, limits, tails,
+        low = max(-(-records.near // stride), flags.near)
+        high = min(records.far // stride, flags.far)
+        if not low <= row <= high - self._envs:
+            return False
+        # The mark of a good reservation comes last: Ctrl-C may come in between.
+        self._limits = NONE
+        until = min(records.until, flags.until)
+        self._kernel.reserve(
+            records.mapping, flags.mapping, commit.mapping, limits, tails,
             low, high, until,
         )  # fmt: skip
         self._low, self._high, self._until = low, high, until
         self._limits, self._tails = limits, tails
+        return True
 
 
-def lane_of(store: Store, book: Book) -> FastAppend | None:
-    """Make a lane where there can be one."""
-    if not isinstance(store, MemmapStore) or not isinstance(book, CommitWriter):
+def fast_append_of(store: Store, commit: WritableCommitState) -> FastAppend | None:
+    """Make a fast append, where a store and its commit state have one."""
+    if not isinstance(store, MemmapStore) or not isinstance(commit, CommitWriter):
         return None
-    records, flags = store.inlets
-    packer, ring, placement = store.packer, store.ring, store.placement
-    wide = ring.num_envs > 1
-    if records is None or placement.large or (wide and not len(packer.rows)):
+    records, flags = store.writers
+    ring = store.ring
+    if records is None or store.placement.large or not len(store.packer.rows):
         return None
-    if wide and ring.layout == "env_major":
+    if ring.num_envs > 1 and ring.layout == "env_major":
         return None
-    return FastAppend(store, (records, flags), book)
+    return FastAppend(store, (records, flags), commit)

@@ -1,4 +1,4 @@
-"""Which file holds a field, and where in a record.
+"""Which file holds a field, where in a record, and how rows are packed into records.
 
 Fields below 4 KiB per step share records.bin, so that a batch of six small fields
 is one gather and one page of disk instead of six. Larger fields, and mutable ones
@@ -8,11 +8,20 @@ whatever their size, have a file of their own.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from mmreplay import kernels
+from mmreplay.episodes import TERMINATED, TRUNCATED
+from mmreplay.kernels.rows import keys_of
 from mmreplay.ring import Ring
-from mmreplay.schema import Schema
+from mmreplay.schema import Field, Schema
+
+if TYPE_CHECKING:
+    from mmreplay.kernels.rows import Member, PackerKernel, RowsKernel
+
+rows: RowsKernel = cast("RowsKernel", kernels.load("rows"))
 
 RECORDS = "records.bin"
 FLAGS = "flags.bin"
@@ -22,6 +31,9 @@ ALIGNMENT = 8
 SUM_DTYPE = np.dtype([("crc", "<u4"), ("lap", "<u4")])
 SERVED_ROLES = ("terminated", "truncated")
 """Read from flags.bin, not stored twice."""
+END_BITS = {"terminated": TERMINATED, "truncated": TRUNCATED}
+PACKED_NBYTES = 16 << 10
+"""Steps of several environments of so many bytes are packed when they are written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,3 +115,38 @@ def _record(schema: Schema, paths: list[str]) -> np.dtype[np.void]:
             "itemsize": -(-max(end, 1) // ALIGNMENT) * ALIGNMENT,
         }
     )
+
+
+def packer(schema: Schema, layout: RecordLayout, num_envs: int) -> PackerKernel:
+    """Make the kernel that checks and packs the steps and blocks of a schema."""
+    fields = schema.fields
+    members = tuple(_member(path, field, layout) for path, field in fields.items())
+    # Longer steps go by the way of blocks, which packs them straight into their rows.
+    sizes = (layout.stride, num_envs, PACKED_NBYTES - 1)
+    return rows.Packer(members, keys_of(tuple(fields)), *sizes, np.ndarray, np.float64)
+
+
+def _member(path: str, field: Field, layout: RecordLayout) -> Member:
+    offset = -1
+    # An empty field has no bytes to pack: it is checked as one that lies elsewhere.
+    if field.nbytes and layout.record is not None and layout.record.fields:
+        packed = layout.record.fields.get(path)
+        offset = -1 if packed is None else packed[1]
+    kind, scalar = _scalars(field)
+    mark = END_BITS.get(layout.served.get(path, ""), 0)
+    itemsize = field.numpy.itemsize
+    return path, field.numpy, scalar, kind, itemsize, field.shape, offset, mark
+
+
+def _scalars(field: Field) -> tuple[str, type | None]:
+    """Kind of Python scalars to cast, and the scalar type to pack by its bytes.
+
+    Only what `Field.convert` would cast alike without a question: it is asked for
+    everything else.
+    """
+    if field.shape or field.mutable or field.dtype == "bfloat16":
+        return "", None
+    kind: str = field.numpy.kind
+    if kind == "f" and (field.exact or field.numpy.itemsize < 4):
+        kind = ""
+    return kind, field.numpy.type

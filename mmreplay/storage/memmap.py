@@ -8,7 +8,7 @@ A store through a sparse mapping on a full disk kills the process with SIGBUS on
 every file system tried, while pwrite raises. And advising a mapping for random
 reads slows whoever writes through it twentyfold. So the mappings here are
 read-only, and advised as the reading wants; what is stored has a mapping of its own,
-where pages were asked for first (`inlet`).
+whose pages are populated first (`write_path`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from mmreplay.checksums import crc32c
 from mmreplay.disk.files import File
 from mmreplay.ring import Ring, Run, runs
 from mmreplay.schema import Schema
-from mmreplay.storage import write_path
 from mmreplay.storage.buffer_pool import BufferPool
 from mmreplay.storage.gather import (
     ClosedStore,
@@ -45,6 +44,7 @@ from mmreplay.storage.layout import (
     SUM_DTYPE,
     SUMS,
     RecordLayout,
+    packer,
     record_layout,
 )
 from mmreplay.storage.read_ahead import Pages
@@ -172,7 +172,6 @@ class BlockSums:
 STAGE_NBYTES = 256 << 10
 POLICY = ReadPolicy()
 Large = tuple[str, MappedWriter, RowReader, int]
-ONE_BYTE = tuple(bytes([value]) for value in range(256))
 
 
 class MemmapStore:
@@ -190,7 +189,7 @@ class MemmapStore:
         self.schema = schema
         record = placement.record
         self.packed = frozenset(() if record is None else record.names or ())
-        self.grain, self.placement = 1, placement
+        self.limit_step, self.placement = 1, placement
         self._files = files
         self._recycler = BufferPool()
         self.space = SpaceReservation(
@@ -200,20 +199,24 @@ class MemmapStore:
         self._sums = BlockSums(ring, files[SUMS])
         self._data_files = [f for name, f in files.items() if name != SUMS]
         self._records_file = files.get(RECORDS)
-        self.packer = write_path.packer(schema, placement, ring.num_envs)
-        self._record, self._rows = self.packer.record, memoryview(self.packer.rows)
-        self._inlet: MappedWriter | None = None
-        self._flags_inlet = MappedWriter(self._flags_file, advise=policy.advise)
+        self.packer = packer(schema, placement, ring.num_envs)
+        self._step = memoryview(self.packer.rows)
+        self.ends: Flags = np.frombuffer(self.packer.ends, np.uint8)
+        self._stride = placement.stride
+        # Whether the ring is known to be in its first lap: see `give_up`.
+        self._first_lap = False
+        self._writer: MappedWriter | None = None
+        self._flags_writer = MappedWriter(self._flags_file, advise=policy.advise)
         self._advise = policy.advise
         self.maps = policy.maps(self._flags_file.path.parent)
         self._open_rows()
-        self.inlets: tuple[MappedWriter | None, MappedWriter] = (
-            self._inlet,
-            self._flags_inlet,
+        self.writers: tuple[MappedWriter | None, MappedWriter] = (
+            self._writer,
+            self._flags_writer,
         )
         if ring.num_envs > 1 and ring.layout == "env_major":
             # Steps to come do not follow: other environments' rows lie between.
-            self._flags_inlet.only_write()
+            self._flags_writer.only_write()
             self.only_write()
 
     def _open_rows(self) -> None:
@@ -221,7 +224,7 @@ class MemmapStore:
         ring, placement, stride = self.ring, self.placement, self.placement.stride
         self._mappings: list[mmap.mmap] = []
         self._pages: dict[str, Pages] = {}
-        self._edges: list[PartialPageFiller] = []
+        self._fillers: list[PartialPageFiller] = []
         self._pages_of: dict[tuple[str, ...], list[Pages]] = {}
         if self.maps:
             self._mappings.append(self._flags_file.map_readonly())
@@ -230,24 +233,25 @@ class MemmapStore:
         )
         if self._records_file is not None:
             # Padding between fields is never written, and must read as zeros.
-            room = max(1, STAGE_NBYTES // stride // ring.wide) * ring.wide
-            self._stage = np.zeros((room, stride), np.uint8)
+            count = max(1, STAGE_NBYTES // stride // ring.wide) * ring.wide
+            self._stage = np.zeros((count, stride), np.uint8)
             self._staged = self._stage.reshape(-1).data
-            self._single = np.zeros(1, placement.record)
             self._records = self._rows_of(RECORDS, np.dtype((np.void, stride)), ())
             self.records = records_of(ring, self._records, placement)
-            self._inlet = self._way(RECORDS, self._records)
+            self._writer = self._writer_of(RECORDS, self._records)
         self._large: list[Large] = []
         for path, name in placement.large.items():
             field = self.schema.fields[path]
             reader = self._rows_of(name, field.numpy, field.shape)
-            self._large.append((path, self._way(name, reader), reader, field.nbytes))
+            self._large.append(
+                (path, self._writer_of(name, reader), reader, field.nbytes)
+            )
         self._large_paths = {path: reader for path, _, reader, _ in self._large}
 
-    def _way(self, name: str, reader: RowReader) -> MappedWriter:
-        edges = PartialPageFiller(self._files[name], reader.pages, self.ring)
-        self._edges.append(edges)
-        return MappedWriter(edges.file, edges)
+    def _writer_of(self, name: str, reader: RowReader) -> MappedWriter:
+        filler = PartialPageFiller(self._files[name], reader.pages, self.ring)
+        self._fillers.append(filler)
+        return MappedWriter(filler.file, filler)
 
     def _rows_of(
         self, name: str, dtype: np.dtype[np.generic], shape: tuple[int, ...]
@@ -298,109 +302,82 @@ class MemmapStore:
         self, runs: Sequence[Run], columns: Columns, flags: NDArray[np.uint8]
     ) -> None:
         """Write a batch of rows; see `Store.write`."""
-        if len(flags) == 1:
-            self._write_one(runs[0][0], columns, flags)
-            return
-        self._put_large(runs, columns, len(flags))
-        if self._inlet is not None:
-            self._write_records(self._inlet, runs, columns)
-        self._put_flags(runs, flags)
+        self._write_large(runs, columns, len(flags))
+        if self._writer is not None:
+            self._write_records(self._writer, runs, columns)
+        self._write_flags(runs, flags)
 
-    def _put_large(self, runs: Sequence[Run], columns: Columns, count: int) -> None:
-        for path, inlet, _, nbytes in self._large:
-            # A plain block comes step by step, its environments an axis of their own.
+    def _write_large(self, runs: Sequence[Run], columns: Columns, count: int) -> None:
+        for path, writer, _, nbytes in self._large:
             column = columns[path].reshape(count, -1)
             for row, first, stop in runs:
-                data = np.ascontiguousarray(column[first:stop]).reshape(-1)
-                inlet.put_pieces(data.view(np.uint8).data, row * nbytes)
+                values = np.ascontiguousarray(column[first:stop]).reshape(-1)
+                data = values.view(np.uint8).data
+                if count == 1:
+                    writer.put(data, row * nbytes, nbytes)
+                else:
+                    writer.put_long(data, row * nbytes)
 
-    def _put_flags(self, runs: Sequence[Run], flags: NDArray[np.uint8]) -> None:
+    def _write_flags(self, runs: Sequence[Run], flags: NDArray[np.uint8]) -> None:
         for row, first, stop in runs:
-            self._flags_inlet.put(flags[first:stop].data, row, stop - first)
+            self._flags_writer.put(flags[first:stop].data, row, stop - first)
 
     def _write_records(
-        self, inlet: MappedWriter, runs: Sequence[Run], columns: Columns
+        self, writer: MappedWriter, runs: Sequence[Run], columns: Columns
     ) -> None:
-        """Pack rows where they belong, or in pieces that a cache holds, and write."""
-        stride, packer, stage = self.placement.stride, self.packer, self._stage
-        staged, room = self._staged, len(stage)
+        """Pack rows into the mapping, or into memory that a cache holds, and write."""
+        stride, packer, stage = self._stride, self.packer, self._stage
+        staged, most = self._staged, len(stage)
         begin, end = runs[0][1], runs[-1][2]
-        short = (end - begin) * stride < len(runs) * LEAST_NBYTES
-        if short and len(runs) > 1 and end - begin <= room:
+        if end - begin == 1:
             packer.pack(stage, columns, begin, end)
-            for row, a, b in runs:
-                part = slice((a - begin) * stride, (b - begin) * stride)
-                inlet.write(staged[part], row * stride)
+            writer.put(staged[:stride], runs[0][0] * stride, stride)
+            return
+        short = (end - begin) * stride < len(runs) * LEAST_NBYTES
+        if short and len(runs) > 1 and end - begin <= most:
+            packer.pack(stage, columns, begin, end)
+            for row, first, stop in runs:
+                packed = slice((first - begin) * stride, (stop - begin) * stride)
+                writer.write(staged[packed], row * stride)
             return
         for row, first, stop in runs:
-            given, nbytes = (columns, first, stop), (stop - first) * stride
-            if inlet.fill(row * stride, nbytes, packer.stream, given):
+            arguments, nbytes = (columns, first, stop), (stop - first) * stride
+            if writer.fill(
+                row * stride, nbytes, packer.stream, arguments, fresh=self._first_lap
+            ):
                 continue
-            for at in range(first, stop, room):
-                until = min(at + room, stop)
+            for at in range(first, stop, most):
+                until = min(at + most, stop)
                 packer.pack(stage, columns, at, until)
-                part = slice((until - at) * stride)
-                inlet.write(staged[part], (row + at - first) * stride)
+                packed = slice((until - at) * stride)
+                writer.write(staged[packed], (row + at - first) * stride)
 
-    def _write_one(self, row: int, columns: Columns, flags: NDArray[np.uint8]) -> None:
-        """The same for one row: its values may be scalars."""
-        for large in self._large:
-            self._put_one(large, np.ascontiguousarray(columns[large[0]]), row)
-        if self._inlet is not None:
-            for path in self._single.dtype.names or ():
-                self._single[path] = columns[path]
-            data = self._single.view(np.uint8).data
-            stride = self.placement.stride
-            self._inlet.put(data, row * stride, stride)
-        self._flags_inlet.put(flags.data, row, 1)
+    def prepare(self, data: Mapping[str, object]) -> int:
+        """Check and pack one step; see `Store.prepare`."""
+        return self.packer.prepare(data)
 
-    def _put_one(self, large: Large, value: NDArray[np.generic], row: int) -> None:
-        _, inlet, _, nbytes = large
-        inlet.put(value.reshape(-1).view(np.uint8).data, row * nbytes, nbytes)
-
-    def step(self, given: Mapping[str, object]) -> int:
-        """Take one step that needs no conversion; see `Store.step`."""
-        return self.packer.step(given)
-
-    def block(self, given: Mapping[str, object]) -> int:
-        """Count the steps of a block that needs no conversion; see `Store.block`."""
-        if self.ring.num_envs > 1 and self.ring.layout == "env_major":
-            return -1
-        return self.packer.block(given)
-
-    def wide(self, given: Mapping[str, object]) -> int:
-        """Take one step of all environments; see `Store.wide`."""
-        return self.packer.wide(given)
-
-    def write_step(self, row: int, given: Columns, flags: int) -> None:
-        """Write the step taken; see `Store.write_step`."""
-        for large in self._large:
-            self._put_one(large, given[large[0]], row)
-        if self._inlet is not None:
-            stride = self.placement.stride
-            self._inlet.put(self._record, row * stride, stride)
-        self._flags_inlet.put(ONE_BYTE[flags], row, 1)
-
-    def write_wide(
-        self, runs: Sequence[Run], given: Columns, flags: NDArray[np.uint8]
-    ) -> None:
-        """Write the step taken; see `Store.write_wide`."""
-        stride, inlet = self.placement.stride, self._inlet
-        if inlet is not None and not len(self._rows):
-            self.write(runs, given, flags)
+    def write_prepared(self, runs: Sequence[Run], flags: NDArray[np.uint8]) -> None:
+        """Write the step prepared last; see `Store.write_prepared`."""
+        stride, writer, step = self._stride, self._writer, self._step
+        if writer is not None and not len(step):
+            # Its records are too long to be packed twice.
+            self.write(runs, self.packer.unpacked(), flags)
             return
         if self._large:
-            self._put_large(runs, given, len(flags))
-        if inlet is not None:
-            for row, first, stop in runs:
-                part = self._rows[first * stride : stop * stride]
-                inlet.put(part, row * stride, (stop - first) * stride)
-        self._put_flags(runs, flags)
+            self._write_large(runs, self.packer.unpacked(), len(flags))
+        if writer is not None:
+            if len(runs) == 1:
+                writer.put(step, runs[0][0] * stride, len(step))
+            else:
+                for row, first, stop in runs:
+                    rows = step[first * stride : stop * stride]
+                    writer.put(rows, row * stride, len(rows))
+        self._write_flags(runs, flags)
 
     def only_write(self) -> None:
         """Store no step through a mapping: the space of rows will be given back."""
-        for inlet in filter(None, (self._inlet, *(each[1] for each in self._large))):
-            inlet.only_write()
+        for writer in filter(None, (self._writer, *(each[1] for each in self._large))):
+            writer.only_write()
 
     def allocate(self, first: NDArray[np.int64], stop: NDArray[np.int64]) -> None:
         """Reserve space for positions; see `Store.allocate`."""
@@ -408,8 +385,11 @@ class MemmapStore:
 
     def give_up(self, limits: NDArray[np.int64]) -> None:
         """Let rows be overwritten; see `Store.give_up`."""
-        for edges in self._edges:
-            edges.free(limits)
+        # Then rows from the head on hold nothing yet, and `allocate` reserved their
+        # space: their pages are stored into without a look.
+        self._first_lap = bool((limits <= self.ring.slots).all())
+        for filler in self._fillers:
+            filler.free(limits)
 
     def gather(
         self, rows: NDArray[np.int64], paths: Sequence[str]
@@ -518,7 +498,7 @@ class MemmapStore:
         gone: Any = ClosedStore(self._flags_file.path.parent)
         self._flags = self._records = self._large_paths = self._pages_of = gone
         self.records = gone
-        self._large, self._pages, self._edges = [], {}, []
+        self._large, self._pages, self._fillers = [], {}, []
         for mapping in self._mappings:
             # One that a thread is reading just now goes when it has done.
             with suppress(BufferError):

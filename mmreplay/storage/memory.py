@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from mmreplay.disk.files import File
 from mmreplay.ring import Ring, Run
 from mmreplay.schema import Schema
-from mmreplay.storage.layout import record_layout
+from mmreplay.storage.layout import packer, record_layout
 from mmreplay.storage.store import Columns, flags_between
 
 
@@ -25,13 +25,20 @@ class MemoryStore:
         self.ring = ring
         self.schema = schema
         self.packed = frozenset[str]()
-        self.grain = 1
-        served = record_layout(schema).served
+        self.limit_step = 1
+        layout = record_layout(schema)
+        self._packer = packer(schema, layout, ring.num_envs)
+        self.ends = np.frombuffer(self._packer.ends, np.uint8)
+        # Columns of the step prepared last, where it was packed.
+        self._step: Columns = {}
+        if layout.record is not None and len(self._packer.rows):
+            step = np.frombuffer(self._packer.rows, layout.record)
+            self._step = {path: step[path] for path in layout.record.names or ()}
         self._flags = np.zeros(ring.num_rows, np.uint8)
         self._arrays = {
             path: np.zeros((ring.num_rows, *field.shape), field.numpy)
             for path, field in schema.fields.items()
-            if path not in served
+            if path not in layout.served
         }
 
     def write(
@@ -39,35 +46,22 @@ class MemoryStore:
     ) -> None:
         """Write a batch of rows; see `Store.write`."""
         count = len(flags)
-        for path, array in self._arrays.items():
-            column = columns[path]
+        for path, column in columns.items():
+            if (array := self._arrays.get(path)) is None:
+                continue
+            values = column.reshape(count, *array.shape[1:])
             for row, first, stop in runs:
-                value = column if count == 1 else column[first:stop]
-                array[row : row + stop - first] = value
+                array[row : row + stop - first] = values[first:stop]
         for row, first, stop in runs:
             self._flags[row : row + stop - first] = flags[first:stop]
 
-    def step(self, given: Mapping[str, object]) -> int:
-        """Take no step: `write` does as well here."""
-        return -1
+    def prepare(self, data: Mapping[str, object]) -> int:
+        """Check and pack one step; see `Store.prepare`."""
+        return self._packer.prepare(data)
 
-    def write_step(self, row: int, given: Columns, flags: int) -> None:
-        """Write the step taken: never asked for."""
-        self.write([(row, 0, 1)], given, np.array([flags], np.uint8))
-
-    def block(self, given: Mapping[str, object]) -> int:
-        """Take no block as it is: `write` wants arrays without the axes of one."""
-        return -1
-
-    def wide(self, given: Mapping[str, object]) -> int:
-        """Take no step as it is, as with `block`."""
-        return -1
-
-    def write_wide(
-        self, runs: Sequence[Run], given: Columns, flags: NDArray[np.uint8]
-    ) -> None:
-        """Write the step taken: never asked for."""
-        self.write(runs, given, flags)
+    def write_prepared(self, runs: Sequence[Run], flags: NDArray[np.uint8]) -> None:
+        """Write the step prepared last; see `Store.write_prepared`."""
+        self.write(runs, {**self._step, **self._packer.unpacked()}, flags)
 
     def allocate(self, first: NDArray[np.int64], stop: NDArray[np.int64]) -> None:
         """Do nothing: memory was promised when the arrays were made."""

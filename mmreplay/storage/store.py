@@ -71,9 +71,9 @@ def flags_between(
     return np.concatenate(pieces) if pieces else np.empty(0, np.uint8)
 
 
-def whole(limits: NDArray[np.int64], grain: int) -> NDArray[np.int64]:
-    """Limits rounded up to multiples of a store's grain, int64 ``[E]``."""
-    return limits if grain == 1 else -(-limits // grain) * grain
+def rounded_up(limits: NDArray[np.int64], limit_step: int) -> NDArray[np.int64]:
+    """Limits rounded up to multiples of a store's limit_step, int64 ``[E]``."""
+    return limits if limit_step == 1 else -(-limits // limit_step) * limit_step
 
 
 class ShardError(FailedError):
@@ -94,7 +94,7 @@ class Store(Protocol):
     schema: Schema
     packed: frozenset[str]
     """Paths whose values lie together, so that to read one is to read all."""
-    grain: int
+    limit_step: int
     """Rows of an environment to give up at once: limits are multiples of it."""
 
     @property
@@ -112,7 +112,8 @@ class Store(Protocol):
 
         Args:
             runs: Which items of the batch go to which consecutive rows.
-            columns: Per path ``[N, *shape]``, of the field's own dtype.
+            columns: Per path ``[N, *shape]``, of the field's own dtype; the first axis
+                may be two, such as steps and environments.
             flags: uint8 ``[N]``.
 
         Raises:
@@ -120,54 +121,28 @@ class Store(Protocol):
             FailedError: The device refuses; likewise.
         """
 
-    def step(self, given: Mapping[str, object]) -> int:
-        """Take one step of the only environment, if it needs no conversion.
+    @property
+    def ends(self) -> NDArray[np.uint8]:
+        """uint8 ``[E]``, TERMINATED and TRUNCATED bits of the step prepared last."""
+
+    def prepare(self, data: Mapping[str, object]) -> int:
+        """Check and pack one step of all environments, if it needs no conversion.
+
+        What is packed, and references to large values, stay until `write_prepared`.
 
         Args:
-            given: Per path one value, checked by nobody yet.
+            data: A nested or flat mapping of values that nobody checked yet.
 
         Returns:
-            The flags TERMINATED and TRUNCATED that it says, or -1: it must be
-            checked and cast, and come through `write`. An engine may say so always.
+            The bits TERMINATED and TRUNCATED that it says of some environment, or -1:
+            it must be checked and cast first.
         """
 
-    def write_step(self, row: int, given: Columns, flags: int) -> None:
-        """Write the step just taken, as `write` would.
+    def write_prepared(self, runs: Sequence[Run], flags: NDArray[np.uint8]) -> None:
+        """Write the step that `prepare` checked last, as `write` would.
 
         Args:
-            row: Its row.
-            given: What `step` was given.
-            flags: Its flags, in one byte.
-        """
-
-    def block(self, given: Mapping[str, object]) -> int:
-        """Tell whether `write` may have a block as it is, laid out step by step.
-
-        Args:
-            given: Per path one value, checked by nobody yet.
-
-        Returns:
-            T, or -1 as `step` does.
-        """
-
-    def wide(self, given: Mapping[str, object]) -> int:
-        """Take one step of all environments, as `step` does that of an only one.
-
-        Args:
-            given: Per path one value, checked by nobody yet.
-
-        Returns:
-            The flags that it may say of some environment, or -1.
-        """
-
-    def write_wide(
-        self, runs: Sequence[Run], given: Columns, flags: NDArray[np.uint8]
-    ) -> None:
-        """Write the step that `wide` took just now, as `write` would.
-
-        Args:
-            runs: Which environments go to which rows.
-            given: What `wide` was given.
+            runs: Which environments go to which consecutive rows.
             flags: uint8 ``[E]``.
         """
 

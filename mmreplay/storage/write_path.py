@@ -24,8 +24,6 @@ us, two stores 0.5. So pages are asked for some steps ahead, and stored into for
 second at most: where space stays with what was written once (`KEEPS_SPACE`), they are
 in memory, or on a device that was read just now. Only bytes below the highest that
 this opening wrote are stored over: a first lap is written.
-
-Steps and blocks of small fields, packed into the records that files hold.
 """
 
 from __future__ import annotations
@@ -34,26 +32,18 @@ import ctypes
 import mmap
 from collections.abc import Mapping
 from time import monotonic
-from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mmreplay import kernels
 from mmreplay.disk import files
 from mmreplay.disk.calls import Data, Pack
 from mmreplay.disk.files import ALLOCATION_NBYTES, File
 from mmreplay.disk.filesystem import KEEPS_PAGES, KEEPS_SPACE, file_system
-from mmreplay.episodes import TERMINATED, TRUNCATED
 from mmreplay.errors import FailedError
 from mmreplay.ring import Ring
-from mmreplay.schema import Field, Schema
-from mmreplay.storage.layout import RecordLayout
 from mmreplay.storage.read_ahead import Pages
 from mmreplay.storage.store import Advise
-
-if TYPE_CHECKING:
-    from mmreplay.kernels.rows import Member, PackerKernel, RowsKernel
 
 Ids = NDArray[np.int64]
 
@@ -222,25 +212,25 @@ class PartialPageFiller:
         return any(self._pages.lacks(each) for each in ahead)
 
 
-# Shorter ones take as long either way.
 LEAST_NBYTES = 16 << 10
-# Stretches stored between two looks whether their pages are in memory, while they were
-# found there.
+"""Shorter blocks take as long through a write."""
 WARM_CALLS = 8
+"""Blocks stored between two looks whether pages are in memory, while they were."""
 PAGE_MASK = ~(mmap.PAGESIZE - 1)
-# Asked for at once, for so many single steps to come, within these bounds, and how long
-# they may be stored into.
+# Pages for so many single steps are made ready at once, within these bounds. They may
+# be stored into for a second: by then the kernel may have written them back, and a
+# store would wait for the device, or die with it.
 NEAR_STEPS = 192
 NEAR_NBYTES = 64 << 10
 FAR_NBYTES = 256 << 10
 NEAR_S = 1.0
-# Longer steps are copied for most of their time, either way.
 SHORT_NBYTES = 4 << 10
-# Steps written before the next look, after pages were not to be had, or after so many
-# calls in a row were for places far from what was asked for just before: steps of
-# environments whose heads are apart, which cost more so than two writes.
+"""Longer steps are copied for most of their time, either way."""
 RESTS = 64
+"""Steps written before the next try, after pages could not be made ready."""
 JUMPS = 4
+"""As many tries in a row far from the pages that were ready, and steps are written:
+heads of environments that are apart cost more so than two writes."""
 
 _mincore = getattr(ctypes.CDLL(None), "mincore", None)
 if _mincore is not None:
@@ -248,36 +238,36 @@ if _mincore is not None:
 
 
 class MappedWriter:
-    """A way into one file, beside `File.pwrite`.
+    """Writes the rows of one file: through a mapping where that is safe and shorter.
 
     Attributes:
-        file: Where it leads.
-        mapping: Of the file, once something was to be stored.
-        near: The first byte that steps may be stored into without a look.
+        file: The file.
+        mapping: Of the file, from the first store on.
+        near: The first byte that steps may be stored into at once.
         far: The byte after the last one.
-        until: When that ends, as `monotonic` tells it.
+        until: When that ends, in seconds of `monotonic`.
     """
 
     def __init__(
         self,
         file: File,
-        edges: PartialPageFiller | None = None,
+        filler: PartialPageFiller | None = None,
         advise: Advise = "auto",
     ) -> None:
-        """Make one, whose stretches go to a file.
+        """Begin with no page ready.
 
         Args:
             file: The file.
-            edges: Of its rows; None where pages hold so many that they are read, once
-                they were asked for.
+            filler: Of its rows; None where a page holds so many that missing pages are
+                read instead.
             advise: Whether the disk may be asked; see `ReadPolicy`.
         """
         kind = file_system(file.path.parent)
-        self.file, self._edges = file, edges
+        self.file, self._filler = file, filler
         self._asks = advise in ("auto", "always")
         self._open = file.writable and kind in KEEPS_PAGES and _mincore is not None
         self._stays = self._open and kind in KEEPS_SPACE
-        # Above, this opening wrote nothing yet.
+        # This opening wrote nothing at or above this byte yet.
         self._reached = 0
         self.mapping: mmap.mmap | None = None
         self._address = 0
@@ -289,7 +279,7 @@ class MappedWriter:
         self._rests = self._jumps = 0
 
     def only_write(self) -> None:
-        """Store no step, from the first one on: others may give its space back."""
+        """Store no step from now on: another thread may give the space of rows back."""
         self._stays = False
 
     def put(self, data: Data, offset: int, nbytes: int) -> None:
@@ -297,43 +287,55 @@ class MappedWriter:
 
         Args:
             data: Contiguous bytes.
-            offset: Where they belong; steps to come are taken to follow.
+            offset: Of the step's first byte; the next steps are taken to follow.
             nbytes: How many they are.
         """
         stop = offset + nbytes
         if self.ready(offset, stop) and self.file.fd >= 0:
             files.disk.store(self.file.fd, self.mapping, offset, data)  # type: ignore[arg-type]  # made by then
             return
-        if self._edges is not None:
-            self._edges.make(offset, stop)
+        if self._filler is not None:
+            self._filler.make(offset, stop)
         self.file.pwrite(data, offset)
         self._reached = max(self._reached, stop)
 
-    def ready(self, offset: int, stop: int) -> bool:
-        """Have pages ready for one step, and steps to come, if they may be stored."""
-        near = self.near <= offset and stop <= self.far and monotonic() < self.until
-        return near or self._approach(offset, stop)
-
-    def put_pieces(self, data: memoryview, offset: int) -> None:
-        """The same of long rows, whose pages are taken to be new."""
+    def put_long(self, data: memoryview, offset: int) -> None:
+        """Write long rows, whose pages are taken to be new; `put` short ones."""
         if len(data) <= SHORT_NBYTES:
             self.put(data, offset, len(data))
             return
-        if self._edges is not None:
-            self._edges.make(offset, offset + len(data))
+        if self._filler is not None:
+            self._filler.make(offset, offset + len(data))
         self.file.pwrite_pieces(data, offset)
         self._reached = max(self._reached, offset + len(data))
 
-    def _approach(self, first: int, stop: int) -> bool:
-        """Have pages ready from a step on, if they may be stored into."""
-        if stop > self._reached or not self._stays or stop - first > SHORT_NBYTES:
+    def ready(self, offset: int, stop: int, fresh_stop: int = 0) -> bool:
+        """Make the pages of one step ready to be stored into, and some after them.
+
+        Args:
+            offset: The step's first byte.
+            stop: The byte after its last one.
+            fresh_stop: Bytes from `offset` up to here hold nothing yet, and their space
+                is reserved, as in the first lap of a ring.
+
+        Returns:
+            Whether they are; if not, the step is to be written.
+        """
+        near = self.near <= offset and stop <= self.far and monotonic() < self.until
+        return near or self._approach(offset, stop, fresh_stop)
+
+    def _approach(self, offset: int, stop: int, fresh_stop: int) -> bool:
+        # What nobody wrote in this opening is on the disk alone, and slow to store
+        # into, unless it is fresh: then there is nothing to read.
+        known = max(self._reached, fresh_stop)
+        if stop > known or not self._stays or stop - offset > SHORT_NBYTES:
             return False
         if self._rests:
             self._rests -= 1
             return False
-        nbytes = min(max(NEAR_STEPS * (stop - first), NEAR_NBYTES), FAR_NBYTES)
-        far = min(first + nbytes, self._reached)
-        row, first = first, first & PAGE_MASK
+        nbytes = min(max(NEAR_STEPS * (stop - offset), NEAR_NBYTES), FAR_NBYTES)
+        far = min(offset + nbytes, known)
+        first = offset & PAGE_MASK
         now = monotonic()
         jumps = now < self.until and not self.near <= first <= self.far
         self._jumps = self._jumps + 1 if jumps else 0
@@ -343,75 +345,91 @@ class MappedWriter:
         if (self.mapping or self._map()) is None:
             return False
         try:
-            if not self._there(first, far - first):
-                far = self._bring(row, stop, far)
+            if stop <= self._reached:
+                far = min(far, self._reached)
+                if not self._in_memory(first, far - first):
+                    far = self._bring(offset, stop, far)
             ready = far >= stop
             if ready:
                 files.disk.populate(self._address + first, far - first)
         except OSError:
-            # `pwrite` says why, in an error of the file's.
+            # `pwrite` says why, in an error that names the file.
             ready = False
         if not ready:
             self._rests = RESTS
             return False
         self.near, self.far = first, far
         self.until = now + NEAR_S
+        # In the next lap fresh pages are as good as those that were written.
+        self._reached = max(self._reached, far)
         return True
 
-    def _bring(self, row: int, stop: int, far: int) -> int:
-        """Have missing pages in memory, from a step on; return up to where they are."""
-        first, edges = row & PAGE_MASK, self._edges
-        if edges is None:
+    def _bring(self, offset: int, stop: int, far: int) -> int:
+        """Bring missing pages into memory, from a step on; return where they end."""
+        first, filler = offset & PAGE_MASK, self._filler
+        if filler is None:
             if self._asks:
                 self.file.will_need(first, far - first)
-        elif stop - row >= edges.step_nbytes:
-            far = min(far, edges.clear(row, -(-row & PAGE_MASK), far))
-            if self._there(first, far - first):
+        elif stop - offset >= filler.step_nbytes:
+            far = min(far, filler.clear(offset, -(-offset & PAGE_MASK), far))
+            if self._in_memory(first, far - first):
                 return far
         return first
 
     def fill(
-        self, offset: int, nbytes: int, pack: Pack, given: tuple[object, ...]
+        self,
+        offset: int,
+        nbytes: int,
+        pack: Pack,
+        arguments: tuple[object, ...],
+        *,
+        fresh: bool = False,
     ) -> bool:
-        """Let pack store a stretch; False, and nothing stored, where `write` is to.
+        """Have a kernel pack a block into the mapping, in place of a write.
 
         Args:
-            offset: First byte.
+            offset: The block's first byte.
             nbytes: How many.
-            pack: What writes them all, given a memoryview of them.
-            given: Its other arguments.
+            pack: Stores them all, into a memoryview of them.
+            arguments: Its other arguments.
+            fresh: Its rows hold nothing yet, and their space is reserved.
+
+        Returns:
+            False, and nothing was stored, where `write` is to be called.
         """
-        if nbytes < LEAST_NBYTES or offset >= self._reached or not self._open:
+        if nbytes < LEAST_NBYTES or not self._open:
+            return False
+        if offset >= self._reached and not fresh:
             return False
         mapping = self.mapping or self._map()
         if mapping is None:
             return False
         first = offset & PAGE_MASK
-        if not self._ready(first, offset + nbytes - first):
+        if not fresh and not self._warm(first, offset + nbytes - first):
             return False
         try:
             files.disk.populate(self._address + first, offset + nbytes - first)
         except OSError:
-            # `write` says why, in an error of the file's.
+            # `write` says why, in an error that names the file.
             return False
-        files.disk.fill(self.file.fd, mapping, offset, nbytes, pack, given)
+        files.disk.fill(self.file.fd, mapping, offset, nbytes, pack, arguments)
         self._reached = max(self._reached, offset + nbytes)
         return True
 
-    def _ready(self, first: int, nbytes: int) -> bool:
-        """Whether pages are in memory, those of a stretch or after others."""
+    def _warm(self, first: int, nbytes: int) -> bool:
+        """Whether a block's pages are in memory, or pages of blocks before it were."""
         if self._warm_calls > 0:
             self._warm_calls -= 1
-        elif self._there(first, nbytes):
+        elif self._in_memory(first, nbytes):
             self._warm_calls = WARM_CALLS
         else:
             return False
         return True
 
     def write(self, data: memoryview, offset: int) -> None:
-        """Write bytes, whose pages may be new."""
-        if self._edges is not None:
-            self._edges.make(offset, offset + len(data))
+        """Write packed rows, whose pages may be new."""
+        if self._filler is not None:
+            self._filler.make(offset, offset + len(data))
         if offset < self._reached:
             self.file.pwrite(data, offset)
         else:
@@ -428,8 +446,8 @@ class MappedWriter:
         self._address = np.frombuffer(mapping, np.uint8).ctypes.data
         return mapping
 
-    def _there(self, first: int, nbytes: int) -> bool:
-        """Whether all pages from a page's begin on are in memory."""
+    def _in_memory(self, first: int, nbytes: int) -> bool:
+        """Whether all pages of a range that begins with a page are in memory."""
         count = -(-nbytes // mmap.PAGESIZE)
         if len(self._seen) < count:
             self._seen = bytearray(count)
@@ -437,44 +455,3 @@ class MappedWriter:
         if _mincore is None or _mincore(self._address + first, nbytes, self._vector):
             return False
         return self._seen.count(1, 0, count) == count
-
-
-rows: RowsKernel = cast("RowsKernel", kernels.load("rows"))
-
-MARKS = {"terminated": TERMINATED, "truncated": TRUNCATED}
-
-
-def packer(schema: Schema, placement: RecordLayout, num_envs: int) -> PackerKernel:
-    """Make what packs records, and takes steps that need no conversion."""
-    members = tuple(
-        _member(path, field, placement) for path, field in schema.fields.items()
-    )
-    # Longer steps go by long stretches' way, which packs them where they belong.
-    given = (placement.stride, num_envs, LEAST_NBYTES - 1)
-    return rows.Packer(members, *given, np.ndarray, np.float64)
-
-
-def _member(path: str, field: Field, placement: RecordLayout) -> Member:
-    offset = -1
-    # An empty field has no bytes to pack: it is checked as one that lies elsewhere.
-    if field.nbytes and placement.record is not None and placement.record.fields:
-        found = placement.record.fields.get(path)
-        offset = -1 if found is None else found[1]
-    kind, scalar = _scalars(field)
-    mark = MARKS.get(placement.served.get(path, ""), 0)
-    itemsize = field.numpy.itemsize
-    return path, field.numpy, scalar, kind, itemsize, field.shape, offset, mark
-
-
-def _scalars(field: Field) -> tuple[str, type | None]:
-    """Kind of Python scalars to cast, and the scalar type to take by its bytes.
-
-    Only what `Field.convert` would cast alike without a question: it is asked for
-    everything else.
-    """
-    if field.shape or field.mutable or field.dtype == "bfloat16":
-        return "", None
-    kind: str = field.numpy.kind
-    if kind == "f" and (field.exact or field.numpy.itemsize < 4):
-        kind = ""
-    return kind, field.numpy.type

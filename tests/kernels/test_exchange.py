@@ -9,7 +9,7 @@ from torch.utils.dlpack import to_dlpack
 
 import mmreplay as mr
 from mmreplay.schema.dtypes import DTYPES
-from mmreplay.storage import write_path
+from mmreplay.storage import layout
 from mmreplay.storage.layout import record_layout
 
 NAMED = {dtype: f"of_{dtype}" for dtype in DTYPES if dtype != "bfloat16"}
@@ -69,12 +69,11 @@ def envs(request):
 @pytest.fixture
 def take(rows, monkeypatch, envs):
     """What takes a step of some fields, and its record."""
-    monkeypatch.setattr(write_path, "rows", rows)
+    monkeypatch.setattr(layout, "rows", rows)
 
     def taker(schema=SCHEMA):
-        packer = write_path.packer(schema, record_layout(schema), envs)
-        one = packer.step if envs == 1 else packer.wide
-        return one, lambda: bytes(packer.record if envs == 1 else packer.rows)
+        packer = layout.packer(schema, record_layout(schema), envs)
+        return packer.prepare, lambda: bytes(packer.rows)
 
     return taker
 
@@ -202,7 +201,7 @@ def test_fields_in_files_of_their_own_are_left(take, rng, envs, path):
 
 @pytest.mark.parametrize(("path", "mark"), [("terminated", 2), ("truncated", 4)])
 @pytest.mark.parametrize("alone", [False, True])
-def test_ends_are_told_of_one_environment_and_left_of_more(
+def test_ends_in_capsules_are_bits_of_each_environment(
     take, rng, envs, path, mark, alone
 ):
     one, _ = take()
@@ -211,8 +210,8 @@ def test_ends_are_told_of_one_environment_and_left_of_more(
     shaped = (envs, 1) if alone else (envs,)
     assert one(step | {path: by_torch(ends.reshape(shaped))}) == 0
     ends[-1] = True
-    expected = mark if envs == 1 else -1
-    assert one(step | {path: by_torch(ends.reshape(shaped))}) == expected
+    assert one(step | {path: by_torch(ends.reshape(shaped))}) == mark
+    assert list(one.__self__.ends) == [0] * (envs - 1) + [mark]
 
 
 def test_a_capsule_that_was_used_up_is_left(take, rng, envs):
@@ -239,12 +238,13 @@ def test_steps_too_long_to_be_packed_by_the_look_are_left(take, rng, envs):
     assert one(step | {"alone": by_torch(step["alone"])}) == expected
 
 
-def test_ends_in_a_capsule_beside_ends_in_an_array_are_left(take, rng, envs):
+def test_ends_in_a_capsule_beside_ends_in_an_array_are_joined(take, rng, envs):
     one, _ = take()
     step = step_of(rng, envs)
     step["terminated"] = step["terminated"] | True
     given = step | {"truncated": by_torch(step["truncated"].reshape(envs))}
-    assert one(given) == (2 if envs == 1 else -1)
+    assert one(given) == 2
+    assert list(one.__self__.ends) == [2] * envs
 
 
 @pytest.mark.parametrize(("axes", "expected"), [(15, 0), (16, -1), (31, -1)])

@@ -1,15 +1,16 @@
 """Both twins of the packer: what needs no conversion, with the bytes of numpy."""
 
+import sys
 import tracemalloc
 
 import numpy as np
 import pytest
 
 import mmreplay as mr
+from mmreplay.nesting import unflatten
 from mmreplay.schema.dtypes import DTYPES
-from mmreplay.storage import write_path
-from mmreplay.storage.layout import record_layout
-from mmreplay.storage.write_path import LEAST_NBYTES
+from mmreplay.storage import layout
+from mmreplay.storage.layout import PACKED_NBYTES, record_layout
 
 FIELDS = {
     **{dtype: mr.Field((), dtype) for dtype in DTYPES},
@@ -30,8 +31,8 @@ PLACED = record_layout(SCHEMA)
 
 @pytest.fixture
 def packer(rows, monkeypatch):
-    monkeypatch.setattr(write_path, "rows", rows)
-    return write_path.packer(SCHEMA, PLACED, 1)
+    monkeypatch.setattr(layout, "rows", rows)
+    return layout.packer(SCHEMA, PLACED, 1)
 
 
 def plain():
@@ -88,15 +89,15 @@ ODD = {
 )
 def test_a_plain_scalar_is_taken_as_numpy_assigns_it(packer, path, value):
     step = plain() | {path: value}
-    assert packer.step(step) == 0
-    assert bytes(packer.record) == packed(step)
+    assert packer.prepare(step) == 0
+    assert bytes(packer.rows) == packed(step)
 
 
 @pytest.mark.parametrize(
     ("path", "value"), [(p, v) for p, values in ODD.items() for v in values]
 )
 def test_a_value_that_must_be_looked_at_is_left(packer, path, value):
-    assert packer.step(plain() | {path: value}) == -1
+    assert packer.prepare(plain() | {path: value}) == -1
 
 
 def test_arrays_are_taken_with_every_bit(packer, rng):
@@ -110,8 +111,8 @@ def test_arrays_are_taken_with_every_bit(packer, rng):
         one = {path: value[None] for path, value in step.items()}
         marks = 2 * int(step["terminated"]) + 4 * int(step["truncated"])
         for given in (step, one, dict(reversed(step.items()))):
-            assert packer.step(given) == marks
-            assert bytes(packer.record) == packed(step)
+            assert packer.prepare(given) == marks
+            assert bytes(packer.rows) == packed(step)
 
 
 @pytest.mark.parametrize(
@@ -124,49 +125,189 @@ def test_arrays_are_taken_with_every_bit(packer, rng):
         np.zeros((2, 3), "f8"),
         np.zeros((2, 3), ">f4"),
         np.zeros((2, 3), "u4"),
-        np.zeros((2, 6), "f4")[:, ::2],
-        np.zeros((3, 2), "f4").T,
         np.ma.zeros((2, 3), "f4"),
         [[0.0] * 3] * 2,
         0.5,
     ],
 )
 def test_an_array_that_must_be_looked_at_is_left(packer, value):
-    assert packer.step(plain() | {"float32s": value}) == -1
+    assert packer.prepare(plain() | {"float32s": value}) == -1
+
+
+@pytest.mark.parametrize(
+    "view",
+    [lambda a: np.repeat(a, 2, 1)[:, ::2], np.asfortranarray, lambda a: a[::-1]],
+    ids=["apart", "transposed", "reversed"],
+)
+def test_an_array_of_any_strides_is_packed_by_value(packer, rng, view):
+    step = plain() | {"float32s": view(rng.random((2, 3)).astype("f4"))}
+    assert packer.prepare(step) == 0
+    assert bytes(packer.rows) == packed(step)
 
 
 def test_a_step_of_other_names_is_left(packer):
     step = plain()
-    assert packer.step(step | {"more": 1}) == -1
-    assert packer.step({p: v for p, v in step.items() if p != "int8"}) == -1
+    assert packer.prepare(step | {"more": 1}) == -1
+    assert packer.prepare({p: v for p, v in step.items() if p != "int8"}) == -1
     renamed = {p: v for p, v in step.items() if p != "int8"} | {"int9": step["int8"]}
-    assert packer.step(renamed) == -1
-    assert packer.step(mr.Schema(FIELDS).fields | {}) == -1
-    assert packer.step(type("Mine", (dict,), {})(step)) == -1
+    assert packer.prepare(renamed) == -1
+    assert packer.prepare(mr.Schema(FIELDS).fields | {}) == -1
+    assert packer.prepare(type("Mine", (dict,), {})(step)) == -1
 
 
 @pytest.mark.parametrize("terminated", [False, True, np.True_, np.ones((), bool)])
 @pytest.mark.parametrize("truncated", [False, True, np.ones(1, bool)])
 def test_ends_are_told(packer, terminated, truncated):
     step = plain() | {"terminated": terminated, "truncated": truncated}
-    assert packer.step(step) == 2 * bool(terminated) + 4 * bool(truncated)
+    assert packer.prepare(step) == 2 * bool(terminated) + 4 * bool(truncated)
 
 
 def test_members_that_do_not_fit_are_refused(rows):
-    def make(kind, shape, offset):
-        member = ("a", np.dtype("f4"), None, kind, 4, shape, offset, 0)
-        return rows.Packer((member,), 8, 1, 8, np.ndarray, np.float64)
+    def make(kind, shape, offset, mark=0):
+        member = ("a", np.dtype("f4"), None, kind, 4, shape, offset, mark)
+        keys = layout.keys_of(["a"])
+        return rows.Packer((member,), keys, 8, 1, 8, np.ndarray, np.float64)
 
     make("f", (), 4)
+    with pytest.raises(ValueError, match="Packer: 'a' is no bool that ends a step"):
+        make("f", (), 4, mark=2)
     with pytest.raises(ValueError, match="Packer: 'a' ends outside the record"):
         make("", (2,), 4)
     with pytest.raises(ValueError, match="Packer: 'a' takes no scalars"):
         make("f", (2,), 0)
 
 
-def test_a_record_that_is_held_keeps_its_size(packer):
+@pytest.mark.parametrize(
+    "keys",
+    [
+        (),
+        (("", -1, 0),),
+        (("", -1, 1), ("b", -1, 1)),
+        (("", -1, 2), ("a", 0, 0)),
+        (("", -1, 2), ("a", 0, 0), ("b", 0, 0)),
+        (("", -1, 1), ("a", 0, 0), ("b", -1, 0)),
+        (("", -1, 1), ("a", 1, 0)),
+    ],
+)
+def test_keys_that_are_no_tree_of_the_fields_are_refused(rows, keys):
+    member = ("a", np.dtype("f4"), None, "f", 4, (), 0, 0)
+    with pytest.raises(ValueError, match=r"Packer: .*key"):
+        rows.Packer((member,), keys, 8, 1, 8, np.ndarray, np.float64)
+
+
+NESTED = {
+    "observation/position": mr.Field((3,), "float32"),
+    "observation/deep/er/still": mr.Field((), "float64"),
+    "observation/deep/pixels": mr.Field((70, 70), "uint8"),
+    "action": mr.Field((2,), "int32"),
+    "done/terminated": mr.Field((), "bool"),
+    "observation/later": mr.Field((), "float32"),
+}
+NESTED_SCHEMA = mr.Schema.from_flat(NESTED, {"terminated": "done/terminated"})
+
+
+@pytest.fixture(params=[1, 3])
+def nested(request, rows, monkeypatch, rng):
+    """A packer of nested fields, a step as both mappings, and its record's bytes."""
+    monkeypatch.setattr(layout, "rows", rows)
+    placed = record_layout(NESTED_SCHEMA)
+    packer = layout.packer(NESTED_SCHEMA, placed, request.param)
+    lead = () if request.param == 1 else (request.param,)
+    flat = {
+        path: np.frombuffer(
+            rng.bytes(field.nbytes * request.param), field.numpy
+        ).reshape((*lead, *field.shape))
+        for path, field in NESTED.items()
+        if path != "done/terminated"
+    }
+    flat["done/terminated"] = np.ones(lead, bool)
+    expected = np.zeros(request.param, placed.record)
+    for path in placed.record.names:
+        expected[path] = flat[path]
+    return packer, flat, expected.tobytes()
+
+
+def test_a_nested_step_is_packed_as_the_flat_one(nested):
+    packer, flat, expected = nested
+    for step in (flat, unflatten(flat), unflatten(dict(reversed(flat.items())))):
+        packer.rows[:] = bytes(len(packer.rows))
+        assert packer.prepare(step) == 2
+        assert bytes(packer.rows) == expected
+        assert set(packer.ends) == {2}
+        unpacked = packer.unpacked()
+        assert list(unpacked) == ["observation/deep/pixels"]
+        assert unpacked["observation/deep/pixels"] is flat["observation/deep/pixels"]
+        assert packer.unpacked() == {}
+
+
+def changed(step, *path, value=None):
+    """A nested step in which one key's value is another, or gone."""
+    made = {name: dict(v) if type(v) is dict else v for name, v in step.items()}
+    branch = made
+    for name in path[:-1]:
+        branch[name] = dict(branch[name])
+        branch = branch[name]
+    if value is None:
+        del branch[path[-1]]
+    else:
+        branch[path[-1]] = value
+    return made
+
+
+def test_a_nested_step_of_other_names_is_left(nested):
+    packer, flat, _ = nested
+    step, value = unflatten(flat), flat["observation/later"]
+    assert packer.prepare(changed(step, "more", value=value)) == -1
+    assert packer.prepare(changed(step, "observation", "more", value=value)) == -1
+    assert packer.prepare(changed(step, "observation", "later")) == -1
+    assert packer.prepare(changed(step, "observation", "later", value={})) == -1
+    assert packer.prepare(changed(step, "observation", "deep", value=value)) == -1
+    assert packer.prepare(changed(step, "observation", "deep", "er", value=(1,))) == -1
+    assert packer.prepare({"observation": step["observation"]}) == -1
+    kind = type("Mine", (dict,), {})
+    inner = kind(step["observation"]["deep"])
+    assert packer.prepare(changed(step, "observation", "deep", value=inner)) == -1
+    mixed = {p: v for p, v in flat.items() if not p.startswith("done")}
+    assert packer.prepare(mixed | {"done": {"terminated": value}}) == -1
+    assert packer.unpacked() == {}
+    assert packer.prepare(step) == 2
+
+
+def test_values_that_are_not_packed_are_let_go(nested):
+    packer, flat, _ = nested
+    pixels = flat["observation/deep/pixels"].copy()
+    count = sys.getrefcount(pixels)
+    for _ in range(3):
+        assert packer.prepare(flat | {"observation/deep/pixels": pixels}) == 2
+        assert sys.getrefcount(pixels) == count + 1
+        assert packer.prepare(flat | {"action": None}) == -1
+    packer.unpacked()
+    assert sys.getrefcount(pixels) == count
+
+
+def test_the_columns_of_a_nested_block_are_returned_as_they_are(nested, rng):
+    packer, flat, _ = nested
+    block = {path: np.repeat(value[None], 5, 0) for path, value in flat.items()}
+    for data in (block, unflatten(block)):
+        columns = packer.block(data)
+        assert list(columns) == list(NESTED)
+        assert all(columns[path] is block[path] for path in block)
+    assert packer.block(unflatten(block | {"action": block["action"][:4]})) is None
+    assert packer.block(unflatten(block) | {"more": 1}) is None
+
+
+def test_many_fields_are_found(rows, monkeypatch):
+    monkeypatch.setattr(layout, "rows", rows)
+    schema = mr.Schema({f"f{n}": mr.Field((), "int32") for n in range(100)})
+    packer = layout.packer(schema, record_layout(schema), 1)
+    assert packer.prepare({f"f{n}": n for n in range(100)}) == 0
+    assert np.frombuffer(packer.rows, "i4").tolist() == list(range(100))
+    assert packer.prepare({f"g{n}": n for n in range(100)}) == -1
+
+
+def test_rows_that_are_held_keep_their_size(packer):
     with pytest.raises(BufferError):
-        packer.record.append(1)
+        packer.rows.append(1)
 
 
 def arrays(lead, rng):
@@ -200,9 +341,10 @@ def arrays(lead, rng):
 def test_the_steps_of_a_plain_block_are_counted(
     rows, monkeypatch, num_envs, lead, steps, rng
 ):
-    monkeypatch.setattr(write_path, "rows", rows)
-    packer = write_path.packer(SCHEMA, PLACED, num_envs)
-    assert packer.block(arrays(lead, rng)) == steps
+    monkeypatch.setattr(layout, "rows", rows)
+    packer = layout.packer(SCHEMA, PLACED, num_envs)
+    columns = packer.block(arrays(lead, rng))
+    assert (-1 if columns is None else len(columns["int8"])) == steps
 
 
 @pytest.mark.parametrize(
@@ -221,17 +363,17 @@ def test_the_steps_of_a_plain_block_are_counted(
 )
 def test_a_block_that_must_be_looked_at_is_left(packer, path, value, rng):
     block = arrays((5,), rng)
-    assert packer.block(block) == 5
-    assert packer.block(block | {path: value}) == -1
+    assert packer.block(block) is not None
+    assert packer.block(block | {path: value}) is None
     del block["int8"]
-    assert packer.block(block) == -1
+    assert packer.block(block) is None
 
 
 @pytest.fixture
 def wide(rows, monkeypatch):
     """A packer of three environments."""
-    monkeypatch.setattr(write_path, "rows", rows)
-    return write_path.packer(SCHEMA, PLACED, 3)
+    monkeypatch.setattr(layout, "rows", rows)
+    return layout.packer(SCHEMA, PLACED, 3)
 
 
 def all_packed(step):
@@ -244,17 +386,17 @@ def all_packed(step):
 
 def test_a_step_of_all_environments_is_told_by_its_shapes(wide, rng):
     step = arrays((3,), rng)
-    assert wide.wide(step) >= 0
-    assert wide.wide(arrays((2,), rng)) == -1
-    assert wide.wide(arrays((1, 3), rng)) == -1
-    assert wide.wide(arrays((), rng)) == -1
+    assert wide.prepare(step) >= 0
+    assert wide.prepare(arrays((2,), rng)) == -1
+    assert wide.prepare(arrays((1, 3), rng)) == -1
+    assert wide.prepare(arrays((), rng)) == -1
     for value in (np.zeros(3), np.zeros(4, "f4"), np.zeros((3, 1), "f4"), [0.0] * 3):
-        assert wide.wide(step | {"float32": value}) == -1
-    assert wide.wide(step | {"float32s": np.zeros((3, 3, 2), "f4")}) == -1
-    assert wide.wide(step | {"more": np.zeros(3)}) == -1
-    assert wide.wide(type("Mine", (dict,), {})(step)) == -1
+        assert wide.prepare(step | {"float32": value}) == -1
+    assert wide.prepare(step | {"float32s": np.zeros((3, 3, 2), "f4")}) == -1
+    assert wide.prepare(step | {"more": np.zeros(3)}) == -1
+    assert wide.prepare(type("Mine", (dict,), {})(step)) == -1
     del step["int8"]
-    assert wide.wide(step) == -1
+    assert wide.prepare(step) == -1
 
 
 def test_a_step_of_all_environments_is_packed_with_every_bit(wide, rng):
@@ -279,8 +421,10 @@ def test_a_step_of_all_environments_is_packed_with_every_bit(wide, rng):
         }
         for given in (step, step | views, dict(reversed(step.items()))):
             marks = 2 * given["terminated"].any() + 4 * given["truncated"].any()
-            assert wide.wide(given) == marks
+            assert wide.prepare(given) == marks
             assert bytes(wide.rows) == all_packed(given)
+            ends = 2 * given["terminated"] + 4 * given["truncated"]
+            assert list(wide.ends) == ends.tolist()
 
 
 def test_ends_of_any_environment_are_told(wide, rng):
@@ -289,17 +433,18 @@ def test_ends_of_any_environment_are_told(wide, rng):
         for path, mark in (("terminated", 2), ("truncated", 4)):
             none = {"terminated": np.zeros(3, bool), "truncated": np.zeros(3, bool)}
             none[path][number] = True
-            assert wide.wide(step | none) == mark
+            assert wide.prepare(step | none) == mark
 
 
 def test_long_values_are_looked_at_and_not_copied(wide, rng):
     """Such as frames whose axes were moved, which are copied where they are written."""
     step = arrays((3,), rng)
     step["large"] = np.repeat(step["large"], 2, 1)[:, ::2]
-    wide.wide(step)
+    wide.prepare(step)
+    assert list(wide.unpacked()) == ["large", "mutable"]
     tracemalloc.start()
     try:
-        assert wide.wide(step) >= 0
+        assert wide.prepare(step) >= 0
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -309,13 +454,16 @@ def test_long_values_are_looked_at_and_not_copied(wide, rng):
 def test_records_too_long_to_be_packed_by_the_look_are_looked_at(
     rows, monkeypatch, rng
 ):
-    monkeypatch.setattr(write_path, "rows", rows)
-    count = -(-LEAST_NBYTES // PLACED.stride)
+    monkeypatch.setattr(layout, "rows", rows)
+    count = -(-PACKED_NBYTES // PLACED.stride)
     for num_envs, packed in ((count - 1, True), (count, False)):
-        packer = write_path.packer(SCHEMA, PLACED, num_envs)
+        packer = layout.packer(SCHEMA, PLACED, num_envs)
         assert len(packer.rows) == (num_envs * PLACED.stride if packed else 0)
-        assert packer.wide(arrays((num_envs,), rng)) >= 0
-        assert packer.wide(arrays((num_envs + 1,), rng)) == -1
+        assert packer.prepare(arrays((num_envs,), rng)) >= 0
+        stored = set(FIELDS) - {"terminated", "truncated"}
+        expected = {"large", "mutable"} if packed else stored
+        assert set(packer.unpacked()) == expected
+        assert packer.prepare(arrays((num_envs + 1,), rng)) == -1
 
 
 def test_rows_are_packed_where_they_belong(packer, rng):
@@ -339,12 +487,12 @@ def test_rows_are_packed_where_they_belong(packer, rng):
 def test_what_is_streamed_is_what_is_packed(
     rows, monkeypatch, nbytes, count, skew, rng
 ):
-    monkeypatch.setattr(write_path, "rows", rows)
+    monkeypatch.setattr(layout, "rows", rows)
     schema = mr.Schema(
         {"a": mr.Field((nbytes,), "uint8"), "b": mr.Field((), "float32")}
     )
     placed = record_layout(schema)
-    packer = write_path.packer(schema, placed, 1)
+    packer = layout.packer(schema, placed, 1)
     given = {
         "a": rng.integers(0, 256, (70, nbytes), np.uint8),
         "b": rng.random(70).astype(np.float32),
@@ -372,7 +520,7 @@ def test_arrays_that_are_not_contiguous_are_packed_by_value(packer, rng):
 
 @pytest.mark.parametrize("nbytes", [*range(1, 40), 63, 64, 65, 300])
 def test_values_of_every_size_are_packed_whole(rows, monkeypatch, nbytes, rng):
-    monkeypatch.setattr(write_path, "rows", rows)
+    monkeypatch.setattr(layout, "rows", rows)
     schema = mr.Schema({"a": mr.Field((nbytes,), "uint8"), "b": mr.Field((), "uint8")})
     placed = record_layout(schema)
     given = {
@@ -380,7 +528,7 @@ def test_values_of_every_size_are_packed_whole(rows, monkeypatch, nbytes, rng):
         "b": rng.integers(0, 256, 9, np.uint8),
     }
     out = np.zeros((9, placed.stride), np.uint8)
-    write_path.packer(schema, placed, 1).pack(out, given, 0, 9)
+    layout.packer(schema, placed, 1).pack(out, given, 0, 9)
     found = out.reshape(-1).view(placed.record)
     assert np.array_equal(found["a"], given["a"])
     assert np.array_equal(found["b"], given["b"])

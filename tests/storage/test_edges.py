@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mmreplay as mr
-from mmreplay.buffer.append import Writer
+from mmreplay.buffer.append import Appender
 from mmreplay.disk.files import File
 from mmreplay.errors import FullError
 from mmreplay.ring import Ring
@@ -273,7 +273,7 @@ def test_a_ring_makes_every_page_that_it_writes_a_part_of(
     tmp_path, missing, monkeypatch, row_nbytes, block
 ):
     # Stored, small rows would end within no page.
-    monkeypatch.setattr(MappedWriter, "_approach", lambda self, first, stop: False)
+    monkeypatch.setattr(MappedWriter, "_approach", lambda *given: False)
     schema = mr.Schema({"bytes": mr.Field((row_nbytes,), "uint8")})
     row = np.ones(row_nbytes, np.uint8)
     with filled(tmp_path / "b", schema, 1200, bytes=row) as buffer:
@@ -303,7 +303,7 @@ def test_a_ring_makes_every_page_that_it_writes_a_part_of(
 
 def test_small_rows_are_stored_where_their_pages_were_missing(tmp_path, monkeypatch):
     """As fast as where they are there: a stretch of pages is cleared, and stored to."""
-    asked, there = set(), MappedWriter._there
+    asked, there = set(), MappedWriter._in_memory
 
     def second(self, first, nbytes):
         if first in asked:
@@ -311,7 +311,7 @@ def test_small_rows_are_stored_where_their_pages_were_missing(tmp_path, monkeypa
         asked.add(first)
         return False
 
-    monkeypatch.setattr(MappedWriter, "_there", second)
+    monkeypatch.setattr(MappedWriter, "_in_memory", second)
     schema = mr.Schema({"obs": mr.Field((40,), "float32")})
     row = np.ones(40, np.float32)
     with filled(tmp_path / "b", schema, 60_000, obs=row) as buffer:
@@ -355,7 +355,9 @@ def way(tmp_path, monkeypatch):
     file = File.create(tmp_path / "a", 1 << 20)
     way, looked = MappedWriter(file), []
     way.write(memoryview(bytes(5 * PAGE - 10)), 0)
-    monkeypatch.setattr(way, "_there", lambda *at: looked.append(at) or len(looked) > 1)
+    monkeypatch.setattr(
+        way, "_in_memory", lambda *at: looked.append(at) or len(looked) > 1
+    )
     yield way, looked
     file.close()
 
@@ -364,20 +366,20 @@ def way(tmp_path, monkeypatch):
 def test_a_step_is_stored_only_into_pages_that_are_there(way, cleared):
     """Of a step that begins in one page and ends in the next, both have to be."""
     way, looked = way
-    way._edges = Cleared(cleared)
+    way._filler = Cleared(cleared)
     with using(WatchedDisk()) as disk:
         way.put(bytes(100), PAGE - 50, 100)
         if not looked:
             pytest.skip("the file system is written, never stored into")
     assert disk.calls["store"] == (cleared > 0)
-    assert way._edges.asked == [(PAGE - 50, PAGE)]
+    assert way._filler.asked == [(PAGE - 50, PAGE)]
     assert way.far == min(cleared + PAGE, 5 * PAGE - 10) * (cleared > 0)
 
 
 def test_a_step_whose_pages_are_gone_again_is_written(way, monkeypatch):
     way, looked = way
-    way._edges = Cleared(PAGE)
-    monkeypatch.setattr(way, "_there", lambda *at: looked.append(at) or False)
+    way._filler = Cleared(PAGE)
+    monkeypatch.setattr(way, "_in_memory", lambda *at: looked.append(at) or False)
     with using(WatchedDisk()) as disk:
         way.put(bytes(100), PAGE - 50, 100)
     assert disk.calls["store"] == 0
@@ -386,10 +388,10 @@ def test_a_step_whose_pages_are_gone_again_is_written(way, monkeypatch):
 
 def test_for_one_environment_of_a_step_nothing_is_cleared(way):
     way, _ = way
-    way._edges = Cleared(PAGE, step_nbytes=200)
+    way._filler = Cleared(PAGE, step_nbytes=200)
     with using(WatchedDisk()) as disk:
         way.put(bytes(100), PAGE - 50, 100)
-    assert way._edges.asked == []
+    assert way._filler.asked == []
     assert disk.calls["store"] == 0
 
 
@@ -410,7 +412,7 @@ def test_pages_of_many_rows_are_asked_for(way, monkeypatch):
 def test_who_wants_no_reading_ahead_has_none(tmp_path, missing, monkeypatch, advise):
     schema = mr.Schema({"pixels": mr.Field((ROW,), "uint8")})
     mr.ReplayBuffer.create(tmp_path / "b", schema, 100).close()
-    monkeypatch.setattr(MappedWriter, "_there", lambda self, first, nbytes: False)
+    monkeypatch.setattr(MappedWriter, "_in_memory", lambda self, first, nbytes: False)
     asked = []
     monkeypatch.setattr(File, "will_need", lambda *told: asked.append(told))
     with mr.ReplayBuffer.open(tmp_path / "b", "r+", advise=advise) as buffer:
@@ -436,7 +438,7 @@ def test_limits_of_an_interrupted_call_hold_for_what_is_written_next(
     tmp_path, monkeypatch
 ):
     schema = mr.Schema({"obs": mr.Field((3,), "float32")})
-    know, struck = Writer._know, []
+    know, struck = Appender._set_published, []
 
     def strike(self, heads, limits, tails):
         if limits is not self._limits and len(struck) % 2:
@@ -449,7 +451,7 @@ def test_limits_of_an_interrupted_call_hold_for_what_is_written_next(
         scarce(),
         mr.ReplayBuffer.create(tmp_path / "b", schema, 200) as buffer,
     ):
-        monkeypatch.setattr(Writer, "_know", strike)
+        monkeypatch.setattr(Appender, "_set_published", strike)
         value = 0
         while value < 5 * buffer.slots:
             try:

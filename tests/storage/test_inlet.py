@@ -164,7 +164,7 @@ def test_pages_of_which_the_disk_knows_more_are_not_read_to_be_overwritten(
     file = File.create(tmp_path / "a", 64 * LEAST_NBYTES)
     there = []
     way = reached(file)
-    monkeypatch.setattr(way, "_there", lambda first, nbytes: there.pop())
+    monkeypatch.setattr(way, "_in_memory", lambda first, nbytes: there.pop())
     there[:] = [False]
     assert not filled(way, 0)
     there[:] = [True]

@@ -13,7 +13,7 @@ from unittest import mock
 
 import numpy as np
 
-from mmreplay.buffer.append import Writer
+from mmreplay.buffer.append import Appender
 from mmreplay.buffer.reader import Reader
 from mmreplay.format import commit
 from mmreplay.format.commit import Identity, Record
@@ -70,10 +70,10 @@ def _nothing(*_: object, **__: object) -> None:
     pass
 
 
-def _room_untold(self: Writer, heads: Array) -> None:
-    known = self._heads, self._limits, heads, self._ahead, self._store.grain
-    target, _ = targets(self._ring, self._committer, *known)
-    self._know(self._heads, np.maximum(target, self._limits), self._tails)
+def _limits_unpublished(self: Appender, heads: Array) -> None:
+    now = self._heads, self._limits, heads, self._ahead_rows, self._store.limit_step
+    target, _ = targets(self._ring, self._committer, *now)
+    self._set_published(self._heads, np.maximum(target, self._limits), self._tails)
 
 
 _publish = CommitWriter.publish
@@ -148,10 +148,10 @@ def _sync_immutable(self: MemmapStore) -> None:
             file.sync()
 
 
-def _drop_untold(self: Writer, env_ids: Array, firsts: Array) -> None:
+def _drop_unpublished(self: Appender, env_ids: Array, firsts: Array) -> None:
     tails = self._tails.copy()
     tails[env_ids] = np.maximum(tails[env_ids], firsts)
-    self._book.tails = self._tails = tails
+    self._commit.tails = self._tails = tails
 
 
 _free = PartialPageFiller.free
@@ -166,7 +166,7 @@ MUTANTS = (
         "NoReserve",
         "say what will be overwritten before it is",
         (
-            (Writer, "_make_room", _room_untold),
+            (Appender, "_raise_limits", _limits_unpublished),
             (CommitWriter, "publish", _publish_no_limit),
             (Committer, "_give_up", _nothing),
         ),
@@ -175,7 +175,7 @@ MUTANTS = (
         "LiveReserve",
         "say so in a durable slot, not only in a live one",
         (
-            (Committer, "given_up", lambda self, needed, target: target),
+            (Committer, "durable_limits", lambda self, needed, target: target),
             (Committer, "_give_up", _nothing),
         ),
     ),
@@ -239,7 +239,7 @@ MUTANTS = (
     Mutant(
         "DequeueUntold",
         "publish what was dequeued",
-        ((Writer, "drop", _drop_untold),),
+        ((Appender, "drop", _drop_unpublished),),
     ),
     Mutant(
         "ClearsMore",

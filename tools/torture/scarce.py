@@ -16,7 +16,7 @@ from mmreplay.storage.write_path import MappedWriter
 
 PAGE_NBYTES = 32
 
-_there = MappedWriter._there
+_in_memory = MappedWriter._in_memory
 
 
 def _lacks(self: Pages, offset: int) -> bool:
@@ -24,11 +24,11 @@ def _lacks(self: Pages, offset: int) -> bool:
     return offset // write_path.STRETCH_NBYTES % 4 > 0
 
 
-def _there_second(self: MappedWriter, first: int, nbytes: int) -> bool:
+def _in_memory_second(self: MappedWriter, first: int, nbytes: int) -> bool:
     """Whether pages are there: not at the first look, as if each were missing once."""
     seen: set[int] = self.__dict__.setdefault("seen", set())
     if first in seen:
-        return _there(self, first, nbytes)
+        return _in_memory(self, first, nbytes)
     seen.add(first)
     return False
 
@@ -37,7 +37,7 @@ SCARCE = (
     (write_path, "PAGE", PAGE_NBYTES),
     (write_path, "STRETCH_NBYTES", 4 * PAGE_NBYTES),
     (Pages, "lacks", _lacks),
-    (MappedWriter, "_there", _there_second),
+    (MappedWriter, "_in_memory", _in_memory_second),
 )
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mmreplay.buffer.replay_buffer import ReplayBuffer
 from mmreplay.ring import Ring, Span
 from mmreplay.storage.memmap import MemmapStore
-from mmreplay.storage.store import whole
+from mmreplay.storage.store import rounded_up
 from mmreplay.storage.zarr.engine import ZarrStore
 from tools.torture.groups import Told
 from tools.torture.rows import (
@@ -275,7 +275,7 @@ class Scribe:
 
 def highest_lift(notes: Notes, ring: Ring, grain: int) -> Array:
     """Positions below may have been given up for what was being written."""
-    return whole(notes.attempted + ring.reserve, grain) - ring.slots
+    return rounded_up(notes.attempted + ring.reserve, grain) - ring.slots
 
 
 def broken_promises(
@@ -291,7 +291,7 @@ def broken_promises(
         gone: int64 ``[E]``, positions below which nothing may be.
     """
     span, ring = buffer.span, buffer.metadata.ring
-    lift = highest_lift(notes, ring, buffer._files.store.grain)
+    lift = highest_lift(notes, ring, buffer._files.store.limit_step)
     found = []
     if (span.stop < low).any():
         found.append(f"lost: heads {span.stop} of at least {low}")

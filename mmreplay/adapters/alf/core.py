@@ -186,7 +186,7 @@ class Core:
         """Add one row of each within episodes; return False if `enqueue` has to."""
         with self._turn:
             whole = self._log.plain(columns, self.buffer.published)
-            added = None if whole is None else self.buffer.add_as_is(whole)
+            added = None if whole is None else self.buffer.try_add(whole)
             if added is not None:
                 self._log.mark_added(added)
                 self._turn.notify_all()

@@ -174,7 +174,7 @@ class RingStorage(RowStorage):
         if ring is not None and not self._slices:
             for look in LOOKS:
                 plain = self._plain(sample, look)
-                if plain is not None and ring.add_as_is(plain) is not None:
+                if plain is not None and ring.try_add(plain) is not None:
                     return
         columns = self._columns(sample)
         if self._ring is None:

@@ -272,7 +272,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
         plain = None
         if not self._reports_time_limit(infos):
             plain = steps.plain(obs, next_obs, action, reward, done)
-        added = ring.add_as_is(plain, self._heads) if plain else None
+        added = ring.try_add(plain, self._heads) if plain else None
         if added is None:
             heads = ring.published
             # If not, another adapter added a step, which is the last one of the ring.
@@ -316,7 +316,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]  # untyped here
 
         Or a step whose reward has to be checked, such as one too large for the field.
         """
-        added = None if heads is self._heads else ring.add_as_is(plain, heads)
+        added = None if heads is self._heads else ring.try_add(plain, heads)
         if added is None and self._steps.exact(plain):
             ring.add(plain)
             added = heads + 1

@@ -391,7 +391,7 @@ class Memory(PickledByPath):
             if columns is None:
                 continue
             try:
-                if ring.add_as_is(columns) is None:
+                if ring.try_add(columns) is None:
                     continue  # another shape or dtype, or an end in a capsule
                 full = cursor.moved(self.num_envs, ring)
             except BaseException:

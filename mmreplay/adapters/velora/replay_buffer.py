@@ -223,7 +223,7 @@ class BufferBase(PickledByPath):
         """
         given = (state, action, reward, next_state, done, hidden)
         row = plain_rows(self._shapes, given)
-        if row is not None and self._ring.add_as_is(row) is not None:
+        if row is not None and self._ring.try_add(row) is not None:
             return
         rows = zip(self._shapes.items(), given, strict=True)
         self._ring.add({name: rows_of(name, v, shape) for (name, shape), v in rows})

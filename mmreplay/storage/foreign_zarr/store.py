@@ -61,7 +61,7 @@ class GroupStore:
         """
         self.ring, self.schema = ring, schema
         self.packed = frozenset[str]()
-        self.grain = 1
+        self.limit_step = 1
         self._arrays, self._flags = arrays, flags
         self._blobs, self._reader = blobs, reader
         self._by_env = by_env
@@ -138,25 +138,16 @@ class GroupStore:
         """Refuse; likewise all that follows."""
         self._refuse()
 
-    def step(self, given: Mapping[str, object]) -> int:
+    @property
+    def ends(self) -> NDArray[np.uint8]:
         """Refuse."""
         self._refuse()
 
-    def write_step(self, row: int, given: Columns, flags: int) -> None:
+    def prepare(self, data: Mapping[str, object]) -> int:
         """Refuse."""
         self._refuse()
 
-    def block(self, given: Mapping[str, object]) -> int:
-        """Refuse."""
-        self._refuse()
-
-    def wide(self, given: Mapping[str, object]) -> int:
-        """Refuse."""
-        self._refuse()
-
-    def write_wide(
-        self, runs: Sequence[Run], given: Columns, flags: NDArray[np.uint8]
-    ) -> None:
+    def write_prepared(self, runs: Sequence[Run], flags: NDArray[np.uint8]) -> None:
         """Refuse."""
         self._refuse()
 

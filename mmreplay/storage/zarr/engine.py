@@ -1,16 +1,16 @@
-"""Rows in compressed Zarr shards, behind a tail of memory-mapped files.
+"""Rows in compressed Zarr shards, and in staging files until they are sealed.
 
-New rows go to the tail, which is the memmap engine's files over the whole ring, sparse;
-`sealing` moves them to shards, and back where they are written again. Who holds a row
-is said by its place's number, which readers look at before and after they copy.
+New rows are staged in the memmap engine's files, sparse over the whole ring. `sealing`
+moves full shards' rows into the Zarr group, and back before they are written again. A
+number per shard says where its rows are: odd in the group, even in the staging files.
+Readers look at it before and after they copy.
 """
 
 from __future__ import annotations
 
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -43,35 +43,37 @@ class ZarrStore:
         self,
         folder: Path,
         metadata: Metadata,
-        tail: MemmapStore,
+        staging: MemmapStore,
         places: ShardStates,
         policy: ReadPolicy = POLICY,
     ) -> None:
         self.ring, self.schema = metadata.ring, metadata.schema
         self.packed = frozenset[str]()
         self.path = folder / group.FOLDER
-        self._tail = tail
-        tail.only_write()
+        self._staging = staging
+        staging.only_write()
         self._arrays = group.arrays_of(metadata)
         self._served = group.served(metadata)
-        self._reader = ShardReader(self.path, metadata.ring, tail.maps, policy.advise)
+        self._reader = ShardReader(
+            self.path, metadata.ring, staging.maps, policy.advise
+        )
         self._places = places
-        self.sealing = Sealing(folder, metadata, tail, places)
+        self.sealing = Sealing(folder, metadata, staging, places)
         self._place_rows = self.sealing.place_rows
         self._recycler = BufferPool()
-        self.grain = self.sealing.grain
+        self.limit_step = self.sealing.limit_step
 
     @classmethod
     def create(cls, folder: Path, metadata: Metadata) -> ZarrStore:
         """Create the files of a new generation in an existing folder."""
         group.create(folder, metadata)
-        tail = MemmapStore.create(folder, metadata.ring, metadata.schema)
+        staging = MemmapStore.create(folder, metadata.ring, metadata.schema)
         try:
             return cls(
-                folder, metadata, tail, ShardStates.create(folder, _count(metadata))
+                folder, metadata, staging, ShardStates.create(folder, _count(metadata))
             )
         except BaseException:
-            tail.close()
+            staging.close()
             raise
 
     @classmethod
@@ -84,69 +86,58 @@ class ZarrStore:
         policy: ReadPolicy = POLICY,
     ) -> ZarrStore:
         """Open the files of a generation."""
-        tail = MemmapStore.open(
+        staging = MemmapStore.open(
             folder, metadata.ring, metadata.schema, writable=writable, policy=policy
         )
         try:
             places = ShardStates.open(
-                folder, _count(metadata), writable=writable, mapped=tail.maps
+                folder, _count(metadata), writable=writable, mapped=staging.maps
             )
             if writable:
                 group.sweep(folder)
-            return cls(folder, metadata, tail, places, policy)
+            return cls(folder, metadata, staging, places, policy)
         except BaseException:
-            tail.close()
+            staging.close()
             raise
 
     def write(
         self, runs: Sequence[Run], columns: Columns, flags: NDArray[np.uint8]
     ) -> None:
         """Write a batch of rows; see `Store.write`."""
-        self._write(runs, partial(self._tail.write, runs, columns, flags))
-
-    def _write(self, runs: Sequence[Run], write: Callable[[], None]) -> None:
         sealing = self.sealing
         with sealing.lock:
             sealing.take_over(runs, self._fetched)
-            write()
+            self._staging.write(runs, columns, flags)
             full = sealing.filled(runs)
         sealing.seal_soon(full)
 
-    def step(self, given: Mapping[str, object]) -> int:
-        """Take one step; see `Store.step`."""
-        return self._tail.step(given)
+    @property
+    def ends(self) -> NDArray[np.uint8]:
+        """End bits of the step prepared last; see `Store.ends`."""
+        return self._staging.ends
 
-    def write_step(self, row: int, given: Columns, flags: int) -> None:
-        """Write the step taken; see `Store.write_step`."""
-        sealing, place_rows = self.sealing, self._place_rows
+    def prepare(self, data: Mapping[str, object]) -> int:
+        """Check and pack one step; see `Store.prepare`."""
+        return self._staging.prepare(data)
+
+    def write_prepared(self, runs: Sequence[Run], flags: NDArray[np.uint8]) -> None:
+        """Write the step prepared last; see `Store.write_prepared`."""
+        sealing = self.sealing
         with sealing.lock:
-            sealing.take_over([(row, 0, 1)], self._fetched)
-            self._tail.write_step(row, given, flags)
-        if row % place_rows == place_rows - 1:
-            sealing.seal_soon([row // place_rows])
-
-    def block(self, given: Mapping[str, object]) -> int:
-        """Count the steps of a block; see `Store.block`."""
-        return self._tail.block(given)
-
-    def wide(self, given: Mapping[str, object]) -> int:
-        """Take one step of all environments; see `Store.wide`."""
-        return self._tail.wide(given)
-
-    def write_wide(
-        self, runs: Sequence[Run], given: Columns, flags: NDArray[np.uint8]
-    ) -> None:
-        """Write the step taken; see `Store.write_wide`."""
-        self._write(runs, partial(self._tail.write_wide, runs, given, flags))
+            sealing.take_over(runs, self._fetched)
+            self._staging.write_prepared(runs, flags)
+            full = sealing.filled(runs)
+        if full:
+            sealing.seal_soon(full)
 
     def allocate(self, first: NDArray[np.int64], stop: NDArray[np.int64]) -> None:
         """Reserve space for positions; see `Store.allocate`."""
         self.sealing.give_up(stop)
-        self._tail.allocate(first, stop)
+        self._staging.allocate(first, stop)
 
     def give_up(self, limits: NDArray[np.int64]) -> None:
         """Let rows be overwritten; see `Store.give_up`."""
-        self._tail.give_up(limits)
+        self._staging.give_up(limits)
 
     def gather(
         self, rows: NDArray[np.int64], paths: Sequence[str]
@@ -181,10 +172,10 @@ class ZarrStore:
     ) -> dict[str, NDArray[np.generic]]:
         sealed = (numbers & 1) == 1
         if not sealed.any():
-            return self._tail.gather(rows, paths)
+            return self._staging.gather(rows, paths)
         fields = self.schema.fields
         others = [path for path in paths if path not in self._arrays]
-        found = self._tail.gather(rows, [p for p in others if fields[p].nbytes])
+        found = self._staging.gather(rows, [p for p in others if fields[p].nbytes])
         for path in others:
             if not fields[path].nbytes:
                 empty = np.empty((len(rows), *fields[path].shape), fields[path].numpy)
@@ -192,7 +183,7 @@ class ZarrStore:
         raw = np.flatnonzero(~sealed)
         packed = np.flatnonzero(sealed)
         kept = [p for p in paths if p in self._arrays and p not in self._served]
-        part = self._tail.gather(rows[raw], kept) if len(raw) else {}
+        part = self._staging.gather(rows[raw], kept) if len(raw) else {}
         for path in kept:
             array = self._arrays[path]
             out = self._recycler.empty((len(rows), *array.shape), array.dtype)
@@ -241,7 +232,7 @@ class ZarrStore:
         sealed = (numbers & 1) == 1
         asked = 0
         if not sealed.all():
-            asked = self._tail.prefetch(rows[~sealed], paths, now)
+            asked = self._staging.prefetch(rows[~sealed], paths, now)
         if not sealed.any():
             return asked
         for path in paths:
@@ -258,21 +249,21 @@ class ZarrStore:
     @property
     def all_flags(self) -> NDArray[np.uint8]:
         """Flags of every row; see `Store.all_flags`."""
-        return self._tail.all_flags
+        return self._staging.all_flags
 
     def flags(self, rows: NDArray[np.int64], new: bool = False) -> NDArray[np.uint8]:
         """Flags of rows; see `Store.flags`."""
-        return self._tail.flags(rows, new)
+        return self._staging.flags(rows, new)
 
     def flags_between(self, env_id: int, first: int, stop: int) -> NDArray[np.uint8]:
         """Flags of a stretch; see `Store.flags_between`."""
-        return self._tail.flags_between(env_id, first, stop)
+        return self._staging.flags_between(env_id, first, stop)
 
     def set(
         self, path: str, rows: NDArray[np.int64], values: NDArray[np.generic]
     ) -> None:
         """Overwrite a mutable field's values, which no shard holds; see `Store.set`."""
-        self._tail.set(path, rows, values)
+        self._staging.set(path, rows, values)
 
     def checksum(self, env_id: int, block: int) -> int:
         """CRC32C of a block; see `CheckedStore.checksum`."""
@@ -284,35 +275,36 @@ class ZarrStore:
 
     def write_sums(self, env_id: int, first: int, sums: NDArray[np.uint32]) -> None:
         """Keep checksums; see `CheckedStore.write_sums`."""
-        self._tail.write_sums(env_id, first, sums)
+        self._staging.write_sums(env_id, first, sums)
 
     def read_sum(self, env_id: int, block: int) -> tuple[int, int]:
         """Return a block's kept (checksum, lap)."""
-        return self._tail.read_sum(env_id, block)
+        return self._staging.read_sum(env_id, block)
 
     def sync(self) -> None:
         """Make every row survive a power cut; see `Store.sync`.
 
         Raises:
-            AsideError: A shard could not be written before; its rows are in the tail.
+            ShardError: A shard could not be written before; its rows stay in the
+                staging files.
             FailedError: It cannot.
         """
-        self._tail.sync()
+        self._staging.sync()
         self._places.file.sync()
         self.sealing.check()
 
     def sync_sums(self) -> None:
         """Make the checksums survive a power cut."""
-        self._tail.sync_sums()
+        self._staging.sync_sums()
 
     @property
     def files(self) -> list[File]:
-        """The tail's; see `Store.files`."""
-        return self._tail.files
+        """The staging files; see `Store.files`."""
+        return self._staging.files
 
     def disk_nbytes(self) -> tuple[int, int]:
         """Return (apparent, allocated) bytes."""
-        apparent, allocated = self._tail.disk_nbytes()
+        apparent, allocated = self._staging.disk_nbytes()
         for path in group.shards_in(self.path):
             # The writer removes shards while others look.
             with suppress(FileNotFoundError):
@@ -329,7 +321,7 @@ class ZarrStore:
 
     def unmap(self) -> None:
         """Let the mappings go; see `Store.unmap`."""
-        self._tail.unmap()
+        self._staging.unmap()
         self._reader.forget()
 
     def close(self) -> None:
@@ -337,7 +329,7 @@ class ZarrStore:
         try:
             self.sealing.stop()
         finally:
-            self._tail.close()
+            self._staging.close()
             self._places.file.close()
 
 

@@ -247,8 +247,8 @@ class Sealing:
         return self._metadata.ring.layout == "time_major"
 
     @property
-    def grain(self) -> int:
-        """See `Store.grain`: whole shards, where there is one to spare."""
+    def limit_step(self) -> int:
+        """See `Store.limit_step`: whole shards, where there is one to spare."""
         ring, size = self._ring, self._steps
         needed = ring.capacity + ring.reserve + ring.block_rows
         return size if ring.slots - size >= needed else 1

@@ -10,7 +10,7 @@ import mmreplay as mr
 from mmreplay import kernels
 from mmreplay.format import commit
 from mmreplay.kernels import rows as twin
-from mmreplay.storage import write_path
+from mmreplay.storage import layout
 from mmreplay.storage.layout import record_layout
 from tests.kernels.test_rows import record
 
@@ -27,15 +27,15 @@ ENVS = [1, 3]
 
 
 class Bench:
-    """A lane, its files in memory, and what it is held against."""
+    """An append kernel, its files in memory, and what it is held against."""
 
     def __init__(self, rows, num_envs, monkeypatch, rng):
-        monkeypatch.setattr(write_path, "rows", rows)
+        monkeypatch.setattr(layout, "rows", rows)
         self.num_envs, self.rows = num_envs, rows
         self.first = record(num_envs, rng)
         self.slot = self.new_slot()
-        self.packer = write_path.packer(SCHEMA, record_layout(SCHEMA), num_envs)
-        self.lane = rows.Lane(self.packer, self.slot)
+        self.packer = layout.packer(SCHEMA, record_layout(SCHEMA), num_envs)
+        self.append = rows.Append(self.packer, self.slot)
         size = commit.slot_nbytes(num_envs)
         self.size = size
         self.records = self.mapped(ROWS * STRIDE + 9)
@@ -51,13 +51,13 @@ class Bench:
     def new_slot(self):
         return self.rows.Slot(self.first.encode(), 16, 128, self.num_envs)
 
-    def lease(self, low=0, high=ROWS, until=1e18, **changes):
+    def reserve(self, low=0, high=ROWS, until=1e18, **changes):
         given = {
             name: getattr(self, name)
             for name in ("records", "flags", "commit", "limits", "tails")
         }
         given |= changes
-        self.lane.lease(*given.values(), low, high, until)
+        self.append.reserve(*given.values(), low, high, until)
 
     def step(self, rng, **changes):
         lead = (self.num_envs,) if self.num_envs > 1 else ()
@@ -70,7 +70,7 @@ class Bench:
 
     def add(self, step, row, place=0, number=7, heads=None):
         heads = np.arange(self.num_envs) + 50 if heads is None else heads
-        return self.lane.add(step, row, place, number, heads)
+        return self.append.add(step, row, place, number, heads)
 
     def untouched(self):
         every = bytes(self.records) + bytes(self.flags) + bytes(self.commit)
@@ -83,9 +83,9 @@ def bench(request, rows, monkeypatch, rng):
 
 
 def test_it_stores_what_the_packer_and_the_slot_make(bench, rng):
-    bench.lease()
+    bench.reserve()
     envs, size = bench.num_envs, bench.size
-    packer = write_path.packer(SCHEMA, record_layout(SCHEMA), envs)
+    packer = layout.packer(SCHEMA, record_layout(SCHEMA), envs)
     expected = bytearray(bench.records), bytearray(bench.flags), bytearray(bench.commit)
     other = bench.new_slot()
     for number in range(1, 30):
@@ -93,9 +93,8 @@ def test_it_stores_what_the_packer_and_the_slot_make(bench, rng):
         step, where = bench.step(rng), size * (number % 4)
         heads = rng.integers(1 << 40, size=envs)
         assert bench.add(step, row, where, number, heads) is True
-        marks = packer.wide(step) if envs > 1 else packer.step(step)
-        assert marks == 0
-        packed = packer.rows if envs > 1 else packer.record
+        assert packer.prepare(step) == 0
+        packed = packer.rows
         expected[0][row * STRIDE : row * STRIDE + len(packed)] = packed
         expected[1][row : row + envs] = bytes(envs)
         told = other.publish(number, heads, bench.limits, bench.tails)
@@ -106,7 +105,7 @@ def test_it_stores_what_the_packer_and_the_slot_make(bench, rng):
 
 @pytest.mark.parametrize("name", ["terminated", "truncated"])
 def test_a_step_that_ends_somewhere_is_left(bench, rng, name):
-    bench.lease()
+    bench.reserve()
     ends = np.zeros(bench.num_envs, bool)
     ends[-1] = True
     step = bench.step(rng, **{name: ends if bench.num_envs > 1 else ends[0]})
@@ -125,40 +124,40 @@ def test_a_step_that_ends_somewhere_is_left(bench, rng, name):
     ],
 )
 def test_a_step_that_needs_a_look_is_left(bench, rng, odd):
-    bench.lease()
+    bench.reserve()
     assert bench.add(bench.step(rng, **odd), 0) is False
     assert bench.add({}, 0) is False
     assert bench.untouched()
 
 
-def test_rows_and_times_that_are_not_leased_are_left(bench, rng):
+def test_rows_and_times_that_are_not_reserved_are_left(bench, rng):
     step, envs = bench.step(rng), bench.num_envs
     assert bench.add(step, 0) is False
-    bench.lease(low=9, high=9 + 2 * envs)
+    bench.reserve(low=9, high=9 + 2 * envs)
     for row in (0, 8, 9 + envs + 1, ROWS, -1, 1 << 60):
         assert bench.add(step, row) is False
-    bench.lease(until=monotonic() - 0.001)
+    bench.reserve(until=monotonic() - 0.001)
     assert bench.add(step, 0) is False
-    bench.lease()
-    bench.lane.revoke()
+    bench.reserve()
+    bench.append.release()
     assert bench.add(step, 0) is False
     assert bench.untouched()
-    bench.lease(low=9, high=9 + 2 * envs, until=monotonic() + 1000)
+    bench.reserve(low=9, high=9 + 2 * envs, until=monotonic() + 1000)
     assert bench.add(step, 9)
     assert bench.add(step, 9 + envs)
 
 
 @pytest.mark.parametrize("place_", [-1, 1 << 60])
 def test_a_place_outside_is_refused(bench, rng, place_):
-    bench.lease()
+    bench.reserve()
     for where in (place_, 3 * bench.size + 1):
-        with pytest.raises(ValueError, match="add: expected a place for a publicat"):
+        with pytest.raises(ValueError, match="add: expected an offset of a publicat"):
             bench.add(bench.step(rng), 0, where)
     assert bench.untouched()
 
 
 def test_heads_of_other_environments_are_refused(bench, rng):
-    bench.lease()
+    bench.reserve()
     with pytest.raises(ValueError, match=r"Slot: got \d+ bytes, expected int64"):
         bench.add(bench.step(rng), 0, heads=np.zeros(bench.num_envs + 1, np.int64))
     assert bench.untouched()
@@ -176,29 +175,29 @@ def test_heads_of_other_environments_are_refused(bench, rng):
         {"records": bytearray(ROWS * STRIDE - 1)},
     ],
 )
-def test_a_lease_beyond_what_is_there_is_refused(bench, rng, changes):
-    bench.lease()
-    with pytest.raises(ValueError, match="lease: expected rows of the files"):
-        bench.lease(**changes)
-    # And what was leased before is no more.
+def test_a_reservation_beyond_what_is_there_is_refused(bench, rng, changes):
+    bench.reserve()
+    with pytest.raises(ValueError, match="reserve: expected rows of the files"):
+        bench.reserve(**changes)
+    # And the former reservation is over.
     assert bench.add(bench.step(rng), 0) is False
     assert bench.untouched()
 
 
 def test_mappings_are_let_go(rows, monkeypatch, rng):
     bench = Bench(rows, 1, monkeypatch, rng)
-    bench.lease()
+    bench.reserve()
     assert bench.add(bench.step(rng), 3)
-    bench.lane.revoke()
+    bench.append.release()
     bench.records.close()
     bench.records = bench.mapped(ROWS * STRIDE)
-    bench.lease()
-    bench.lane = None
+    bench.reserve()
+    bench.append = None
     for each in (bench.records, bench.flags, bench.commit):
         each.close()
 
 
-def test_a_lane_is_of_a_packer_and_a_slot_of_as_many_environments(monkeypatch, rng):
+def test_an_append_is_of_a_packer_and_a_slot_of_as_many_environments(monkeypatch, rng):
     rows = kernels.choose("rows", "").module
     if rows is twin:
         pytest.skip("the kernels in C are not built here")
@@ -206,9 +205,9 @@ def test_a_lane_is_of_a_packer_and_a_slot_of_as_many_environments(monkeypatch, r
     with pytest.raises(
         ValueError, match="got a packer of 1 environments and a slot of 3"
     ):
-        rows.Lane(one.packer, three.slot)
+        rows.Append(one.packer, three.slot)
     for given in ((one.slot, one.packer), (one.packer, None), (object(), one.slot)):
         with pytest.raises(TypeError, match="expected a Packer and a Slot"):
-            rows.Lane(*given)
+            rows.Append(*given)
     with pytest.raises(TypeError, match="add: got 1 arguments, expected 5"):
-        one.lane.add({})
+        one.append.add({})

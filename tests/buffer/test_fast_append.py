@@ -41,7 +41,7 @@ def stores(tmp_path):
 
 @pytest.fixture
 def taken(monkeypatch):
-    """Positions that went by the lane."""
+    """Positions of the steps that it took."""
     found, add = [], FastAppend.add
 
     def note(self, given, head):
@@ -88,12 +88,10 @@ def state_of(buffer):
 
 @pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
 @pytest.mark.parametrize(("num_envs", "layout"), RINGS)
-def test_the_lane_leaves_what_other_ways_leave(
-    tmp_path, taken, num_envs, layout, autoreset
-):
+def test_it_leaves_what_other_ways_leave(tmp_path, taken, num_envs, layout, autoreset):
     """Over laps, with ends, odd steps, cuts, clears and commits between."""
     found, shares = [], []
-    for way in ("lane", "watched"):
+    for way in ("fast", "watched"):
         rng, path = np.random.default_rng(5), tmp_path / way
         taken.clear()
         with using(WatchedDisk()) if way == "watched" else using(module.files.disk):
@@ -123,14 +121,53 @@ def test_the_lane_leaves_what_other_ways_leave(
     assert shares[1] == 0
 
 
-def test_no_step_goes_by_it_in_a_first_lap(tmp_path, taken):
+@pytest.mark.parametrize(("num_envs", "layout"), RINGS)
+def test_steps_of_a_first_lap_go_by_it_into_reserved_space(
+    tmp_path, taken, num_envs, layout
+):
+    """From the first step on, up to the limits, and as far behind a new opening."""
+    steps = 0
+    for opening in range(3):
+        path = tmp_path / "b"
+        opened = mr.ReplayBuffer.open(path, "r+") if opening else None
+        with opened or make(path, num_envs, layout) as buffer:
+            taken.clear()
+            for _ in range(SLOTS // 4):
+                buffer.add(step_of(steps, num_envs))
+                steps += 1
+            # But for the first step of an opening, which starts an episode, and where
+            # limits are raised: in the middle and at the end of each 32 rows.
+            assert len(taken) >= SLOTS // 4 * 15 // 16 - 1
+            rewards = buffer.gather_all()["reward"].reshape(-1)
+            expected = [step_of(n, num_envs)["reward"] for n in range(steps)]
+            assert sorted(rewards) == sorted(np.ravel(expected))
+    assert verify_buffer(tmp_path / "b").ok
+
+
+def test_pages_of_a_first_lap_beyond_the_limits_are_not_stored_into(
+    tmp_path, taken, monkeypatch
+):
+    """Their space is reserved with the limits: a store into a hole may kill."""
+    asked, populate = [], Disk.populate
+
+    def note(self, address, nbytes):
+        buffer_limits = buffer._files.appender._limits
+        asked.append((address, nbytes, int(buffer_limits.min())))
+        populate(self, address, nbytes)
+
     with make(tmp_path / "b") as buffer:
-        for number in range(buffer.slots):
+        monkeypatch.setattr(Disk, "populate", note)
+        monkeypatch.setattr(buffer._files.appender, "_ahead_rows", 3)
+        for number in range(SLOTS // 2):
             buffer.add(step_of(number))
-        assert taken == []
-        for number in range(SLOTS):
-            buffer.add(step_of(number))
-        assert len(taken) > SLOTS // 2
+        records, flags = buffer._files.store.writers
+        stride = buffer._files.store.placement.stride
+        assert taken
+        for address, nbytes, limit in asked:
+            for writer, row_nbytes in ((records, stride), (flags, 1)):
+                first = address - writer._address
+                if 0 <= first < writer.file.nbytes:
+                    assert first + nbytes <= limit * row_nbytes
 
 
 @pytest.mark.parametrize("field", ["large", "mutable"])
@@ -155,8 +192,8 @@ def test_ctrl_c_in_a_step_loses_none_and_doubles_none(
     with make(tmp_path / "b", num_envs, layout) as buffer:
         for number in range(2 * SLOTS):
             buffer.add(step_of(number, num_envs))
-        lane = buffer._files.appender._lane
-        add, rng = lane._add, np.random.default_rng(0)
+        fast = buffer._files.appender._fast_append
+        add, rng = fast._add, np.random.default_rng(0)
 
         def struck(*given):
             if after:
@@ -165,7 +202,7 @@ def test_ctrl_c_in_a_step_loses_none_and_doubles_none(
 
         number = 2 * SLOTS
         for _ in range(40):
-            lane._add = struck if (hit := rng.random() < 0.3) else add
+            fast._add = struck if (hit := rng.random() < 0.3) else add
             try:
                 buffer.add(step_of(number, num_envs))
             except KeyboardInterrupt:
@@ -175,7 +212,7 @@ def test_ctrl_c_in_a_step_loses_none_and_doubles_none(
                 assert not hit or int(buffer.heads[0]) == number + 1
                 number += 1
             assert buffer.heads.tolist() == [number] * num_envs
-        lane._add = add
+        fast._add = add
         rewards = buffer.gather_all()["reward"].reshape(-1)
         first = buffer.span.first.tolist()[0]
         expected = [
@@ -195,7 +232,7 @@ def test_a_buffer_that_is_closed_takes_no_step(tmp_path, taken):
     held = (tmp_path / "b" / "data-000001" / "records.bin").read_bytes()
     with pytest.raises(FailedError, match="closed"):
         buffer.add(step_of(7))
-    assert writer._lane.add(step_of(7), 2 * SLOTS) is None
+    assert writer._fast_append.add(step_of(7), 2 * SLOTS) is None
     assert (tmp_path / "b" / "data-000001" / "records.bin").read_bytes() == held
 
 
@@ -204,7 +241,7 @@ def test_a_closed_buffer_that_is_still_held_keeps_no_commit_open(tmp_path, taken
     for number in range(2 * SLOTS):
         buffer.add(step_of(number))
     assert taken
-    # Both mappings of it have gone, that of the lane and its file's own.
+    # Both mappings of it have gone, that of the fast append and its file's own.
     buffer.close()
     maps = Path("/proc/self/maps").read_text().split("\n")
     assert not [line for line in maps if str(tmp_path) in line and "COMMIT" in line]
@@ -328,7 +365,7 @@ CHILD = """
 import sys
 import numpy as np
 import mmreplay as mr
-from tests.buffer.test_lane import make, step_of
+from tests.buffer.test_fast_append import make, step_of
 
 buffer = make(sys.argv[1], commit_every=0.02)
 for number in range(1 << 40):
@@ -340,7 +377,7 @@ for number in range(1 << 40):
 
 @pytest.mark.parametrize("lines", [60, 333, 2500])
 def test_kill_9_loses_no_step_that_was_acknowledged(tmp_path, lines):
-    """Of a writer whose steps go by the lane: they are published when it returns."""
+    """Of a writer whose steps it takes: they are published when it returns."""
     root = Path(__file__).parents[2]
     with subprocess.Popen(
         [sys.executable, "-c", CHILD, str(tmp_path / "b")],

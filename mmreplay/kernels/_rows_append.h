@@ -1,0 +1,231 @@
+/* Steps prepared, stored and published by one call; append.py says what each does. */
+
+#include <time.h>
+
+enum { RECORDS, FLAGS, COMMIT, LIMITS, TAILS, NUM_VIEWS };
+
+typedef struct {
+    PyObject_HEAD
+    Packer *packer;
+    Slot *slot;
+    Py_buffer views[NUM_VIEWS];
+    Py_ssize_t low, high;
+    double until;
+    int reserved;
+    /* Slots whose bytes between columns and checksum are known to be zeros. */
+    Py_ssize_t blank[2];
+    int blanks;
+} Append;
+
+static void
+let_views_go(Append *self)
+{
+    self->reserved = self->blanks = 0;
+    for (int i = 0; i < NUM_VIEWS; i++)
+        if (self->views[i].obj)
+            PyBuffer_Release(&self->views[i]);
+}
+
+/* An attribute's type, and whether an object is one. */
+static int
+is_a(PyObject *module, const char *name, PyObject *object)
+{
+    PyObject *type = PyObject_GetAttrString(module, name);
+    if (type == NULL)
+        return -1;
+    int told = PyObject_IsInstance(object, type);
+    Py_DECREF(type);
+    return told;
+}
+
+static PyObject *
+Append_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    PyObject *packer, *slot, *module = PyType_GetModule(type);
+    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    if (module == NULL || !PyArg_ParseTuple(args, "OO:Append", &packer, &slot))
+        return NULL;
+    if (kwargs && PyDict_Size(kwargs))
+        return PyErr_Format(PyExc_TypeError, "Append takes no keywords");
+    int first = is_a(module, "Packer", packer), second = is_a(module, "Slot", slot);
+    if (first < 0 || second < 0)
+        return NULL;
+    if (!first || !second)
+        return PyErr_Format(PyExc_TypeError, "Append: expected a Packer and a Slot");
+    if (((Packer *)packer)->num_envs != ((Slot *)slot)->num_envs)
+        return PyErr_Format(PyExc_ValueError,
+                            "Append: got a packer of %zd environments and a slot of %zd, "
+                            "expected as many",
+                            ((Packer *)packer)->num_envs, ((Slot *)slot)->num_envs);
+    Append *self = (Append *)alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->packer = (Packer *)Py_NewRef(packer);
+    self->slot = (Slot *)Py_NewRef(slot);
+    return (PyObject *)self;
+}
+
+static void
+Append_dealloc(Append *self)
+{
+    PyTypeObject *type = Py_TYPE((PyObject *)self);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    let_views_go(self);
+    Py_XDECREF((PyObject *)self->packer);
+    Py_XDECREF((PyObject *)self->slot);
+    release(self);
+    Py_DECREF(type);
+}
+
+static PyObject *
+Append_release(Append *self, PyObject *unused)
+{
+    (void)unused;
+    let_views_go(self);
+    Py_RETURN_NONE;
+}
+
+/* Whether all bytes that a step may change lie inside the views. */
+static int
+reservation_fits(const Append *self)
+{
+    Py_ssize_t envs = self->packer->num_envs, stride = self->packer->stride;
+    return self->low >= 0 && self->low <= self->high && stride > 0 &&
+           self->packer->together &&
+           self->high <= self->views[FLAGS].len &&
+           self->high <= self->views[RECORDS].len / stride &&
+           self->views[LIMITS].len == 8 * envs && self->views[TAILS].len == 8 * envs;
+}
+
+static PyObject *
+Append_reserve(Append *self, PyObject *args)
+{
+    PyObject *given[NUM_VIEWS];
+    Py_ssize_t low, high;
+    double until;
+    if (!PyArg_ParseTuple(args, "OOOOOnnd:reserve", &given[RECORDS], &given[FLAGS],
+                          &given[COMMIT], &given[LIMITS], &given[TAILS], &low, &high,
+                          &until))
+        return NULL;
+    let_views_go(self);
+    for (int i = 0; i < NUM_VIEWS; i++)
+        if (contiguous(given[i], &self->views[i], i <= COMMIT) < 0) {
+            let_views_go(self);
+            return NULL;
+        }
+    self->low = low;
+    self->high = high;
+    self->until = until;
+    if (!reservation_fits(self)) {
+        let_views_go(self);
+        return PyErr_Format(PyExc_ValueError,
+                            "reserve: expected rows of the files, packed together");
+    }
+    self->reserved = 1;
+    Py_RETURN_NONE;
+}
+
+static int
+in_time(const Append *self)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec < self->until;
+}
+
+static int
+is_blank(Append *self, Py_ssize_t offset)
+{
+    const Slot *slot = self->slot;
+    const char *there = (const char *)self->views[COMMIT].buf + offset;
+    for (int i = 0; i < self->blanks; i++)
+        if (self->blank[i] == offset)
+            return 1;
+    for (Py_ssize_t at = slot->filled; at < slot->view.len - 4; at++)
+        if (there[at])
+            return 0;
+    if (self->blanks < 2)
+        self->blank[self->blanks++] = offset;
+    return 1;
+}
+
+/* All of a publication, or but for zeros where zeros are: to store 4 KiB a step has
+ * the first cache hold little else. */
+static void
+store_slot(Append *self, Py_ssize_t offset)
+{
+    const Slot *slot = self->slot;
+    const char *from = slot->view.buf;
+    char *to = (char *)self->views[COMMIT].buf + offset;
+    size_t nbytes = (size_t)slot->view.len;
+    if (!is_blank(self, offset)) {
+        memcpy(to, from, nbytes);
+        return;
+    }
+    memcpy(to, from, (size_t)slot->filled);
+    memcpy(to + nbytes - 4, from + nbytes - 4, 4);
+}
+
+/* Stores a step in its rows, and then its publication. */
+static void
+store_step(Append *self, Py_ssize_t row, Py_ssize_t offset)
+{
+    Packer *packer = self->packer;
+    const Py_buffer *step = &packer->rows_view;
+    memcpy((char *)self->views[RECORDS].buf + row * packer->stride, step->buf,
+           (size_t)step->len);
+    memset((char *)self->views[FLAGS].buf + row, 0, (size_t)packer->num_envs);
+    /* A reader that sees the publication sees the step. */
+    __atomic_thread_fence(__ATOMIC_RELEASE);
+    store_slot(self, offset);
+}
+
+static PyObject *
+Append_add(Append *self, PyObject *const *args, Py_ssize_t given)
+{
+    Packer *packer = self->packer;
+    Slot *slot = self->slot;
+    if (given != 5)
+        return PyErr_Format(PyExc_TypeError, "add: got %zd arguments, expected 5",
+                            given);
+    Py_ssize_t row = PyLong_AsSsize_t(args[1]), offset = PyLong_AsSsize_t(args[2]);
+    unsigned long long number = PyLong_AsUnsignedLongLong(args[3]);
+    if (PyErr_Occurred())
+        return NULL;
+    if (!self->reserved || row < self->low || row > self->high - packer->num_envs ||
+        !in_time(self))
+        Py_RETURN_FALSE;
+    if (offset < 0 || offset > self->views[COMMIT].len - slot->view.len)
+        return PyErr_Format(PyExc_ValueError, "add: expected an offset of a publication");
+    long ends = prepare(packer, args[0]);
+    if (ends == FAILED_STEP)
+        return NULL;
+    if (ends || !self->reserved || row < self->low ||
+        row > self->high - packer->num_envs)
+        Py_RETURN_FALSE;
+    if (put_column(slot, 0, args[4]) < 0)
+        return NULL;
+    char *columns = (char *)slot->view.buf + slot->columns;
+    Py_ssize_t nbytes = 8 * slot->num_envs;
+    memcpy(columns + nbytes, self->views[LIMITS].buf, (size_t)nbytes);
+    memcpy(columns + 2 * nbytes, self->views[TAILS].buf, (size_t)nbytes);
+    seal(slot, (uint64_t)number);
+    store_step(self, row, offset);
+    Py_RETURN_TRUE;
+}
+
+static PyMethodDef Append_methods[] = {
+    {"reserve", (PyCFunction)(void (*)(void))Append_reserve, METH_VARARGS, NULL},
+    {"release", (PyCFunction)(void (*)(void))Append_release, METH_NOARGS, NULL},
+    {"add", (PyCFunction)(void (*)(void))Append_add, METH_FASTCALL, NULL},
+    {NULL, NULL, 0, NULL},
+};
+static PyType_Slot Append_slots[] = {
+    {Py_tp_new, (void *)Append_new},
+    {Py_tp_dealloc, (void *)Append_dealloc},
+    {Py_tp_methods, Append_methods},
+    {0, NULL},
+};
+static PyType_Spec Append_spec = {
+    "mmreplay.kernels._rows.Append", sizeof(Append), 0, Py_TPFLAGS_DEFAULT, Append_slots,
+};

@@ -1,0 +1,126 @@
+"""Steps prepared, stored and published by one call: the twin of ``_rows_append.h``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import monotonic
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmreplay.kernels.slot import SlotKernel
+
+Array = NDArray[np.int64]
+
+
+class StepPacker(Protocol):
+    """The members of a packer that an `Append` uses; see `rows.PackerKernel`."""
+
+    rows: bytearray
+    num_envs: int
+    stride: int
+
+    def prepare(self, data: Mapping[str, object], /) -> int:
+        """Check and pack one step, or return -1."""
+
+
+class AppendKernel(Protocol):
+    """Stores steps through mappings whose pages are ready, and publishes them."""
+
+    def reserve(
+        self, records: Any, flags: Any, commit: Any, limits: Array, tails: Array,
+        low: int, high: int, until: float, /,
+    ) -> None:  # fmt: skip
+        """Allow steps into some rows until a time; the former reservation ends.
+
+        Args:
+            records: A mapping of the records.
+            flags: A mapping of the flags.
+            commit: A mapping of the COMMIT file.
+            limits: int64 ``[E]``, published with each step.
+            tails: int64 ``[E]``, likewise.
+            low: The first row.
+            high: The row after the last one.
+            until: In seconds of `time.monotonic`.
+
+        Raises:
+            ValueError: There are no such rows, or a step is too long to be packed.
+        """
+
+    def release(self) -> None:
+        """End the reservation and release the mappings."""
+
+    def add(
+        self, data: Mapping[str, object], row: int, offset: int, number: int,
+        heads: Array, /,
+    ) -> bool:  # fmt: skip
+        """Store a step that ends no episode and needs no conversion, and publish it.
+
+        Args:
+            data: A nested or flat mapping; see `rows.PackerKernel.prepare`.
+            row: The step's first row.
+            offset: Where its publication goes in the COMMIT file.
+            number: The publication's sequence number.
+            heads: int64 ``[E]``, published with it.
+
+        Returns:
+            Whether the step was added; if not, nothing was stored.
+
+        Raises:
+            ValueError: The offset lies outside the COMMIT file.
+        """
+
+
+class Append:
+    """Adds steps to reserved rows; see `AppendKernel`."""
+
+    def __init__(self, packer: StepPacker, slot: SlotKernel, /) -> None:
+        """Begin without a reservation.
+
+        Args:
+            packer: Prepares the steps.
+            slot: Encodes the publications.
+        """
+        self._packer, self._slot = packer, slot
+        self._reserved: tuple[Any, ...] = ()
+
+    def reserve(
+        self, records: Any, flags: Any, commit: Any, limits: Array, tails: Array,
+        low: int, high: int, until: float, /,
+    ) -> None:  # fmt: skip
+        """See `AppendKernel.reserve`."""
+        self._reserved = ()
+        packer = self._packer
+        stride = packer.stride
+        fits = 0 <= low <= high <= len(flags) and stride > 0
+        fits = fits and high <= len(records) // stride and len(packer.rows) > 0
+        if not fits or not len(limits) == len(tails) == packer.num_envs:
+            raise ValueError("reserve: expected rows of the files, packed together")
+        self._reserved = records, flags, commit, limits, tails, low, high, until
+
+    def release(self) -> None:
+        """See `AppendKernel.release`."""
+        self._reserved = ()
+
+    def add(
+        self, data: Mapping[str, object], row: int, offset: int, number: int,
+        heads: Array, /,
+    ) -> bool:  # fmt: skip
+        """See `AppendKernel.add`."""
+        if not self._reserved:
+            return False
+        records, flags, commit, limits, tails, low, high, until = self._reserved
+        packer, envs = self._packer, self._packer.num_envs
+        if not low <= row <= high - envs or monotonic() >= until:
+            return False
+        if not 0 <= offset <= len(commit) - len(self._slot.data):
+            raise ValueError("add: expected an offset of a publication")
+        if packer.prepare(data) != 0:
+            return False
+        publication = self._slot.publish(number, heads, limits, tails)
+        first = row * packer.stride
+        records[first : first + len(packer.rows)] = packer.rows
+        flags[row : row + envs] = bytes(envs)
+        commit[offset : offset + len(publication)] = publication
+        return True
