@@ -78,7 +78,7 @@ def test_every_row_alive_is_in_a_shard(source, tmp_path):
 
 
 def test_what_cannot_be_is_refused(source, tmp_path):
-    with pytest.raises(SchemaError, match="codec: got 'gzip'"):
+    with pytest.raises(SchemaError, match=r"codec must be one of .* got 'gzip'"):
         compact(source, tmp_path / "b", codec="gzip")
     with pytest.raises(FormatError, match="is inside the buffer"):
         compact(source, source / "b")

@@ -59,10 +59,10 @@ def test_a_ring_larger_than_its_disk_is_told_of(tmp_path, disk, told):
     disk["free"] = 3 << 20
     with pytest.warns(
         FullWarning,
-        match=rf"{re.escape(str(path))}: the ring takes 8\.\d\d MiB when it is full, "
-        r"expected 8\.\d\d MiB free on its disk for what is to come, got 3.00 MiB; "
-        "adds will raise FullError where that ends: make room, or choose a smaller "
-        r"capacity \(mmreplay plan says what one takes\)",
+        match=rf"{re.escape(str(path))}: the full ring takes 8\.\d\d MiB and needs "
+        r"8\.\d\d MiB more, but its disk has 3.00 MiB free, so adds will raise "
+        r"FullError. Free some space, or choose a smaller capacity \(mmreplay plan "
+        r"computes the size\)",
     ) as warned:
         create(path).close()
     assert warned[0].filename == __file__
@@ -178,7 +178,7 @@ def test_a_command_says_it_in_a_line(tmp_path, disk, capsys):
         assert run(args) == 0
     told = capsys.readouterr().err
     assert told.count("\n") == 1
-    assert told.startswith(f"mmreplay: {tmp_path / 'a'}: the ring takes ")
+    assert told.startswith(f"mmreplay: {tmp_path / 'a'}: the full ring takes ")
 
 
 def test_other_warnings_are_pythons(monkeypatch, capsys):
