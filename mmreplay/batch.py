@@ -57,7 +57,8 @@ class Batch:
         mask: bool ``[B, T]`` of windows, true where a step belongs to its window;
             else None.
         bfloat16: Paths whose arrays hold the bits of bfloat16 numbers.
-        key: What transforms drew by; `ReplayBuffer.take` with it gives the same.
+        key: Seed of this batch's random transforms; `take(..., key=batch.key)`
+            reproduces them.
         window_positions: int64 ``[B, T]`` of windows, else None.
         offsets: int64 ``[N + 1]`` where the steps are those of N episodes one after
             another: where each begins, and B; else None.
@@ -254,13 +255,13 @@ class Batch:
             non_blocking: Let the copy go on while the program does; from pinned
                 memory only.
         """
-        return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Batch:
         """Return a batch of tensors in pinned memory; torch's DataLoader calls it."""
-        return self._each(lambda tensor: tensor.pin_memory())
+        return self._map(lambda tensor: tensor.pin_memory())
 
-    def _each(self, change: Any) -> Batch:
+    def _map(self, change: Any) -> Batch:
         if not hasattr(self.positions, "pin_memory"):
             raise SchemaError(
                 "batch holds numpy arrays, expected tensors; call batch.torch(device)"

@@ -316,7 +316,7 @@ class Prefetcher:
         # A draw that failed ends draws until the learner, which got its error, asks
         # again: it may have done something about it.
         self._failed: PendingBatch | None = None
-        self._failure_taken = False
+        self._failure_raised = False
         self._num_idle, self._stopping = 0, False
         self._learner_waits, self._abandoned = False, False
         self._alive: set[int] = set()
@@ -359,8 +359,8 @@ class Prefetcher:
         # nor Ctrl-C comes between them.
         self._in_next = True
         try:
-            if self._failure_taken:
-                self._failed, self._failure_taken = None, False
+            if self._failure_raised:
+                self._failed, self._failure_raised = None, False
             # While pages are missing, threads look further ahead than a learner does.
             small = self._budget.small
             self._timing.requested(small)
@@ -406,7 +406,7 @@ class Prefetcher:
                 self._wait()
         pending = drawn[0]
         # Written down before the batch is out: a draw that failed is over only once.
-        self._failure_taken = self._failed is pending
+        self._failure_raised = self._failed is pending
         drawn.popleft()
         if not self._timing.quick:
             self._wake_thread()
@@ -541,7 +541,7 @@ class Prefetcher:
         self._drawn.clear()
         self._ungathered.clear()
         self._num_idle = self._num_gathering = 0
-        self._draws_on = self._failure_taken = self._abandoned = False
+        self._draws_on = self._failure_raised = self._abandoned = False
         self._failed = None
 
     def abandon(self) -> None:

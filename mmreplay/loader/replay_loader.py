@@ -181,7 +181,7 @@ class ReplayLoader:
                 limit.await_sample()
         if not self._begun:
             self._start()
-        elif self._owner.forked:
+        elif os.getpid() != self._owner.pid:
             self._check()
         sent = self._work.next()
         if sent is None:
